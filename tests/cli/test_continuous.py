@@ -79,7 +79,6 @@ def test_check_knows_what_is_promised(
     ("kind", "method"), [("nextstep", "shared_noise:tolerance=9"), ("mar", "masked:iterations=4")]
 )
 def test_images_are_read_beside_plain_decoding(run_json: Run, kind: str, method: str) -> None:
-    pytest.importorskip("torchmetrics")
     options = ("--samples", 3, "--repeats", 1, "--accelerators", method, *STEPS, "--quality")
     plain, fast = run_json("bench", folder_of(kind), *options)["records"]
     assert set(plain["quality"]) >= {"kid", "diversity"} and "entropy_tokens" not in plain["quality"]

@@ -11,7 +11,7 @@ from PIL import Image
 from mmspec.errors import CheckpointError, InputError
 from mmspec.evaluation.quality.attributes import AttributeJudge, facts_present
 from mmspec.scenes import IMAGE_TOKENS, caption, parse_image_prompt, render, sample_scene
-from mmspec.scenes.reader import AttributeReader, ImageReading
+from mmspec.scenes.reader import AttributeReader, ImageReading, load_reader
 from mmspec.training.data.scenes import image_pixels
 from reference.image_data import IMAGE_SIZE, READER_PATCH
 from reference.reader import build_reader
@@ -89,7 +89,7 @@ def test_images_may_be_images_or_tensors_of_any_size(judge: AttributeJudge) -> N
 
 def test_a_saved_reader_reads_the_same(judge: AttributeJudge, tmp_path: Path) -> None:
     judge.reader.save_pretrained(tmp_path)
-    again = AttributeJudge.from_folder(tmp_path)
+    again = AttributeJudge(load_reader(tmp_path))
     pixels = torch.rand(2, 3, 64, 64)
     assert torch.equal(again.features(pixels), judge.features(pixels))
     assert again.read(pixels) == judge.read(pixels)
@@ -98,11 +98,11 @@ def test_a_saved_reader_reads_the_same(judge: AttributeJudge, tmp_path: Path) ->
 def test_what_cannot_be_judged_is_refused(judge: AttributeJudge, tmp_path: Path) -> None:
     pixels = torch.rand(2, 3, 64, 64)
     for call in (
-        lambda: judge.attribute_accuracy(pixels, ["a ring"]),
-        lambda: judge.attribute_accuracy(pixels, ["a ring", "a corgi"]),
+        lambda: judge.score(pixels, ["a ring"]),
+        lambda: judge.score(pixels, ["a ring", "a corgi"]),
         lambda: judge.features(torch.rand(2, 64, 64)),
     ):
         with pytest.raises(InputError):
             call()
     with pytest.raises(CheckpointError):
-        AttributeJudge.from_folder(tmp_path)
+        AttributeJudge(load_reader(tmp_path))

@@ -25,6 +25,7 @@ from mmspec.models.autoencoders import decode_tokens, encode_image
 from mmspec.models.image_parts import load_vq
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
+from mmspec.scenes.reader import load_reader
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.images import open_llamagen
 from mmspec.training.data.scenes import SceneImages
@@ -125,14 +126,14 @@ def test_the_reader_reads_and_the_tokenizer_keeps_what_it_reads() -> None:
     scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(30_000, 30_040)]
     images = np.stack([render(scene, 64) for scene in scenes])
     real = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-    judge = AttributeJudge.from_folder(LLAMAGEN / "reader")
+    judge = AttributeJudge(load_reader(LLAMAGEN / "reader"))
     captions = [caption(scene) for scene in scenes]
     assert min(judge.score(real, captions).by_attribute.values()) >= 0.95
     vq = load_vq(str(LLAMAGEN))
     tokens = encode_image(vq, real * 2 - 1)
     assert len(tokens.unique()) > 800, "the codebook is in use"
     made = (decode_tokens(vq, tokens) + 1) / 2
-    assert judge.attribute_accuracy(made, captions) >= 0.96
+    assert judge.score(made, captions).share >= 0.96
 
 
 @pytest.mark.slow
@@ -141,7 +142,7 @@ def test_drawn_images_show_what_was_asked_for() -> None:
     captions = [caption(scene) for scene in scenes]
     images = draw(load_pipeline(LLAMAGEN), captions, range(32), 32)
     # The card says 75 %; the facts of an image go wrong together, so 32 images may be far from that.
-    assert AttributeJudge.of_model(LLAMAGEN).attribute_accuracy(images, captions) >= 0.62
+    assert AttributeJudge.of_model(LLAMAGEN).score(images, captions).share >= 0.62
 
 
 @functools.cache

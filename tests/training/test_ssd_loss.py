@@ -15,7 +15,7 @@ from mmspec.training.losses import ssd
 from mmspec.training.losses.ssd import CellBatch, VerticalLoss
 from mmspec.training.methods import METHODS
 from tests.contracts.checks import PROMPTS
-from tests.drafters.test_jacobi import GRID, images
+from tests.drafters.jacobi_checks import GRID, images
 from tests.drafters.vertical_checks import head_for
 from tests.tiny_models.llamagen import tiny_llamagen
 from tests.training.test_cjd_loss import Prompts
