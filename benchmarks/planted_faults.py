@@ -120,10 +120,10 @@ FAULTS = (
         DECODING,
     ),
     Fault(
-        "components of a mixture have equal weights",
-        "GaussianMixture.draw",
-        "self.logits.softmax",
-        "(0 * self.logits).softmax",
+        "a variance stands for a deviation",
+        "Gaussian.draw",
+        "self.std *",
+        "self.std.square() *",
         DECODING,
     ),
     Fault(
@@ -304,7 +304,7 @@ FAULTS = (
     ),
     Fault(
         "kept features of later blocks are lost",
-        "CachedBlocks.compute_some",
+        "CachedBlocks.compute",
         "self._keep(layer, places, key, value)",
         "self._keep(layer, places[:, :0], key[:, :0], value[:, :0])",
         TARGETS,

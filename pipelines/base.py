@@ -171,11 +171,7 @@ class MMSpecPipeline:
     def _check_accelerator(
         cls, found: Checkpoint, name: str | None, drafter: Drafter | None
     ) -> tuple[Checkpoint, Any]:
-        """Check the accelerator and its options before weights are read; see `check_accelerator`.
-
-        Returns:
-            The checkpoint with its options sorted, and what drafts for it.
-        """
+        """Check the accelerator before weights are read; returns the checkpoint, sorted, and what drafts."""
         if name == AUTO:
             known = TUNED_FOR.union(*(preset.options for preset in ACCELERATORS.values()))
             check_tuned_for(drafter, **{key: found.options[key] for key in found.options if key in known})
@@ -204,17 +200,11 @@ class MMSpecPipeline:
 
     @classmethod
     def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
-        """Load the constructor's arguments.
-
-        Args:
-            found: the checkpoint.
-            parts: where parts lie that are not in it.
-        """
+        """Load the constructor's arguments; `parts` says where those lie that are not in the checkpoint."""
         config = found.model_config
         if isinstance(config, LlamaGenConfig):
-            raise UnsupportedModelError(
-                "a LlamaGen model draws and does not answer: use ImagePipeline, or mmspec generate"
-            )
+            message = "a LlamaGen model draws and does not answer: use ImagePipeline, or mmspec generate"
+            raise UnsupportedModelError(message)
         if parts:
             raise InputError(*next(iter(parts.items())), f"nothing: {config.model_type} has no such part")
         return {
@@ -466,14 +456,7 @@ class MMSpecPipeline:
     def _prepare_request(
         self, prompt: Any, arguments: dict[str, Any]
     ) -> tuple[Call, Callable[[Canvas], Any]]:
-        """Prepare one request of a running batch.
-
-        Args:
-            prompt, arguments: as of a call of the pipeline.
-
-        Returns:
-            The call, and a function that makes its output of a canvas.
-        """
+        """Prepare a request of a running batch: a call, and a function that makes its output of a canvas."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -503,9 +486,8 @@ class MMSpecPipeline:
     def _busy(self) -> Iterator[None]:
         """Hold the pipeline for one call; a second one at the same time is an error, not a corruption."""
         if not self._lock.acquire(blocking=False):
-            raise PipelineBusyError(
-                "this pipeline is generating already; finish or close that call, or use one per thread"
-            )
+            message = "this pipeline is generating already; finish or close that call, or use one per thread"
+            raise PipelineBusyError(message)
         self._interrupted.clear()
         try:
             yield

@@ -84,9 +84,8 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
         config, how = found.model_config, found.how
         if found.adapter is not None:
-            raise InputError(
-                "model", str(found.adapter.folder), f"no adapter: none is known for {config.model_type}"
-            )
+            allowed = f"no adapter: none is known for {config.model_type}"
+            raise InputError("model", str(found.adapter.folder), allowed)
         model, processor, vae = load_continuous(found.source, config, found.where, how, parts)
         if is_offloaded(model):
             allowed = "one that keeps all of it in memory: such weights are read between forwards too"
@@ -116,17 +115,16 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     def _load_draft_model(self, drafter: Drafter) -> tuple[Any, Any]:
         model: Any = drafter
         vae: Any = None
+        allowed = f"a draft model for {type(self.model).__name__}"
         if not isinstance(drafter, PreTrainedModel):
             source = check_source(drafter, "drafter")
             config = load_config(source, argument="drafter")
             if config.model_type not in CONTINUOUS_FAMILIES:
-                allowed = f"a draft model for {type(self.model).__name__}"
                 raise InputError("drafter", f"model type {config.model_type!r}", allowed)
             how = {"dtype": self.dtype, "device_map": {"": self.device}}
             model, _, vae = load_continuous(source, config, {}, how, {})
         draft = continuous_target(model)
         if draft is None:
-            allowed = f"a draft model for {type(self.model).__name__}"
             raise InputError("drafter", type(model).__name__, allowed)
         check_same_latents(self.target, draft, (scaling(self.model, self.vae), scaling(model, vae)))
         return draft, None
@@ -223,12 +221,7 @@ def load_continuous(
     how: dict[str, Any],
     parts: dict[str, str | Path],
 ) -> tuple[Any, Any, Any]:
-    """Load a model of continuous tokens: model, tokenizer and autoencoder, None where it has none.
-
-    Args:
-        source, config, where, how: as of `Checkpoint`.
-        parts: as of `MMSpecPipeline._load_parts`.
-    """
+    """Load a model of continuous tokens: model, tokenizer and autoencoder, None where it has none."""
     if config.model_type not in CONTINUOUS_FAMILIES:
         raise no_vectors_error(f"model type {config.model_type!r}")
     for name, part in parts.items():
@@ -237,9 +230,8 @@ def load_continuous(
     for name in where.keys() - {"trust_remote_code", *FROM_HUB}:
         raise InputError(name, where[name], f"nothing: a {config.model_type} is a whole folder")
     if not how.get("use_safetensors", True):
-        raise InputError(
-            "use_safetensors", False, f"True: a {config.model_type} is read from safetensors alone"
-        )
+        allowed = f"True: a {config.model_type} is read from safetensors alone"
+        raise InputError("use_safetensors", False, allowed)
     how = {name: value for name, value in how.items() if name != "use_safetensors"}
     where = {name: value for name, value in where.items() if name != "trust_remote_code"}
     folder = Path(source)

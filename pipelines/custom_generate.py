@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, cast
 
@@ -93,12 +94,9 @@ def accelerate(
 def make_loop(
     method: Accelerator, seed: int | None, keep: Callable[[DecodingStats], None], *, passes_on: bool = False
 ) -> Callable[..., Any]:
-    """Make a loop that `generate` calls when all is prepared.
+    """Make a loop that `generate` calls when all is prepared; `keep` gets the statistics of each call.
 
-    Args:
-        method, seed: how it decodes.
-        keep: is given the statistics of each call.
-        passes_on: whether transformers' own loop decodes what would not act here; else that is an error.
+    What would not act in it is an error, or (`passes_on`) decoded by transformers' own loop.
     """
 
     def loop(
@@ -111,55 +109,68 @@ def make_loop(
         **model_kwargs: Any,
     ) -> Any:
         given = arguments_of_generate()
-        streamer = streamer or given.get("streamer")
         if not passes_on:
             check_arguments(model, generation_config, given)
-        asked = logits_processor, stopping_criteria, generation_config
-        if plain := decode_plainly(model, input_ids, *asked, streamer, seed, model_kwargs):
+        streamer = streamer or given.get("streamer")
+        how = logits_processor, stopping_criteria, generation_config, streamer
+        asked = Asked(model, input_ids, *how, model_kwargs)
+        if plain := decode_plainly(asked, seed):
             output, stats = plain
         else:
             try:
-                call = prepare(method, seed, model, input_ids, *asked, model_kwargs, given)
+                call = prepare(method, seed, asked, given)
             except (InputError, UnsupportedModelError) as error:
                 if not passes_on:
                     raise
                 logger.info("passed on to transformers: %s", error)
-                return type(model)._sample(model, input_ids, *asked, streamer=streamer, **model_kwargs)
-            output, stats = carry_out(call, input_ids, generation_config, streamer), call.stats
+                return asked.by_transformers()
+            output, stats = carry_out(call, asked), call.stats
         keep(stats)
         return output
 
     return loop
 
 
-def prepare(
-    method: Accelerator,
-    seed: int | None,
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    model_kwargs: Mapping[str, Any],
-    given: Mapping[str, Any],
-) -> Call:
-    """Set up the decoding of a batch as `generate` hands it to a loop; nothing is read yet.
+@dataclass(frozen=True)
+class Asked:
+    """Arguments that `generate` hands to a loop."""
 
-    Args:
-        method, seed: how it is decoded.
-        model, input_ids, processors, criteria, config, model_kwargs: what a loop of `generate` is given.
-        given: what the caller gave to `generate`.
+    model: Any
+    input_ids: Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    streamer: BaseStreamer | None
+    model_kwargs: dict[str, Any]
+
+    def by_transformers(self, *guards: LogitsProcessor) -> Tensor | GenerateDecoderOnlyOutput:
+        """Decode by the loop of the class, which `generate` takes for greedy decoding and for draws."""
+        output: Tensor | GenerateDecoderOnlyOutput = type(self.model)._sample(
+            self.model,
+            self.input_ids,
+            logits_processor=LogitsProcessorList([*self.processors, *guards]),
+            stopping_criteria=self.criteria,
+            generation_config=self.config,
+            streamer=self.streamer,
+            **self.model_kwargs,
+        )
+        return output
+
+
+def prepare(method: Accelerator, seed: int | None, asked: Asked, given: Mapping[str, Any]) -> Call:
+    """Set up the decoding of a batch, whose caller gave those arguments; nothing is read yet.
 
     Raises:
         InputError: something that the caller gave would not act; its name is in the message.
         UnsupportedModelError: the model cannot be decoded so.
     """
+    model, input_ids = asked.model, asked.input_ids
     target = adapt(model)
     fitted = method.fit(target)
-    check_inputs(model, input_ids, model_kwargs, given)
-    requests = split_rows(model.config, input_ids, model_kwargs)
-    sampler = read_sampler(config, processors, len(requests))
-    stopping = read_stopping(config, criteria, input_ids.shape[1])
+    check_inputs(model, input_ids, asked.model_kwargs, given)
+    requests = split_rows(model.config, input_ids, asked.model_kwargs)
+    sampler = read_sampler(asked.config, asked.processors, len(requests))
+    stopping = read_stopping(asked.config, asked.criteria, input_ids.shape[1])
     fitted.drafter.admit(requests, sampler, stopping)
     check_reach(model, [len(request.prompt_tokens) for request in requests], stopping.max_new_tokens)
     key = int(torch.randint(2**62, ())) if seed is None else seed
@@ -168,24 +179,16 @@ def prepare(
     return fitted.call(target, sampler, requests, stopping, random, padded)
 
 
-def carry_out(
-    call: Call, input_ids: Tensor, config: GenerationConfig, streamer: BaseStreamer | None
-) -> Tensor | GenerateDecoderOnlyOutput:
-    """Decode a call to its end; return what `generate` returns.
-
-    Raises:
-        NumericalError: a row's logits are no numbers.
-    """
-    steps = None if streamer is None else Steps(streamer, call.canvas, filler_of(config))
+def carry_out(call: Call, asked: Asked) -> Tensor | GenerateDecoderOnlyOutput:
+    """Decode a call to its end; return what `generate` returns, or raise the NumericalError of a row."""
+    done, config = 0, asked.config
     for _ in call.rounds():
-        if steps is not None:
-            steps.put()
-    if streamer is not None:
-        streamer.end()
-    for error in call.canvas.errors:
-        if error is not None:
-            raise error
-    result = pad_outputs(input_ids, call.canvas.outputs(), config)
+        if asked.streamer is not None:
+            done = put_steps(asked.streamer, call.canvas, filler_of(config), done)
+    if asked.streamer is not None:
+        asked.streamer.end()
+    call.raise_errors()
+    result = pad_outputs(asked.input_ids, call.canvas.outputs(), config)
     if not config.return_dict_in_generate:
         return result
     return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, result))
@@ -258,21 +261,9 @@ class Usable(LogitsProcessor):
 
 
 def decode_plainly(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    streamer: BaseStreamer | None,
-    seed: int | None,
-    model_kwargs: dict[str, Any],
+    asked: Asked, seed: int | None
 ) -> tuple[Tensor | GenerateDecoderOnlyOutput, DecodingStats] | None:
     """Decode a batch by the loop of transformers itself, where a processor or a criterion counts on it.
-
-    Arguments are as `generate` hands them to a loop.
-
-    Args:
-        seed: of torch's generators during the call; None leaves them as they are.
 
     Returns:
         What `generate` returns, and statistics; None, and nothing is done, where all of them know their row.
@@ -281,38 +272,28 @@ def decode_plainly(
         NumericalError: a row's logits are no numbers.
     """
     # a criterion of one row is asked after each token of it, as by `generate`
-    asked = (*processors, *(criteria if len(input_ids) > 1 else ()))
-    strangers = [item for item in asked if not knows_its_row(item)]
+    input_ids = asked.input_ids
+    callbacks = (*asked.processors, *(asked.criteria if len(input_ids) > 1 else ()))
+    strangers = [item for item in callbacks if not knows_its_row(item)]
     if not strangers:
         return None
     for item in strangers:
         say_why_plain(item)
     prompt = input_ids.shape[1]
-    guarded = LogitsProcessorList([*processors, Usable(prompt)])
     started = perf_counter()
     with ExitStack() as stack:
         if seed is not None:
             devices = [input_ids.device] if input_ids.is_cuda else []
             stack.enter_context(torch.random.fork_rng(devices))
             torch.manual_seed(int(seed) % 2**63)
-        kind: Any = type(model)  # `generate` takes the loop of the class, for greedy decoding and for draws
-        output: Tensor | GenerateDecoderOnlyOutput = kind._sample(
-            model,
-            input_ids,
-            logits_processor=guarded,
-            stopping_criteria=criteria,
-            generation_config=config,
-            streamer=streamer,
-            **model_kwargs,
-        )
+        output = asked.by_transformers(Usable(prompt))
     tokens = (output if isinstance(output, Tensor) else output.sequences)[:, prompt:]
-    counts = lengths_of(tokens, criteria)
-    steps = tokens.shape[1]
+    counts = lengths_of(tokens, asked.criteria)
     rounds = [max(count - 1, 0) for count in counts]
     stats = DecodingStats(
         new_tokens=counts,
         rounds=rounds,
-        target_forwards=steps,
+        target_forwards=tokens.shape[1],
         drafted=[0] * len(counts),
         accepted=[0] * len(counts),
         accepted_histograms=[Counter({0: count} if count else {}) for count in rounds],
@@ -332,29 +313,15 @@ def lengths_of(tokens: Tensor, criteria: StoppingCriteriaList) -> list[int]:
     return found
 
 
-class Steps:
-    """Puts out each step of a batch when all rows have reached it; rows advance at rates of their own.
-
-    Args:
-        streamer: gets one tensor [B] on the CPU for every step.
-        canvas: of the batch.
-        filler: stands for the tokens of rows that have ended.
-    """
-
-    def __init__(self, streamer: BaseStreamer, canvas: Canvas, filler: int) -> None:
-        self.streamer, self.canvas, self.filler = streamer, canvas, filler
-        self.done = 0
-
-    def put(self) -> None:
-        """Put out the steps that a round has completed."""
-        canvas = self.canvas
-        rows = list(zip(canvas.output_lengths, canvas.finish_reasons, strict=True))
-        going = [length for length, reason in rows if reason is None]
-        reached = min(going) if going else max(length for length, _ in rows)
-        for step in range(self.done, reached):
-            tokens = [
-                ids[start + step] if start + step < len(ids) else self.filler
-                for ids, start in zip(canvas.ids, canvas.prompt_lengths, strict=True)
-            ]
-            self.streamer.put(torch.tensor(tokens))
-        self.done = max(self.done, reached)
+def put_steps(streamer: BaseStreamer, canvas: Canvas, filler: int, done: int) -> int:
+    """Put out, as tensors [B] on the CPU, steps that all rows have reached by now; returns their number."""
+    rows = list(zip(canvas.output_lengths, canvas.finish_reasons, strict=True))
+    going = [length for length, reason in rows if reason is None]
+    reached = min(going) if going else max(length for length, _ in rows)
+    for step in range(done, reached):
+        tokens = [
+            ids[start + step] if start + step < len(ids) else filler
+            for ids, start in zip(canvas.ids, canvas.prompt_lengths, strict=True)
+        ]
+        streamer.put(torch.tensor(tokens))
+    return max(done, reached)

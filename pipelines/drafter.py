@@ -29,14 +29,9 @@ def find_drafter(
     checkpoint: str | None = None,
     argument: str = "drafter",
 ) -> Drafter | None:
-    """Find what drafts for an accelerator: what is given, or else belongs to the model.
+    """Find the drafter of an accelerator: the given one, or one that belongs to the model.
 
-    Args:
-        name: of the accelerator.
-        given: what the caller names.
-        folder: of the model; its `drafters.json` comes next.
-        checkpoint: folder or hub id of the model's weights; it comes last, for heads that are part of it.
-        argument: how the caller names it, for messages.
+    That is what `drafters.json` in its folder names; else, for heads that are part of it, its checkpoint.
 
     Returns:
         None for an accelerator that has no draft model.
@@ -66,14 +61,8 @@ def check_accelerator(
 ) -> Drafter | None:
     """Refuse an accelerator that cannot be right whatever the target's weights are, before they are loaded.
 
-    Args:
-        found: the checkpoint, with the accelerator's options.
-        name: of the accelerator.
-        drafter: what drafts for it; None for what belongs to the checkpoint.
-        preset: the name of what it is run as, where that is another.
-
     Returns:
-        What drafts for it; a head is loaded by now, since it is small and says more than its folder.
+        Its drafter; a head is loaded by now, since it is small and says more than its folder.
 
     Raises:
         InputError: a value out of range, an unsound pairing, or a drafter that is missing or has no use.

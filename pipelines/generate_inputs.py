@@ -62,9 +62,7 @@ def check_inputs(
     """Raise InputError for the first input that would act in `generate`, and not in the accelerated loop.
 
     Args:
-        model: the target's.
-        input_ids: [B, L].
-        model_kwargs: what `generate` hands to its loop.
+        model, input_ids, model_kwargs: as `generate` hands them to its loop.
         given: the keywords of the caller.
     """
     if model_kwargs.get("inputs_embeds") is not None:

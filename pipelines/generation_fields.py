@@ -22,46 +22,17 @@ from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.registry import did_you_mean
 from mmspec.validation import given_of, plain_numbers
 
-__all__ = [
-    "CHANGE_NO_TOKEN",
-    "REFUSED",
-    "REFUSED_OF_CALLERS",
-    "arguments_of_generate",
-    "check_arguments",
-    "distance",
-    "resolve",
-    "unserved",
-]
+__all__ = ["arguments_of_generate", "check_arguments", "distance", "resolve"]
 
 #: Memory, speed, the form of what is returned, and settings of searches that are refused themselves.
-CHANGE_NO_TOKEN = frozenset(
-    {
-        "assistant_confidence_threshold",
-        "assistant_ensemble_weight",
-        "assistant_lookbehind",
-        "bos_token_id",
-        "cache_config",
-        "compile_config",
-        "continuous_batching_config",
-        "decoder_start_token_id",
-        "disable_compile",
-        "early_stopping",
-        "is_assistant",
-        "length_penalty",
-        "low_memory",
-        "max_cache_len",
-        "max_matching_ngram_size",
-        "num_assistant_tokens",
-        "num_assistant_tokens_schedule",
-        "prefill_chunk_size",
-        "renormalize_logits",
-        "return_dict_in_generate",
-        "speculation_type",
-        "target_lookbehind",
-        "transformers_version",
-        "use_cache",
-    }
-)
+CHANGE_NO_TOKEN = {
+    "assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id",
+    "cache_config", "compile_config", "continuous_batching_config", "decoder_start_token_id",
+    "disable_compile", "early_stopping", "is_assistant", "length_penalty", "low_memory", "max_cache_len",
+    "max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "prefill_chunk_size", "renormalize_logits", "return_dict_in_generate", "speculation_type",
+    "target_lookbehind", "transformers_version", "use_cache",
+}  # fmt: skip
 BEAMS = "beam search has no draft to verify"
 MOVED = "transformers has moved it out of its package"
 CACHES = "dynamic", "static", "hybrid", "hybrid_chunked", "sliding_window"
@@ -122,14 +93,7 @@ def resolve(
     own: GenerationConfig | None,
     others: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Find the value of every field that is served, where one is set.
-
-    Args:
-        served: names of settings.
-        keywords: of the call.
-        given: `generation_config=` of the call.
-        own: the model's.
-        others: what the call takes besides, for messages.
+    """Find the value of every served field that a call, its `generation_config=` or the model's own sets.
 
     Raises:
         UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
@@ -202,9 +166,8 @@ def check_custom_entries(given: GenerationConfig, own: GenerationConfig | None) 
     for name, value in vars(given).items():
         is_own = name in installed_fields() or name.startswith("_") or value is None
         if not is_own and ours.get(name) != value:
-            raise UnknownArgumentError(
-                "field of generation_config", name, did_you_mean(name, installed_fields())
-            )
+            nearest = did_you_mean(name, installed_fields())
+            raise UnknownArgumentError("field of generation_config", name, nearest)
 
 
 @cache
@@ -214,13 +177,7 @@ def installed_fields() -> frozenset[str]:
 
 
 def check_arguments(model: PreTrainedModel, config: GenerationConfig, arguments: Mapping[str, Any]) -> None:
-    """Raise InputError for the first argument of a call that the accelerated loop would not act on.
-
-    Args:
-        model: that is called.
-        config: all fields of the call, as `generate` puts them together.
-        arguments: those of the call that are no fields.
-    """
+    """Raise InputError for the first field or other argument of a call that would not act in our loop."""
     given = {**arguments, "synced_gpus": is_synced(model, arguments.get("synced_gpus"))}
     for values, table in ((vars(config), FIELDS), (given, ARGUMENTS)):
         for name, (neutral, reason) in table.items():

@@ -1,4 +1,4 @@
-"""ImageGenerationPipeline: what all pipelines that give images have in common, and their calls."""
+"""ImageGenerationPipeline, the base of all pipelines that give images, and their calls."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request, Round
 from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import merge_stats
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import InputError, NumericalError
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.callbacks import CheckedCallback
 from mmspec.pipelines.image_prompts import find_grid, image_requests
-from mmspec.pipelines.image_settings import ImageBatchSettings
+from mmspec.pipelines.image_settings import OF_PROMPTS, ImageBatchSettings
 from mmspec.pipelines.outputs import ImageOutput
 from mmspec.targets.image_families import FAMILIES, IMAGE_FAMILIES
 from mmspec.validation import plain_numbers
 
 __all__ = ["ImageCall", "ImageGenerationPipeline"]
 
-OF_PROMPTS = ("class_labels", "negative_prompt", "height", "width")
 PIXELS_AT_ONCE = 2**20  # through the decoder, whose inner layers hold hundreds of channels of them
 
 
@@ -106,23 +107,16 @@ class ImageGenerationPipeline(MMSpecPipeline):
                 allowed = "a function (pipe, step, committed, kwargs)"
                 raise InputError("callback_on_step_end", callback_on_step_end, allowed)
             notify = CheckedCallback(callback_on_step_end, "callback_on_step_end")
+        what = {"class_labels": class_labels, "negative_prompt": negative_prompt}
         with self._busy():
-            call = self.prepare(
-                prompt,
-                settings,
-                class_labels=class_labels,
-                negative_prompt=negative_prompt,
-                height=height,
-                width=width,
-            )
+            call = self.prepare(prompt, settings, **what, height=height, width=width)
             total, shown = len(call.requests) * call.grid.length, 0
             with logging.tqdm(**{"total": total, "unit": "token", **self._progress}) as bar:
                 for step, _ in enumerate(call.rounds()):
                     bar.update(call.committed - shown)
                     shown = call.committed
-                    bar.set_postfix_str(
-                        f"{call.calls[-1].stats.acceptance_length:.1f} per forward", refresh=False
-                    )
+                    accepted = call.calls[-1].stats.acceptance_length
+                    bar.set_postfix_str(f"{accepted:.1f} per forward", refresh=False)
                     if notify is not None:
                         notify.call(self, step, call.committed, call.progress())
                     if self._interrupted.is_set():
@@ -146,15 +140,9 @@ class ImageGenerationPipeline(MMSpecPipeline):
         call.check()
 
     def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
-        """Check all arguments and encode the prompts; nothing heavy has happened when this raises.
+        """Check all arguments of a call (`keywords` are its settings) and encode the prompts.
 
-        Args:
-            prompt: as of a call.
-            keywords: its settings.
-            what: class_labels, negative_prompt, height and width.
-
-        Returns:
-            The call, whose rounds can be watched as they are decoded.
+        Nothing heavy has happened when this raises. The rounds of what is returned can be watched.
         """
         settings = self.settings.from_keywords(self.target, keywords)
         what = plain_numbers(what)
@@ -181,14 +169,10 @@ class ImageGenerationPipeline(MMSpecPipeline):
         return self.prepare(prompt, {k: v for k, v in arguments.items() if k not in what}, **what)
 
     def _find_grid(self, height: Any, width: Any) -> ImageGrid:
-        """Find the grid of the size that was asked for; a side that is not given is the default one.
-
-        Raises:
-            InputError: the model draws no image of that size.
-        """
+        """Find the grid of a size, by default the model's; InputError if it draws no image of that size."""
         return find_grid(self.target, height, width)
 
-    def _sampler(self, settings: Any, prompts: int, grid: ImageGrid) -> Any:
+    def _sampler(self, settings: Any, prompts: int, grid: ImageGrid) -> Sampler | DenoisingSampler:
         """Make the sampler of the distribution that is promised, for the images of all prompts."""
         raise NotImplementedError
 
@@ -246,21 +230,15 @@ class ImageGenerationPipeline(MMSpecPipeline):
 
 @dataclass(eq=False, repr=False)
 class ImageCall:
-    """One call in batches: the requests, and the tokens decoded so far.
-
-    Attributes:
-        requests: one for each image.
-        calls: the batches that were begun.
-        committed: tokens of all images so far.
-    """
+    """One call in batches: the requests, one for each image, and the tokens decoded so far."""
 
     pipeline: ImageGenerationPipeline
     requests: list[Request]
     settings: ImageBatchSettings
-    sampler: Any
+    sampler: Sampler | DenoisingSampler
     random: RandomStream
-    calls: list[Call] = field(default_factory=list, init=False)
-    committed: int = field(default=0, init=False)
+    calls: list[Call] = field(default_factory=list, init=False)  # the batches that were begun
+    committed: int = field(default=0, init=False)  # tokens of all images so far
 
     def rounds(self) -> Iterator[Round]:
         """Decode batch after batch, yielding every round; `calls[-1]` is the batch that it belongs to."""

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
-from mmspec.pipelines.prompts import check_special_tokens, check_text
+from mmspec.pipelines.prompts import check_text
 from mmspec.targets.continuous import NextStepTarget
 from mmspec.targets.image_tokens import CELLS, ImageTokenTarget
 from mmspec.targets.mar import MARTarget
@@ -42,15 +42,10 @@ def image_requests(
 
     Args:
         target: the model that will draw.
-        prompt: one text or several, for models that are conditioned on text.
-        class_labels: one label or several, for those that are conditioned on classes; None in a list is the
-            null class.
-        negative_prompt: what guidance leads away from, one for all or one (or None) per prompt; None takes
-            the family's own unconditional prompt.
-        height, width: pixels; None is the size that the model was made for.
+        prompt, class_labels, negative_prompt, height, width: as of a call of `ImageGenerationPipeline`; None
+            among the labels is the null class.
         grid: of the images; None is that of `height` and `width`.
         guided: whether to make unconditional prompts, which a guidance scale other than 1 needs.
-        num_images_per_prompt: images of each prompt.
         tokenizer: of the text encoder, or of the model that reads text itself.
         text_encoder: of LlamaGen: a T5 encoder.
 
@@ -58,8 +53,6 @@ def image_requests(
         InputError: the model is conditioned on something else, does not know a class or a size, or a part is
             missing; the message names the argument.
     """
-    if not is_integer(num_images_per_prompt) or num_images_per_prompt < 1:
-        raise InputError("num_images_per_prompt", num_images_per_prompt, "an integer, at least 1")
     if grid is None:
         grid = find_grid(target, height, width)
     if prompt is not None and class_labels is not None:
@@ -99,11 +92,7 @@ def find_grid(target: Any, height: int | None, width: int | None) -> ImageGrid:
 
 
 def read_labels(class_labels: Any, classes: int) -> list[int | None]:
-    """Read class labels.
-
-    Raises:
-        InputError: there is none, or one that the model does not know.
-    """
+    """Read class labels; InputError if there is none, or one that the model does not know."""
     labels = list(class_labels) if isinstance(class_labels, list | tuple) else [class_labels]
     allowed = f"an integer from 0 to {classes - 1}, or a list of them"
     if not labels or class_labels is None:
@@ -118,20 +107,15 @@ def read_labels(class_labels: Any, classes: int) -> list[int | None]:
 def read_texts(
     prompt: object, negative_prompt: object, tokenizer: PreTrainedTokenizerBase | None
 ) -> list[tuple[str, str | None]]:
-    """Read prompts, each with its negative one; None where there is none.
-
-    Raises:
-        InputError: no text, other numbers of the two, or special tokens within them.
-    """
+    """Read prompts, each with its negative one or None; InputError for no text or one with special tokens."""
     if tokenizer is None:
         raise InputError("tokenizer", None, "the tokenizer of the prompts")
     is_batch = isinstance(prompt, list | tuple)
     texts: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else [prompt]
     if not texts:
         raise InputError("prompt", prompt, "at least one text")
-    negatives: list[Any] = [negative_prompt] * len(texts)
-    if isinstance(negative_prompt, list | tuple):
-        negatives = list(negative_prompt)
+    is_list = isinstance(negative_prompt, list | tuple)
+    negatives: Any = negative_prompt if is_list else [negative_prompt] * len(texts)
     if len(negatives) != len(texts):
         allowed = f"one text, or one (or None) for each of the {len(texts)} prompts"
         raise InputError("negative_prompt", negative_prompt, allowed)
@@ -139,7 +123,6 @@ def read_texts(
         for index, value in enumerate(values):
             if name == "prompt" or value is not None:
                 where = f"{name}[{index}]" if is_batch else name
-                check_text(value, where)
-                check_special_tokens(value, where, tokenizer)
+                check_text(value, where, tokenizer)
     # an empty one is diffusers' way to say that there is none
     return [(text, negative or None) for text, negative in zip(texts, negatives, strict=True)]

@@ -22,23 +22,15 @@ from mmspec.validation import given_of, is_integer, is_list
 __all__ = ["ContinuousSettings", "ImageBatchSettings", "ImageSettings", "sampling_defaults"]
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
-OF_CALLS = {
-    "prompt",
-    "class_labels",
-    "negative_prompt",
-    "height",
-    "width",
-    "callback_on_step_end",
-    "return_dict",
-}
+OF_PROMPTS = ("class_labels", "negative_prompt", "height", "width")
+OF_CALLS = {"prompt", *OF_PROMPTS, "callback_on_step_end", "return_dict"}
 LENGTHS = ("min_length", "min_new_tokens")  # of images they say nothing
 ROWS_AT_ONCE = 16
 MAX_IMAGES = 10_000
 STEPS = {"flow": 20, "ddpm": 100}
 OWN = (
-    *("guidance_scale", "guidance_schedule", "temperature", "num_inference_steps", "shift"),
-    "clip_sample_range",
-)
+    "guidance_scale", "guidance_schedule", "temperature", "num_inference_steps", "shift", "clip_sample_range",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -170,13 +162,7 @@ class ContinuousSettings(ImageBatchSettings):
     normalize_tokens: bool | None = None
 
     def sampler(self, target: Any, prompts: int, length: int, normalize: bool = False) -> DenoisingSampler:
-        """Sampler of the distribution that is promised, for the images of all prompts.
-
-        Args:
-            target: the model behind the Target interface.
-            prompts: number of prompts.
-            length: tokens of an image.
-            normalize: what `normalize_tokens` is where it is None.
+        """Sampler of the distribution that is promised, for the images, of `length` tokens, of all prompts.
 
         Raises:
             InputError: a value outside its range, or one that this model has no use for.
@@ -210,9 +196,6 @@ def sampling_defaults(target: Any) -> dict[str, Any]:
     """Sampling settings of a model that draws: those of its generation config, then the published ones.
 
     The generation config of a model which also answers is about its answers, and does not count.
-
-    Args:
-        target: the model behind the Target interface.
 
     Raises:
         InputError: the generation config of a LlamaGen sets what images are not drawn by.

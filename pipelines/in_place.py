@@ -42,12 +42,8 @@ __all__ = ["Summary", "disable", "enable", "summary"]
 
 Accelerated = TypeVar("Accelerated")
 MARK = "_mmspec_enabled"  # the attribute of models that are accelerated
-WRAPPED = (
-    "_orig_mod",
-    "module",
-    "model",
-    "pretrained_model",
-)  # by torch.compile, DDP and FSDP, pipelines, TRL
+#: By torch.compile, DDP and FSDP, pipelines, TRL.
+WRAPPED = ("_orig_mod", "module", "model", "pretrained_model")
 METHOD = "generate"
 LOOP = "custom_generate"
 #: Kept out of generation configs by `generate`.
@@ -91,19 +87,12 @@ class Summary:
 
 @dataclass
 class Enabled:
-    """Mark of a model that is accelerated in place; a deep copy of the model has an account of its own.
-
-    Attributes:
-        summary: what it has done.
-        method: the accelerator.
-        seed: of the random numbers of every call.
-        before: what stood in the place of the class's `generate`; None if nothing did.
-    """
+    """Mark of a model that is accelerated in place; a deep copy of the model has an account of its own."""
 
     summary: Summary
     method: Accelerator
     seed: int | None
-    before: Callable[..., Any] | None
+    before: Callable[..., Any] | None  # what stood in the place of the class's `generate`
 
     def count(self, stats: DecodingStats) -> None:
         """Add a call to the account."""
@@ -237,11 +226,7 @@ def mark_of(model: object) -> Enabled | None:
 
 
 def enabled_of(model_or_pipe: object) -> list[tuple[PreTrainedModel, Enabled]]:
-    """The models in an object that are accelerated, with their marks.
-
-    Raises:
-        InputError: none is.
-    """
+    """The models in an object that are accelerated, with their marks; InputError if none is."""
     marks = [(model, mark_of(model)) for model in components(model_or_pipe).values()]
     found = [(model, mark) for model, mark in marks if mark is not None]
     if not found:
@@ -267,9 +252,15 @@ def look_for_marks(family: type[PreTrainedModel]) -> None:
     @functools.wraps(plain)
     def generate(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         mark = mark_of(self)
-        if mark is None:
+        if mark is None or id(self) in RUNNING.get():
             return plain(self, *args, **kwargs)
-        return decode_or_pass(self, functools.partial(plain, self), mark, args, kwargs)
+        call = functools.partial(plain, self) if mark.before is None else mark.before
+        token = RUNNING.set((*RUNNING.get(), id(self)))
+        try:
+            args, kwargs = with_loop(self, call, mark, args, kwargs)
+            return call(*args, **kwargs)
+        finally:
+            RUNNING.reset(token)
 
     setattr(generate, MARK, True)
     setattr(family, METHOD, generate)
@@ -280,32 +271,6 @@ def restore(model: PreTrainedModel) -> None:
     enabled = vars(model).pop(MARK)
     if enabled.before is not None:
         vars(model).setdefault(METHOD, enabled.before)
-
-
-def decode_or_pass(
-    model: PreTrainedModel,
-    plain: Callable[..., Any],
-    mark: Enabled,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Answer a call of `generate` by the accelerated loop, or by transformers' own.
-
-    Args:
-        model: that is called.
-        plain: `generate` of its class.
-        mark: of the model.
-        args, kwargs: of the call.
-    """
-    if id(model) in RUNNING.get():
-        return plain(*args, **kwargs)
-    call = plain if mark.before is None else mark.before
-    token = RUNNING.set((*RUNNING.get(), id(model)))
-    try:
-        args, kwargs = with_loop(model, call, mark, args, kwargs)
-        return call(*args, **kwargs)
-    finally:
-        RUNNING.reset(token)
 
 
 def with_loop(

@@ -20,13 +20,7 @@ from mmspec.models.adapters import Adapter, base_error, find_adapter
 from mmspec.models.checkpoint import check_source, first_line, load_config, split_gguf
 from mmspec.registry import did_you_mean
 
-__all__ = [
-    "Checkpoint",
-    "LoadingKeywords",
-    "config_keywords",
-    "processor_keywords",
-    "unknown_keyword",
-]
+__all__ = ["Checkpoint"]
 
 
 def names(text: str) -> frozenset[str]:
@@ -38,8 +32,6 @@ WHERE = names(
     "revision token cache_dir local_files_only trust_remote_code force_download proxies subfolder "
     "code_revision gguf_file"
 )
-
-
 #: How the model is put into memory.
 HOW = names(
     "dtype device_map max_memory offload_folder offload_buffers quantization_config variant "
@@ -47,17 +39,10 @@ HOW = names(
     "tp_plan tp_size device_mesh distributed_config key_mapping use_kernels kernel_config "
     "allow_all_kernels tqdm_class fusion_config disable_mmap"
 )
-
-
 BITS = ("load_in_8bit", "load_in_4bit")  # of older transformers, for quantization_config
-
-
 OF_BITS = ("llm_int8_", "bnb_4bit_")
-
-
 GONE = "nothing: transformers 5 drops it without a word"
-
-
+PEFT = "nothing: name the folder or hub id of the adapter, which knows its base"
 REFUSED = {
     "low_cpu_mem_usage": "nothing: transformers 5 always loads so, and drops it without a word",
     "offload_state_dict": GONE,
@@ -67,43 +52,21 @@ REFUSED = {
     "ignore_mismatched_sizes": "nothing: weights of another shape would be made up",
     "output_loading_info": "nothing: what was loaded is checked here",
     "return_unused_kwargs": "nothing: a keyword without a use is an error here",
-    "adapter_kwargs": "nothing: name the folder or hub id of the adapter, which knows its base",
-    "adapter_name": "nothing: name the folder or hub id of the adapter, which knows its base",
+    "adapter_kwargs": PEFT,
+    "adapter_name": PEFT,
 }
-
-
 #: Of processors, where their own signatures do not list them.
 OF_IMAGES = {"use_fast", "backend"}
-
-
 OF_TOKENIZERS = names(
     "padding_side truncation_side model_max_length chat_template clean_up_tokenization_spaces "
     "split_special_tokens extra_special_tokens additional_special_tokens add_bos_token add_eos_token "
     "add_prefix_space legacy tokenizer_type from_slow fix_mistral_regex"
 ) | set(PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES)
-
-
 OF_A_CALL = {"return_tensors", "return_metadata", "device"}  # listed with the others, and no use at loading
-
-
 OF_SOME = {"min_pixels", "max_pixels", "patch_size", "merge_size", "max_image_size", "do_image_splitting"}
-
-
-OF_MANY = (
-    OF_IMAGES
-    | OF_TOKENIZERS
-    | OF_SOME
-    | set(ImagesKwargs.__annotations__)
-    | set(VideosKwargs.__annotations__)
-)
-
-
+OF_MANY = OF_IMAGES.union(OF_TOKENIZERS, OF_SOME, ImagesKwargs.__annotations__, VideosKwargs.__annotations__)
 FIXED = {"model_type", "architectures", "transformers_version"}  # of configs: not to be overridden
-
-
 NEAR = 0.75  # of two names: a misspelling
-
-
 PLACED = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps that transformers makes itself
 
 
@@ -145,20 +108,19 @@ class Checkpoint:
         if inside and named is not None:
             raise InputError("gguf_file", named, f"nothing: {place} is one already")
         source = check_source(place)
-        loading = LoadingKeywords.of({**keywords, **inside})
-        where, how = loading.where, {"dtype": "auto", **loading.how}
+        where, how, config, others = sort_keywords({**keywords, **inside})
         adapter = None if "gguf_file" in where else find_adapter(source, **where)
         if adapter is not None:
             source = adapter.base
             apart = {"subfolder", "revision"}
             where = {name: value for name, value in where.items() if name not in apart}
             where |= {} if adapter.revision is None else {"revision": adapter.revision}
-        config, config_source = loading.config, source
+        config_source = source
         if isinstance(config, PreTrainedConfig):
             config_source = ""
         elif config is not None:
             config, config_source = None, check_source(config, "config")
-        return cls(source, where, how, config, config_source, adapter, loading.others)
+        return cls(source, where, {"dtype": "auto", **how}, config, config_source, adapter, others)
 
     @contextmanager
     def reading_config(self) -> Iterator[dict[str, Any]]:
@@ -184,12 +146,7 @@ class Checkpoint:
         return self.config
 
     def sorted(self, accelerator: str, names: Iterable[str], reader: Callable[[Self], Any]) -> Self:
-        """Tell options of an accelerator from keywords of this checkpoint's processor and config.
-
-        Args:
-            accelerator: its name, for messages.
-            names: those of its options.
-            reader: loads the processor, or tokenizer, that may take some; gives None where there is none.
+        """Tell options of an accelerator, of those names, from keywords of this processor and config.
 
         Raises:
             UnknownArgumentError: nothing knows one of them; the message names what is nearest.
@@ -198,7 +155,7 @@ class Checkpoint:
         rest = {name: value for name, value in self.options.items() if name not in names}
         if not rest:
             return self
-        of_config, processor = config_keywords(self.model_config), reader(self)
+        of_config, processor = set(self.model_config.to_dict()) - FIXED, reader(self)
         of_processor = set() if processor is None else processor_keywords(processor)
         for name, value in rest.items():
             if name not in of_processor | of_config:
@@ -224,67 +181,44 @@ class Checkpoint:
         return self.source, self.where
 
 
-@dataclass(frozen=True)
-class LoadingKeywords:
-    """Keywords of transformers among those that a caller gave.
+def sort_keywords(
+    given: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any], Any, dict[str, Any]]:
+    """Tell keywords of transformers apart, and from others.
 
-    Attributes:
-        where: which files, for config, processor and model.
-        how: how the model is put into memory.
-        config: the config to use instead of the checkpoint's own, or where that lies.
-        others: what remains: options of an accelerator, or keywords of this checkpoint's processor or config.
-    """
-
-    where: dict[str, Any] = field(default_factory=dict)
-    how: dict[str, Any] = field(default_factory=dict)
-    config: Any = None
-    others: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> LoadingKeywords:
-        """Tell them apart.
-
-        Raises:
-            InputError: one that would have no effect, or values that contradict each other or cannot work
-                here.
-        """
-        found = cls(config=given.get("config"))
-        bits = {}
-        for name, value in given.items():
-            if value is None and name in WHERE | HOW | set(REFUSED):
-                continue  # as if it were not there
-            if name in REFUSED:
-                raise InputError(name, value, REFUSED[name])
-            if name in BITS or name.startswith(OF_BITS):
-                bits[name] = value
-            elif name in WHERE:
-                found.where[name] = value
-            elif name in HOW:
-                found.how[name] = value
-            elif name != "config":
-                found.others[name] = value
-        if any(bits.get(name) for name in BITS):
-            if found.how.get("quantization_config") is not None:
-                raise InputError(next(iter(bits)), True, "either this or quantization_config")
-            found.how["quantization_config"] = bits_config(bits)
-        elif further := [name for name in bits if name not in BITS]:
-            raise InputError(further[0], bits[further[0]], "with load_in_4bit=True or load_in_8bit=True")
-        check_placement(found.how)
-        check_pickles(found.how)
-        check_quantizer(found.how)
-        return found
-
-
-def bits_config(given: dict[str, Any]) -> BitsAndBytesConfig:
-    """The quantisation that keywords of older transformers ask for.
+    Returns:
+        Those that say which files, those that say how the model is put into memory, the config (or where it
+        lies), and what remains: options of an accelerator, or keywords of this processor or config.
 
     Raises:
-        InputError: bitsandbytes knows no such values.
+        InputError: one that would have no effect, or values that contradict each other or cannot work here.
     """
-    try:
-        return BitsAndBytesConfig(**given)
-    except (TypeError, ValueError) as error:
-        raise InputError("quantization_config", given, first_line(error)) from error
+    where: dict[str, Any] = {}
+    how: dict[str, Any] = {}
+    bits: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None and name in WHERE | HOW | set(REFUSED):
+            continue  # as if it were not there
+        if name in REFUSED:
+            raise InputError(name, value, REFUSED[name])
+        if name in BITS or name.startswith(OF_BITS):
+            bits[name] = value
+        elif name != "config":
+            (where if name in WHERE else how if name in HOW else others)[name] = value
+    if any(bits.get(name) for name in BITS):
+        if how.get("quantization_config") is not None:
+            raise InputError(next(iter(bits)), True, "either this or quantization_config")
+        try:
+            how["quantization_config"] = BitsAndBytesConfig(**bits)
+        except (TypeError, ValueError) as error:
+            raise InputError("quantization_config", bits, first_line(error)) from error
+    elif further := [name for name in bits if name not in BITS]:
+        raise InputError(further[0], bits[further[0]], "with load_in_4bit=True or load_in_8bit=True")
+    check_placement(how)
+    check_pickles(how)
+    check_quantizer(how)
+    return where, how, given.get("config"), others
 
 
 def check_placement(how: Mapping[str, Any]) -> None:
@@ -312,11 +246,7 @@ def check_pickles(how: Mapping[str, Any]) -> None:
 
 
 def check_quantizer(how: Mapping[str, Any]) -> None:
-    """Ask the quantiser, as transformers will, whether it can work here.
-
-    Raises:
-        InputError: a package or a device is missing; the message is the quantiser's.
-    """
+    """Raise InputError, with the quantiser's own message, if it cannot work here."""
     asked = how.get("quantization_config")
     if asked is None:
         return
@@ -338,11 +268,6 @@ def processor_keywords(processor: Any) -> set[str]:
         if part is not None:
             names |= OF_IMAGES | set(getattr(valid, "__annotations__", ()))
     return names - OF_A_CALL
-
-
-def config_keywords(config: PreTrainedConfig) -> set[str]:
-    """Keywords that override a value of a config, as transformers lets them."""
-    return set(config.to_dict()) - FIXED
 
 
 def unknown_keyword(name: str, value: Any, accelerator: str, options: Iterable[str]) -> InputError:

@@ -65,20 +65,12 @@ def read_prompts(
     placeholders: Mapping[str, str],
     continue_final_message: bool | None = None,
 ) -> list[Prompt]:
-    """Read prompts, images and videos in any form that users pass.
+    """Read prompts, images and videos in any form that users pass; see `VisionLanguagePipeline.__call__`.
 
     Args:
-        prompt: a string, chat messages, or a list of either (one per row).
-        images: for one prompt, an image or a list of images; for a list of prompts, a list with
-            one entry per prompt (an image, a list of images, or None).
-        videos: likewise.
-        num_frames, fps: frames to sample from each video, or from each second of it; None leaves it to the
-            limits.
         tokenizer: its special tokens may not stand in the text of a message.
-        apply_chat_template: False if the prompts are already templated strings.
         placeholders: "image" / "video" -> the placeholder token in templated strings.
-        continue_final_message: whether outputs go on with the last messages; None is true of those that are
-            the assistant's.
+        others: as of a call.
 
     Raises:
         InputError: something cannot be used; the message names the argument and the row.
@@ -104,9 +96,8 @@ def read_prompts(
             if continue_final_message:
                 allowed = f"chat messages: {where} is a string, which has no message to go on with"
                 raise InputError("continue_final_message", True, allowed)
-            check_text(row, where)
+            check_text(row, where, tokenizer if apply_chat_template else None)
             if apply_chat_template:
-                check_special_tokens(row, where, tokenizer)
                 if not row.strip() and not loaded and not clips:
                     raise InputError(where, row, "some text, an image or a video")
                 read.append(from_string(row, loaded, clips))
@@ -126,11 +117,7 @@ def read_prompts(
 
 
 class ReadOnce:
-    """Stands for the part of a processor that reads media; it reads once, and then repeats what it gave.
-
-    Args:
-        part: reads images or videos.
-    """
+    """Stands for the part of a processor that reads media; it reads once, and then repeats what it gave."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -171,11 +158,10 @@ def read_negatives(
     negatives = []
     for index, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         where = f"negative_prompt[{index}]"
-        check_text(text or "", where)
+        check_text(text or "", where, tokenizer if prompt.text is None else None)
         if prompt.text is not None:
             negatives.append(Prompt(text=text or "", images=prompt.images, videos=prompt.videos))
         else:
-            check_special_tokens(text or "", where, tokenizer)
             negative = from_string(text or "", prompt.images, prompt.videos)
             if prompt.continues:  # what was answered so far is answered here too
                 negative.messages.append(prompt.messages[-1])
@@ -208,11 +194,11 @@ def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> li
     if not is_batch:
         return [list(media) if isinstance(media, list | tuple) and not is_clip(media, argument) else [media]]
     if not isinstance(media, list | tuple) or len(media) != rows:
-        raise InputError(
-            argument,
-            f"{len(media)} entries" if isinstance(media, list | tuple) else media,
-            f"a list with one entry for each of the {rows} prompts (a source, a list of sources, or None)",
+        given = f"{len(media)} entries" if isinstance(media, list | tuple) else media
+        allowed = (
+            f"a list with one entry for each of the {rows} prompts (a source, a list of sources, or None)"
         )
+        raise InputError(argument, given, allowed)
     return [media_per_row(entry, argument, 1, False)[0] for entry in media]
 
 
@@ -245,21 +231,19 @@ def from_messages(
     waiting = {kind: list(media) for kind, media in given.items()}
     needed = dict.fromkeys(given, 0)
     for turn, message in enumerate(messages):
+        place = f"{where}[{turn}]"
         if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-            raise InputError(f"{where}[{turn}]", message, "a message with the keys 'role' and 'content'")
-        content = message["content"]
-        role = message["role"]
-        check_text(role, f"{where}[{turn}]['role']")
-        check_special_tokens(role, f"{where}[{turn}]['role']", tokenizer)
+            raise InputError(place, message, "a message with the keys 'role' and 'content'")
+        content, role = message["content"], message["role"]
+        check_text(role, f"{place}['role']", tokenizer)
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, Sequence) or isinstance(parts, bytes):
-            raise InputError(f"{where}[{turn}]['content']", content, "a string or a list of parts")
+            raise InputError(f"{place}['content']", content, "a string or a list of parts")
         cleaned: list[dict[str, Any]] = []
         for part in parts:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind == "text":
-                check_text(part.get("text"), f"{where}[{turn}]")
-                check_special_tokens(part["text"], f"{where}[{turn}]", tokenizer)
+                check_text(part.get("text"), place, tokenizer)
                 cleaned.append({"type": "text", "text": part["text"]})
             elif kind in needed:
                 source = next((part[key] for key in (kind, *MEDIA_KEYS) if part.get(key) is not None), None)
@@ -270,17 +254,16 @@ def from_messages(
                         raise InputError(f"{kind}s", f"{len(given[kind])} {kind}s", allowed)
                     media = waiting[kind].pop(0)
                 else:
-                    media = load[kind](source, argument=f"{where}[{turn}]")
+                    media = load[kind](source, argument=place)
                 found[kind].append(media)
                 cleaned.append({"type": kind})
             else:
-                raise InputError(f"{where}[{turn}]", part, "parts of type 'text', 'image' or 'video'")
+                raise InputError(place, part, "parts of type 'text', 'image' or 'video'")
         prompt.messages.append({"role": role, "content": cleaned})
     for kind, left in waiting.items():
         if left and needed[kind]:
-            raise InputError(
-                f"{kind}s", f"{needed[kind] + len(left)} {kind}s", f"{where} has {needed[kind]} {kind} parts"
-            )
+            total = needed[kind] + len(left)
+            raise InputError(f"{kind}s", f"{total} {kind}s", f"{where} has {needed[kind]} {kind} parts")
         if left:  # no placeholder anywhere: they belong in front of the first user message
             first = next((m for m in prompt.messages if m["role"] == "user"), prompt.messages[0])
             first["content"][:0] = [{"type": kind} for _ in left]
@@ -288,8 +271,11 @@ def from_messages(
     return prompt
 
 
-def check_text(text: object, where: str) -> None:
-    """Raise InputError for what no tokenizer can read."""
+def check_text(text: object, where: str, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    """Raise InputError for text that no tokenizer can read, or that would forge a turn by special tokens.
+
+    Special tokens are refused where a tokenizer is given, for text that goes through a chat template.
+    """
     if not isinstance(text, str):
         raise InputError(where, text, "a string")
     if "\0" in text:
@@ -298,29 +284,18 @@ def check_text(text: object, where: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise InputError(where, "text with lone surrogates", "valid Unicode") from None
-
-
-def check_special_tokens(text: str, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse text that would be read as the model's own control tokens: it could forge a turn."""
-    for token in tokenizer.all_special_tokens:
+    for token in () if tokenizer is None else tokenizer.all_special_tokens:
         if len(token) > 2 and token in text:
-            raise InputError(
-                where,
-                text,
-                f"text without the model's special token {token!r}; for a prompt that is already templated "
-                "pass apply_chat_template=False",
-            )
+            templated = "for a prompt that is already templated pass apply_chat_template=False"
+            raise InputError(where, text, f"text without the model's special token {token!r}; {templated}")
 
 
 def count_placeholders(text: str, where: str, kind: str, given: int, placeholder: str | None) -> None:
     """Raise InputError unless a templated prompt has one placeholder per image."""
     found = text.count(placeholder) if placeholder else 0
     if found != given:
-        raise InputError(
-            f"{kind}s",
-            f"{given} {kind}s",
-            f"as many as {where} has {placeholder or f'{kind} placeholder'}s: {found}",
-        )
+        allowed = f"as many as {where} has {placeholder or f'{kind} placeholder'}s: {found}"
+        raise InputError(f"{kind}s", f"{given} {kind}s", allowed)
 
 
 def apply_template(
@@ -328,11 +303,7 @@ def apply_template(
 ) -> str:
     """Return the text of a prompt, up to where the output begins.
 
-    Args:
-        prompt: of one row.
-        processor: with a chat template; may be the tokenizer.
-        tokenizer: of the processor.
-        variables: of the template, of the caller.
+    The processor, which may be the tokenizer itself, has a chat template; the caller sets variables of it.
 
     Raises:
         InputError: there is no template, it refuses the conversation, or it does not read a variable.
@@ -375,8 +346,7 @@ def check_variables(variables: object, processor: Any, tokenizer: PreTrainedToke
         if not isinstance(value, str | int | float | None):
             raise InputError(where, value, "a string, a number, a boolean or None")
         if isinstance(value, str):
-            check_text(value, where)
-            check_special_tokens(value, where, tokenizer)
+            check_text(value, where, tokenizer)
 
 
 def template_variables(processor: Any) -> set[str]:

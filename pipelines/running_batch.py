@@ -51,21 +51,13 @@ class RowUpdate:
 
 @dataclass(eq=False)
 class Running:
-    """A request in the batch.
-
-    Attributes:
-        handle: its number.
-        make_output: makes its output of the canvas of its rows.
-        rows: number of its rows.
-        text_before: of its first row's `Request`.
-        fresh: new tokens of each row that have not been reported.
-    """
+    """A request in the batch."""
 
     handle: int
-    make_output: Callable[[Canvas], Any]
+    make_output: Callable[[Canvas], Any]  # of the canvas of its rows
     rows: int
-    text_before: list[int]
-    fresh: list[list[Any]]
+    text_before: list[int]  # of its first row's `Request`
+    fresh: list[list[Any]]  # new tokens of each row that have not been reported
 
     def take(self, tokens: Sequence[Sequence[Any]]) -> None:
         """Add new tokens of its rows."""
@@ -262,6 +254,5 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
     if not isinstance(target, CausalTarget):
         raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
     if target.steps is not None:
-        raise InputError(
-            "pipe.compile", True, "a pipeline that is not compiled: steps are for one batch size"
-        )
+        allowed = "a pipeline that is not compiled: steps are for one batch size"
+        raise InputError("pipe.compile", True, allowed)

@@ -29,17 +29,9 @@ DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
 MAX_STOP_STRINGS = 1_000
 OF_CALLS = {
-    "images",
-    "videos",
-    "num_frames",
-    "fps",
-    "apply_chat_template",
-    "generation_config",
-    "streamer",
-} | {
-    "continue_final_message",
-    "chat_template_kwargs",
-}
+    "images", "videos", "num_frames", "fps", "apply_chat_template", "generation_config", "streamer",
+    "continue_final_message", "chat_template_kwargs",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -160,7 +152,7 @@ class GenerationSettings:
         longest_prompt: int,
         positions: int | None,
         tokenizer: PreTrainedTokenizerBase,
-        counted: int | None = None,
+        counted: int,
     ) -> Stopping:
         """Conditions under which rows end.
 
@@ -168,7 +160,7 @@ class GenerationSettings:
             longest_prompt: tokens of the longest prompt, unconditional ones included.
             positions: of the model.
             tokenizer: of stop strings.
-            counted: tokens of the longest prompt as max_length counts them; the same if None.
+            counted: tokens of the longest prompt as max_length counts them.
 
         Raises:
             InputError: the prompt and the new tokens together exceed the model's positions, or the prompt
@@ -176,24 +168,18 @@ class GenerationSettings:
         """
         room = MAX_NEW_TOKENS if positions is None else positions - longest_prompt
         if room < 1:
-            raise InputError(
-                "prompt",
-                longest_prompt,
-                f"at most {positions} tokens, images included: the model has no more positions",
-            )
+            allowed = f"at most {positions} tokens, images included: the model has no more positions"
+            raise InputError("prompt", longest_prompt, allowed)
         if self.max_new_tokens is not None:
             new_tokens = self.max_new_tokens
         elif self.max_length is not None:
-            new_tokens = min(self._left_by(longest_prompt if counted is None else counted), room)
+            new_tokens = min(self._left_by(counted), room)
         else:
             new_tokens = min(DEFAULT_NEW_TOKENS, room)
         stopping = Stopping(new_tokens, frozenset(self.end_token_ids()), self._criteria(tokenizer))
         if new_tokens > room:
-            raise InputError(
-                "max_new_tokens",
-                new_tokens,
-                f"at most {room}: the prompt has {longest_prompt} tokens and the model {positions} positions",
-            )
+            has = f"the prompt has {longest_prompt} tokens and the model {positions} positions"
+            raise InputError("max_new_tokens", new_tokens, f"at most {room}: {has}")
         return stopping
 
     def _left_by(self, prompt: int) -> int:
@@ -203,14 +189,6 @@ class GenerationSettings:
             allowed = f"an integer above {prompt}, the tokens of the prompt with its images"
             raise InputError("max_length", most, allowed)
         return min(most - prompt, MAX_NEW_TOKENS)
-
-    def seeds(self, rows: int) -> int | list[int]:
-        """Seed(s) of the random streams.
-
-        Raises:
-            InputError: both ways at once, or a value that is neither one nor one per row.
-        """
-        return read_seeds(self.seed, self.generator, (rows,))
 
     def end_token_ids(self) -> list[int]:
         """Ids that end a row."""
@@ -230,9 +208,8 @@ class GenerationSettings:
             if not isinstance(strings, list | tuple):
                 raise InputError("stop_strings", strings, "a string or a list of strings")
             if not strings or len(strings) > MAX_STOP_STRINGS:
-                raise InputError(
-                    "stop_strings", f"{len(strings)} strings", f"1 to {MAX_STOP_STRINGS:,} strings"
-                )
+                allowed = f"1 to {MAX_STOP_STRINGS:,} strings"
+                raise InputError("stop_strings", f"{len(strings)} strings", allowed)
             for index, string in enumerate(strings):
                 if not isinstance(string, str) or not string:
                     raise InputError(f"stop_strings[{index}]", string, "a string of at least one character")
@@ -245,12 +222,7 @@ class GenerationSettings:
 
 
 def read_keywords(settings: type[Any], keywords: Mapping[str, Any], others: set[str]) -> dict[str, Any]:
-    """Check the names of a call's keywords; return those that are not None.
-
-    Args:
-        settings: a dataclass, whose fields they name.
-        keywords: of the call.
-        others: what the call takes besides.
+    """Check that a call's keywords name fields of a dataclass; return those that are not None.
 
     Raises:
         UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
@@ -270,10 +242,7 @@ def read_seeds(
 ) -> int | list[int]:
     """Read the seed(s) of random streams: drawn anew if neither argument is given.
 
-    Args:
-        seed: one for all rows, or a list.
-        generator: the same as torch generators, whose initial seeds are taken.
-        counts: lengths that a list of generators may have.
+    Generators give their initial seeds; a list of them has one of the lengths `counts`.
 
     Raises:
         InputError: both arguments, or something else than generators.
@@ -288,9 +257,8 @@ def read_seeds(
             or (generators is generator and len(generators) not in counts)
         ):
             numbers = " or ".join(map(str, counts))
-            raise InputError(
-                "generator", generator, f"a torch.Generator, or one for each of the {numbers} rows"
-            )
+            allowed = f"a torch.Generator, or one for each of the {numbers} rows"
+            raise InputError("generator", generator, allowed)
         seeds = [item.initial_seed() % 2**64 for item in generators]
         return seeds[0] if isinstance(generator, torch.Generator) else seeds
     seed = plain_numbers(seed)

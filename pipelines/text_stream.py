@@ -63,13 +63,9 @@ def decode(
     before: Sequence[int] = (),
     skip_special_tokens: bool = True,
 ) -> str:
-    """Decode output tokens. No clean-up, which would change text already streamed.
+    """Decode output tokens, which go on with the text of those before. No clean-up: it would change that.
 
-    Args:
-        tokenizer: of the tokens.
-        tokens: of the output.
-        before: tokens with whose text the output goes on: some tokenizers take the space from a first word.
-        skip_special_tokens: whether special ones give no text.
+    Some tokenizers take the space from a first word, so that tokens alone do not tell their text.
     """
     how = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
     if before:

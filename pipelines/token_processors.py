@@ -10,7 +10,7 @@ import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,9 +38,6 @@ from mmspec.pipelines.settings import GenerationSettings, are_token_ids
 from mmspec.validation import is_integer, require_number
 
 __all__ = [
-    "DECLARED",
-    "build_processors",
-    "check_shaping",
     "knows_its_row",
     "row_processors",
     "say_why_plain",
@@ -53,34 +50,20 @@ logger = logging.getLogger("mmspec")
 #: Attribute by which the author of a processor, a criterion or a `prefix_allowed_tokens_fn` declares it pure.
 DECLARED = "depends_on_path_alone"
 #: Processors of transformers whose result is a function of the ids they are given, and of plain numbers.
-OF_PATH = frozenset(
-    {
-        logits_process.EncoderRepetitionPenaltyLogitsProcessor,
-        logits_process.EpsilonLogitsWarper,
-        logits_process.EtaLogitsWarper,
-        logits_process.ExponentialDecayLengthPenalty,
-        logits_process.ForcedBOSTokenLogitsProcessor,
-        logits_process.ForcedEOSTokenLogitsProcessor,
-        logits_process.InfNanRemoveLogitsProcessor,
-        logits_process.LogitNormalization,
-        logits_process.MinLengthLogitsProcessor,
-        logits_process.MinNewTokensLengthLogitsProcessor,
-        logits_process.MinPLogitsWarper,
-        logits_process.NoBadWordsLogitsProcessor,
-        logits_process.NoRepeatNGramLogitsProcessor,
-        logits_process.RepetitionPenaltyLogitsProcessor,
-        logits_process.SequenceBiasLogitsProcessor,
-        logits_process.SuppressTokensAtBeginLogitsProcessor,
-        logits_process.SuppressTokensLogitsProcessor,
-        logits_process.TemperatureLogitsWarper,
-        logits_process.TopHLogitsWarper,
-        logits_process.TopKLogitsWarper,
-        logits_process.TopPLogitsWarper,
-        logits_process.TypicalLogitsWarper,
-        logits_process.WatermarkLogitsProcessor,
-    }
-)
-OF_ROWS = frozenset({EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria})
+OF_PATH = {
+    logits_process.EncoderRepetitionPenaltyLogitsProcessor, logits_process.EpsilonLogitsWarper,
+    logits_process.EtaLogitsWarper, logits_process.ExponentialDecayLengthPenalty,
+    logits_process.ForcedBOSTokenLogitsProcessor, logits_process.ForcedEOSTokenLogitsProcessor,
+    logits_process.InfNanRemoveLogitsProcessor, logits_process.LogitNormalization,
+    logits_process.MinLengthLogitsProcessor, logits_process.MinNewTokensLengthLogitsProcessor,
+    logits_process.MinPLogitsWarper, logits_process.NoBadWordsLogitsProcessor,
+    logits_process.NoRepeatNGramLogitsProcessor, logits_process.RepetitionPenaltyLogitsProcessor,
+    logits_process.SequenceBiasLogitsProcessor, logits_process.SuppressTokensAtBeginLogitsProcessor,
+    logits_process.SuppressTokensLogitsProcessor, logits_process.TemperatureLogitsWarper,
+    logits_process.TopHLogitsWarper, logits_process.TopKLogitsWarper, logits_process.TopPLogitsWarper,
+    logits_process.TypicalLogitsWarper, logits_process.WatermarkLogitsProcessor,
+}  # fmt: skip
+OF_ROWS = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
 #: Processors that do what a `Sampler` does, in the order of transformers.
 WARPERS = (
     logits_process.TemperatureLogitsWarper,
@@ -92,22 +75,12 @@ WARPERS = (
 ROWS_HELD = ("prompt_ignore_length", "encoder_input_ids")
 #: Settings of processors, with the values that make none, besides None.
 SHAPING: dict[str, Any] = {
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "exponential_decay_length_penalty": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "remove_invalid_values": False,
-    "repetition_penalty": 1.0,
-    "sequence_bias": None,
-    "suppress_tokens": None,
-    "watermarking_config": None,
-}
+    "bad_words_ids": None, "begin_suppress_tokens": None, "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0, "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "min_length": 0, "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0, "remove_invalid_values": False, "repetition_penalty": 1.0,
+    "sequence_bias": None, "suppress_tokens": None, "watermarking_config": None,
+}  # fmt: skip
 #: The same for what comes after temperature, top_k, top_p and min_p, of draws alone.
 TRUNCATING: dict[str, Any] = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 
@@ -131,8 +104,11 @@ def row_processors(processors: Iterable[Any], row: int) -> LogitsProcessorList:
     chosen = LogitsProcessorList()
     for item in processors:
         if type(item) is logits_process.PrefixConstrainedLogitsProcessor:
-            allowed = partial(told_its_row, item._prefix_allowed_tokens_fn, row)
-            item = logits_process.PrefixConstrainedLogitsProcessor(allowed, 1)
+
+            def own(_: int, ids: Tensor, allowed: Any = item._prefix_allowed_tokens_fn) -> Any:
+                return allowed(row, ids)
+
+            item = logits_process.PrefixConstrainedLogitsProcessor(own, 1)
         elif type(item) in OF_PATH:
             for name in ROWS_HELD:
                 if isinstance(held := getattr(item, name, None), Tensor) and len(held) > 1:
@@ -140,11 +116,6 @@ def row_processors(processors: Iterable[Any], row: int) -> LogitsProcessorList:
                     setattr(item, name, held[row : row + 1])
         chosen.append(item)
     return chosen
-
-
-def told_its_row(function: Any, row: int, _: int, ids: Tensor) -> Any:
-    """Ask a `prefix_allowed_tokens_fn` about a row that is processed by itself."""
-    return function(row, ids)
 
 
 def build_processors(
@@ -157,20 +128,10 @@ def build_processors(
     allowed_tokens: Any = None,
     mask: Tensor | None = None,
 ) -> LogitsProcessorList:
-    """Build the processors of a batch by transformers' own code, in its order.
-
-    Args:
-        model: whose config is looked at.
-        settings: fields of a generation config that are set away from their defaults.
-        ids: [B, L] the prompts.
-        ends: ids that end a row.
-        max_length: of prompt and output.
-        user: the caller's own.
-        allowed_tokens: `prefix_allowed_tokens_fn`.
-        mask: [B, L] False at padding, if there is any.
+    """Build the processors of prompts [B, L] by transformers' own code, in its order.
 
     Raises:
-        InputError: transformers refuses a setting.
+        InputError: transformers refuses a setting; which one is found by building each alone.
     """
 
     def build(some: Mapping[str, Any], mine: LogitsProcessorList, allowed: Any) -> LogitsProcessorList:
@@ -215,7 +176,6 @@ def say_why_plain(callback: Any) -> None:
 
 @cache
 def warn_of(name: str) -> None:
-    """Log it for a name."""
     logger.warning(
         "%s may keep a state or know the batch, so calls with it are decoded plainly, a token at a time, as "
         "generate would; if it depends on the ids of a row alone, set its attribute %s = True",
@@ -233,15 +193,7 @@ def with_processors(
     filler: int,
     device: torch.device,
 ) -> tuple[Sampler, Stopping]:
-    """Add what a call's settings do to logits, token by token.
-
-    Args:
-        settings: of the call.
-        sampler, stopping: of the batch so far.
-        model: whose config transformers looks at.
-        prompts: token ids of the B rows.
-        filler: token that pads, where callbacks see rows of several lengths.
-        device: of the logits.
+    """Add what a call's settings do to logits, token by token, to the sampler and stopping of its rows.
 
     Raises:
         InputError: a value that transformers does not take, or settings that cannot go together.
@@ -255,7 +207,7 @@ def with_processors(
         return sampler, stopping
 
     shaping = check_shaping(shaping, model.config.get_text_config(decoder=True).vocab_size)
-    kept = truncations(sampler, len(prompts))
+    bare, kept = sampler, truncations(sampler, len(prompts))
     mine = {id(item.callback): item for item in user}
     own = LogitsProcessorList([item.callback for item in user])
 
@@ -273,7 +225,9 @@ def with_processors(
     split = [split_warpers(each) for each in rows]
     # the sampler truncates, where that comes last and is not the caller's own; else processors do all
     ours = all(each is not None and not any(id(item) in mine for item in each) for _, each in split)
-    bare = sampler if ours else without_truncation(sampler, len(prompts))
+    if not ours:
+        drawn = [float(bool(values)) for values in kept]
+        bare = replace(sampler, temperature=drawn, top_k=None, top_p=None, min_p=None)
     strangers = [item for item in rows[0] if not knows_its_row(item)] + strangers
     if not strangers:
         chosen = [others for others, _ in split] if ours else rows
@@ -325,13 +279,6 @@ def truncations(sampler: Sampler, rows: int) -> list[dict[str, Any]]:
     return settings
 
 
-def without_truncation(sampler: Sampler, rows: int) -> Sampler:
-    """The sampler, where processors have done what temperature and truncation do."""
-    temperatures = values_of(sampler.temperature)
-    drawn = [float(temperatures[row % len(temperatures)] > 0) for row in range(rows)]
-    return replace(sampler, temperature=drawn, top_k=None, top_p=None, min_p=None)
-
-
 def shaping_of(settings: GenerationSettings) -> dict[str, Any]:
     """Settings of processors, for draws or not, that do something."""
     found = {name: value for name in SHAPING if (value := getattr(settings, name)) is not None}
@@ -356,12 +303,8 @@ def truncation_of(settings: GenerationSettings) -> dict[str, Any]:
 def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """Check settings of processors; return them as transformers takes them.
 
-    Args:
-        found: from `shaping_of`.
-        vocabulary: V, which the ids in them are below.
-
     Raises:
-        InputError: a value outside its range.
+        InputError: a value outside its range, or token ids that are not below the vocabulary's size.
     """
     for name, value in found.items():
         check_value(name, value, vocabulary)

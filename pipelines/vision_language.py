@@ -26,7 +26,7 @@ from mmspec.pipelines.prompts import (
     read_prompts,
     template_variables,
 )
-from mmspec.pipelines.settings import OF_CALLS, GenerationSettings
+from mmspec.pipelines.settings import OF_CALLS, GenerationSettings, read_seeds
 from mmspec.pipelines.text_stream import TextDeltas, decode
 from mmspec.pipelines.token_processors import with_processors
 from mmspec.targets.admission import check_reach
@@ -114,10 +114,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
             if streamer is not None:
                 streamer.end()
         output = text_output(call, self.tokenizer)
-        for error in call.canvas.errors:
-            if error is not None:
-                error.output = output
-                raise error
+        call.raise_errors(output)
         return output if return_dict else (output.text,)
 
     def stream(self, prompt: Any, images: Any = None, videos: Any = None, **arguments: Any) -> Iterator[str]:
@@ -128,9 +125,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         with self._busy():
             call, _ = self._prepare_request(prompt, {"images": images, "videos": videos, **arguments})
             if len(call.requests) != 1:
-                raise InputError(
-                    "prompt", f"{len(call.requests)} prompts", "one prompt; call the pipeline for several"
-                )
+                allowed = "one prompt; call the pipeline for several"
+                raise InputError("prompt", f"{len(call.requests)} prompts", allowed)
             deltas = TextDeltas(self.tokenizer, call.requests[0].text_before)
             for step in call.rounds():
                 if delta := deltas.add(step.emission.tokens[0]):
@@ -139,8 +135,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                     break
             if delta := deltas.finish():
                 yield delta
-        if call.canvas.errors[0] is not None:
-            raise call.canvas.errors[0]
+        call.raise_errors()
 
     def watch(self, prompt: Any, **arguments: Any) -> Generator[TextOutput, None, None]:
         """Generate, yielding the output so far after every round; closing the iterator ends the work.
@@ -153,10 +148,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 yield output(call.canvas)
                 if self._interrupted.is_set():
                     break
-        for error in call.canvas.errors:
-            if error is not None:
-                error.output = output(call.canvas)
-                raise error
+        call.raise_errors(output(call.canvas))
 
     def _prepare(
         self,
@@ -169,13 +161,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         generation_config: Any = None,
         **reading: Any,
     ) -> Call:
-        """Check all arguments and tokenise; nothing heavy has happened when this raises.
-
-        Args:
-            prompt, images, videos, chat_template_kwargs, generation_config: as of `__call__`.
-            keywords: settings.
-            reading: further arguments of `__call__`, for `read_prompts`.
-        """
+        """Check all arguments of a call and tokenise; nothing heavy has happened when this raises."""
         settings = GenerationSettings.from_keywords(self.model.generation_config, keywords, generation_config)
         reading |= {
             "limits": self.media_limits,
@@ -210,7 +196,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         where = self.model, tokens, self._filler(), self.device
         sampler, stopping = with_processors(settings, sampler, stopping, *where)
         check_reach(self.model, lengths, stopping.max_new_tokens)
-        random = RandomStream.from_seed(settings.seeds(len(requests)), len(requests), self.device)
+        seeds = read_seeds(settings.seed, settings.generator, (len(requests),))
+        random = RandomStream.from_seed(seeds, len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
     def _prepare_request(
@@ -230,9 +217,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         for kind, given in (("image", images), ("video", videos)):
             taken = getattr(self.processor, f"{kind}_processor", None) is not None
             if not taken and holds_media(given):
-                raise InputError(
-                    f"{kind}s", f"{kind}s", f"none: {type(self.model).__name__} does not take {kind}s"
-                )
+                allowed = f"none: {type(self.model).__name__} does not take {kind}s"
+                raise InputError(f"{kind}s", f"{kind}s", allowed)
 
     def _encode(self, prompt: Prompt, processor: Any, variables: Mapping[str, Any]) -> dict[str, Tensor]:
         """Encode one row as tensors of batch size 1, on the model's device and of its dtype."""

@@ -102,8 +102,9 @@ def score_image_model(
         scored = class_scores(judge.read(images), labels) if by_label else judge.score(images, captions)
         guidance[f"{scale:g}"] = asdict(scored)
         if continuous:
-            distance, margin = kernel_distance(judge.features(images), judge.features((real + 1) / 2))
-            guidance[f"{scale:g}"] |= {"kernel_distance": distance, "margin": margin}
+            distance = kernel_distance(judge.features(images), judge.features((real + 1) / 2))
+            margin = distance.high - distance.value
+            guidance[f"{scale:g}"] |= {"kernel_distance": distance.value, "margin": margin}
     scores: dict[str, Any] = {"default_guidance_scale": default, "guidance": guidance}
     scores["real"] = asdict(judge.score((real + 1) / 2, captions))
     if not continuous:

@@ -221,10 +221,6 @@ class Surrogate(Gaussian):
         super().__init__(mean, std)
         self.rule, self.log_weight = rule, log_weight
 
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return self.mean, self.std, self.log_weight
-
     def log_density(self, x: Tensor) -> Tensor:
         return super().log_density(x) + self.log_weight
 
@@ -243,8 +239,8 @@ class Surrogate(Gaussian):
     def _softened(self) -> Self:
         return type(self)(self.rule, self.mean, self.std * self.rule.temperature, self.log_weight)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(self.rule, *map(change, self.parameters))
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(self.rule, *map(change, (self.mean, self.std, self.log_weight)))
 
 
 @dataclass(frozen=True)

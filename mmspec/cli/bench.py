@@ -133,9 +133,9 @@ def bench(
     from mmspec.decoding.stats import timed_by_device
     from mmspec.evaluation.contenders import count_parameters, describe_accelerator
     from mmspec.evaluation.machine import environment
+    from mmspec.evaluation.speed.plots import draw_bench
     from mmspec.evaluation.speed.record import as_json
     from mmspec.evaluation.speed.timing import batches_of, measure
-    from mmspec.evaluation.tables import draw_bench
 
     files.check(asked.batch_size)
     source = asked.source
@@ -191,16 +191,18 @@ def bench(
     if scorer is not None and not block.interrupted:
         records = with_quality(records, runs, batches, subject, contenders, scorer, how.seed)
     value = as_json([*records, *parts])
-    print_result(value, shown(records, parts, subject.draws), how.as_json)
+    print_result(value, shown(records, parts, subject.draws, line_width()), how.as_json)
     if files.out is not None:
         files.out.write_text(json.dumps(value, indent=1) + "\n")
         note(f"written: {files.out}")
     if files.plot is not None:
         note(f"written: {draw_bench(files.plot, records, parts)}")
     if files.html is not None:
-        from mmspec.evaluation.speed.html_report import write_html
+        from mmspec.evaluation.speed.html_report import WIDTH, html_report
 
-        write_html(files.html, records, samples_of(subject, contenders, runs, batches, how.seed))
+        samples = samples_of(subject, contenders, runs, batches, how.seed)
+        page = html_report(records, shown(records, parts, subject.draws, WIDTH), samples)
+        files.html.write_text(page, encoding="utf-8")
         note(f"report: {files.html}")
     if files.results is not None:
         from mmspec.evaluation.speed.bench_files import write_result_lines
@@ -255,13 +257,11 @@ def load_scorer(subject: Subject, source: str) -> Scorer:
     """Load the network that reads images of scenes, with which they are scored."""
     from mmspec.evaluation.quality.attributes import AttributeJudge, scenes_network
     from mmspec.evaluation.quality.image_scores import Scorer
-    from mmspec.evaluation.quality.set_distances import check_torchmetrics
 
     if not subject.draws:
         raise InputError("--quality", True, "a model that draws; mmspec evaluate text scores answers")
     if len(subject.examples) < 3:
         raise InputError("--samples", len(subject.examples), "at least 3 with --quality, for an interval")
-    check_torchmetrics()
     judge = AttributeJudge.of_model(source)
     return Scorer(scenes_network(judge), judge)
 
@@ -293,13 +293,12 @@ def with_quality(
     ]
 
 
-def shown(records: Sequence[Record], parts: Sequence[Record], draws: bool) -> RenderableType:
+def shown(records: Sequence[Record], parts: Sequence[Record], draws: bool, width: int) -> RenderableType:
     """The records as tables."""
     from rich.console import Group
 
     from mmspec.evaluation.speed.report import bench_report, image_report, peer_table
 
-    width = line_width()
     table = image_report(records, width=width) if draws else bench_report(records, parts, width=width)
     missing = records[0].settings.get("peers_missing")
     return table if missing is None else Group(table, peer_table(records, missing))
@@ -346,8 +345,7 @@ def compare(
         mmspec bench compare before.json after.json
     """
     from mmspec.evaluation.speed.bench_files import compare_benches
-    from mmspec.evaluation.speed.html_report import with_interval
-    from mmspec.evaluation.tables import figures
+    from mmspec.evaluation.tables import figures, with_interval
 
     found, told = compare_benches(before, after)
     verdicts = {True: "differs", False: "within the intervals", None: "no intervals"}
@@ -361,7 +359,7 @@ def compare(
     columns = ("accelerator", "before", "after", "ratio", "seconds", "verdict", "same forwards")
     for line in told:
         note(f"differs: {line}")
-    value = {"compared": [one.as_dict() for one in found], "differs": told}
+    value = {"compared": list(map(vars, found)), "differs": told}
     print_result(value, figures(columns, rows, title=f"{before} and {after}"), as_json)
 
 

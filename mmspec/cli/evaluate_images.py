@@ -80,11 +80,9 @@ def images(
     from mmspec.evaluation.quality.image_folder import draw_images, read_images, read_prompts
     from mmspec.evaluation.quality.image_scores import chosen_metrics
     from mmspec.evaluation.quality.reference_statistics import reference_of
-    from mmspec.evaluation.quality.set_distances import check_torchmetrics
     from mmspec.many.work import Item
     from mmspec.pipelines import ImageGenerationPipeline
 
-    check_torchmetrics()
     metrics, named = chosen_metrics(scoring.metrics)
     check_network_name(scoring.features)
     asked = None if prompt_file is None else read_prompts(prompt_file)

@@ -114,8 +114,7 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
 
 def shown(trials: Any, best: str, described: dict[str, Any]) -> Any:
     """The evidence as a table."""
-    from mmspec.evaluation.speed.html_report import with_interval
-    from mmspec.evaluation.tables import figures
+    from mmspec.evaluation.tables import figures, with_interval
 
     columns = ("accelerator", "promise", "stage", "prompts", "tokens/\nforward", "identical", "speed-up", "")
     rows = []

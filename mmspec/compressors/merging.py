@@ -51,10 +51,6 @@ class Merging(Compressor):
     ToMe merges a few tokens in each layer of the encoder, by their attention keys; here its matching halves
     the tokens of an image until C are left, by the tokens themselves. A merged token's box is the mean of
     theirs.
-
-    Args:
-        width: d, of the features.
-        tokens: C.
     """
 
     def __init__(self, width: int, tokens: int = 64) -> None:

@@ -51,12 +51,7 @@ def pool(images: VisualTokens, rows: int, columns: int) -> VisualTokens:
 
 
 class Pooling(Compressor):
-    """Average pooling into C cells of a grid that is as square as C allows (SpecVLM's Pool, 2509.11815).
-
-    Args:
-        width: d, of the features.
-        tokens: C.
-    """
+    """Average pooling into C cells of a grid that is as square as C allows (SpecVLM's Pool, 2509.11815)."""
 
     def __init__(self, width: int, tokens: int = 64) -> None:
         super().__init__(width, check_tokens(tokens))
@@ -72,14 +67,6 @@ class Convolution(Compressor):
     2509.11815. The image is first read onto a grid of the size that the stride asks for: any grid gives
     exactly C tokens. The convolution is depthwise, then across channels (a dense one would have
     (d * kernel)^2 weights, 150 million in a 7B model), and starts as average pooling.
-
-    Args:
-        width: d, of the features.
-        tokens: C.
-        kernel: side and stride.
-
-    Raises:
-        InputError: a value outside its range.
     """
 
     def __init__(self, width: int, tokens: int = 64, kernel: int = 2) -> None:

@@ -55,12 +55,7 @@ def most_diverse(images: VisualTokens, tokens: int) -> tuple[Tensor, Tensor]:
 
 
 class Pruning(Compressor):
-    """Base of compressors that keep C of the tokens.
-
-    Args:
-        width: d, of the features.
-        tokens: C.
-    """
+    """Base of compressors that keep C of the tokens."""
 
     def __init__(self, width: int, tokens: int = 64) -> None:
         super().__init__(width, check_tokens(tokens))

@@ -21,17 +21,7 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 class QueryAttention(nn.Module):
-    """Multi-head cross-attention whose queries are parameters.
-
-    Args:
-        width: d.
-        queries: how many.
-        heads: a divisor of the width.
-        bias: whether keys and values have one.
-
-    Raises:
-        InputError: the heads do not divide the width.
-    """
+    """Multi-head cross-attention whose queries are parameters; the heads divide the width."""
 
     def __init__(self, width: int, queries: int, heads: int, bias: bool = False) -> None:
         super().__init__()
@@ -67,12 +57,7 @@ def compress_latent(queries: Tensor, features: Tensor, mask: Tensor) -> Tensor:
 
 
 class Latent(Compressor):
-    """FLASH's latent-aware compression: C mixtures of each image's tokens (2505.12728, section 3.2).
-
-    Args:
-        width: d, of the features.
-        tokens: C.
-    """
+    """FLASH's latent-aware compression: C mixtures of each image's tokens (2505.12728, section 3.2)."""
 
     def __init__(self, width: int, tokens: int = 64) -> None:
         super().__init__(width, check_tokens(tokens))
@@ -89,11 +74,6 @@ class Resampler(Compressor):
 
     Unlike `latent`, which mixes the tokens themselves, it can say something of its own, and has 4 d^2
     weights to learn it.
-
-    Args:
-        width: d, of the features.
-        tokens: C.
-        heads: a divisor of the width.
     """
 
     def __init__(self, width: int, tokens: int = 2, heads: int = 1) -> None:
@@ -110,11 +90,7 @@ class Resampler(Compressor):
 class ViSpec(Compressor):
     """ViSpec's image adaptor: C tokens, and a summary for all text rows up to the next image (2509.15235).
 
-    Args:
-        width: d, of the features.
-        tokens: C; the paper has 1.
-        heads: a divisor of the width.
-        bias: whether keys and values have one, as in the release for Qwen2.5-VL.
+    The paper has one token; keys and values have biases in the release for Qwen2.5-VL.
     """
 
     summarises = True

@@ -23,20 +23,18 @@ if TYPE_CHECKING:
     from mmspec.decoding.draft import Draft
 
 __all__ = [
-    "Analytic",
     "AnyDistribution",
     "Categorical",
     "Continuous",
     "Distribution",
     "Gaussian",
-    "GaussianMixture",
     "Scores",
     "draw",
     "keep_first",
 ]
 
 AnyDistribution: TypeAlias = Any
-"""A `Distribution` of the kind that target, drafter and rule share: `Categorical`, `Denoising` or `Analytic`.
+"""A `Distribution` of the kind that target, drafter and rule share: `Categorical`, `Denoising` or `Gaussian`.
 
 That they share one is checked when an accelerator is built, so that each rule names its own kind.
 """
@@ -53,16 +51,20 @@ class Distribution(ABC):
         """Number format of the uniforms that densities are compared with."""
 
     @abstractmethod
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the distributions of which each tensor [T, n, ...] is changed."""
+
     def __getitem__(self, nodes: slice) -> Self:
         """Return the distributions at a range of nodes."""
+        return self.map(lambda each: each[:, nodes])
 
-    @abstractmethod
     def at(self, node: Tensor) -> Self:
         """Return the distributions at one node [T] of each row, as [T]."""
+        return self.map(lambda each: take(each, node))
 
-    @abstractmethod
     def flat(self) -> Self:
         """Return distributions [T, n] as [T * n], the nodes of each row one after another."""
+        return self.map(lambda each: each.flatten(0, 1))
 
     @classmethod
     @abstractmethod
@@ -135,14 +137,8 @@ class Categorical(Distribution):
     def dtype(self) -> torch.dtype:
         return self.p.dtype
 
-    def __getitem__(self, nodes: slice) -> Categorical:
-        return Categorical(self.p[:, nodes])
-
-    def at(self, node: Tensor) -> Categorical:
-        return Categorical(take(self.p, node))
-
-    def flat(self) -> Categorical:
-        return Categorical(self.p.flatten(0, 1))
+    def map(self, change: Callable[[Tensor], Tensor]) -> Categorical:
+        return Categorical(change(self.p))
 
     @classmethod
     def stack(cls, parts: Sequence[Categorical]) -> Categorical:
@@ -292,53 +288,43 @@ class Continuous(Distribution):
         return node, *self.at(node).finish(q.at(after), judged, random, emitted + node, purpose)
 
 
-class Analytic(Continuous):
-    """Distributions of vectors whose density has a closed form, given by tensors of parameters [T, n, ...].
+class Gaussian(Continuous):
+    """Normal distributions of vectors, with a variance for each dimension.
 
-    Attributes:
-        size: d of a vector.
-        uniforms: uniform numbers that a draw takes.
+    Args:
+        mean, std: [T, n, d], or [T, d].
     """
 
-    size: int
-    uniforms: int
-
-    @property
-    @abstractmethod
-    def parameters(self) -> tuple[Tensor, ...]:
-        """Arguments of the constructor, tensors [T, n, ...]."""
-
-    @abstractmethod
-    def log_density(self, x: Tensor) -> Tensor:
-        """Log density of a vector under each, [..., d] -> [...]."""
-
-    @abstractmethod
-    def draw(self, u: Tensor) -> Tensor:
-        """Draw a vector from each, by uniforms [..., uniforms] -> [..., d]."""
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        self.mean, self.std = mean, std
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.parameters[0].dtype
+        return self.mean.dtype
 
-    def __getitem__(self, nodes: slice) -> Self:
-        return self._map(lambda each: each[:, nodes])
-
-    def at(self, node: Tensor) -> Self:
-        return self._map(lambda each: take(each, node))
-
-    def flat(self) -> Self:
-        return self._map(lambda each: each.flatten(0, 1))
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(change(self.mean), change(self.std))
 
     @classmethod
     def stack(cls, parts: Sequence[Self]) -> Self:
-        return cls(*(torch.stack(each, 1) for each in zip(*(p.parameters for p in parts), strict=True)))
+        return cls(
+            torch.stack([part.mean for part in parts], 1), torch.stack([part.std for part in parts], 1)
+        )
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """Log density of a vector under each, [..., d] -> [...]."""
+        z = (x - self.mean) / self.std
+        return -(z.square() / 2 + self.std.log() + math.log(2 * math.pi) / 2).sum(-1)
+
+    def draw(self, u: Tensor) -> Tensor:
+        """Draw a vector from each, by uniforms [..., 2 d] -> [..., d]."""
+        return self.mean + self.std * box_muller(u)
 
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         keys = place if place.dim() == 2 else place[:, None]
         if isinstance(purpose, Tensor):
             purpose = purpose.view(keys.shape)
-        u = random.uniform(keys, purpose, self.uniforms, self.dtype)
-        return self.draw(u.view(*place.shape, self.uniforms))
+        return self.draw(random.uniform(keys, purpose, self._uniforms, self.dtype).view(*place.shape, -1))
 
     def judge(self, x: Tensor, q: Self, u: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ones_like(u, dtype=torch.bool), u.log() <= self.log_density(x) - q.log_density(x)
@@ -358,75 +344,19 @@ class Analytic(Continuous):
     ) -> tuple[Tensor, Tensor]:
         """Do as `finish`, with another number of proposals."""
         plain = self.sample(random, place, purpose)
-        u = random.uniform(place[:, None], Purpose.RETRY, proposals * (self.uniforms + 1), self.dtype)
+        u = random.uniform(place[:, None], Purpose.RETRY, proposals * (self._uniforms + 1), self.dtype)
         u = u.view(len(place), proposals, -1)
-        p, q = (one._map(lambda each: each[:, None]) for one in (self, q))
+        p, q = (one.map(lambda each: each[:, None]) for one in (self, q))
         y = p.draw(u[..., 1:])  # [T, proposals, d]
         stays = u[..., 0] < -torch.expm1((q.log_density(y) - p.log_density(y)).clamp_max(0.0))
         return keep_first(y, stays, judged, plain)
 
     def is_finite(self) -> Tensor:
-        places = self.parameters[0].dim() - 1
-        finite = [each.isfinite().flatten(places).all(-1) for each in self.parameters]
-        return torch.stack(finite).all(0)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(*map(change, self.parameters))
-
-
-class Gaussian(Analytic):
-    """Normal distributions of vectors, with a variance for each dimension.
-
-    Args:
-        mean, std: [T, n, d].
-    """
-
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        self.mean, self.std = mean, std
-        self.size = mean.shape[-1]
-        self.uniforms = 2 * self.size
+        return (self.mean.isfinite() & self.std.isfinite()).all(-1)
 
     @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return self.mean, self.std
-
-    def log_density(self, x: Tensor) -> Tensor:
-        z = (x - self.mean) / self.std
-        return -(z.square() / 2 + self.std.log() + math.log(2 * math.pi) / 2).sum(-1)
-
-    def draw(self, u: Tensor) -> Tensor:
-        return self.mean + self.std * box_muller(u)
-
-
-class GaussianMixture(Analytic):
-    """Mixtures of k normal distributions with a variance for each dimension (GIVT, 2312.02116).
-
-    Args:
-        logits: [T, n, k] of the weights, before softmax.
-        mean, std: [T, n, k, d].
-    """
-
-    def __init__(self, logits: Tensor, mean: Tensor, std: Tensor) -> None:
-        self.logits, self.mean, self.std = logits, mean, std
-        self.size = mean.shape[-1]
-        self.uniforms = 2 * self.size + 1
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return self.logits, self.mean, self.std
-
-    def log_density(self, x: Tensor) -> Tensor:
-        parts = Gaussian(self.mean, self.std).log_density(x[..., None, :])
-        return (self.logits.log_softmax(-1) + parts).logsumexp(-1)
-
-    def draw(self, u: Tensor) -> Tensor:
-        below = self.logits.softmax(-1).cumsum(-1)[..., :-1]
-        part = (u[..., :1] >= below).sum(-1)[..., None, None]  # the component, by the inverse of its CDF
-        mean, std = (
-            each.expand(*part.shape[:-2], *each.shape[-2:]).take_along_dim(part, -2)[..., 0, :]
-            for each in (self.mean, self.std)
-        )
-        return mean + std * box_muller(u[..., 1:])
+    def _uniforms(self) -> int:
+        return 2 * self.mean.shape[-1]
 
 
 def keep_first(y: Tensor, stays: Tensor, judged: Tensor, plain: Tensor) -> tuple[Tensor, Tensor]:

@@ -103,16 +103,12 @@ class Grammar(Rows):
 
 
 def exclude(logits: Tensor, forced: Tensor, codes: int, tokens: Tensor | None = None) -> Tensor:
-    """Apply the grammar to logits: codes alone at cells, and at forced places the syntax token alone.
+    """Apply the grammar to logits [B, n, V]: codes alone at cells, at forced places the syntax token alone.
 
     Args:
-        logits: [B, n, V].
         forced: [B, n] or [B, 1], from `Grammar.at`.
         codes: K, the size of the codebook.
         tokens: [V] the tokens that the logits are of; None for all, in order.
-
-    Returns:
-        [B, n, V], -inf where a token is excluded.
     """
     token = torch.arange(logits.shape[-1], device=logits.device) if tokens is None else tokens
     allowed = torch.where(forced[..., None] == FREE, token < codes, token == forced[..., None])

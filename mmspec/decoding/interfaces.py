@@ -176,13 +176,9 @@ class DraftSession(Rows, ABC):
     passes: int = 0
     rule: AcceptanceRule | None = None
 
-    def resize(self, size: Any) -> None:
-        """Set the size of the next drafts.
-
-        Args:
-            size: one of the drafter's `sizes`.
-        """
-        raise NotImplementedError(f"drafts of {type(self).__name__} have one size")
+    def resize(self, choice: int) -> None:
+        """Set the size of the next drafts, by its place in the drafter's `sizes`."""
+        raise InputError("choice", choice, f"none: drafts of {type(self).__name__} have one size")
 
     def open(self, canvas: Canvas) -> Draft:
         """Prepare a canvas for its first token; return the draft that the prompts' own logits are of."""
@@ -248,8 +244,8 @@ class Drafter(ABC):
         return None
 
     @property
-    def sizes(self) -> tuple[Any, ...]:
-        """Sizes of drafts that sessions can be given between rounds, the usual one first; () if fixed."""
+    def sizes(self) -> tuple[int, ...]:
+        """Depths of the drafts that sessions can be set to between rounds, the usual first; () if fixed."""
         return ()
 
     def stopping_below(self, probability: float) -> Drafter:

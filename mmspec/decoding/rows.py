@@ -15,6 +15,8 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
+from mmspec.errors import InputError
+
 __all__ = ["RowField", "Rows", "concat", "lengthen", "named", "select"]
 
 
@@ -76,7 +78,8 @@ class Rows:
     def _fields(cls) -> list[RowField]:
         """Fields that hold something for each row, those of the base classes first."""
         if cls.row_fields is None:
-            raise NotImplementedError(f"rows of {cls.__name__} stay together until all have ended")
+            allowed = "all of the batch, until all rows have ended: it does not name its `row_fields`"
+            raise InputError("rows", f"some of a {cls.__name__}", allowed)
         return [each for base in reversed(cls.__mro__) for each in vars(base).get("row_fields") or ()]
 
     def _with_rows(self, changed: dict[str, Any]) -> Self:

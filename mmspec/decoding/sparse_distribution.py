@@ -58,9 +58,6 @@ class SparseDistribution(Rows):
         room = (0, count - self.tokens.shape[-1])
         return replace(self, tokens=pad(self.tokens, room), shares=pad(self.shares, room))
 
-    def nbytes(self) -> int:
-        return self.tokens.nbytes + self.shares.nbytes
-
 
 def part_ties(p: Tensor, most: float | Tensor) -> Tensor:
     """Leave mass to at most so many tokens of distributions under top-k: of equals, to those of lowest id.

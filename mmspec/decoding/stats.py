@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -222,15 +222,15 @@ class Laps:
     On leaving the block, what the GPU's events say is added; the host waits for them.
 
     Args:
-        stats: where the seconds go.
+        stats: to which the seconds are added.
         device: that the parts run on.
     """
 
     def __init__(self, stats: DecodingStats, device: torch.device) -> None:
         self._stats = stats
         self._by_events = _by_device.get() and device.type == "cuda"
-        self._laps: list[tuple[str, Any, Any]] = []
-        self._last: Any = None
+        self._laps: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._last: float | torch.cuda.Event = 0.0
 
     def __enter__(self) -> Laps:
         self.start()
@@ -249,14 +249,14 @@ class Laps:
 
     def end(self, part: str) -> None:
         """End a part here, and begin the next."""
-        now = self._now()
-        if self._by_events:
-            self._laps.append((part, self._last, now))
+        last, now = self._last, self._now()
+        if isinstance(last, float) and isinstance(now, float):
+            self._add(part, now - last)
         else:
-            self._add(part, now - self._last)
+            self._laps.append((part, cast(torch.cuda.Event, last), cast(torch.cuda.Event, now)))
         self._last = now
 
-    def _now(self) -> Any:
+    def _now(self) -> float | torch.cuda.Event:
         if not self._by_events:
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)

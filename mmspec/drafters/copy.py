@@ -136,8 +136,8 @@ class CopySession(DraftSession):
         self.num_draft_tokens = drafter.num_draft_tokens
         self.automata = [SuffixAutomaton() for _ in range(rows)]
 
-    def resize(self, size: int) -> None:
-        self.num_draft_tokens = size
+    def resize(self, choice: int) -> None:
+        self.num_draft_tokens = self.drafter.sizes[choice]
 
     def propose(self, canvas: Canvas) -> Draft:
         found = [self._continuation(row, tokens) for row, tokens in enumerate(canvas.ids)]

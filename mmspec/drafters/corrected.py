@@ -2,13 +2,10 @@
 
 A method of this project, between speculative Jacobi decoding (2410.01699, with the maximal coupling of
 2510.24211) and a head that drafts (EAGLE, 2401.15077). As soon as an early token of a window changes, what
-the target has said of all later places is stale. The head knows both the new tokens and the stale states, and
-corrects the distributions; each token is coupled with the old draft of its place, so that
-what was right stays.
+the target has said of all later places is stale. The head knows the new tokens and the stale states.
 
-The corrected q of a place depends on tokens and states before it, never on the old draft of the place itself.
-That is therefore still a draw from its own q when it is coupled, and the new one a draw from the corrected:
-judging it by speculative sampling is exact, whatever the head computes.
+The corrected q of a place depends on tokens and states before it, never on the place's own old draft, with
+which the new token is coupled. Speculative sampling by q is therefore exact, whatever the head computes.
 """
 
 from __future__ import annotations
@@ -23,15 +20,14 @@ from torch import Tensor
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.heads import HeadBatch
 from mmspec.drafters.jacobi_session import MAX_WINDOW, Candidates, Window
 from mmspec.drafters.window import LastDraft, draw_coupled, ranked_candidates
 from mmspec.drafters.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
 from mmspec.models.cjd import EXCLUDED, CorrectorHead, Memory, Tables
-from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CompiledForward
 from mmspec.validation import is_integer
 
@@ -77,7 +73,6 @@ class CorrectedSession(StateWindowSession):
 
     Attributes:
         stale: what the head knew of the window that was drawn last.
-        tables: of the target.
         places: of each corrected node of the tree, its place among those of all chains.
         choices: [C, f] which of the candidates at each place of the front each chain goes through.
     """
@@ -86,19 +81,11 @@ class CorrectedSession(StateWindowSession):
     head: CorrectorHead
     stale: StaleWindow
 
-    def __init__(
-        self,
-        drafter: CorrectedDrafter,
-        target: CausalTarget,
-        requests: Sequence[Request],
-        prefill: PromptOutput,
-        sampler: Sampler,
-        random: RandomStream,
-    ) -> None:
-        size = drafter.model.config.context
-        super().__init__(drafter, target, requests, prefill, sampler, random, size)
+    def __init__(self, drafter: CorrectedDrafter, batch: HeadBatch, random: RandomStream) -> None:
+        super().__init__(drafter, batch, random, drafter.model.config.context)
+        target, device = self.target, batch.prefill.logits.device
         self.tables = self.head.tables(target.embed, target.head, target.dtype)
-        tree, corrected, device = drafter.tree, drafter.corrected, prefill.logits.device
+        tree, corrected = drafter.tree, drafter.corrected
         nodes = [node for node, slot in enumerate(tree.slots) if 0 < slot <= corrected]
         places = [tree.chain[node] * corrected + tree.slots[node] - 1 for node in nodes]
         self.places = torch.tensor(places, dtype=torch.long, device=device)
@@ -160,30 +147,21 @@ class CorrectedSession(StateWindowSession):
 
 
 class Places(NamedTuple):
-    """m places of C chains, one chain after another: the fields of `Window`, [B, C * m, ...].
-
-    `known` is None where no grammar forces tokens.
-    """
+    """m places of C chains, one chain after another: the fields of `Window`, [B, C * m, ...]."""
 
     stood: Tensor
     tokens: Tensor
     p: Tensor
     noise: Tensor
-    known: Tensor | None
+    known: Tensor | None  # where a grammar forces tokens
 
 
 class Front(NamedTuple):
-    """The first places, where chains part.
+    """The first places, where chains part."""
 
-    Attributes:
-        branches: candidates at each of them; none for a single chain.
-        noise: [B, 1, V] Gumbel noise at each with more than one.
-        choices: [C, f] which of the candidates each chain goes through.
-    """
-
-    branches: tuple[int, ...]
-    noise: list[Tensor]
-    choices: Tensor
+    branches: tuple[int, ...]  # candidates at each of them; none for a single chain
+    noise: list[Tensor]  # [B, 1, V] Gumbel noise at each with more than one
+    choices: Tensor  # [C, f] which of the candidates each chain goes through
 
 
 def draw_corrected(
@@ -198,29 +176,18 @@ def draw_corrected(
     coupling: str,
     passes: int,
 ) -> Candidates:
-    """Draw m corrected places of C chains, pass after pass.
+    """Draw m corrected places of C chains, pass after pass: [B, C * m] candidates.
 
     In a pass the head reads what the pass before has drawn, and all places are drawn anew with the same
-    random numbers. After m passes each has been drawn given those before it; few come close, because
-    most tokens stay. Whatever their number, q of a place depends on random numbers and old drafts of the
-    places before it alone, so that its token is a draw from it.
+    random numbers. After m passes each has been drawn given those before it; few passes come close, as most
+    tokens stay. Always q of a place depends on random numbers and old drafts of the places before it alone.
 
     It computes tensors from tensors alone, all passes in one piece, so that it can be compiled whole.
 
     Args:
-        head: the corrector.
-        tables: of its target.
-        sampler: settings of the distribution that is promised.
-        stale: what is known of the window; the first of its n = m slots is the root's.
-        root: [B] the newest committed tokens.
+        stale: what is known of the window; the first of its n = m slots is that of the root [B].
         places: the corrected ones, as they are without correction.
         last: the draft that holds the old tokens.
-        front: where the chains part.
-        coupling: as of `WindowDrafter`.
-        passes: their number.
-
-    Returns:
-        [B, C * m] candidates.
     """
     chains, context = len(front.choices), stale.context
     same, other = head.rows(stale.states, stale.old, stale.is_known, tables)
@@ -251,13 +218,7 @@ def draw_corrected(
 
 
 def choose(first: Tensor, q: Tensor, front: Front) -> tuple[Tensor, Tensor]:
-    """The candidate of each chain at each place, and whether it could be drawn: [B, C, m] both.
-
-    Args:
-        first: [B, C, m] drawn from q [B, C * m, V].
-        q: distributions.
-        front: where the chains part.
-    """
+    """The candidate of each chain at each place, first [B, C, m], and whether it could be drawn."""
     drawable = torch.ones_like(first, dtype=torch.bool)
     if not front.branches:
         return first, drawable

@@ -161,8 +161,8 @@ class DraftModelSession(DraftSession):
         q = type(distributions[0]).stack([distributions[0], *distributions]) if distributions else None
         return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
 
-    def resize(self, size: int) -> None:
-        self.num_draft_tokens = size
+    def resize(self, choice: int) -> None:
+        self.num_draft_tokens = self.drafter.sizes[choice]
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
         self.unread += 1

@@ -1,11 +1,8 @@
 """EAGLE: a one-layer head on the target's hidden states grows a tree of candidates.
 
-EAGLE-1 (Li et al., 2401.15077) with static trees, EAGLE-2 (2406.16858) with dynamic ones; for images as in
-LANTERN (2410.03355). One head serves both, and every target whose
-hidden states can be tapped; EAGLE-3 (2503.01840) grows the same trees with another head.
-
-Candidates are always the likeliest ones. EAGLE-1 draws those of its static tree at random when it samples,
-and judges them by recursive rejection; ours are picked without chance, for which `sample_and_match` is exact.
+EAGLE-1 (Li et al., 2401.15077) with static trees, EAGLE-2 (2406.16858) with dynamic ones, LANTERN
+(2410.03355) for images, EAGLE-3 (2503.01840) with another head. EAGLE-1 draws the candidates of its tree at
+random when it samples; ours are always the likeliest ones, for which `sample_and_match` is exact.
 """
 
 from __future__ import annotations

@@ -107,12 +107,7 @@ class FeatureSession(HeadSession):
         embeddings: Sequence[Tensor],
         features: Sequence[Tensor],
     ) -> tuple[CacheState, Tensor | None]:
-        """Read the prompts into a cache, one at a time as the target does; it and their summary.
-
-        Args:
-            prompts: R.
-            embeddings, features: R tensors [1, L_r, d].
-        """
+        """Read R prompts [1, L_r, d] into a cache, one at a time as the target does; it and their summary."""
         device = self.target.device
         read = [self._prompt_rows(*each) for each in zip(prompts, embeddings, features, strict=True)]
         lengths = [made.lengths[0] + 1 for made in read]  # the newest token, whose row follows, counts
@@ -158,15 +153,7 @@ class FeatureSession(HeadSession):
         return take(hidden, accepted)
 
     def _read(self, features: Tensor, nodes: Nodes) -> Tensor:
-        """Read new nodes behind those that were read since the last commit.
-
-        Args:
-            features: [R, n, d] of the tokens before the nodes.
-            nodes: [B, n].
-
-        Returns:
-            [R, n, d] the head's state at them.
-        """
+        """Read nodes [B, n] behind what was read since the last commit, by features [R, n, d] before each."""
         self.passes += 1
         cache, nodes = self.state.cache, nodes.repeat_rows(self.copies)
         cache.begin_score(nodes.slots, nodes.extent)

@@ -156,8 +156,8 @@ class HeadDrafter(TrainedDrafter):
         return self.session(self, HeadBatch(self.fitted_target, requests, prefill, sampler))
 
     @property
-    def sizes(self) -> tuple[TreeShape, ...]:
-        return self.shape.sizes
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(shape.depth for shape in self.shape.sizes)
 
     def stopping_below(self, probability: float) -> Self:
         if not isinstance(self.shape, DynamicTree):
@@ -181,8 +181,8 @@ class HeadSession(DraftSession):
         self.target, self.sampler = batch.target, batch.sampler
         self.copies = len(batch.prompts) // len(batch.requests)
 
-    def resize(self, size: TreeShape) -> None:
-        self.shape = size
+    def resize(self, choice: int) -> None:
+        self.shape = self.drafter.shape.sizes[choice]
 
     def _guided(self, logits: Tensor) -> Tensor:
         """[R, w, V] logits of the head -> [B, w, V] in float32, both prompts combined by guidance."""

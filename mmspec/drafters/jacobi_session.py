@@ -1,11 +1,9 @@
 """Jacobi windows: the target drafts for itself, a window of places at a time.
 
 SJD (2410.01699); its redraw by maximal coupling (MC-SJD, 2510.24211; SJD-PAC, 2603.18599) or with shared
-Gumbel noise (GS, 2510.24211); the tree of SJD-PAC.
-
-Every round the target scores the window, the rule commits a part of it, and every place that is left is drawn
-anew from the target's p there. That p is the q of the new draft, however it was coupled with the old one.
-Commit and redraw are separate decisions with random numbers of their own.
+Gumbel noise (GS, 2510.24211); the tree of SJD-PAC. Every round the target scores the window, the rule commits
+a part of it, and every place that is left is drawn anew from the target's p there. That p is the q of the new
+draft, however it was coupled with the old one. Commit and redraw have random numbers of their own.
 """
 
 from __future__ import annotations
@@ -111,23 +109,15 @@ class WindowDrafter(Drafter):
 
 @dataclass(frozen=True)
 class Observed(Rows):
-    """The last draft of a window, and what became of it.
-
-    Attributes:
-        draft: without its q.
-        q: [B, n, V] what its tokens were drawn from, or packed; None for coupled ones.
-        p: the target's distribution after each node, likewise.
-        finite: [B, n] whether p is.
-        accepted: [B] number of accepted tokens.
-    """
+    """The last draft of a window, and what became of it."""
 
     row_fields = named("draft", "q", "p", "finite", "accepted")
 
-    draft: Draft
-    q: Tensor | SparseDistribution | None
-    p: Tensor | SparseDistribution
-    finite: Tensor
-    accepted: Tensor
+    draft: Draft  # without its q
+    q: Tensor | SparseDistribution | None  # [B, n, V] what its tokens were drawn from; None for coupled ones
+    p: Tensor | SparseDistribution  # the target's after each node
+    finite: Tensor  # [B, n] whether p is
+    accepted: Tensor  # [B] number of accepted tokens
 
     def joined(self, other: Observed, counts: tuple[int, int]) -> Observed:
         """Return what became of these rows, followed by others; rows with and without top-k may meet."""
@@ -139,25 +129,15 @@ class Observed(Rows):
 
 @dataclass(frozen=True)
 class Window:
-    """A new window: slot 0 holds the root, the others drafts.
+    """A new window of W slots: slot 0 holds the root, the others drafts."""
 
-    Attributes:
-        place: [B, W] output index of each slot.
-        tokens: [B, W].
-        p: [B, W, V] what each was drawn from.
-        node: [B, W] the node of the last draft that gave p.
-        stood: [B, W] the node of the last draft that stood in the slot; 0 where none did.
-        known: [B, W] the token that grammar or a neighbour put there, or FREE.
-        noise: [B, W, 3] or [B, W, V] what each was drawn with, if anything: uniforms, or Gumbel noise.
-    """
-
-    place: Tensor
-    tokens: Tensor
-    p: Tensor
-    node: Tensor
-    stood: Tensor
-    known: Tensor
-    noise: Tensor
+    place: Tensor  # [B, W] output index of each slot
+    tokens: Tensor  # [B, W]
+    p: Tensor  # [B, W, V] what each was drawn from
+    node: Tensor  # [B, W] the node of the last draft that gave p
+    stood: Tensor  # [B, W] the node of the last draft that stood in the slot; 0 where none did
+    known: Tensor  # [B, W] the token that grammar or a neighbour put there, or FREE
+    noise: Tensor  # [B, W, 3] uniforms or [B, W, V] Gumbel noise that each was drawn with
 
 
 class Candidates(NamedTuple):
@@ -292,18 +272,7 @@ class JacobiSession(DraftSession):
     def _initial(
         self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Choose what newly uncovered places are drawn from, where no token stands by grammar or neighbour.
-
-        Args:
-            p: [B, W, V] that of each slot; that of the edge where the target has not scored the place.
-            sound: [B, W] whether p is finite.
-            place: [B, W] output index of each slot.
-            covered: [B, W] whether the target has scored the place.
-            stood: [B, W] the node of the last draft that stood in the slot; 0 where none did.
-
-        Returns:
-            p and sound with those of the places that are not covered.
-        """
+        """Choose what places that the target has not scored (not `covered`) are drawn from; p and sound."""
         if self.drafter.init != "uniform":
             return p, sound
         return torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype)), sound | ~covered
@@ -318,13 +287,7 @@ class JacobiSession(DraftSession):
         return Candidates.join([whole.at(0), *levels])
 
     def _candidates(self, first: Candidates, place: Tensor, slot: int) -> Candidates:
-        """Make all candidates of a slot, which are the same behind every parent.
-
-        Args:
-            first: one candidate.
-            place: [B, W] output index of each slot.
-            slot: of the window, not the root's.
-        """
+        """Make all candidates of a slot, given the first one; they are the same behind every parent."""
         branch, parents = self.drafter.tree.branch(slot), self.drafter.tree.chains(slot)
         tokens, drawable, p = first
         if branch > 1:
@@ -342,12 +305,7 @@ class JacobiSession(DraftSession):
         return torch.where(likely & (old > 0) & seen.valid.gather(1, old), kept, tokens)
 
     def _edge(self, place: Tensor, scored: int) -> Tensor:
-        """[B, 1] last scored node that gave the p of a free place; that of a forced one is one-hot.
-
-        Args:
-            place: [B, 1] the place that node 0 gave the p of.
-            scored: number of scored nodes.
-        """
+        """[B, 1] last scored node that gave the p of a free place; place [B, 1] is that of node 0."""
         nodes = torch.arange(scored, device=place.device)
         return nodes.where(self.layout.forced(place + nodes) == FREE, 0).amax(-1, keepdim=True)
 
@@ -360,12 +318,7 @@ class JacobiSession(DraftSession):
         return torch.where(forced == FREE, copied, forced)
 
     def _redraw_noise(self, place: Tensor, p: Tensor) -> Tensor:
-        """[B, W, 3] uniforms of places [B, W], new in every round; or [B, W, V] Gumbel noise that stays.
-
-        Args:
-            place: output indices.
-            p: [B, W, V] for the number format.
-        """
+        """[B, W, 3] uniforms of places [B, W], new in every round; or [B, W, V] Gumbel noise that stays."""
         coupling = self.drafter.coupling
         if coupling in ("gumbel", "exact"):
             purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
@@ -373,10 +326,7 @@ class JacobiSession(DraftSession):
         return self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
 
     def _noise(self, place: Tensor, p: Tensor) -> Tensor:
-        """[B, n, V] Gumbel noise of further candidates at places [B, n], in the precision of p [B, ..., V].
-
-        That of the target finds those which it is likeliest to choose.
-        """
+        """[B, n, V] Gumbel noise of further candidates; the target's own finds what it likely chooses."""
         exact = self.drafter.coupling == "exact"
         random = self.random if exact else self.random.at(self.round)
         return random.gumbel(place, Purpose.TARGET if exact else Purpose.DRAFT, p.shape[-1], p.dtype)

@@ -134,8 +134,7 @@ class PacedDrafter(Drafter):
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
         session = self.inner.start(requests, prefill, sampler, random)
-        depths = [getattr(size, "depth", size) for size in self.inner.sizes]  # of a chain, its length
-        model = self.models.setdefault(len(requests), CostModel(depths))
+        model = self.models.setdefault(len(requests), CostModel(self.inner.sizes))
         nothing = None
         if self.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT):  # sampled kinds have a q
             nothing = Categorical(prefill.logits.new_zeros(len(requests), 1, prefill.logits.shape[-1]))
@@ -164,7 +163,7 @@ class PacedSession(DraftSession):
         self.choice, self.started, self.lengths = self.model.choose(), now, lengths
         if self.choice == PLAIN:
             return Draft.chain(canvas.root[:, None], self.drafter.kind, self.nothing)
-        self.inner.resize(self.drafter.inner.sizes[self.choice - 1])
+        self.inner.resize(self.choice - 1)
         draft = self.inner.propose(canvas)
         self.passes = self.inner.passes
         return draft

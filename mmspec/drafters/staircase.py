@@ -212,11 +212,7 @@ class StaircaseSession(DraftSession):
         return (1 + (self.rounds - 1) * self.drafter.window) // self.least_lag
 
     def _march(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Find the rows at work where nothing is drafted: each forward decides one cell of each of them.
-
-        Returns:
-            As of `_advance`.
-        """
+        """Find the rows at work, as `_advance`, where each forward decides one cell of each of them."""
         counts = [1]
         for grid in self.grids:
             begins = range(0, grid.rows * (lag := self.drafter.lag(grid.columns)), lag)
@@ -285,13 +281,7 @@ class StaircaseSession(DraftSession):
         return tokens, valid, Categorical(q)
 
     def _visible(self, slots: Tensor, here: Tensor, absent: int) -> Tensor:
-        """[B, A * n, m] the slots that each node sees: the places fed before it, and its own.
-
-        Args:
-            slots: [B, A, n] of the nodes.
-            here: [B, A, n] their places; 0 outside the image.
-            absent: the first slot behind the places.
-        """
+        """[B, A * n, m] the slots that nodes at places `here` see: those fed before, and their own."""
         slot = self.order[: absent + 2]
         own, place = slots.flatten(1)[:, :, None], here.flatten(1)[:, :, None]
         seen = pad(self.fed[:, None, :absent], (0, 2)) & (slot < place)

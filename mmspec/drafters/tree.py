@@ -214,17 +214,11 @@ def choose_tree(
 
 
 def best_first(rates: Sequence[Sequence[float]], nodes: int) -> list[int]:
-    """Build the tree of largest expected acceptance length (Medusa, 2401.10774, section 3.3).
+    """Build the tree of largest expected acceptance length (Medusa, 2401.10774, section 3.3): its parents.
 
-    A node's worth is the product of the rates along its path, as if heads were right independently of each
-    other; the nodes of most worth are taken one after another, parents and elder siblings first.
-
-    Args:
-        rates: by head and rank, the share of places whose token the head predicted at that rank.
-        nodes: of the tree, the root not counted; it has fewer where no more can be made.
-
-    Returns:
-        The parents of its nodes, the root (0) first, as `StaticTree` takes them.
+    A node's worth is the product of the rates along its path, by head and rank, as if heads were right
+    independently of each other; the nodes of most worth are taken one after another, parents and elder
+    siblings first. The tree has fewer `nodes` where no more can be made.
     """
     parents = [0]
     # worth of a candidate and of its parent, in order; its level and rank; its parent
@@ -247,15 +241,7 @@ def constant(index: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def renumber(parents: Tensor, chosen: Tensor) -> Tensor:
-    """Parents of the chosen nodes among themselves.
-
-    Args:
-        parents: [B, p] of the pool, by index in the pool; the root is its own.
-        chosen: [B, n] ascending indices that hold every chosen node's parent.
-
-    Returns:
-        [B, n] by index in `chosen`.
-    """
+    """[B, n] parents of the chosen nodes among themselves; both arguments are by index in the pool."""
     return torch.searchsorted(chosen.contiguous(), parents.gather(1, chosen))
 
 
@@ -299,14 +285,10 @@ class TreeGrowth:
         return Nodes(tokens, slots.expand(rows, count), depths, ancestors[:, -count:], deepest)
 
     def grow(self, log_p: Tensor) -> Tensor:
-        """Add the likeliest children of the nodes expanded last, and expand the best of these.
-
-        Args:
-            log_p: [B, w, V or V'] of the tokens after each node.
+        """Add the likeliest children of the nodes expanded last [B, w], and expand the best of them.
 
         Returns:
-            [B, w'] the parent, among the w nodes, of each node that is expanded now; of none at the last
-            level.
+            [B, w'] the parent, among the w nodes, of each node that is expanded now; none at the last level.
         """
         self.level += 1
         branch = self.shape.branch(self.level)

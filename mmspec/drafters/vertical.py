@@ -1,12 +1,9 @@
 """Vertical drafts of image tokens: a Jacobi window that is refilled from the row above, by a head.
 
 After SSD (2606.20543), whose head predicts the token below a cell from the target's state at the cell. Here
-it drafts the places of a window that the target has not scored yet, for which speculative Jacobi decoding
-(2410.01699) has no distribution of their own; from then on a place is drawn from the target's, coupled with
-its old draft.
-
-The q of such a place is the head's distribution. It depends on states of the round before alone, and the draw
-has random numbers of its own, so that any sound rule may judge it, whatever the head computes.
+it drafts the places of a window that the target has not scored yet; from then on a place is drawn from the
+target's distribution, coupled with its old draft. The head's q depends on states of the round before alone,
+and its draw has random numbers of its own, so that any sound rule may judge it, whatever the head computes.
 """
 
 from __future__ import annotations
@@ -18,9 +15,8 @@ from torch import Tensor
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.heads import HeadBatch
 from mmspec.drafters.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
 from mmspec.models.ssd import VerticalHead
@@ -30,16 +26,10 @@ __all__ = ["VerticalDrafter", "VerticalSession", "read_below"]
 
 
 def read_below(head: VerticalHead, target: CausalTarget, states: Tensor, is_code: Tensor) -> Tensor:
-    """Predict the tokens below cells.
+    """[B, n, V] guided logits of the tokens below cells, by the target's states [B, n, s] there.
 
     Args:
-        head: predicts final hidden states.
-        target: whose output matrix reads them out.
-        states: [B, n, s] at the cells.
-        is_code: [B or 1, 1, V] tokens that a cell may hold.
-
-    Returns:
-        [B, n, V] guided logits; -inf where a token is no code.
+        is_code: [B or 1, 1, V] tokens that a cell may hold; the others have -inf.
     """
     logits = target.head(head(states).to(target.dtype))
     return logits.masked_fill(~is_code, -torch.inf)
@@ -51,17 +41,9 @@ class VerticalSession(StateWindowSession):
     drafter: VerticalDrafter
     head: VerticalHead
 
-    def __init__(
-        self,
-        drafter: VerticalDrafter,
-        target: CausalTarget,
-        requests: Sequence[Request],
-        prefill: PromptOutput,
-        sampler: Sampler,
-        random: RandomStream,
-    ) -> None:
-        row = max(request.grid.stride for request in requests if request.grid is not None)
-        super().__init__(drafter, target, requests, prefill, sampler, random, row)
+    def __init__(self, drafter: VerticalDrafter, batch: HeadBatch, random: RandomStream) -> None:
+        row = max(request.grid.stride for request in batch.requests if request.grid is not None)
+        super().__init__(drafter, batch, random, row)
 
     def _initial(
         self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor

@@ -77,14 +77,12 @@ class WindowLayout:
         return torch.where(upper >= 0, upper, self.left(place, first))
 
     def copy(self, init: str, place: Tensor, first: Tensor, tokens: Tensor, recent: Tensor) -> Tensor:
-        """[B, n] token of each place's neighbour, as an initial draft.
+        """[B, n] token of each place's neighbour, "repeat" or "above", as an initial draft.
 
         Args:
-            init: "repeat" or "above".
             place: [B, n] consecutive places; the first of them is that of the newest emitted token.
             first: [B, 1] the first place that holds no token yet.
-            tokens: [B, n] the tokens in these places, as far as they have any.
-            recent: [B, reach] the newest tokens.
+            tokens, recent: [B, n] tokens in these places, where they have any; [B, reach] the newest.
         """
         known = torch.cat([recent, tokens[:, 1:]], 1)
         source = (self.left if init == "repeat" else self.above)(place, first)
@@ -162,17 +160,11 @@ class WindowTree:
 
 
 class LastDraft(NamedTuple):
-    """The last draft, as places are drawn anew with it.
-
-    Attributes:
-        tokens: [B, n].
-        valid: [B, n] False where one means nothing.
-        q: [B, n, V] what they were drawn from; None where new tokens are drawn independently of them.
-    """
+    """The last draft, as places are drawn anew with it: tokens [B, n], and which of them mean something."""
 
     tokens: Tensor
     valid: Tensor
-    q: Tensor | None
+    q: Tensor | None  # [B, n, V] of the tokens; None where new ones are drawn independently of them
 
     @staticmethod
     def of(draft: Draft, coupling: str) -> LastDraft:
@@ -182,17 +174,11 @@ class LastDraft(NamedTuple):
 
 
 def draw_coupled(coupling: str, p: Tensor, last: LastDraft, stood: Tensor, noise: Tensor) -> Tensor:
-    """Draw a token from each p [B, W, V], coupled with the place's old one.
+    """[B, W] a token from each new distribution p [B, W, V], coupled with the place's old one.
 
     Args:
-        coupling: as of `WindowDrafter`.
-        p: new distributions.
-        last: the draft that holds the old tokens.
-        stood: [B, W] the node that held the place's old token; 0 where it had none.
+        stood: [B, W] the node of the last draft that held the place's old token; 0 where it had none.
         noise: [B, W, 3] uniforms, new in every round; or [B, W, V] Gumbel noise that stays.
-
-    Returns:
-        [B, W].
     """
     if coupling in ("gumbel", "exact"):
         return (p.log() + noise).argmax(-1)
@@ -204,13 +190,7 @@ def draw_coupled(coupling: str, p: Tensor, last: LastDraft, stood: Tensor, noise
 def ranked_candidates(first: Tensor, p: Tensor, noise: Tensor, branch: int) -> tuple[Tensor, Tensor]:
     """Draw further candidates without replacement: [B, n, branch] all, and whether each could be drawn.
 
-    By the Gumbel top-k trick (Kool et al., 1903.06059), the first candidate taken out.
-
-    Args:
-        first: [B, n] drawn from p [B, n, V].
-        p: distributions.
-        noise: [B, 1, V] Gumbel noise.
-        branch: number of candidates, the first included.
+    By the Gumbel top-k trick with noise [B, 1, V] (Kool et al., 1903.06059), the first [B, n] of p taken out.
     """
     left = p.scatter(-1, first[..., None], 0.0)
     further = (left.log() + noise).topk(branch - 1, dim=-1).indices

@@ -18,11 +18,10 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import RowField, Rows, named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Verdict
-from mmspec.drafters.heads import TrainedDrafter
+from mmspec.drafters.heads import HeadBatch, TrainedDrafter
 from mmspec.drafters.jacobi_session import JacobiSession, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.models.feature_head import WindowHead
-from mmspec.targets.causal import CausalTarget
 
 __all__ = ["Read", "StateWindowDrafter", "StateWindowSession", "codebook_sample", "learnt_images"]
 
@@ -31,19 +30,13 @@ SAMPLED = 16  # numbers of a codebook
 
 @dataclass(frozen=True)
 class Read(Rows):
-    """Tokens, hidden states and logits of a draft that the target has scored.
-
-    Attributes:
-        tokens: [B, n] of its nodes; FREE for the end of a prompt.
-        states: [B, n, s] what is kept of the target's.
-        logits: [B, n, V] guided, not warped.
-    """
+    """Tokens, hidden states and logits of a draft that the target has scored."""
 
     row_fields = named("tokens", "states", "logits")
 
-    tokens: Tensor
-    states: Tensor
-    logits: Tensor
+    tokens: Tensor  # [B, n] of its nodes; FREE for the end of a prompt
+    states: Tensor  # [B, n, s] what is kept of the target's
+    logits: Tensor  # [B, n, V] guided, not warped
 
 
 class StateWindowSession(JacobiSession):
@@ -65,21 +58,15 @@ class StateWindowSession(JacobiSession):
     )
 
     def __init__(
-        self,
-        drafter: StateWindowDrafter,
-        target: CausalTarget,
-        requests: Sequence[Request],
-        prefill: PromptOutput,
-        sampler: Sampler,
-        random: RandomStream,
-        size: int,
+        self, drafter: StateWindowDrafter, batch: HeadBatch, random: RandomStream, size: int
     ) -> None:
-        super().__init__(drafter, requests, prefill, sampler, random)
-        self.head, self.target = drafter.model, target
-        rows, device = len(requests), prefill.logits.device
+        prefill = batch.prefill
+        super().__init__(drafter, batch.requests, prefill, batch.sampler, random)
+        self.head, self.target = drafter.model, batch.target
+        rows, device = len(batch.requests), prefill.logits.device
         last = {tap: torch.cat([each[:, -1:] for each in states]) for tap, states in prefill.taps.items()}
         tokens = torch.full((rows, 1), FREE, device=device)
-        self.read = Read(tokens, self._kept(self.head.join(last, rows)), sampler.guided(prefill.logits))
+        self.read = Read(tokens, self._kept(self.head.join(last, rows)), batch.sampler.guided(prefill.logits))
         self.committed = self.read.states.new_zeros(rows, size, self.read.states.shape[-1])
         self.words = tokens.expand(-1, size)
         self.count = torch.zeros(rows, dtype=torch.long, device=device)
@@ -138,7 +125,7 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
         for request in requests:
             self.require_room(request.grid, prefill.logits.shape[-1])
             self._check_grid(request.grid)
-        return self.session(self, target, requests, prefill, sampler, random)
+        return self.session(self, HeadBatch(target, requests, prefill, sampler), random)
 
     def _check_grid(self, grid: ImageGrid | None) -> None:
         """Raise InputError unless the rows of an image are as long as the head knows them."""

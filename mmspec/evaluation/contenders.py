@@ -1,6 +1,6 @@
 """Pipelines under evaluation, with one accelerator after another on the same model.
 
-A pipeline is known by `AnyPipeline` and its two kinds alone: evaluation stands on a floor below pipelines.
+A pipeline is known by `AnyPipeline` alone: evaluation stands on a floor below pipelines.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ __all__ = [
     "GENERATE",
     "AnyPipeline",
     "Contender",
-    "DrawingPipeline",
-    "TextPipeline",
     "contender",
     "count_parameters",
     "decode_conversations",
@@ -44,61 +42,26 @@ GENERATE = "generate"
 
 
 class AnyPipeline(Protocol):
-    """Interface of every pipeline, as far as evaluation uses it."""
+    """Interface of a pipeline, of text or of images, as far as evaluation uses it."""
 
     model: Any
     target: Any
     accelerator: Any
+    processor: Any
     draft_processor: Any
 
-    def set_accelerator(self, accelerator: str, **options: Any) -> Any:
-        """Swap the accelerator."""
-        ...
+    def set_accelerator(self, accelerator: str, **options: Any) -> Any: ...
+
+    def __call__(self, prompt: Any = None, **settings: Any) -> Any: ...
 
     @property
-    def device(self) -> torch.device:
-        """Device of the inputs."""
-        ...
+    def device(self) -> torch.device: ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Number format of the weights."""
-        ...
-
-
-class TextPipeline(AnyPipeline, Protocol):
-    """Interface of a text pipeline, as far as evaluation uses it."""
-
-    processor: Any
-
-    def __call__(self, prompt: Any, images: Any = None, videos: Any = None, **settings: Any) -> Any:
-        """Generate text."""
-        ...
+    def dtype(self) -> torch.dtype: ...
 
     @property
-    def tokenizer(self) -> Any:
-        """The processor's tokenizer."""
-        ...
-
-
-class DrawingPipeline(AnyPipeline, Protocol):
-    """Interface of an image pipeline, as far as evaluation uses it."""
-
-    def __call__(self, prompt: Any = None, **settings: Any) -> Any:
-        """Generate images."""
-        ...
-
-    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> Any:
-        """Set up a call, whose rounds can be watched."""
-        ...
-
-    def latents(self, grid: Any, rows: Sequence[Any]) -> Tensor:
-        """Tokens of images in their places."""
-        ...
-
-    def pixels(self, grid: Any, latents: Tensor) -> Tensor:
-        """Images of tokens in their places."""
-        ...
+    def tokenizer(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -192,11 +155,8 @@ def decode_conversations(
 ) -> Decoded:
     """Decode all conversations of a batch, turn by turn; later turns see the answers to earlier ones.
 
-    Args:
-        pipe: the pipeline, or what is called like one.
-        batch: conversations; row i of the n-th turn is that of the i-th conversation that has one.
-        seeds: one for each conversation, for sampling.
-        settings: of the calls.
+    Row i of the n-th turn is that of the i-th conversation that has one. `pipe` is a pipeline or what is
+    called like one; `seeds` has one for each conversation; `settings` are of the calls.
     """
     conversations = [_Conversation(example, pipe.processor) for example in batch]
     tokens: list[list[int]] = [[] for _ in batch]
@@ -218,7 +178,7 @@ def decode_conversations(
     return Decoded(tokens, stats)
 
 
-def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
+def reference_inputs(pipe: AnyPipeline, example: Example) -> dict[str, Any]:
     """Arguments of transformers' `model.generate` for the first turn, made without any code of ours.
 
     Raises:
@@ -231,7 +191,7 @@ def reference_inputs(pipe: TextPipeline, example: Example) -> dict[str, Any]:
 
 
 def encode_prompts(
-    pipe: TextPipeline, prompts: Sequence[Any], images: Sequence[Any], **padding: Any
+    pipe: AnyPipeline, prompts: Sequence[Any], images: Sequence[Any], **padding: Any
 ) -> dict[str, Any]:
     """Encode prompts as arguments of `model.generate`, by the model's processor alone.
 
@@ -307,17 +267,8 @@ class _Conversation:
         self._messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
 
 
-def decode_images(
-    pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
-) -> Decoded:
-    """Draw all examples of a batch together.
-
-    Args:
-        pipe: the pipeline.
-        batch: prompts; or classes, all of them.
-        seeds: one for each.
-        settings: of the call.
-    """
+def decode_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
+    """Draw all examples of a batch together: prompts, or classes; with a seed for each."""
     prompt, what = subject_of(batch)
     output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
     return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds, output.images)
@@ -329,9 +280,7 @@ def as_list(row: Any) -> list[Any]:
     return values
 
 
-def prepare_images(
-    pipe: DrawingPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
-) -> Any:
+def prepare_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Any:
     """Set up what `decode_images` decodes: the call, whose rounds can be watched."""
     prompt, what = subject_of(batch)
     return pipe.prepare(prompt, {"seed": list(seeds), "batch_size": len(batch), **settings}, **what)
@@ -377,15 +326,11 @@ def count_parameters(accelerator: Accelerator) -> int:
 
 
 def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
-    """Describe an accelerator's window and promise, which a report states beside its figures.
-
-    Args:
-        accelerator: fitted.
+    """Describe a fitted accelerator's window and promise, which a report states beside its figures.
 
     Returns:
-        `window`: nodes that one forward feeds at most.
-        `promise`: "exact", "tv<=x", "approximate", or "lossy" with its bound in words or "no bound".
-        `keeps`: what "exact" refers to, where that has to be said.
+        `window`: nodes that one forward feeds at most; `promise`: "exact", "tv<=x", "approximate", or "lossy"
+        with its bound in words or "no bound"; `keeps`: what "exact" refers to, where that has to be said.
     """
     drafter, promise = accelerator.drafter, accelerator.exactness
     bound = accelerator.rule.bound if drafter.exactness == "exact" else None

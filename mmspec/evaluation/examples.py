@@ -1,7 +1,4 @@
-"""Examples for checks and timings: scenes, or the user's own images.
-
-Knows nothing of models.
-"""
+"""Examples for checks and timings: scenes, or the user's own images."""
 
 from __future__ import annotations
 
@@ -82,11 +79,7 @@ def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
 
 
 def read_tasks(text: str, *others: str) -> tuple[str, ...]:
-    """Read tasks with commas between; "all" is every single one.
-
-    Args:
-        text: as the command line has it.
-        others: further names that an error may suggest.
+    """Read tasks with commas between; "all" is every single one; an error may suggest `others` too.
 
     Raises:
         InputError: no such task.

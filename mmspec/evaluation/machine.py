@@ -44,7 +44,6 @@ OPTIONAL = {
     "pycocoevalcap": ("CIDEr of texts", 'pip install "mmspec[eval]"'),
     "rouge-score": ("ROUGE of texts", 'pip install "mmspec[eval]"'),
     "sacrebleu": ("BLEU of texts", 'pip install "mmspec[eval]"'),
-    "torchmetrics": ("mmspec evaluate images", 'pip install "mmspec[eval]"'),
     "torch-fidelity": ("the features of Inception", 'pip install "mmspec[eval]"'),
     "ray": ("--ray: many workers", 'pip install "mmspec[ray]"'),
     "gradio": ("mmspec demo", 'pip install "mmspec[demo]"'),
@@ -56,11 +55,7 @@ OPTIONAL = {
 
 
 def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
-    """List versions, devices, packages, kernels and accelerators; changes nothing.
-
-    Args:
-        accelerators: the table of presets.
-    """
+    """List versions, devices, packages, kernels and the accelerators of a table of presets."""
     return {
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
         "python": platform.python_version(),

@@ -20,10 +20,7 @@ __all__ = ["examine_model"]
 
 
 def examine_model(source: str) -> dict[str, Any]:
-    """Examine a model by its config alone, on the meta device.
-
-    Args:
-        source: folder, hub id or GGUF file.
+    """Examine the model of a folder, hub id or GGUF file by its config alone, on the meta device.
 
     Returns:
         `ok`, and `problem` if it is not; else its layers by kind, the bytes that a token, a row and a drafted

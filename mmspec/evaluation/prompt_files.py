@@ -36,11 +36,7 @@ MAX_HEADER = 10_000  # characters; a longer first line is no table's
 
 
 def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example]:
-    """Read the first prompts of a file, in the format that its content shows.
-
-    Args:
-        path: the file; see the table of this module.
-        count: the most prompts to take; None takes all.
+    """Read the first `count` prompts of a file, or all, in the format that its content shows.
 
     Raises:
         InputError: no such file, no prompt in it, or a line that cannot be used or names an image that is not

@@ -1,8 +1,4 @@
-"""Load images and videos from anywhere: one exception class, limits first, nothing that can hang.
-
-`load_image`, `load_images` and `load_video` take whatever a caller is likely to have; `fetch` downloads;
-`MediaLimits` holds every limit. Importing this imports neither torch nor a video library.
-"""
+"""Load images and videos from anywhere, within limits, with one exception class; imports no torch."""
 
 from mmspec.media.fetch import fetch
 from mmspec.media.images import load_image, load_images

@@ -43,8 +43,7 @@ class Reader(Protocol):
 
     Attributes:
         timestamps: float64 [total], seconds at which each frame is shown, in ascending order.
-        width: columns of a frame as shown, turned and mirrored.
-        height: rows of a frame as shown.
+        width, height: of a frame as shown, turned and mirrored.
     """
 
     timestamps: np.ndarray
@@ -82,7 +81,6 @@ class DecordReader:
         self.height, self.width, _ = upright(self.video[0].asnumpy(), self.matrix).shape
 
     def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
-        """Yield uint8 [height, width, 3] for ascending indices."""
         for index in indices:
             yield upright(self.video[index].asnumpy(), self.matrix)
 
@@ -119,7 +117,6 @@ class PyAVReader:
         self.width, self.height = sides[::-1] if is_lying(self.matrix) else sides
 
     def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
-        """Yield uint8 [height, width, 3] for ascending indices."""
         last = None  # pts of the frame decoded last
         for index in indices:
             wanted = self.pts[index]
@@ -148,7 +145,6 @@ class PillowReader:
         self.width, self.height = self.image.size
 
     def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
-        """Yield uint8 [height, width, 3] for ascending indices."""
         from PIL import Image
 
         for index in indices:
@@ -195,10 +191,7 @@ def is_lying(matrix: Matrix) -> bool:
 
 
 def without_matrix(data: bytes) -> tuple[bytes, Matrix]:
-    """Put the identity for the display matrices of an MP4 or MOV file; returns what they were, multiplied.
-
-    One is the first video track's, the other the movie's.
-    """
+    """Take the display matrices of track and movie out of an MP4 or MOV file; return both, multiplied."""
     a, b, c, d = IDENTITY
     for path, offset in ((b"trak tkhd", 40), (b"mvhd", 36)):
         for start in video_boxes(data, path):
@@ -235,14 +228,10 @@ def video_boxes(data: bytes, path: bytes) -> Iterator[int]:
     for kind in path.split():
         found = [inner for box in found for inner in boxes(data, *box, kind)]
         if kind == b"trak":
-            found = [track for track in found if is_video(data, track)][:1]
+            media = [(track, box) for track in found for box in boxes(data, *track, b"mdia")]
+            handlers = [(track, start) for track, box in media for start, _ in boxes(data, *box, b"hdlr")]
+            found = [track for track, start in handlers if data[start + 8 : start + 12] == b"vide"][:1]
     yield from (start for start, _ in found)
-
-
-def is_video(data: bytes, track: tuple[int, int]) -> bool:
-    """True for a track of an MP4 or MOV file that holds a video."""
-    handlers = [box for media in boxes(data, *track, b"mdia") for box in boxes(data, *media, b"hdlr")]
-    return any(data[start + 8 : start + 12] == b"vide" for start, _ in handlers)
 
 
 def boxes(data: bytes, start: int, end: int, kind: bytes) -> Iterator[tuple[int, int]]:

@@ -128,15 +128,10 @@ def load_image(
 def load_images(
     sources: object, *, argument: str = "images", limits: MediaLimits = DEFAULT_LIMITS
 ) -> list[Image.Image]:
-    """Load several images; errors name the place in the list (`images[2]`).
-
-    Args:
-        sources: a list or tuple of what `load_image` takes, or one of these alone.
-        argument: the argument that errors name.
-        limits: the limits to keep, each for every image.
+    """Load a list or tuple of what `load_image` takes, or one of these alone.
 
     Raises:
-        MediaError: an empty list, or what `load_image` raises.
+        MediaError: an empty list, or what `load_image` raises, with the place in the list (`images[2]`).
     """
     if not isinstance(sources, list | tuple):
         return [load_image(sources, argument=argument, limits=limits)]
@@ -217,13 +212,7 @@ def data_url(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
 
 
 def encode_image(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
-    """Encode an image as the base64 of a file.
-
-    Args:
-        image: any mode that the kind of file takes.
-        kind: Pillow's name of the format.
-        options: of Pillow's `save`, such as `quality`.
-    """
+    """Encode an image as the base64 of a file of Pillow's format `kind`; options are of its `save`."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return base64.b64encode(file.getvalue()).decode()

@@ -1,7 +1,4 @@
-"""Limits of images, videos and downloads, and the words of a refusal.
-
-Knows nothing of formats, files or networks.
-"""
+"""Limits of images, videos and downloads, and the words of a refusal."""
 
 from __future__ import annotations
 
@@ -82,8 +79,7 @@ def check_size(width: int, height: int, what: str, *, argument: str, limits: Med
     """Refuse an image by its size in pixels and its aspect ratio, before anything is decoded.
 
     Args:
-        width: columns.
-        height: rows.
+        width, height: columns and rows.
         what: what has this size, with its article ("a PNG image").
         argument: the argument that the error names.
         limits: `max_pixels` and `max_aspect` apply.

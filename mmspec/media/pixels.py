@@ -34,16 +34,10 @@ def is_array(value: object) -> bool:
 
 
 def to_pixels(array: Any, *, argument: str, limits: MediaLimits) -> np.ndarray:
-    """Convert one image to 8 bits, channels last.
+    """Convert one image, an array or tensor, to 8 bits, channels last: uint8 [H, W] or [H, W, C].
 
-    Args:
-        array: numpy array or torch tensor, [H, W], [H, W, C] or [C, H, W], with C = 1, 3 or 4. Where both
-            layouts fit, arrays are read as channels last and tensors as channels first.
-        argument: the argument that errors name.
-        limits: `max_pixels` and `max_aspect` apply.
-
-    Returns:
-        uint8 [H, W] for one channel, else [H, W, C].
+    It is [H, W], [H, W, C] or [C, H, W], with C = 1, 3 or 4. Where both layouts fit, arrays are read as
+    channels last and tensors as channels first.
 
     Raises:
         MediaError: another shape, too large, or values that the module's table does not allow.

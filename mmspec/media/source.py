@@ -1,7 +1,4 @@
-"""Read a path, `data:` URL or address as bytes, without blocking and never more than is allowed.
-
-Knows paths, `data:` URLs and the first bytes of file formats; decodes nothing.
-"""
+"""Read a path, `data:` URL or address as bytes, without blocking and never more than is allowed."""
 
 from __future__ import annotations
 
@@ -75,12 +72,10 @@ def file_format(data: bytes) -> str:
 
 
 def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes: str, kind: str) -> bytes:
-    """Read an image or a video as bytes.
+    """Read an image or a video as bytes, from a path (str or Path), bytes, a `data:` URL, or an http(s) URL.
 
     Args:
-        source: a path (str or Path), bytes, a `data:` URL, or an http(s) URL.
-        argument: the argument that errors name.
-        limits: the limits to keep.
+        source, argument, limits: as of `load_image`.
         max_bytes: the field of `limits` that bounds the size: "max_bytes" or "max_video_bytes".
         kind: "image" or "video"; a `data:` URL must declare a media type of this kind.
 

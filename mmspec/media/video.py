@@ -28,15 +28,17 @@ from mmspec.media.limits import DEFAULT_LIMITS, Described, MediaLimits, check_si
 from mmspec.media.pixels import is_array
 from mmspec.media.source import file_format, read_source
 
-__all__ = [
-    "Video",
-    "check_frames",
-    "check_request",
-    "choose_frames",
-    "load_video",
-    "mean_rate",
-    "sample_indices",
-]
+__all__ = ["Video", "load_video", "sample_indices"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a video, by numbers that have been checked; the argument that errors name; limits."""
+
+    num_frames: int | None
+    fps: float | None
+    argument: str
+    limits: MediaLimits
 
 
 def sample_indices(
@@ -78,8 +80,8 @@ def mean_rate(timestamps: np.ndarray) -> float | None:
     return round((len(timestamps) - 1) / span, 3) if span > 0 else None
 
 
-def check_request(num_frames: object, fps: object, *, limits: MediaLimits) -> tuple[int | None, float | None]:
-    """Check a request before the video is opened; return `num_frames` and `fps` as plain numbers.
+def check_request(num_frames: object, fps: object, argument: str, limits: MediaLimits) -> Request:
+    """Check a request before the video is opened.
 
     Raises:
         MediaError: both given, not numbers, not positive, or more frames than `max_frames`.
@@ -94,9 +96,9 @@ def check_request(num_frames: object, fps: object, *, limits: MediaLimits) -> tu
         if not 0 < rate < math.inf:
             got = fps if rate < math.inf else rate
             raise MediaError("fps", got, "a finite number above 0, at most the frame rate of the video")
-        return None, rate
+        return Request(None, rate, argument, limits)
     if num_frames is None:
-        return None, None
+        return Request(None, None, argument, limits)
     whole = f"a whole number, 1..{limits.max_frames}: {limits.allows('max_frames', 'frames')}"
     try:
         count = operator.index(num_frames)  # type: ignore[arg-type]
@@ -104,29 +106,21 @@ def check_request(num_frames: object, fps: object, *, limits: MediaLimits) -> tu
         raise MediaError("num_frames", num_frames, whole) from error
     if isinstance(num_frames, bool) or not 1 <= count <= limits.max_frames:
         raise MediaError("num_frames", num_frames, whole)
-    return count, None
+    return Request(count, None, argument, limits)
 
 
 def choose_frames(
-    total: int,
-    timestamps: np.ndarray | None,
-    *,
-    num_frames: int | None,
-    fps: float | None,
-    most: int,
-    argument: str,
-    limits: MediaLimits,
+    total: int, timestamps: np.ndarray | None, most: int, size: tuple[int, int], request: Request
 ) -> np.ndarray:
     """Sample as `sample_indices` does, after checking the request against the video.
 
-    Args:
-        total, timestamps, num_frames, fps: see there.
-        most: frames of a video with times that are taken where neither number is given.
-        argument, limits: of errors.
+    Where neither number is given, `most` frames are taken of a video with times, and all of others.
 
     Raises:
-        MediaError: more frames than the video has, a rate above its own, or more than `max_frames`.
+        MediaError: more frames than the video has, a rate above its own, or more frames or pixels of this
+            size (width, height) than the limits allow.
     """
+    num_frames, fps, limits = request.num_frames, request.fps, request.limits
     rate = None if timestamps is None else mean_rate(timestamps)
     if num_frames is not None and num_frames > total:
         raise MediaError("num_frames", num_frames, f"this video has {total:,} frames; pass 1..{total}")
@@ -140,19 +134,14 @@ def choose_frames(
     if count > limits.max_frames:
         instead = "num_frames" if fps is None else "num_frames or a lower fps"
         allowed = f"pass {instead}: {limits.allows('max_frames', 'frames')}"
-        raise MediaError(argument, Described(f"{count:,} frames to take"), allowed)
-    return sample_indices(total, timestamps, num_frames=num_frames, fps=fps)
-
-
-def check_frames(count: int, width: int, height: int, *, argument: str, limits: MediaLimits) -> None:
-    """Refuse more pixels in all frames together than `max_video_pixels`.
-
-    Raises:
-        MediaError: too many.
-    """
-    if count * width * height > limits.max_video_pixels:
-        taken = Described(f"{count} frames of {width:,} x {height:,} pixels to take")
-        raise MediaError(argument, taken, f"take fewer: {limits.allows('max_video_pixels', 'pixels in all')}")
+        raise MediaError(request.argument, Described(f"{count:,} frames to take"), allowed)
+    indices = sample_indices(total, timestamps, num_frames=num_frames, fps=fps)
+    width, height = size
+    if len(indices) * width * height > limits.max_video_pixels:
+        taken = Described(f"{len(indices)} frames of {width:,} x {height:,} pixels to take")
+        allowed = f"take fewer: {limits.allows('max_video_pixels', 'pixels in all')}"
+        raise MediaError(request.argument, taken, allowed)
+    return indices
 
 
 _FORMATS = ("MP4", "Matroska or WebM", "AVI", "GIF")
@@ -234,9 +223,9 @@ def load_video(
             over a limit, those of time and memory for decoding included.
         MissingDependencyError: neither decord nor PyAV is installed.
     """
-    num_frames, fps = check_request(num_frames, fps, limits=limits)
+    request = check_request(num_frames, fps, argument, limits)
     if isinstance(source, list | tuple) or is_array(source):
-        return _from_frames(source, num_frames, fps, argument, limits)
+        return _from_frames(source, request)
     if isinstance(source, Image.Image):
         raise MediaError(argument, Described("one image"), "pass a video, or a list of frames")
     data = read_source(source, argument=argument, limits=limits, max_bytes="max_video_bytes", kind="video")
@@ -250,49 +239,37 @@ def load_video(
         check_size(width, height, "a GIF", argument=argument, limits=limits)
     if not readers:
         raise MissingDependencyError("reading videos needs PyAV: pip install av")
-    return _decode(data, readers, num_frames, fps, argument, limits)
+    return _decode(data, readers, request)
 
 
-def _from_frames(
-    source: Any, num_frames: int | None, fps: float | None, argument: str, limits: MediaLimits
-) -> Video:
-    if fps is not None:
-        raise MediaError("fps", fps, "a list of frames has no times; pass num_frames")
+def _from_frames(source: Any, request: Request) -> Video:
+    argument, limits, total = request.argument, request.limits, len(source)
+    if request.fps is not None:
+        raise MediaError("fps", request.fps, "a list of frames has no times; pass num_frames")
     if is_array(source) and len(source.shape) != 4:
         raise MediaError(argument, source, "an array of frames is [T, H, W, C] or [T, C, H, W]")
-    total = len(source)
     if total == 0:
         raise MediaError(argument, Described("no frames"), "pass at least one frame")
-    indices = choose_frames(
-        total, None, num_frames=num_frames, fps=None, most=total, argument=argument, limits=limits
-    )
-    frames: Any = None
+    # frame 0 is the first of every sample
+    first = np.asarray(load_image(source[0], argument=f"{argument}[0]", limits=limits))  # [H, W, 3]
+    height, width = first.shape[:2]
+    indices = choose_frames(total, None, total, (width, height), request)
+    frames = np.empty((len(indices), *first.shape), np.uint8)
     for place, index in enumerate(indices.tolist()):
         name = f"{argument}[{index}]"
-        frame = np.asarray(load_image(source[index], argument=name, limits=limits))  # [H, W, 3]
-        height, width = frame.shape[:2]
-        if place == 0:
-            check_frames(len(indices), width, height, argument=argument, limits=limits)
-            frames = np.empty((len(indices), height, width, 3), np.uint8)
-        elif frame.shape != frames.shape[1:]:
-            size = Described(f"a frame of {width} x {height} pixels")
-            allowed = f"the first one has {frames.shape[2]} x {frames.shape[1]}; all must agree"
-            raise MediaError(name, size, allowed)
+        frame = np.asarray(load_image(source[index], argument=name, limits=limits)) if index else first
+        if frame.shape != first.shape:
+            size = Described(f"a frame of {frame.shape[1]} x {frame.shape[0]} pixels")
+            raise MediaError(name, size, f"the first one has {width} x {height}; all must agree")
         frames[place] = frame
     return Video(frames, indices, total, timestamps=None, fps=None, backend="frames")
 
 
-def _decode(
-    data: bytes,
-    readers: list[str],
-    num_frames: int | None,
-    fps: float | None,
-    argument: str,
-    limits: MediaLimits,
-) -> Video:
+def _decode(data: bytes, readers: list[str], request: Request) -> Video:
     """Decode in a child process, and end that process whatever happens."""
     # Not multiprocessing: its spawn runs the user's main script again, its fork copies locks that other
     # threads hold.
+    limits = request.limits
     program = str(Path(__file__).with_name("decode_child.py"))
     numbers = (len(data), math.ceil(limits.decode_timeout_s), int(limits.decode_memory_bytes))
     command = [sys.executable, "-P", program, *map(str, numbers), *readers]
@@ -314,29 +291,23 @@ def _decode(
         timer.daemon = True
         timer.start()
         try:
-            return _converse(child, data, num_frames, fps, argument, limits)
+            return _converse(child, data, request)
         except (BrokenPipeError, EOFError, json.JSONDecodeError) as error:
             if is_late.is_set():
                 allowed = limits.allows("decode_timeout_s", "seconds to decode one video")
             else:
                 allowed = "it cannot be decoded: damaged, cut short, or more than the decoder may take: "
                 allowed += limits.allows("decode_memory_bytes", "bytes")
-            raise MediaError(argument, Described(f"{file_format(data)} data"), allowed) from error
+            raise MediaError(request.argument, Described(f"{file_format(data)} data"), allowed) from error
         finally:
             timer.cancel()
             child.kill()
             timer.join()  # it is awake for an instant only; no thread outlives the call
 
 
-def _converse(
-    child: subprocess.Popen[bytes],
-    data: bytes,
-    num_frames: int | None,
-    fps: float | None,
-    argument: str,
-    limits: MediaLimits,
-) -> Video:
+def _converse(child: subprocess.Popen[bytes], data: bytes, request: Request) -> Video:
     """Exchange data with the child as `decode_child.py` describes; trust nothing that it sends."""
+    argument, limits = request.argument, request.limits
     if child.stdin is None or child.stdout is None:
         raise EOFError("the child has no pipes")
     child.stdin.write(data)
@@ -359,10 +330,7 @@ def _converse(
         raise MediaError(argument, Described(f"a video of {seconds:.1f} seconds"), allowed)
     timestamps = timestamps - timestamps[0]
     most = min(limits.max_frames, max(1, limits.max_video_pixels // (width * height)))
-    indices = choose_frames(
-        total, timestamps, num_frames=num_frames, fps=fps, most=most, argument=argument, limits=limits
-    )
-    check_frames(len(indices), width, height, argument=argument, limits=limits)
+    indices = choose_frames(total, timestamps, most, (width, height), request)
     child.stdin.write(json.dumps(indices.tolist()).encode() + b"\n")
     child.stdin.flush()
     frames = np.empty((len(indices), height, width, 3), np.uint8)

@@ -100,11 +100,7 @@ def locate(source: str, name: str, where: dict[str, Any]) -> Path | None:
 
 
 def find_base(path: Path, base: str) -> str:
-    """The base that a config names: a folder beside the adapter, one from here, or a hub id.
-
-    Raises:
-        CheckpointError: it is written as a path, and there is no such folder.
-    """
+    """The base that a config names: a folder beside the adapter, one from here, or a hub id."""
     places = [path.parent / base, Path(base).expanduser()]
     if (found := next((place for place in places if place.is_dir()), None)) is not None:
         return str(found)

@@ -28,13 +28,7 @@ CLASSES: dict[str, Any] = {
 
 @strict
 class AssistantHeadConfig(HeadConfig):
-    """Config of an assistant as a head.
-
-    Attributes:
-        hidden_size: of the target.
-        target_type: model type of the target's language model.
-        num_draft_tokens, depth, top_k: the dynamic tree that it grows where nothing else is asked for.
-    """
+    """Config of an assistant as a head."""
 
     model_type = "mmspec_assistant"
 
@@ -44,12 +38,7 @@ class AssistantHeadConfig(HeadConfig):
 
 
 class AssistantHead(DraftingHead):
-    """An assistant of transformers, whose keys and values are those of two of its target's layers.
-
-    Args:
-        config: of the head.
-        assistant: the model.
-    """
+    """An assistant of transformers, whose keys and values are those of two of its target's layers."""
 
     config: AssistantHeadConfig
     config_class = AssistantHeadConfig
@@ -62,11 +51,7 @@ class AssistantHead(DraftingHead):
 
     @classmethod
     def adopt(cls, assistant: PreTrainedModel) -> AssistantHead:
-        """Make a head of a loaded assistant.
-
-        Raises:
-            CheckpointError: it is another model.
-        """
+        """Make a head of a loaded assistant."""
         if not isinstance(assistant, tuple(CLASSES.values())):
             raise CheckpointError("drafter", type(assistant).__name__, "an assistant of Gemma 4")
         config: Any = assistant.config
@@ -128,15 +113,7 @@ def all_shared(config: Any) -> Any:
 
 
 def read_official(folder: Path, target: PreTrainedConfig) -> AssistantHead | None:
-    """Load the assistant in a folder; None if it holds none.
-
-    Args:
-        folder: as Google publishes it.
-        target: unused; the assistant says what it is for.
-
-    Raises:
-        CheckpointError: it cannot be loaded.
-    """
+    """Load the assistant in a folder, as Google publishes it; None if it holds none."""
     if not (folder / "config.json").is_file():
         return None
     kind = CLASSES.get(str(read_config(folder).get("model_type")))

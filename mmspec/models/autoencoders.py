@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmspec.errors import CheckpointError
-from mmspec.models.checkpoint import check_source, load_diffusers_model
+from mmspec.models.checkpoint import check_source, load_checked
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
 
 __all__ = [
@@ -80,15 +80,7 @@ def is_vq(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> tuple[VQModel, Tensor]:
-    """The tokenizer of a state dict of LlamaGen.
-
-    Returns:
-        The model, and the codebook [entries, width] as it was trained: distances between its rows are not
-        those between normalised ones.
-
-    Raises:
-        CheckpointError: keys are missing, unknown, or of another shape.
-    """
+    """The tokenizer of a state dict of LlamaGen, and the codebook [entries, width] as it was trained."""
     widths = _widths(path, tensors, r"\w+\.conv_blocks", r"encoder\.conv_blocks\.{}\.res")
     attends = [level == len(widths) - 1 for level in range(len(widths))]  # the last level alone
     settings = _vq_settings(path, tensors, widths, attends) | {"layers_per_block": 2}
@@ -116,11 +108,7 @@ def load_chameleon_vq(path: str | Path) -> VQModel:
 
 
 def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
-    """The tokenizer of a state dict of Chameleon; `path` names the file in messages.
-
-    Raises:
-        CheckpointError: keys are missing, unknown, or of another shape.
-    """
+    """The tokenizer of a state dict of Chameleon; `path` names the file in messages."""
     widths, attends, layers = _levels(path, tensors)
     settings = _vq_settings(path, tensors, widths, attends) | {"layers_per_block": layers}
     vq: VQModel = _build(VQModel, settings, path, tensors, lambda name: ldm_name(name, len(widths)))
@@ -130,16 +118,7 @@ def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
 def autoencoder_from_ldm(
     path: Path, tensors: Mapping[str, Tensor], scaling_factor: float, shift_factor: float | None = None
 ) -> AutoencoderKL:
-    """The autoencoder of a state dict, its sizes read from the shapes.
-
-    Args:
-        path: names the file in messages.
-        tensors: by their published names.
-        scaling_factor, shift_factor: tokens are (latents - shift) * scaling.
-
-    Raises:
-        CheckpointError: keys are missing, unknown, or of another shape.
-    """
+    """The autoencoder of a state dict, with sizes of its shapes; tokens are (latents - shift) * scaling."""
     widths, attends, layers = _levels(path, tensors)
     settings = {
         "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),
@@ -165,7 +144,9 @@ def load_autoencoder(source: str | Path, argument: str = "vae", **where: Any) ->
         CheckpointError: there is none, or weights are missing, surplus, or not finite.
     """
     name = check_source(source, argument)
-    loaded: AutoencoderKL = load_diffusers_model(AutoencoderKL, name, argument, "autoencoder", **where)
+    loaded: AutoencoderKL = load_checked(
+        AutoencoderKL, name, argument, "autoencoder", torch_dtype=torch.float32, **where
+    )
     return loaded.requires_grad_(False)
 
 
@@ -176,18 +157,7 @@ def _build(
     tensors: Mapping[str, Tensor],
     source_name: Callable[[str], str],
 ) -> Any:
-    """Build an autoencoder of diffusers with copies of the weights of a published state dict.
-
-    Args:
-        model_class: `VQModel` or `AutoencoderKL`.
-        settings: its arguments.
-        path: names the file in messages.
-        tensors: by their published names.
-        source_name: gives the published name of a weight of diffusers.
-
-    Raises:
-        CheckpointError: keys are missing, unknown, or of another shape.
-    """
+    """Build an autoencoder of diffusers with published weights; `source_name` gives the name of each."""
     with torch.device("meta"):
         model = model_class(**settings)
     sources = {name: source_name(name) for name in model.state_dict()}

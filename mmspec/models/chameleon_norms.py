@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError
-from mmspec.models.official_files import MAX_NAMED_KEYS
+from mmspec.models.official_files import MAX_NAMED_KEYS, read_config
 
 __all__ = ["convert_chameleon", "is_chameleon"]
 
@@ -29,10 +29,9 @@ INDEX = "model.safetensors.index.json"
 def is_chameleon(folder: Path) -> bool:
     """True if a folder's config is that of a Chameleon."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_config(folder).get("model_type") == "chameleon"
+    except CheckpointError:
         return False
-    return isinstance(config, dict) and config.get("model_type") == "chameleon"
 
 
 def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None)
             that can be repeated.
         InputError: `out` is not empty.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_config(folder)
     queries = config.get("num_attention_heads")
     heads = {"q": queries, "k": config.get("num_key_value_heads") or queries}
     shards = sorted(folder.glob("*.safetensors"))

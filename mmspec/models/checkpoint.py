@@ -39,11 +39,6 @@ from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedMo
 from mmspec.models.weights import is_finite, stored_weights
 from mmspec.registry import did_you_mean
 
-__all__ = [
-    "check_gguf",
-    "split_gguf",
-]
-
 SUFFIX, MAGIC = ".gguf", b"GGUF"
 
 logger = logging.getLogger(__name__)
@@ -52,6 +47,7 @@ MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 100_000_000
 MAX_DIMENSION = 10_000_000
 MAX_LAYERS = 10_000
+SHARDS = "names of files in the same folder"
 OWN_CODE = frozenset({"nextstep", "Emu3"})  # published with code, which is not run: this package has its own
 
 
@@ -64,12 +60,7 @@ def split_gguf(source: object) -> tuple[object, dict[str, str]]:
 
 
 def check_gguf(folder: Path, name: str) -> None:
-    """Check a GGUF file of a folder, or of a hub repository, before it is read.
-
-    Raises:
-        CheckpointError: the folder has none of that name, or it is no such file.
-        MissingDependencyError: the package that reads it is not installed.
-    """
+    """Raise unless a GGUF file of a folder, or of a hub repository, can be read."""
     path = folder / name
     if folder.is_dir() and not path.is_file():
         others = ", ".join(sorted(one.name for one in folder.glob(f"*{SUFFIX}"))) or "none"
@@ -184,13 +175,9 @@ def check_folder(
         raise CheckpointError(f"{path}: model_type", kind, allowed)
     check_sizes(config, str(path))
     for index in folder.glob("*.safetensors.index.json"):
-        table = read_json(index, MAX_INDEX_BYTES)
-        shards = table.get("weight_map") if isinstance(table, dict) else None
-        if not isinstance(shards, dict):
-            raise CheckpointError(str(index), table, "a JSON object with the key 'weight_map'")
-        for shard in shards.values():
-            if not isinstance(shard, str) or Path(shard).name != shard or not (folder / shard).is_file():
-                raise CheckpointError(str(index), shard, "names of files in the same folder")
+        for shard in read_index(index).values():
+            if not (folder / shard).is_file():
+                raise CheckpointError(str(index), shard, SHARDS)
     if not any(folder.glob(weights)):
         allowed = f"weights in files like {weights}"
         if weights == "*.safetensors":
@@ -215,6 +202,22 @@ def read_json(path: Path, max_bytes: int) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(str(path), first_line(error), "valid JSON") from error
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """The names of tensors in shards, each with its file, which lies beside the index.
+
+    Raises:
+        CheckpointError: it is too large, or says something else.
+    """
+    stored = read_json(index, MAX_INDEX_BYTES)
+    table = stored.get("weight_map") if isinstance(stored, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(str(index), stored, "a JSON object with the key 'weight_map'")
+    for shard in table.values():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise CheckpointError(str(index), shard, SHARDS)
+    return table
 
 
 def has_key(table: object, name: str) -> bool:
@@ -276,13 +279,9 @@ def load_model(
             f"{did_you_mean(config.model_type, known).split('allowed:')[0]}"
             "see AutoModelForImageTextToText for the families that work"
         )
-    model: PreTrainedModel
     try:
-        with torch.random.fork_rng(devices=[]):  # weights that are missing would be drawn
-            model, report = auto.from_pretrained(
-                source, config=config, output_loading_info=True, **{"use_safetensors": True, **where}
-            )
-    except Exception as error:  # a config can make transformers stumble anywhere
+        model, report = load_reported(auto, source, config=config, **where)
+    except Exception as error:
         if "Float8" in str(error):
             allowed = "dtype=torch.bfloat16: its weights are in float8, in which no model computes"
             raise CheckpointError(argument, source, allowed) from error
@@ -295,46 +294,45 @@ def load_model(
         what = f"weights of another shape than config.json says: {listing(names)}" if names else ""
         raise CheckpointError(argument, source, what or first_line(error)) from error
     check_weights(model, report, source, argument, surplus_allowed=surplus_allowed)
-    model.eval()
-    return model
+    loaded: PreTrainedModel = model.eval()
+    return loaded
 
 
-def load_diffusers_model(model_class: Any, folder: str, argument: str, what: str, **where: Any) -> Any:
-    """Load a model of diffusers from a folder, in single precision and eval mode.
+def load_reported(model_class: Any, source: str, **where: Any) -> tuple[Any, Any]:
+    """A model of transformers or diffusers, and the report of its loading, for `check_weights`."""
+    with torch.random.fork_rng(devices=[]):  # weights that are missing would be drawn
+        loaded: tuple[Any, Any] = model_class.from_pretrained(
+            source, output_loading_info=True, **{"use_safetensors": True, **where}
+        )
+    return loaded
+
+
+def load_checked(model_class: Any, source: str, argument: str, what: str = "", **where: Any) -> Any:
+    """A model of transformers or diffusers in eval mode, every weight present, finite and of use.
 
     Args:
-        model_class: of the model.
-        folder: a local one or a hub id.
-        argument, what: name it in messages.
-        where: passed through to diffusers.
+        model_class, source, where: as of its `from_pretrained`.
+        argument: names the source in messages.
+        what: is loaded, for the message that none can be.
 
     Raises:
         CheckpointError: there is none, or weights are missing, surplus, of another shape, or not finite.
     """
     try:
-        with torch.random.fork_rng(devices=[]):
-            model, report = model_class.from_pretrained(
-                folder, use_safetensors=True, torch_dtype=torch.float32, output_loading_info=True, **where
-            )
-    except Exception as error:  # a config can make diffusers stumble anywhere
-        raise CheckpointError(argument, folder, f"no usable {what}: {first_line(error)}") from error
-    check_weights(model, report, folder, argument)
+        model, report = load_reported(model_class, source, **where)
+    except Exception as error:  # a config can make them stumble anywhere
+        reason = f"no usable {what}: {first_line(error)}" if what else first_line(error)
+        raise CheckpointError(argument, source, reason) from error
+    check_weights(model, report, source, argument)
     return model.eval()
 
 
 def check_weights(
     model: torch.nn.Module, report: Any, source: str, argument: str, *, surplus_allowed: bool = False
 ) -> None:
-    """Raise CheckpointError unless every weight was in the files, and is finite.
-
-    Args:
-        model: as loaded.
-        report: what transformers or diffusers says of the loading, with `missing_keys` and `unexpected_keys`.
-        source, argument: for the message.
-        surplus_allowed: True to log weights that the model has no use for instead of refusing them.
-    """
+    """Raise CheckpointError unless every weight was in the files, and is finite."""
     problems = {
-        title: sorted(map(str, report[name]))
+        title: sorted(map(str, report.get(name, ())))
         for title, name in (("missing keys", "missing_keys"), ("unknown keys", "unexpected_keys"))
     }
     if surplus_allowed and (names := problems.pop("unknown keys")):

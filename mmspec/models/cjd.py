@@ -22,13 +22,7 @@ from transformers import PreTrainedConfig
 from mmspec.models.feature_head import WindowHead
 from mmspec.models.head_config import WindowHeadConfig
 
-__all__ = [
-    "EXCLUDED",
-    "CorrectorConfig",
-    "CorrectorHead",
-    "Memory",
-    "Tables",
-]
+__all__ = ["EXCLUDED", "CorrectorConfig", "CorrectorHead", "Memory", "Tables"]
 
 NARROW, SHARE = 96, 8  # a head is as wide as an eighth of its target, but no narrower than this
 
@@ -71,20 +65,12 @@ class CorrectorConfig(WindowHeadConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and a width that suits the target."""
         width = min(int(text.hidden_size), max(NARROW, int(text.hidden_size) // SHARE))
         return super().sizes_for(text, vocabulary) | {"width": width // 8 * 8}
 
 
 class LayerWeights(NamedTuple):
-    """Weights of a layer, transposed to [in, out], with the scales of its norms multiplied into them.
-
-    Attributes:
-        qkv: [w, 3w] of attention.
-        out: [w, w] of attention.
-        up: [w, 2i] of the feed-forward's gate and of the values that it gates, side by side.
-        down: [i, w].
-    """
+    """Weights of a layer, transposed to [in, out], with the scales of its norms multiplied into them."""
 
     qkv: Tensor
     out: Tensor
@@ -130,11 +116,7 @@ def scale_of(norm: nn.RMSNorm) -> Tensor:
 def run_layer(
     rows: Tensor, weights: LayerWeights, heads: int, past: tuple[Tensor, Tensor] | None, mask: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Run a layer: rows [B, n, w] -> rows, and the keys and values of all m that they attend to.
-
-    Args:
-        mask: [B, 1, n, m] what is added to scores: 0 or -inf.
-    """
+    """Run a layer: rows [B, n, w] -> rows, and the keys and values of all that they attend to."""
     q, k, v = (normalize(rows, dim=-1) @ weights.qkv).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
@@ -200,13 +182,7 @@ class CorrectorHead(WindowHead):
     def tables(
         self, embed: Callable[[Tensor], Tensor], read_out: Callable[[Tensor], Tensor], dtype: torch.dtype
     ) -> Tables:
-        """Read the target's embedding and output matrix.
-
-        Args:
-            embed: tokens [1, V] -> what enters the target's first layer [1, V, d].
-            read_out: final hidden states [1, n, d] -> logits [1, n, V].
-            dtype: of the target.
-        """
+        """Read the target's embedding and its output matrix, which takes states [1, n, d] of that dtype."""
         tokens = torch.arange(self.config.vocabulary, device=self.device)[None]
         vectors = embed(tokens)[0].float()
         unit = rms_norm(vectors, vectors.shape[-1:], eps=1e-12).to(self.dtype)
@@ -237,17 +213,7 @@ class CorrectorHead(WindowHead):
     def forward(
         self, rows: Tensor, mask: Tensor, memory: Memory | None, tables: Tables
     ) -> tuple[Tensor, Memory]:
-        """Run the layers.
-
-        Args:
-            rows: [B, n, w] of consecutive places.
-            mask: [B, 1, n, m] what is added to scores of all m rows: 0 or -inf.
-            memory: of the rows before.
-            tables: of the target.
-
-        Returns:
-            [B, n, w] states, normed, and the memory with these rows.
-        """
+        """Run the layers over rows [B, n, w] of consecutive places: normed states, and the memory."""
         known = []
         for index, weights in enumerate(tables.layers):
             past = None if memory is None else memory[index]
@@ -258,15 +224,9 @@ class CorrectorHead(WindowHead):
     def revise(
         self, rows: Tensor, mask: Tensor, memory: Memory | None, stale: Tensor, tables: Tables
     ) -> tuple[Tensor, Memory]:
-        """Run the layers over C chains of a window, and correct their places.
+        """Run the layers over C chains [B * C, n, w] of a window, and correct their places.
 
-        Args:
-            rows: [B * C, n, w]; the last m of each chain are of the places before the corrected ones.
-            mask, memory, tables: as of `forward`.
-            stale: [B, C * m, V] logits as of `correct`.
-
-        Returns:
-            [B, C * m, V] logits, and the memory.
+        The last m rows of each chain are of the places before those of `stale` [B, C * m, V].
         """
         batch, places = stale.shape[:2]
         states, known = self(rows, mask, memory, tables)
@@ -274,15 +234,6 @@ class CorrectorHead(WindowHead):
         return self.correct(states, stale, tables), known
 
     def correct(self, states: Tensor, stale: Tensor, tables: Tables) -> Tensor:
-        """Correct stale distributions.
-
-        Args:
-            states: [B, n, w] of the places before.
-            stale: [B, n, V] guided logits, not warped; EXCLUDED instead of -inf.
-            tables: of the target.
-
-        Returns:
-            [B, n, V] logits.
-        """
+        """Correct stale guided logits [B, n, V], never -inf, by states [B, n, w] of the places before."""
         sharpened: Tensor = stale * self.sharpness(states).exp().to(stale.dtype)
         return sharpened + (states @ tables.outputs).to(sharpened.dtype)

@@ -132,7 +132,6 @@ class DFlashConfig(PublishedLayerConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of layers like the target's, and three taps."""
         sizes = super().sizes_for(text, vocabulary) | {"taps": three_taps(int(text.num_hidden_layers))}
         return sizes | {"markov_rank": min(256, int(text.hidden_size))}
 
@@ -164,12 +163,6 @@ class DominoHead(nn.Module):
 
     A gated recurrent unit reads the target's embeddings of them, s = GRU(e(x_1), ..., e(x_i)), and what is
     added to slot i + 1 is W2 silu(W1 [hidden, s]).
-
-    Args:
-        width: d, of embeddings and states.
-        memory: width of the unit's state.
-        rank: rows of W1.
-        vocabulary: tokens that are corrected.
     """
 
     def __init__(self, width: int, memory: int, rank: int, vocabulary: int) -> None:
@@ -180,16 +173,7 @@ class DominoHead(nn.Module):
         )
 
     def forward(self, embeddings: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Correct the slots after tokens.
-
-        Args:
-            embeddings: [..., d] of the tokens.
-            hidden: [..., d] states of those slots.
-            state: [..., memory] after the tokens before; None at the first.
-
-        Returns:
-            [..., V] the correction, and the state after these tokens.
-        """
+        """Correct slots [..., d] after tokens [..., d]: [..., V], and the state after these."""
         before = None if state is None else state.flatten(0, -2)
         after = self.prefix_gru(embeddings.flatten(0, -2).to(hidden.dtype), before)
         after = after.unflatten(0, embeddings.shape[:-1])
@@ -215,15 +199,7 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
 
     def forward(self, tokens: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Bias of tokens [...] on the slots after them, whose states are [..., d].
-
-        Args:
-            tokens, hidden: see above.
-            state: [..., rank] of the slots before; None at the first.
-
-        Returns:
-            [..., V'] the bias; and the state for the next slot, None where there is none.
-        """
+        """Bias [..., V'] of tokens [...] on the slots [..., d] after them, and the state of the next."""
         told = self.markov_w1(tokens)
         if self.kind == "gated":
             told = torch.sigmoid(self.gate_proj(torch.cat([hidden, told], -1))) * told
@@ -290,14 +266,6 @@ class DFlashHead(DraftingHead):
         super()._init_weights(module)
         if module is self and self.mask_embedding is not None:
             nn.init.normal_(self.mask_embedding, std=self.config.initializer_range)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(self.config.taps)
-
-    @property
-    def draft_tokens(self) -> Tensor | None:
-        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
         """Hidden states at the taps, each [..., d] -> rows of the context [..., d]."""
@@ -370,14 +338,8 @@ class DFlashHead(DraftingHead):
     ) -> tuple[Tensor, Tensor | None]:
         """Bias of slots' logits by the tokens [...] before them, whose states are [..., d].
 
-        Args:
-            level: of the slots in their blocks; 0 for the first that predicts.
-            before, hidden: see above.
-            state: [..., r] of the level before; None at the first.
-            embed: the target's embedding.
-
-        Returns:
-            [..., V'] what is added to the logits; and the state for the next level, None where there is none.
+        `level` is that of the slots in their blocks, 0 for the first that predicts, and `state` of the level
+        before. Gives [..., V'], and the state for the next level, None where there is none.
         """
         if isinstance(self.markov_head, DominoHead):
             bias, after = self.markov_head(embed(before), hidden, state)

@@ -10,10 +10,7 @@ from torch.nn import functional as F
 from transformers import Cache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, rotate_half
 
-__all__ = [
-    "BlockLayer",
-    "near",
-]
+__all__ = ["BlockLayer", "near"]
 
 
 class BlockAttention(Qwen3Attention):
@@ -113,13 +110,7 @@ def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink
 
 
 def near(asking: Tensor, keys: Tensor, window: int | None, causal: bool) -> Tensor:
-    """Whether rows at positions [..., n] may see those at [..., m]: [..., n, m].
-
-    Args:
-        asking, keys: see above.
-        window: how many of the positions up to its own a row sees; None for all.
-        causal: whether those behind its own are hidden.
-    """
+    """Whether rows at positions [..., n] may see those at [..., m], in a window and behind: [..., n, m]."""
     distance = asking[..., None] - keys[..., None, :]
     seen = torch.ones_like(distance, dtype=torch.bool) if window is None else distance < window
     return seen & (distance >= 0) if causal else seen

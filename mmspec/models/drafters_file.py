@@ -89,12 +89,8 @@ def read_drafters(
     """The drafters that a model's folder names; none for a folder without the file, and for a hub id.
 
     Args:
-        model: a local folder or hub id.
         accelerators: the names of all, and whether they run a drafter.
         elsewhere: folders by name, for those that are not where the file says.
-
-    Raises:
-        CheckpointError: the file cannot be read, or says something else than it may.
     """
     path = Path(model) / FILE
     if not os.path.isfile(path):

@@ -22,11 +22,7 @@ from mmspec.models.feature_head import FeatureHead, Prompts
 from mmspec.models.head_layers import LlamaLayerConfig, one_layer
 from mmspec.visual_tokens.splice import PromptRows, compress_images, splice
 
-__all__ = [
-    "MAX_BLOCK",
-    "FlashConfig",
-    "FlashHead",
-]
+__all__ = ["MAX_BLOCK", "FlashConfig", "FlashHead"]
 
 MAX_BLOCK = 16
 

@@ -12,13 +12,12 @@ from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.heads import HEADS
-from mmspec.models.checkpoint import bytes_of, check_source, check_weights, first_line, load_config
+from mmspec.models.checkpoint import bytes_of, check_source, check_weights, load_checked, load_config
 
 logger = logging.getLogger(__name__)
 
 FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 KEPT = "_keep_in_fp32_modules_strict"
-NOTHING: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
 
 
 def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:
@@ -70,7 +69,7 @@ def load_head(
     kind: Any = HEADS[name].load("model")  # its folders become known to the auto classes
     source = check_source(drafter, "drafter")
     if (published := read_published(name, source, target)) is not None:
-        check_weights(published, NOTHING, source, "drafter")
+        check_weights(published, {}, source, "drafter")
         logger.info("drafter: %.1f MB of weights, as published", bytes_of(published) / 1e6)
         place_head(published, dtype, device)
         published.eval()
@@ -78,17 +77,10 @@ def load_head(
     config = load_config(source, argument="drafter")
     if not isinstance(config, kind.config_class):
         raise CheckpointError("drafter", f"{source}: {config.model_type}", what_writes(name))
-    head: PreTrainedModel
     made: Any = MODEL_MAPPING[type(config)]  # a kind that builds on the drafter's own among them
-    try:
-        head, report = made.from_pretrained(
-            source, config=config, dtype=dtype, device_map={"": device}, output_loading_info=True
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError("drafter", source, first_line(error)) from error
-    check_weights(head, report, source, "drafter")
+    stored = {"config": config, "dtype": dtype, "device_map": {"": device}, "use_safetensors": None}
+    head: PreTrainedModel = load_checked(made, source, "drafter", **stored)
     logger.info("drafter: %.1f MB of weights", bytes_of(head) / 1e6)
-    head.eval()
     return head
 
 

@@ -8,14 +8,7 @@ from typing import Any, Self
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-__all__ = [
-    "check_taps",
-    "MAX_HEADS",
-    "HeadConfig",
-    "LevelHeadsConfig",
-    "SizedHeadConfig",
-    "WindowHeadConfig",
-]
+__all__ = ["check_taps", "MAX_HEADS", "HeadConfig", "LevelHeadsConfig", "SizedHeadConfig", "WindowHeadConfig"]
 
 MAX_HEADS = 16
 
@@ -59,12 +52,7 @@ class HeadConfig(PreTrainedConfig):
 
 @strict
 class SizedHeadConfig(HeadConfig):
-    """Config of a head whose parts are of no family of models.
-
-    Attributes:
-        target_type: model type of the target's language model; "" where a published checkpoint does not say.
-        hidden_size: of the target.
-    """
+    """Config of a head whose parts are of no family of models."""
 
     target_type: str = ""
     hidden_size: int = 4096

@@ -18,10 +18,7 @@ from mmspec.models.head_config import LevelHeadsConfig
 from mmspec.models.head_layers import LlamaLayerConfig, one_layer
 from mmspec.models.medusa import new_blocks
 
-__all__ = [
-    "HydraConfig",
-    "HydraHead",
-]
+__all__ = ["HydraConfig", "HydraHead"]
 
 
 @strict
@@ -42,13 +39,7 @@ class HydraConfig(LevelHeadsConfig, LlamaLayerConfig):
 
 
 class HydraMLP(nn.Module):
-    """The MLP of one head: a layer that takes in the path, then residual blocks.
-
-    Args:
-        width: d.
-        inputs: vectors [d] that it reads, the state first.
-        layers: in all.
-    """
+    """The MLP of one head: a layer that takes in the path, then residual blocks."""
 
     def __init__(self, width: int, inputs: int, layers: int) -> None:
         super().__init__()
@@ -94,15 +85,12 @@ class HydraHead(FeatureHead):
         return super().forward(rows, *args, **kwargs) if self.config.prefix_attention else rows
 
     def predict(self, hidden: Tensor, path: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits of the head that is as far along as the path.
+        """Logits [..., V] of head i, which is as far along as the path.
 
         Args:
             hidden: [..., d] from `forward`, at the root.
             path: [..., i + 1, d] embeddings of the root and of the candidates after it.
-            read_out: the target's output matrix, hidden states [..., d] -> logits [..., V].
-
-        Returns:
-            [..., V] logits of head i.
+            read_out: the target's output matrix.
         """
         head = path.shape[-2] - 1
         state: Tensor = self.mlps[head](torch.cat([hidden, path.flatten(-2)], -1))

@@ -22,9 +22,8 @@ from mmspec.models.autoencoders import load_chameleon_vq
 from mmspec.models.checkpoint import (
     check_source,
     check_vocabulary,
-    check_weights,
     first_line,
-    load_diffusers_model,
+    load_checked,
 )
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
@@ -40,7 +39,7 @@ def load_vq(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
     """
     folder, where = part_of(source, VQ, vq, where)
     where.pop("trust_remote_code", None)
-    loaded: VQModel = load_diffusers_model(VQModel, folder, VQ, "image tokenizer", **where)
+    loaded: VQModel = load_checked(VQModel, folder, VQ, "image tokenizer", torch_dtype=torch.float32, **where)
     return loaded
 
 
@@ -89,21 +88,16 @@ def load_text_encoder(
     """
     folder, inside = part_of(source, TEXT_ENCODER, text_encoder, where)
     words = where if text_encoder is not None else {**where, "subfolder": TOKENIZER}
-    load: Any = T5EncoderModel.from_pretrained
+    model = load_checked(T5EncoderModel, folder, TEXT_ENCODER, "T5 encoder", dtype=dtype, **inside)
     try:
-        with torch.random.fork_rng(devices=[]):
-            model, report = load(
-                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **inside
-            )
         tokenizer = AutoTokenizer.from_pretrained(folder, **words)
-    except Exception as error:  # the same for the files of a text encoder
+    except Exception as error:  # the same for its files
         raise CheckpointError(TEXT_ENCODER, folder, f"no usable T5 encoder: {first_line(error)}") from error
-    check_weights(model, report, folder, TEXT_ENCODER)
     if model.config.d_model != config.caption_dim:
         allowed = f"an encoder of width {config.caption_dim}, with which the model was trained"
         raise CheckpointError(TEXT_ENCODER, f"width {model.config.d_model}", allowed)
     check_vocabulary(tokenizer, model)
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 def part_of(

@@ -15,12 +15,7 @@ from torch.nn.functional import linear, silu
 from mmspec.models.feature_head import DraftingHead
 from mmspec.models.head_config import LevelHeadsConfig
 
-__all__ = [
-    "MedusaConfig",
-    "MedusaHead",
-    "ResidualBlock",
-    "new_blocks",
-]
+__all__ = ["MedusaConfig", "MedusaHead", "ResidualBlock", "new_blocks"]
 
 
 @strict
@@ -79,15 +74,7 @@ class MedusaHead(DraftingHead):
         return torch.stack(states, -2)
 
     def logits(self, predicted: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits of the tokens of the first heads.
-
-        Args:
-            predicted: [..., heads, d].
-            read_out: the target's output matrix, hidden states [..., d] -> logits [..., V].
-
-        Returns:
-            [..., heads, V].
-        """
+        """Logits [..., heads, V] of the first heads' states [..., heads, d]."""
         if not self.lm_heads:
             return read_out(predicted)
         states = enumerate(predicted.unbind(-2))

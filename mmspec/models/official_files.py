@@ -6,7 +6,6 @@ No code of a file is run, and no key passes unexplained. What keys mean is the b
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import re
 import zipfile
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmspec.errors import CheckpointError
+from mmspec.models.checkpoint import MAX_CONFIG_BYTES, SHARDS, read_index, read_json
 
 __all__ = [
     "INDEX",
@@ -32,61 +32,28 @@ __all__ = [
     "measure",
     "open_checkpoint",
     "read_config",
-    "read_index",
     "read_shards",
     "replace_prefix",
     "tensor_names",
 ]
 
 INDEX = ".index.json"  # behind the name of a file that is in shards
-MAX_INDEX_BYTES = 100_000_000
 
 # of DDP, of torch.compile, of plain attributes
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.", "draft_model.", "ea_layer.", "eagle_module.")
 CONTAINERS = ("state_dict",)  # of files that hold more than tensors
 MAX_NAMED_KEYS = 8
-MAX_CONFIG_BYTES = 1_000_000
-
-
-def read_index(index: Path) -> dict[str, str]:
-    """The names of tensors in shards, each with its file, which lies beside the index.
-
-    Raises:
-        CheckpointError: it is too large, or says something else.
-    """
-    try:
-        if index.stat().st_size > MAX_INDEX_BYTES:
-            raise ValueError(f"at most {MAX_INDEX_BYTES:,} bytes")
-        stored: Any = json.loads(index.read_text(encoding="utf-8"))
-        table = stored.get("weight_map") if isinstance(stored, dict) else None
-        if not isinstance(table, dict) or not table:
-            raise ValueError("a JSON object with the key 'weight_map'")
-        if strange := [one for one in table.values() if not isinstance(one, str) or Path(one).name != one]:
-            raise ValueError(f"{strange[0]!r} is no name of a file beside it")
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            str(index), str(error), "an index of shards, as transformers writes it"
-        ) from error
-    return table
 
 
 def read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
-    """The tensors that an index names.
-
-    Args:
-        index: its path.
-        read: gives the content of one file.
-
-    Raises:
-        CheckpointError: a shard is missing, or has not what the index says; or as `read`.
-    """
+    """The tensors that an index names; `read` gives the content of one file."""
     shards: dict[str, Mapping[str, Any]] = {}
     tensors = {}
     for name, file in read_index(index).items():
         path = index.parent / file
         if file not in shards:
             if not path.is_file():
-                raise CheckpointError(str(index), file, "names of files that are beside it: this one is not")
+                raise CheckpointError(str(index), file, f"{SHARDS}: this one is not")
             shards[file] = read(path)
         if name not in shards[file]:
             allowed = f"a shard that has {name}, as {index.name} says"
@@ -188,14 +155,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         CheckpointError: it is not there, too large, or no JSON object.
     """
     file = folder / "config.json"
-    try:
-        if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise ValueError(f"at most {MAX_CONFIG_BYTES:,} bytes")
-        stored: Any = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(stored, dict):
-            raise ValueError("a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError("checkpoint", str(file), f"the config of the weights ({error})") from error
+    stored = read_json(file, MAX_CONFIG_BYTES) if file.is_file() else None
+    if not isinstance(stored, dict):
+        raise CheckpointError("checkpoint", str(file), "the config of the weights: a file with a JSON object")
     return stored
 
 
@@ -227,10 +189,8 @@ def find_tensors(
 def unwrapped(given: Iterable[str], parts: bool = True) -> dict[str, str]:
     """Names of tensors without the prefixes of wrappers.
 
-    Args:
-        given: all names of a file.
-        parts: whether some may be outside of the wrapper, as the output matrix of a head often is; prefixes
-            stay where two names would become one.
+    With `parts` some may be outside of the wrapper, as the output matrix of a head often is; prefixes stay
+    where two names would become one.
     """
     names, wrapped = {name: name for name in given}, any if parts else all
     while prefix := next(
@@ -294,16 +254,11 @@ def check_layout(
         raise CheckpointError("checkpoint", str(path), "; ".join(problems))
 
 
-def fill(path: Path, model: nn.Module, tensors: Mapping[str, Tensor], ignored: str = "") -> None:
-    """Load tensors by the model's own names into it.
-
-    Args:
-        path, tensors, ignored: as of `check_layout`.
-        model: its weights are replaced.
-
-    Raises:
-        CheckpointError: as of `check_layout`.
-    """
+def fill(
+    path: Path, model: nn.Module, tensors: Mapping[str, Tensor], ignored: str = "", *, assign: bool = False
+) -> None:
+    """Load tensors by the model's own names into it, or copies of them; raises as `check_layout`."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     check_layout(path, tensors, expected, ignored)
-    model.load_state_dict({name: tensors[name] for name in expected})
+    own = {name: tensors[name].clone() if assign else tensors[name] for name in expected}
+    model.load_state_dict(own, assign=assign)

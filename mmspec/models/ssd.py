@@ -16,21 +16,14 @@ from transformers import PreTrainedConfig
 from mmspec.models.feature_head import WindowHead
 from mmspec.models.head_config import WindowHeadConfig
 
-__all__ = [
-    "VerticalConfig",
-    "VerticalHead",
-]
+__all__ = ["VerticalConfig", "VerticalHead"]
 
 NARROW, SHARE = 192, 4  # a head is as wide as a quarter of its target, but no narrower than this
 
 
 @strict
 class VerticalConfig(WindowHeadConfig):
-    """Config of a head that predicts the token below a cell.
-
-    Attributes:
-        width: of its inner layer.
-    """
+    """Config of a head that predicts the token below a cell; `width` is that of its inner layer."""
 
     model_type = "mmspec_ssd"
     width: int = NARROW
@@ -42,7 +35,6 @@ class VerticalConfig(WindowHeadConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and a width that suits the target."""
         width = max(NARROW, int(text.hidden_size) // SHARE)
         return super().sizes_for(text, vocabulary) | {"width": width}
 
@@ -64,14 +56,7 @@ class VerticalHead(WindowHead):
         self.post_init()
 
     def forward(self, states: Tensor) -> Tensor:
-        """Predict final hidden states, which the target's output matrix turns into guided logits.
-
-        Args:
-            states: [..., 2d * taps] of `join`, at cells.
-
-        Returns:
-            [..., d], for the cells below.
-        """
+        """Predict final states [..., d] for the cells below, from `join`'s [..., 2d * taps] at cells."""
         read: Tensor = self.of_states(self.norm(states.to(self.dtype)))
         below: Tensor = self.to_states(silu(read))
         return below

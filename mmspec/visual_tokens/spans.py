@@ -155,14 +155,7 @@ def _square_or_strip(tokens: int) -> Tensor:
 
 
 def _tiles(config: Any, size: tuple[int, int], side: int, patches: int) -> Tensor:
-    """The unpadded grid of all tiles with a newline after each row (LLaVA-NeXT, LLaVA-OneVision).
-
-    Args:
-        config: with the pinpoints.
-        size: height and width of the image as it came.
-        side: of a tile, in pixels.
-        patches: of a tile, per side.
-    """
+    """The unpadded grid of all tiles with a newline after each row (LLaVA-NeXT, LLaVA-OneVision)."""
     height, width = size
     best = select_best_resolution(size, config.image_grid_pinpoints)
     rows, columns = best[0] // side * patches, best[1] // side * patches

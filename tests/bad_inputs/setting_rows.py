@@ -84,6 +84,12 @@ SETTINGS = [
     setting(40, "temperature", [1.0, 0.5], "one for each of the 1 prompts"),
     setting(40, "top_k", [None], "one for each of the 1 prompts", **SAMPLED),
     setting(41, "guidance_scale", [1.0, 1.0], "one for each of the 1 prompts"),
+    Row(40, "temperatures in lock step", lambda b: b.text(
+            ["red", "blue"], apply_chat_template=False, temperature=[0.5, 1.0], typical_p=0.9,
+            logits_processor=[Returns(torch.Tensor.clone)]),
+        "temperature, top_k, top_p, min_p", ("differ by prompt",)),
+    *[Row(44, f"batch sizes {sizes}", lambda b, s=sizes: b.vlm.compile(s), "batch_sizes",
+          ("positive integers",)) for sizes in ((0,), (1, -2), ("1",), (True,))],
     setting(40, "temperature", NAN, "0 (greedy)", do_sample=False),
     *[setting(40, "top_p", v, "above 0, at most 1", **SAMPLED) for v in (0, 1.1, -0.1, NAN, "1")],
     setting(40, "top_p", 1.1, "above 0, at most 1"),

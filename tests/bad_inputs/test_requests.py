@@ -71,6 +71,7 @@ ACCEPTED: dict[str, Call] = {
     "None among the negative prompts": lambda b: b.vlm(
         ["red", "blue"], guidance_scale=2.0, negative_prompt=[None, "a much longer one"], max_new_tokens=4
     ),
+    "no media": lambda b: b.vlm(["red", "red"], images=[None, []], videos=[None, []], max_new_tokens=4),
     "one finite logit": lambda b: b.vlm("red", logits_processor=[Returns(only_five)], max_new_tokens=4),
     "the largest seed": lambda b: b.vlm("red", seed=2**64 - 1, do_sample=True, max_new_tokens=4),
 }

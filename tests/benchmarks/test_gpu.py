@@ -144,7 +144,7 @@ def test_the_commands_name_files_and_options_that_there_are(tmp_path):
             assert not word.startswith("assets/") or (ROOT / word).is_dir()
     kernels_first, *others = commands_of_tests(tmp_path, False)
     assert "tests/kernels" in kernels_first
-    assert "tests/evaluation/test_memory.py" in others[0]
+    assert "tests/evaluation/test_speed.py" in others[0]
     assert "tests/benchmarks/test_gpu.py" not in others[0]
 
 

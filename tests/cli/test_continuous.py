@@ -59,7 +59,6 @@ def test_check_knows_what_is_promised(
     ("kind", "method"), [("nextstep", "shared_noise:tolerance=9"), ("mar", "masked:iterations=4")]
 )
 def test_bench_reads_images_beside_plain_decoding(run: Run, run_json: Run, kind: str, method: str) -> None:
-    pytest.importorskip("torchmetrics")
     asked = ("bench", folder_of(kind), "--repeats", 1, *STEPS, "--accelerators", method)
     table = run_json(*asked, "--samples", 3, "--quality")
     plain, fast = table["records"]

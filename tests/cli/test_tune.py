@@ -35,7 +35,7 @@ def trials_of(seconds, repeats=3):
 
     decoders = {name: partial(decode, name) for name in seconds}
     batches = batches_of([Example(("x",), identifier=str(i)) for i in range(8)], 1)
-    trials = search(decoders, batches, repeats, torch.device("cpu"), clock={"clock": clock})
+    trials = search(decoders, batches, repeats, torch.device("cpu"), clock=clock)
     return trials, calls
 
 

@@ -14,13 +14,24 @@ from mmspec.acceptance.rejection import KSequential, RecursiveRejection, Specula
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.targets import CausalTarget
 from mmspec.transformers_versions import CACHE
 from tests.contracts import distributions
-from tests.contracts.running import FanOutTarget, Prompt, Recorder, decode, futures, generate, random_prompts
+from tests.contracts.distributions import SAMPLES
+from tests.contracts.running import (
+    FanOutTarget,
+    Prompt,
+    Recorder,
+    Run,
+    decode,
+    futures,
+    generate,
+    random_prompts,
+)
 from tests.contracts.toy import toy_distribution, toy_target
 from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter, ragged_tree
 from tests.tiny_models import tiny_llama, tiny_lm, tiny_lm_v8, tiny_mistral_sliding
@@ -41,34 +52,31 @@ def precise() -> CausalTarget:
     return CausalTarget(tiny_lm())
 
 
-def one_seed(rule: AcceptanceRule, widths: Sequence[int], kind: DraftKind, sampler: Sampler) -> None:
-    distributions.check_distribution(
-        toy_target(),
-        SampledTreeDrafter(toy_distribution(), widths, kind),
-        rule,
-        sampler,
-        seeds=distributions.SEEDS[:1],
-    )
+def tree_distribution(
+    rule: AcceptanceRule, widths: Sequence[int], kind: DraftKind, samples: int, temperature: float = 1.0
+) -> None:
+    drafter = SampledTreeDrafter(toy_distribution(), widths, kind)
+    distributions.check_distribution(toy_target(), drafter, rule, Sampler(temperature), samples=samples)
 
 
-def speculative_distribution() -> None:
-    one_seed(SpeculativeSampling(), (1, 1, 1), IID, Sampler(1.0))
+def speculative_distribution(samples: int = SAMPLES) -> None:
+    tree_distribution(SpeculativeSampling(), (1, 1, 1), IID, samples)
 
 
-def speculative_distribution_at_low_temperature() -> None:
-    one_seed(SpeculativeSampling(), (1, 1, 1), IID, Sampler(0.6))
+def speculative_distribution_at_low_temperature(samples: int = SAMPLES) -> None:
+    tree_distribution(SpeculativeSampling(), (1, 1, 1), IID, samples, 0.6)
 
 
-def recursive_distribution_of_iid_siblings() -> None:
-    one_seed(RecursiveRejection(), (3, 2), IID, Sampler(1.0))
+def recursive_distribution_of_iid_siblings(samples: int = SAMPLES) -> None:
+    tree_distribution(RecursiveRejection(), (3, 2), IID, samples)
 
 
-def recursive_distribution_without_replacement() -> None:
-    one_seed(RecursiveRejection(), (3, 2), WITHOUT, Sampler(1.0))
+def recursive_distribution_without_replacement(samples: int = SAMPLES) -> None:
+    tree_distribution(RecursiveRejection(), (3, 2), WITHOUT, samples)
 
 
-def k_sequential_distribution() -> None:
-    one_seed(KSequential(), (3, 2), IID, Sampler(1.0))
+def k_sequential_distribution(samples: int = SAMPLES) -> None:
+    tree_distribution(KSequential(), (3, 2), IID, samples)
 
 
 def joint_of(target: CausalTarget, prompt: Prompt, length: int, sampler: Sampler) -> Tensor:
@@ -87,24 +95,33 @@ def joint_of(target: CausalTarget, prompt: Prompt, length: int, sampler: Sampler
     return joint[..., None] * steps[:, -1].view(*shape, size)
 
 
-def real_model_distribution(
-    sampling: str = "sampled",
-    rule: AcceptanceRule | None = None,
-    sampler: Sampler | None = None,
+def check_words(
+    target: FanOutTarget,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    sampler: Sampler,
     rows: int = 12_000,
-) -> None:
-    """Three draft tokens of a small model, five tokens out: cache, positions and q of the real thing."""
-    sampler = sampler or Sampler(1.0)
-    target, small = FanOutTarget(tiny_lm_v8()), FanOutTarget(tiny_lm_v8(seed=5))
+    length: int = 5,
+    grid: ImageGrid | None = None,
+) -> Run:
+    """Assert that words after a prompt come as often as the model says; rows of a batch are the sample."""
     prompt = (3, 1, 4)
-    joint = joint_of(target, prompt, 5, sampler)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_module, "CAPACITY_BLOCK", 16)  # 12,000 rows of 256 places would be gigabytes
-        drafter = DraftModelDrafter(small, 3, sampling)
-        run = decode(
-            target, [prompt] * rows, drafter, rule or SpeculativeSampling(), sampler, max_new_tokens=5, seed=7
-        )
-    distributions.check_outputs(run, joint, f"{sampling} draft model, {sampler}")
+        how = {"max_new_tokens": length, "seed": 7, "grid": grid}
+        run = decode(target, [prompt] * rows, drafter, rule, sampler, **how)  # type: ignore[arg-type]
+    joint = joint_of(target, prompt, length, sampler)
+    distributions.check_outputs(run, joint, f"{type(drafter).__name__}, {sampler}")
+    return run
+
+
+def real_model_distribution(
+    sampling: str = "sampled", sampler: Sampler | None = None, rows: int = 12_000
+) -> None:
+    """Three draft tokens of a small model, five tokens out: cache, positions and q of the real thing."""
+    target, small = FanOutTarget(tiny_lm_v8()), FanOutTarget(tiny_lm_v8(seed=5))
+    drafter = DraftModelDrafter(small, 3, sampling)
+    check_words(target, drafter, SpeculativeSampling(), sampler or Sampler(1.0), rows)
 
 
 def identity_on_trees() -> None:

@@ -121,12 +121,6 @@ def test_a_finished_row_never_writes_into_its_neighbour() -> None:
     edge_checks.finished_rows_leave_the_others_alone()
 
 
-def test_cache_bytes_are_those_of_keys_and_values() -> None:
-    run = decode(llama(), PROMPTS, max_new_tokens=4)
-    heads, width, layers, capacity = 2, 8, 2, 256
-    assert run.stats.cache_bytes == 2 * layers * len(PROMPTS) * capacity * heads * width * 4
-
-
 def test_a_generous_limit_costs_no_memory_until_it_is_used() -> None:
     plain = generate(llama().model, PROMPTS[0], 8)
     run = decode(llama(), [PROMPTS[0]], max_new_tokens=1_000_000, end=[plain[-1]])

@@ -80,20 +80,6 @@ def test_a_chain_is_a_tree_with_one_path() -> None:
         assert torch.equal(getattr(chain, name), getattr(loose, name)), name
 
 
-def test_a_draft_of_the_root_alone_has_no_children() -> None:
-    draft = Draft.chain(torch.tensor([[5]]), DraftKind.POINT)
-    assert draft.max_depth == 0 and draft.max_children == 0 and draft.is_chain
-    assert draft.children.shape == (1, 1, 0) and draft.ancestors.tolist() == [[[True]]]
-
-
-def test_a_wide_draft_is_no_chain_even_where_one_row_is() -> None:
-    parents = torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]])
-    draft = ragged_tree(
-        torch.zeros(2, 4, dtype=torch.long), parents, torch.ones(2, 4).bool(), DraftKind.POINT
-    )
-    assert not draft.is_chain and draft.depth.tolist() == [[0, 1, 2, 3], [0, 1, 1, 1]]
-
-
 @pytest.mark.parametrize(
     ("parents", "argument"),
     [
@@ -107,11 +93,6 @@ def test_a_tree_that_is_cyclic_or_unordered_is_refused_by_node(parents: list[int
     with pytest.raises(InputError) as caught:
         check_tree(parents)
     assert caught.value.argument == argument
-
-
-def test_a_tree_of_another_size_than_its_tokens_is_refused() -> None:
-    with pytest.raises(InputError, match="4 nodes"):
-        Draft.tree(torch.zeros(1, 4, dtype=torch.long), [0, 0, 1], DraftKind.POINT)
 
 
 def test_guidance_repeats_the_tree_for_the_unconditional_rows() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding import graphs
-from mmspec.decoding.graphs import Graph, GraphCache, can_capture, rows_of_graph
+from mmspec.decoding.graphs import Graph, GraphCache, can_capture
 
 
 class Tape:
@@ -45,11 +45,6 @@ def affine(x: Tensor, y: Tensor) -> Tensor:
 def inputs(rows: int, offset: float = 0.0, size: int = 3) -> tuple[Tensor, Tensor]:
     numbers = torch.arange(float(rows * size)).view(rows, size)
     return numbers + offset, numbers[:, :2] - offset
-
-
-def test_rows_are_filled_up_to_few_sizes():
-    sizes = [rows_of_graph(rows) for rows in (0, 1, 2, 3, 5, 33, 64, 65, 128, 129)]
-    assert sizes == [1, 1, 2, 4, 8, 64, 64, 128, 128, 192]
 
 
 def test_replays_give_what_the_function_gives(tape: Tape):

@@ -24,8 +24,7 @@ from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.kernels import ordering, philox
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
-from tests.contracts.running import Recorder, decode, futures
-from tests.oracles import OracleDrafter
+from tests.contracts.running import Recorder, decode
 from tests.tiny_models import TEXT_MODELS, tiny_lm
 
 TAPPED = ("llama", "gemma2", "gemma4", "gpt2")
@@ -148,14 +147,6 @@ def test_forwards_have_few_shapes_only(name: str) -> None:
         again = DraftModelDrafter(small, drafter.num_draft_tokens, drafter.sampling)
         decode(target, PROMPTS, again, rule, sampler, max_new_tokens=24)
         assert set(small.nodes) == {1, 2}, "the last two tokens anew, then one by one"
-
-
-def test_one_forward_of_the_target_a_round_and_one_for_the_prompts() -> None:
-    target = Recorder(tiny_lm())
-    known = futures(precise(), PROMPTS, max_new_tokens=24)
-    run = decode(target, PROMPTS, OracleDrafter(known, 3, VOCABULARY, 0.3), max_new_tokens=24)
-    assert run.stats.target_forwards == len(target.nodes) + 1 == len(run.emissions)
-    assert max(run.stats.rounds) == len(target.nodes)
 
 
 @pytest.mark.parametrize("name", TAPPED)

@@ -138,25 +138,11 @@ def test_processors_along_drafts_give_what_generate_gives(name: str) -> None:
     end = setting.get("eos_token_id", ())
     for drafter in (
         None,
-        OracleDrafter(known, 5, VOCABULARY),
         OracleDrafter(known, 3, VOCABULARY, corruption=0.2, siblings=1),
         RandomTreeDrafter(6, VOCABULARY, hints=known),
     ):
         run = decode(llama(), PROMPTS, drafter, sampler=sampler, max_new_tokens=40, end=end)
         assert run.outputs == expected, type(drafter).__name__
-
-
-def test_processors_see_each_nodes_own_path() -> None:
-    seen: list[list[int]] = []
-
-    class Spy(lp.LogitsProcessor):
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            seen.append(input_ids[0].tolist())
-            return scores
-
-    draft = Draft.tree(torch.tensor([[4, 5, 6, 7, 8]]), [0, 0, 0, 1, 2], DraftKind.POINT)
-    Sampler(processors=[LogitsProcessorList([Spy()])])(torch.zeros(1, 5, 9), draft, [[1, 2, 4]])
-    assert seen == [[1, 2, 4], [1, 2, 4, 5], [1, 2, 4, 6], [1, 2, 4, 5, 7], [1, 2, 4, 6, 8]]
 
 
 def test_processors_come_before_temperature_and_after_guidance() -> None:

@@ -1,4 +1,4 @@
-"""Checks of DFlash and DSpark, as functions."""
+"""DFlash and DSpark heads of random weights."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
 from mmspec.models.dflash import DFlashConfig, DFlashHead, DSparkConfig, DSparkHead
 from mmspec.targets import CausalTarget
-from tests.drafters.eagle_checks import Gullible
-from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.naive_dflash import naive_block
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,8 +30,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "dspark, rnn": {"block": 4, "markov": "rnn"},
     "dspark, domino": {"block": 4, "markov": "domino", "memory": 5, "plain_slots": 1, "confidence": False},
 }
-
-NEW_TOKENS = 14
 
 
 def head_for(target: CausalTarget, kind: str = "dflash", seed: int = 3, **settings: Any) -> DFlashHead:
@@ -62,37 +53,6 @@ def drafter_for(target: CausalTarget, kind: str = "dflash", **shape: Any) -> DFl
     return drafts(head_for(target, kind), **shape).fit(target)
 
 
-class Compared(Drafter, DraftSession):
-    """A drafter whose first level is compared with a computation of each row by itself, nothing cached."""
-
-    def __init__(self, inner: DFlashDrafter, prompts: list[dict[str, Any]]) -> None:
-        self.inner, self.prompts, self.drafts, self.worst = inner, prompts, 0, 0.0
-        self.kind, self.max_nodes, self.taps = inner.kind, inner.max_nodes, inner.taps
-
-    def start(
-        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        self.session = self.inner.start(requests, prefill, sampler, random)
-        return self
-
-    def observe(self, *args: Any) -> None:
-        self.session.observe(*args)
-
-    def propose(self, canvas: Canvas) -> Draft:
-        hidden: list[Tensor] = []
-        real = self.session._denoise  # type: ignore[attr-defined]
-        self.session._denoise = lambda canvas: hidden.append(real(canvas)) or hidden[-1]  # type: ignore[attr-defined]
-        draft = self.session.propose(canvas)
-        self.session._denoise = real  # type: ignore[attr-defined]
-        for row, prompt in enumerate(self.prompts):
-            if len(canvas.ids[row]) - prompt["input_ids"].shape[1] >= NEW_TOKENS:
-                continue  # what a finished row is told does not matter
-            due = alone(self.inner.model, self.inner.target, prompt, canvas.ids[row])
-            self.worst = max(self.worst, float((hidden[0][row] - due).abs().max()))
-        self.drafts += 1
-        return draft
-
-
 def alone(head: DFlashHead, target: Any, prompt: dict[str, Any], tokens: Sequence[int]) -> Tensor:
     """[n, d] states of the block behind a sequence [L + 1], read whole."""
     ids = torch.tensor([list(tokens)])
@@ -108,15 +68,3 @@ def alone(head: DFlashHead, target: Any, prompt: dict[str, Any], tokens: Sequenc
     context = head.join([read[tap] for tap in head.taps])
     block = head.slots(ids[:, -1], target.embed)
     return naive_block(head, context[0], block[0])
-
-
-def blocks_are_those_of_each_row_alone(kind: str = "dflash", family: str = "llava") -> None:
-    """Ragged prompts with images and accepted paths, in float64."""
-    target = target_of(family, torch.float64)
-    inputs = inputs_of(family, torch.float64)
-    cases = [inputs[case] for case in ("two images", "no image", "several turns")]
-    compared = Compared(drafter_for(target, kind), cases)
-    canvas = answer(target, compared, cases, Sampler(0.9), NEW_TOKENS, Gullible())
-    assert compared.drafts >= 3, "some drafts were compared"
-    assert max(canvas.stats.accepted_histogram) >= 2, "a path of several candidates was accepted"
-    assert compared.worst < 2e-6  # the norms of transformers compute in single precision

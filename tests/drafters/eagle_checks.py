@@ -95,7 +95,7 @@ class Examined(Drafter, DraftSession):
         tree: str = "eagle",
     ) -> None:
         self.inner, self.new_tokens, self.slow_way, self.drafts = inner, new_tokens, slow_way, 0
-        self.tree = tree
+        self.tree, self.shape = tree, inner.shape
         self.kind, self.max_nodes, self.taps, self.branches = inner.kind, inner.max_nodes, inner.taps, True
 
     def start(
@@ -119,7 +119,7 @@ class Examined(Drafter, DraftSession):
         for row, output in enumerate(canvas.outputs()):
             if len(output) >= self.new_tokens:
                 continue  # finished: what it drafts does not matter
-            shape = self.inner.shape
+            shape = self.shape
             if isinstance(shape, DynamicTree):
                 expected = self.naive[row].dynamic(output, shape)
             else:

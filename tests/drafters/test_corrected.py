@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from mmspec.accelerators.accelerator import default_rule
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
@@ -18,11 +19,12 @@ from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.jacobi_session import Candidates, Window
 from mmspec.drafters.window_states import codebook_sample
 from mmspec.errors import InputError
-from mmspec.models.cjd import CorrectorConfig
 from mmspec.training.losses.cjd import correct_window
-from tests.drafters import corrected_checks as checks
+from tests.contracts.checks import check_words
+from tests.contracts.running import FanOutTarget, decode
 from tests.drafters.corrected_checks import head_for
-from tests.drafters.test_jacobi import SAMPLER, draw, images
+from tests.drafters.jacobi_checks import SAMPLER, draw, images
+from tests.tiny_models import tiny_lm_v8
 
 
 def drafter(
@@ -40,17 +42,17 @@ def drafter(
 
 
 DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
-    "cold, top-k": (Sampler(0.7, top_k=5), {}),
-    "one pass": (Sampler(1.0), {"passes": 1}),
-    "shared noise": (Sampler(1.0), {"coupling": "gumbel"}),
-    "uniform beyond the window": (Sampler(1.0), {"init": "uniform"}),
-    "a cold tree of top-k": (Sampler(0.7, top_k=5), {"front": (2, 2, 2)}),
+    "a chain": (Sampler(1.0), {}),
+    "a cold tree of top-k": (Sampler(0.7, top_k=5), {"front": (2, 2), "reach": 2, "corrected": 2}),
     "a tree longer than what is corrected": (Sampler(1.0), {"front": "2x1x2", "corrected": 1}),
     "a tree with shared noise": (Sampler(1.0), {"front": (1, 3), "coupling": "gumbel"}),
 }
+QUICK = ("a chain", "a cold tree of top-k")
 
 
-QUICK = ("cold, top-k", "one pass", "a tree longer than what is corrected")
+@functools.cache
+def small() -> FanOutTarget:
+    return FanOutTarget(tiny_lm_v8())
 
 
 @pytest.mark.parametrize(
@@ -59,20 +61,35 @@ QUICK = ("cold, top-k", "one pass", "a tree longer than what is corrected")
 @torch.inference_mode()
 def test_outputs_follow_the_targets_distribution(name: str) -> None:
     sampler, options = DISTRIBUTIONS[name]
-    checks.check_distribution(sampler, **options)
+    made = CorrectedDrafter(head_for(small()), **{"window": 4, "corrected": 3, **options}).fit(small())
+    rows = 6_000 if made.branches else 12_000  # the half still shows a total variation of 0.08 of a pair
+    run = check_words(small(), made, default_rule(made), sampler, rows)
+    assert run.stats.target_forwards < 6
 
 
-CHECKS = [
-    checks.corrections_read_no_draft_of_their_own_place,
-    checks.distribution_of_many_rows,
-    checks.distribution_of_trees,
-]
-
-
-@pytest.mark.parametrize("check", CHECKS)
 @torch.inference_mode()
-def test_what_must_hold_holds(check: Callable[[], None]) -> None:
-    check()
+def test_corrections_read_no_draft_of_their_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place is drawn from the same q, whatever stood there and behind it."""
+    fill, changed = CorrectedSession._fill, []
+
+    def compare(self: CorrectedSession, window: Window, seen: Draft) -> Candidates:
+        kept, accepted = copy.copy(self), self.observed.accepted
+        filled = fill(self, window, seen)
+        for slot in range(1, 5):
+            other, read = copy.copy(kept), kept.read
+            node = torch.arange(read.tokens.shape[1])
+            own = (node > accepted[:, None] + slot) & (read.tokens >= 0)
+            words = torch.where(own, (read.tokens + 1) % self.vocabulary, read.tokens)
+            other.read = replace(read, tokens=words, states=torch.where(own[..., None], 9.0, read.states))
+            again = fill(other, window, seen).p
+            assert torch.equal(again[:, slot], filled.p[:, slot]), slot
+            changed.append(not torch.equal(again[:, slot + 1 :], filled.p[:, slot + 1 :]))
+        return filled
+
+    monkeypatch.setattr(CorrectedSession, "_fill", compare)
+    made = CorrectedDrafter(head_for(small()), window=6, corrected=4).fit(small())
+    decode(small(), [(3, 1, 4)] * 8, made, default_rule(made), Sampler(1.0), max_new_tokens=24, seed=3)
+    assert any(changed)
 
 
 def test_a_tree_takes_fewer_forwards_than_a_chain() -> None:
@@ -118,7 +135,6 @@ def test_training_computes_what_decoding_drew_from(monkeypatch: pytest.MonkeyPat
     ("settings", "tree"),
     [
         ((1.0, 0), {}),
-        ((1.0, 0), {"front": (2, 2), "reach": 4}),
         ((0.5, 0), {}),
         ((0.0, 0), {"front": (2, 2), "reach": 4}),
         ((1.0, 9), {}),
@@ -147,48 +163,6 @@ def test_it_corrects_guided_logits_before_they_are_warped(
     assert rounds > 3
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"window": 8, "corrected": 8}, "corrected: got 8; 0 to 7"),
-    ({"window": 8, "corrected": -1}, "corrected"),
-    ({"window": 8, "corrected": 1.5}, "corrected"),
-    ({"window": 0}, "window"),
-    ({"front": "4x0"}, "front: got '4x0'; numbers of candidates as 4x2"),
-    ({"passes": 0}, "passes: got 0; an integer from 1 to 128"),
-    ({"passes": 129}, "passes"),
-    ({"front": "4by2"}, "front"),
-    ({"front": "2", "reach": 3, "corrected": 4}, "corrected: got 4; 0 to 3"),
-    ({"front": (2, 2, 2), "window": 3, "corrected": 2}, "front"),
-    ({"front": (8, 9)}, "front"),
-    ({"front": (2, 2), "reach": 1}, "reach: got 1; 2 to 31"),
-    ({"front": (2, 2), "reach": 32}, "reach"),
-    ({"window": 100, "corrected": 70}, "corrected: got 70; at most 63"),
-    ({"init": "above"}, "init"),
-    ({"coupling": "maximum"}, "coupling"),
-]
-
-
-def test_values_outside_their_range_are_refused() -> None:
-    for options, message in REFUSED:
-        with pytest.raises(InputError, match=message):
-            CorrectedDrafter(head_for(images()), **options)
-
-
-def test_what_it_does_not_fit_is_refused() -> None:
-    target = images()
-    with pytest.raises(InputError, match="whose hidden size is"):
-        CorrectedDrafter(head_for(target, hidden_size=48)).fit(target)
-    with pytest.raises(InputError, match="whose vocabulary is"):
-        CorrectedDrafter(head_for(target, vocabulary=12)).fit(target)
-    with pytest.raises(InputError, match="window"):
-        draw(drafter(40), grid=ImageGrid(2, 2, 62, 62))
-    with pytest.raises(InputError, match="2 rows of 2 tokens'; rows of 7 tokens"):
-        draw(drafter(4, 2, columns=7), grid=ImageGrid(2, 2, 62, 62))
-    with pytest.raises(InputError, match="trained under guidance"):
-        draw(drafter(guided=False), sampler=Sampler(guidance_scale=2.0))
-    with pytest.raises(InputError, match="was fitted"):
-        draw(CorrectedDrafter(head_for(target)))
-
-
 def test_heads_for_another_codebook_are_refused() -> None:
     target = copy.copy(images())
     target.codebook = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
@@ -199,9 +173,3 @@ def test_heads_for_another_codebook_are_refused() -> None:
     target.codebook = target.codebook.roll(1)
     with pytest.raises(InputError, match="another codebook"):
         CorrectedDrafter(head_for(target, codebook=learnt), 8, 4).check(target)
-
-
-def test_what_cannot_be_built_is_refused() -> None:
-    for wrong in ({"width": 22, "num_heads": 4}, {"window": 8, "corrected": 8}, {"context": 0}):
-        with pytest.raises(Exception, match="width|corrected|sizes"):
-            CorrectorConfig(vocabulary=8, **wrong)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.rejection import RecursiveRejection
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
@@ -14,31 +13,10 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.draft_model import DraftModelDrafter, fit_vocabulary
-from mmspec.errors import InputError
 from mmspec.targets import CausalTarget
-from tests.contracts import checks
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.tiny_models import tiny_llama
-
-
-def test_a_sampled_chain_keeps_the_distribution_through_the_whole_loop() -> None:
-    """V = 8, 12,000 rows, three drafts a round, five tokens; the exact joint by reading every prefix."""
-    checks.real_model_distribution(sampler=Sampler(0.7, top_k=6))
-
-
-def test_coupled_drafts_keep_the_distribution() -> None:
-    checks.real_model_distribution("coupled", SampleAndMatch(), Sampler(1.3), rows=6_000)
-
-
-def test_recursive_rejection_keeps_the_distribution_of_a_chain() -> None:
-    checks.real_model_distribution("sampled", RecursiveRejection(), Sampler(1.0, top_p=0.9), rows=6_000)
-
-
-def test_a_copy_of_the_target_is_always_right() -> None:
-    for sampler in (Sampler(), Sampler(0.9, top_k=20)):
-        run = decode(llama(), PROMPTS, DraftModelDrafter(llama(), 4), sampler=sampler, max_new_tokens=21)
-        assert run.stats.acceptance_length == 5.0
 
 
 def test_coupling_accepts_more_than_drawing_apart() -> None:
@@ -49,14 +27,18 @@ def test_coupling_accepts_more_than_drawing_apart() -> None:
             parameter *= 1.03
     rates = {}
     for sampling in ("coupled", "sampled"):
-        run = decode(llama(), PROMPTS * 8, DraftModelDrafter(other, 4, sampling), sampler=Sampler(1.0))
+        run = decode(
+            llama(),
+            PROMPTS * 4,
+            DraftModelDrafter(other, 4, sampling),
+            sampler=Sampler(1.0),
+            max_new_tokens=32,
+        )
         rates[sampling] = run.stats.acceptance_rate
     assert rates["coupled"] > rates["sampled"]
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "sampling"), [(48, "coupled"), (48, "sampled"), (80, "greedy"), (80, "sampled")]
-)
+@pytest.mark.parametrize(("vocabulary", "sampling"), [(48, "coupled"), (80, "sampled")])
 def test_a_draft_vocabulary_may_be_padded_differently(vocabulary: int, sampling: str) -> None:
     small = CausalTarget(tiny_llama(vocab=vocabulary, seed=3))
     expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
@@ -91,17 +73,3 @@ def test_a_draft_may_read_a_prompt_of_its_own() -> None:
     ):
         pass
     assert canvas.outputs() == expected
-
-
-@pytest.mark.parametrize(
-    ("argument", "settings"),
-    [
-        ("sampling", {"sampling": "couple"}),
-        ("num_draft_tokens", {"num_draft_tokens": 0}),
-        ("num_draft_tokens", {"num_draft_tokens": "5"}),
-    ],
-)
-def test_a_setting_out_of_range_is_named(argument: str, settings: dict[str, object]) -> None:
-    with pytest.raises(InputError) as caught:
-        DraftModelDrafter(llama(), **settings)  # type: ignore[arg-type]
-    assert caught.value.argument == argument

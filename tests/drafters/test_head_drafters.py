@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModel
 
 from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter
 from mmspec.drafters.flash import FlashDrafter
-from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.level_heads import HydraDrafter, MedusaDrafter
+from mmspec.drafters.level_heads import MedusaDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.tree import DynamicTree
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.eagle import EagleConfig, EagleHead
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget, VisionLanguageTarget, image_target
-from tests.contracts.checks import PROMPTS, llama, precise
+from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
-from tests.drafters import eagle3_checks, eagle_checks, flash_checks
+from tests.drafters import eagle3_checks, flash_checks
 from tests.drafters.eagle_checks import Examined, head_for, llamagen
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.heads_checks import drafter_for, hydra_for, medusa_for
@@ -39,10 +34,8 @@ from tests.tiny_models import (
     HAS_VIDEO,
     VISION_LANGUAGE_FAMILIES,
     encode,
-    tiny_anole,
     tiny_clip,
     tiny_emu3,
-    tiny_emu3_5,
     tiny_gemma2,
     tiny_gpt2,
     tiny_images,
@@ -58,8 +51,6 @@ PLAIN = Accelerator("none", NoDrafter(), SampleAndMatch())
 @pytest.mark.parametrize(
     ("shape", "scale"),
     [
-        ({}, 3.0),
-        ({"tree": "eagle"}, 1.0),
         ({"num_draft_tokens": 3, "top_k": 1}, 3.0),
         ({"tree": [0, 0, 0, 1, 2]}, 1.0),
     ],
@@ -78,13 +69,13 @@ def test_images_are_those_of_plain_decoding(shape: dict[str, Any], scale: float)
             assert draw(target, fast, requests[:1], scale, temperature)[0] == expected[:1]
 
 
-@pytest.mark.parametrize("family", [tiny_janus, tiny_emu3, tiny_emu3_5, tiny_anole, tiny_lumina])
+@pytest.mark.parametrize("family", [tiny_janus, tiny_emu3, tiny_lumina])
 def test_images_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any]) -> None:
     """Heads of their own for codes, rows that end, forced tokens: drafted for free, and never missed."""
     model, tokenizer, *_ = family()
     target = image_target(model, family="lumina_mgpt" if family is tiny_lumina else None)
     assert target is not None
-    sizes = {tiny_lumina: (32, 64), tiny_emu3: (8, 6), tiny_emu3_5: (64, 48)}
+    sizes = {tiny_lumina: (32, 64), tiny_emu3: (8, 6)}
     height, width = sizes.get(family, (None, None))
     requests = image_requests(
         target, ["a red circle", "blue"], height=height, width=width, guided=True, tokenizer=tokenizer
@@ -122,10 +113,9 @@ def test_every_family_and_clips(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_long_output_is_that_of_plain_decoding(family: str) -> None:
+def test_long_output_is_that_of_plain_decoding() -> None:
     """Longer than what both caches begin with."""
-    target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
+    target, inputs = target_of("qwen2_5_vl", torch.float64), inputs_of("qwen2_5_vl", torch.float64)
     drafter = Eagle3Drafter(eagle3_checks.head_for(target), num_draft_tokens=3, top_k=1).fit(target)
     rows = [inputs[case] for case in ("two images", "no image")]
     plain = answer(target, NoDrafter(), rows, Sampler(0.8), 300)
@@ -175,7 +165,7 @@ def test_medusa_is_one_pass_a_round() -> None:
     assert len(calls) == 2 * run.stats.rounds[0] and run.stats.draft_passes == run.stats.rounds[0]
 
 
-@pytest.mark.parametrize("heads", [1, 2, 7])
+@pytest.mark.parametrize("heads", [1, 7])
 def test_the_tree_is_as_deep_as_there_are_heads(heads: int) -> None:
     for head in (medusa_for(llama(), num_heads=heads), hydra_for(llama(), num_heads=heads)):
         shape = MedusaDrafter(head).shape  # type: ignore[arg-type]
@@ -189,48 +179,10 @@ def test_heads_that_do_not_say_their_target_fit_by_width_and_vocabulary() -> Non
         MedusaDrafter(nameless).fit(CausalTarget(tiny_llama(hidden=16)))
 
 
-def test_a_head_comes_back_from_its_folder_without_the_targets_weights(tmp_path: Path) -> None:
-    for target in (llama(), llamagen()):
-        head = head_for(target)
-        folder = tmp_path / target.config.model_type
-        head.save_pretrained(folder)
-        names = set(load_file(folder / "model.safetensors"))
-        assert {name.split(".")[0] for name in names} == {"fc", "decoder"}
-        assert all(name.startswith(("fc.", "decoder.layers.0.")) for name in names)
-        again = AutoModel.from_pretrained(folder, dtype=target.dtype)
-        assert type(again) is EagleHead and again.config.vocabulary == target.vocabulary
-        parts, places = torch.randn(2, 1, 3, 32, dtype=target.dtype), torch.arange(1, 4)[None]
-        assert torch.equal(again(again.fuse(*parts), places), head(head.fuse(*parts), places))
-
-
 def test_a_family_without_a_stack_of_layers_is_refused() -> None:
     config = EagleConfig.for_target(tiny_gpt2().config, 64)
     with pytest.raises(UnsupportedModelError, match="GPT2Model"):
         EagleHead(config)
-
-
-def test_tokens_that_sampling_excludes_are_not_drafted() -> None:
-    drafter = EagleDrafter(head_for(precise()), num_draft_tokens=12, depth=2, top_k=4).fit(precise())
-    run = decode(precise(), PROMPTS, drafter, sampler=Sampler(1.0, top_k=2), max_new_tokens=12)
-    assert (
-        max(drafted / rounds for drafted, rounds in zip(run.stats.drafted, run.stats.rounds, strict=True))
-        <= 6
-    )
-
-
-def test_the_grammar_of_an_image() -> None:
-    """Codes at cells, the row end alone after a row, the ending alone at the end, nothing beyond it."""
-    grid = ImageGrid(2, 2, codebook_size=3, row_end=3, ending=(4,))
-    grammar = Grammar([grid, grid], torch.device("cpu"))
-    places = [0, 2, 3, 5, 6, 7, 50]
-    allowed = [
-        exclude(torch.zeros(2, 1, 5), grammar.at(torch.tensor([[place], [0]])), 3)[0, 0]
-        .isfinite()
-        .nonzero()[:, 0]
-        .tolist()
-        for place in places
-    ]
-    assert allowed == [[0, 1, 2], [3], [0, 1, 2], [3], [4], [0, 1, 2], [0, 1, 2]]
 
 
 def test_the_config_of_a_head_names_its_tree() -> None:
@@ -248,37 +200,3 @@ def test_the_config_of_a_head_names_its_tree() -> None:
 )
 def test_defaults_of_flash_give_way_to_what_was_asked_for(settings: dict[str, Any], nodes: int) -> None:
     assert FlashDrafter(flash_checks.head_for(llama()), **settings).shape.num_draft_tokens == nodes
-
-
-EAGLE, FLASH = (EagleDrafter, eagle_checks.head_for), (FlashDrafter, flash_checks.head_for)
-MEDUSA, HYDRA = (MedusaDrafter, medusa_for), (HydraDrafter, hydra_for)
-
-
-@pytest.mark.parametrize(
-    ("kind", "argument", "settings"),
-    [
-        (EAGLE, "num_draft_tokens", {"tree": "eagle", "num_draft_tokens": 25}),
-        (EAGLE, "depth", {"tree": [0, 0], "depth": 1}),
-        (EAGLE, "tree", {"tree": "eagel"}),
-        (EAGLE, "parents[1]", {"tree": [0, 1]}),
-        (FLASH, "depth", {"depth": 7, "num_draft_tokens": 6}),
-        (FLASH, "block", {"block": 0}),
-        (FLASH, "block", {"block": 5}),
-        (MEDUSA, "depth", {"depth": 5}),
-        (MEDUSA, "depth", {"tree": "medusa", "depth": 2}),
-        (HYDRA, "depth", {"tree": "eagle"}),
-        (HYDRA, "tree", {"tree": "medussa"}),
-    ],
-)
-def test_a_shape_that_a_head_cannot_draft_is_named(
-    kind: tuple[Callable[..., HeadDrafter], Callable[..., Any]], argument: str, settings: dict[str, Any]
-) -> None:
-    drafter, build = kind
-    with pytest.raises(InputError) as caught:
-        drafter(build(llama()), **settings)
-    assert caught.value.argument == argument
-
-
-def test_more_children_than_the_head_knows_are_refused() -> None:
-    with pytest.raises(InputError, match="at most 6"):
-        Eagle3Drafter(eagle3_checks.head_for(llama(), draft_vocabulary=6)).fit(llama())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmspec.decoding.draft import check_tree
-from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape, best, renumber
-from mmspec.errors import InputError
+from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape, best_first, renumber
 
 LEVELS = (
     -2.0,
@@ -69,14 +69,6 @@ def test_a_dynamic_tree_has_no_orphans_and_the_best_nodes(case: tuple[DynamicTre
         assert scores[0, kept].min() >= scores[0, left].max(), "a better candidate was left out"
 
 
-def test_choosing_by_unstable_order_would_orphan() -> None:
-    """The planted bug that the test above is for: of equal scores, the later one first."""
-    shape = DynamicTree(2, 2, 1)
-    parents, _, scores = grow(shape, torch.zeros(1, 2))
-    flipped = scores.shape[1] - 1 - best(scores.flip(1), 2)
-    assert any(int(parents[0, node]) not in flipped[0].tolist() for node in flipped[0].tolist())
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_static_tree_is_the_tree_that_was_drawn(data: st.DataObject) -> None:
@@ -112,40 +104,43 @@ def test_named_trees_hold_the_start_of_each_path(name: str) -> None:
     assert shape.num_draft_tokens == len(paths) and shape.depth == max(map(len, paths))
 
 
-def test_the_tree_of_eagle() -> None:
-    shape = StaticTree.named("eagle")
-    assert (shape.num_draft_tokens, shape.depth, shape.max_children) == (25, 5, 4)
-    assert [shape.branch(level) for level in range(1, 6)] == [4, 3, 3, 3, 2]
+Rates = list[list[float]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ((0, 1, 1), "num_draft_tokens"),
-        ((513, 9, 9), "num_draft_tokens"),
-        ((5, 0, 1), "depth"),
-        ((5, 6, 1), "depth"),
-        ((5, 2, 0), "top_k"),
-        ((5, 2, 6), "top_k"),
-        ((5, 2, True), "top_k"),
-        ((7, 2, 2), "num_draft_tokens"),  # 2 + 4 candidates
-    ],
-)
-def test_sizes_out_of_range_are_named(arguments: tuple[int, int, int], named: str) -> None:
-    with pytest.raises(InputError) as caught:
-        DynamicTree(*arguments)
-    assert caught.value.argument == named
+@st.composite
+def rates_of_heads(draw: st.DrawFn) -> Rates:
+    """Rates of up to three heads, up to four ranks each, likelier ones first."""
+    one = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4)
+    return [sorted(draw(one), reverse=True) for _ in range(draw(st.integers(1, 3)))]
 
 
-@pytest.mark.parametrize("parents", [[], [0], [1, 0], [0, 2, 0]])
-def test_parents_that_are_no_tree_are_refused(parents: list[int]) -> None:
-    with pytest.raises(InputError):
-        StaticTree(parents)
+def worths(parents: list[int], rates: Rates) -> list[float]:
+    """The product of rates along the path to each node but the root."""
+    depths, made, seen = check_tree(parents), [1.0], [0] * len(parents)
+    for node, parent in enumerate(parents[1:], 1):
+        made.append(made[parent] * rates[depths[node] - 1][seen[parent]])
+        seen[parent] += 1
+    return made[1:]
 
 
-def test_frontiers_hold_the_best_in_their_order() -> None:
-    scores = torch.tensor([[-1.0, -3.0, -1.0, -2.0]])
-    assert DynamicTree(3, 2, 2).frontier(1, scores).tolist() == [[0, 2]]
-    for order in itertools.permutations(range(3)):
-        ranked = -torch.tensor([order], dtype=torch.float)
-        assert best(ranked, 3)[0].tolist() == [order.index(i) for i in range(3)]
+@settings(max_examples=80, deadline=None)
+@given(rates_of_heads(), st.integers(1, 20))
+def test_no_tree_is_worth_more(rates: Rates, nodes: int) -> None:
+    every = [
+        math.prod(rates[level][rank] for level, rank in enumerate(path))
+        for depth in range(1, len(rates) + 1)
+        for path in itertools.product(*(range(len(each)) for each in rates[:depth]))
+    ]
+    got = worths(best_first(rates, nodes), rates)
+    best = sorted(every, reverse=True)[:nodes]
+    assert len(got) == len(best) and math.isclose(sum(got), sum(best), rel_tol=1e-9)
+    assert got == pytest.approx(sorted(got, reverse=True))
+
+
+def test_an_elder_sibling_comes_along_even_where_it_was_right_less_often() -> None:
+    shape = StaticTree(best_first([[0.1, 0.8]], 2))
+    assert (shape.num_draft_tokens, shape.max_children) == (2, 2)
+
+
+def test_nothing_known_gives_the_root_alone() -> None:
+    assert best_first([], 5) == best_first([[]], 5) == [0]

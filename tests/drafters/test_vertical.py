@@ -1,64 +1,97 @@
-"""Vertical drafts: exact whatever the head predicts, refused where it does not fit."""
+"""Vertical drafts: exact whatever the head predicts, from the states of the cells above."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import functools
 from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
+from mmspec.accelerators.accelerator import default_rule
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.vertical import VerticalDrafter, VerticalSession
-from mmspec.errors import InputError
-from mmspec.models.ssd import VerticalConfig
-from tests.contracts.checks import precise
-from tests.drafters import vertical_checks as checks
-from tests.drafters.test_jacobi import draw, images
+from mmspec.drafters.vertical import VerticalDrafter, VerticalSession, read_below
+from tests.contracts.checks import check_words
+from tests.contracts.running import FanOutTarget, decode
+from tests.drafters.jacobi_checks import images
 from tests.drafters.vertical_checks import head_for
+from tests.tiny_models import tiny_lm_v8
+
+PROMPT = (3, 1, 4)
+GRID = ImageGrid(rows=3, columns=2, codebook_size=8)
+LARGE = ImageGrid(rows=6, columns=4, codebook_size=8)
 
 
-def drafter(
-    window: int = 12, coupling: str = "maximal", front: tuple[int, ...] = (), **head: Any
-) -> VerticalDrafter:
-    target = images()
-    return VerticalDrafter(head_for(target, **head), window, coupling, front).fit(target)
-
-
-DISTRIBUTIONS: dict[str, tuple[Sampler, dict[str, Any]]] = {
-    "cold, top-k": (Sampler(0.7, top_k=5), {}),
-    "within a row": (Sampler(1.0), {"window": 2}),
-    "shared noise": (Sampler(1.0), {"coupling": "gumbel"}),
-    "a tree of short chains": (Sampler(1.0), {"window": 4, "front": "2x2", "reach": 2}),
-}
-QUICK = ("cold, top-k",)
+@functools.cache
+def small(grid: ImageGrid = GRID) -> FanOutTarget:
+    """A language model whose eight words are codes."""
+    target = FanOutTarget(tiny_lm_v8())
+    target.grid = grid
+    return target
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DISTRIBUTIONS]
+    ("sampler", "options"),
+    [
+        (Sampler(0.7, top_k=5), {}),
+        (Sampler(1.0), {"window": 4, "front": "2x2", "reach": 2}),
+        pytest.param(Sampler(1.0), {"coupling": "gumbel"}, marks=pytest.mark.slow),
+    ],
+    ids=["cold, top-k", "a tree of short chains", "shared noise"],
 )
 @torch.inference_mode()
-def test_outputs_follow_the_targets_distribution(name: str) -> None:
-    sampler, options = DISTRIBUTIONS[name]
-    checks.check_distribution(sampler, **options)
+def test_outputs_follow_the_targets_distribution(sampler: Sampler, options: dict[str, Any]) -> None:
+    drafter = VerticalDrafter(head_for(small()), **{"window": 3, **options}).fit(small())
+    check_words(small(), drafter, default_rule(drafter), sampler, grid=GRID)
 
 
-CHECKS = [checks.distribution_of_images, checks.cells_are_drafted_from_the_states_above]
-
-
-@pytest.mark.parametrize("check", CHECKS)
 @torch.inference_mode()
-def test_what_must_hold_holds(check: Callable[[], None]) -> None:
-    check()
+def test_cells_are_drafted_from_the_states_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below a committed cell, by the states that one reading of the image so far gives."""
+    target, sampler, compared = small(LARGE), Sampler(1.0), 0
+    initial, propose = VerticalSession._initial, VerticalSession.propose
+    canvases: list[Canvas] = []
+
+    def look(self: VerticalSession, canvas: Canvas) -> Draft:
+        canvases.append(canvas)
+        return propose(self, canvas)
+
+    def compare(
+        self: VerticalSession, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        nonlocal compared
+        made = initial(self, p, sound, place, covered, stood)
+        for row, tokens in enumerate(canvases[-1].ids):
+            if place[row, 0] >= LARGE.length - 1:
+                continue
+            states = target.read([{"input_ids": torch.tensor([tokens[:-1]])}], (-1,))[-1]  # not of the root
+            read = self.head.join({-1: states}, 1)[:, len(PROMPT) :]
+            due = sampler.scores(read_below(self.head, target, read, self.layout.uniform[:1] > 0)).p[0]
+            for slot, at in enumerate((place[row] - LARGE.columns).tolist()):
+                if not covered[row, slot] and 0 <= at < len(due):
+                    assert torch.allclose(made[0][row, slot], due[at], atol=1e-6)
+                    compared += 1
+        return made
+
+    drafter = VerticalDrafter(head_for(target), window=4).fit(target)
+    monkeypatch.setattr(VerticalSession, "_initial", compare)
+    monkeypatch.setattr(VerticalSession, "propose", look)
+    how: dict[str, Any] = {"max_new_tokens": LARGE.length, "seed": 3, "grid": LARGE}
+    decode(target, [PROMPT] * 6, drafter, default_rule(drafter), sampler, **how)
+    assert compared > 50
 
 
 def test_rows_with_longer_rows_of_cells_join_a_batch() -> None:
     """The newest states stay last, whatever the row's own number of columns."""
-    target, made = images(), drafter(6)
+    target = images()
+    made = VerticalDrafter(head_for(target), 6).fit(target)
     inputs, sessions = {"input_ids": torch.tensor([[1, 2, 3]])}, []
     for grid in (ImageGrid(5, 3, 62, 62), ImageGrid(5, 6, 62, 62)):
         _, prefill = target.prefill([inputs], 64, made.taps)
@@ -72,31 +105,3 @@ def test_rows_with_longer_rows_of_cells_join_a_batch() -> None:
     assert torch.equal(both.committed[0, -4:], short.committed[0])
     assert torch.equal(both.committed[1], long.committed[0])
     assert torch.equal(both.part([1]).committed, long.committed)
-
-
-def test_what_it_does_not_fit_is_refused() -> None:
-    target = images()
-    with pytest.raises(InputError, match="whose hidden size is"):
-        VerticalDrafter(head_for(target, hidden_size=48)).fit(target)
-    with pytest.raises(InputError, match="whose vocabulary is"):
-        VerticalDrafter(head_for(target, vocabulary=12)).fit(target)
-    with pytest.raises(InputError, match="window: got 30; 1 to 10"):
-        draw(drafter(30), grid=ImageGrid(3, 2, 62, 62, (63,)))
-    with pytest.raises(InputError, match="trained under guidance"):
-        draw(drafter(guided=False), sampler=Sampler(guidance_scale=2.0))
-    with pytest.raises(InputError, match="was fitted"):
-        draw(VerticalDrafter(head_for(target)))
-    with pytest.raises(InputError, match="target: got 'text'"):
-        VerticalDrafter(head_for(precise())).fit(precise())
-    with pytest.raises(InputError, match="image size: got '5 rows of 6 tokens'; rows of 16"):
-        draw(drafter(columns=16))
-    with pytest.raises(InputError, match="another codebook"):
-        VerticalDrafter(head_for(target, codebook=[1.0] * 16)).fit(target)
-    with pytest.raises(InputError, match="coupling"):
-        VerticalDrafter(head_for(target), coupling="maximum")
-
-
-def test_what_cannot_be_built_is_refused() -> None:
-    for wrong in ({"width": 0}, {"window": 0}, {"taps": []}, {"taps": [4], "target_layers": 4}):
-        with pytest.raises(Exception, match="width|taps"):
-            VerticalConfig(vocabulary=8, **wrong)

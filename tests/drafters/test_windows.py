@@ -18,7 +18,7 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import image_target
 from mmspec.targets.llamagen import LlamaGenTarget
 from tests.drafters import corrected_checks, vertical_checks
-from tests.drafters.test_jacobi import GRID, SAMPLER, draw, images, plain
+from tests.drafters.jacobi_checks import GRID, SAMPLER, draw, images, plain
 from tests.targets.image_loop import draw as draw_images
 from tests.tiny_models import tiny_emu3, tiny_emu3_5
 from tests.tiny_models.llamagen import tiny_llamagen
@@ -40,7 +40,7 @@ WINDOWS: dict[str, Callable[..., WindowDrafter]] = {"sjd": JacobiDrafter, "cjd":
 TREES: list[dict[str, Any]] = [{}, {"front": (3, 2)}, {"front": (2, 2), "reach": 4}]
 
 
-@pytest.mark.parametrize("window", [2, 7, 32])
+@pytest.mark.parametrize("window", [2, 7])
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_the_targets_own_noise_gives_the_images_of_plain_decoding(kind: str, window: int) -> None:
     """Bitwise, with row ends, in batches of one and of three, guided or not; in no more forwards."""
@@ -53,19 +53,17 @@ def test_the_targets_own_noise_gives_the_images_of_plain_decoding(kind: str, win
         assert draw(made, [window % 3], sampler=sampler)[0] == [plain(sampler)[window % 3]]
 
 
-@pytest.mark.parametrize("coupling", KIND_OF_COUPLING)
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_greedy_images_are_those_of_plain_decoding(kind: str, coupling: str) -> None:
-    for tree in TREES:
+def test_greedy_images_are_those_of_plain_decoding(kind: str) -> None:
+    for coupling, tree in zip(KIND_OF_COUPLING, [*TREES, {}], strict=True):
         assert draw(WINDOWS[kind](8, coupling, **tree), sampler=Sampler())[0] == plain(Sampler()), tree
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_a_row_of_a_batch_is_drawn_as_it_is_alone(kind: str) -> None:
-    for tree in TREES:
+    for tree in TREES[::2]:
         made = WINDOWS[kind](7, **tree)
-        together = draw(made, [2, 0, 1])[0]
-        assert [draw(made, [row])[0][0] for row in (2, 0, 1)] == together, tree
+        assert [draw(made, [row])[0][0] for row in (2, 1)] == draw(made, [2, 1])[0], tree
 
 
 @pytest.mark.parametrize("family", ["llamagen", "emu3", "emu3_5"])
@@ -81,6 +79,8 @@ def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
     window = min(8, requests[0].grid.length)
     corrector = {"model": corrected_checks.head_for(target), "corrected": 5}
     for name, options, coupling in (
+        ("sjd", {"init": "above"}, "exact"),
+        ("sjd", {}, "maximal"),
         ("cjd", corrector, "exact"),
         ("cjd", corrector, "maximal"),
         ("ssd", {"model": vertical_checks.head_for(target)}, "exact"),

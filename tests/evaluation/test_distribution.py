@@ -1,6 +1,8 @@
-"""Test of sampled tokens against distributions: right samples pass, and every planted bias shows."""
+"""Tests of sampled tokens and images: right samples pass, and every planted bias shows."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from mmspec.evaluation.identity.distribution import (
     CRITICAL,
     DistributionTest,
     check_distribution,
+    energy_test,
     mass_before,
     read_distributions,
 )
@@ -55,18 +58,21 @@ def test_distributions_of_a_finished_output_are_those_of_its_prefixes(sampler: S
         torch.testing.assert_close(distributions[place], alone)
 
 
-@pytest.mark.parametrize("build", [rasters, lines])
-def test_plain_decoding_passes_with_its_syntax_left_out(build) -> None:  # type: ignore[no-untyped-def]
-    target = build()
-    requests = requests_of(target, 30)
-    outputs, _ = draw(target, build_accelerator("none"), requests, SAMPLED)
+def is_taken_for_plain(target: Any, accelerator: Any, sampler: Sampler, count: int) -> bool:
+    requests = requests_of(target, count)
+    outputs, _ = draw(target, accelerator, requests, sampler)
     test = check_distribution(target, SAMPLED, requests, outputs)
-    assert test.passed and test.places == 30 * target.grid.cells
+    assert test.places == count * target.grid.cells  # its syntax is left out
+    return test.passed
+
+
+@pytest.mark.parametrize("build", [rasters, lines])
+def test_plain_decoding_passes_with_its_syntax_left_out(build: Any) -> None:
+    assert is_taken_for_plain(build(), build_accelerator("none"), SAMPLED, 30)
 
 
 BIASES = {
     "temperature 0.7 for 0.9": Sampler(0.7, top_k=12, top_p=0.95),
-    "temperature 1.2 for 0.9": Sampler(1.2, top_k=12, top_p=0.95),
     "top-k of 6": Sampler(0.9, top_k=6, top_p=0.95),
     "no top-k": Sampler(0.9),
     "guided": Sampler(0.9, top_k=12, top_p=0.95, guidance_scale=1.5),
@@ -75,16 +81,11 @@ BIASES = {
 
 @pytest.mark.parametrize("name", BIASES)
 def test_another_distribution_is_found_out(name: str) -> None:
-    target = rasters()
-    requests = requests_of(target, 100)
-    outputs, _ = draw(target, build_accelerator("none"), requests, BIASES[name])
-    assert not check_distribution(target, SAMPLED, requests, outputs).passed
+    assert not is_taken_for_plain(rasters(), build_accelerator("none"), BIASES[name], 100)
 
 
 def test_zipar_is_found_out() -> None:
-    requests = requests_of(rasters(), 40)
-    outputs, _ = draw(rasters(), zipar(1), requests, SAMPLED)
-    assert not check_distribution(rasters(), SAMPLED, requests, outputs).passed
+    assert not is_taken_for_plain(rasters(), zipar(1), SAMPLED, 40)
 
 
 def test_text_has_no_grid_and_may_be_tested_too() -> None:
@@ -115,3 +116,30 @@ def test_too_little_and_greedy_are_refused() -> None:
         check_distribution(rasters(), SAMPLED, requests, outputs)
     with pytest.raises(InputError, match="temperature"):
         check_distribution(rasters(), Sampler(), requests, outputs)
+
+
+IMAGES, PLACES, SIZE = 48, 16, 4
+
+
+def images(seed: int, like: float = 0.0) -> Tensor:
+    """Vectors of unit deviation; neighbours are correlated by `like`."""
+    noise = torch.randn(IMAGES, PLACES, SIZE, generator=torch.Generator().manual_seed(seed))
+    values = noise.clone()
+    for place in range(1, PLACES):
+        values[:, place] = like * values[:, place - 1] + (1 - like**2) ** 0.5 * noise[:, place]
+    return values
+
+
+def test_two_samples_of_one_distribution_pass() -> None:
+    found = [energy_test(images(seed), images(100 + seed)) for seed in range(8)]
+    assert all(test.passed for test in found)
+    assert min(test.p_value for test in found) < 0.6, "the p-values spread"
+
+
+def test_another_mean_is_found() -> None:
+    assert not energy_test(images(0) + 0.5, images(1)).passed
+
+
+def test_neighbours_that_agree_are_found_where_every_marginal_is_right() -> None:
+    test = energy_test(images(0, like=0.9), images(1))
+    assert not test.passed and test.places == 2 * IMAGES * PLACES

@@ -1,7 +1,6 @@
 """Distances of sets of features against independent implementations, and their intervals."""
 
 import math
-import statistics as python_statistics
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion,
 from mmspec.evaluation.quality.set_distances import kernel_distance
 
 N, D = 60, 6
+PROMPTS, WIDTH = 48, 16  # as many prompts as in the table of the README
 
 
 def features(seed=0, shift=0.0, scale=1.0, count=N):
@@ -39,28 +39,29 @@ def slow_neighbours(one, reference, k):
     return np.mean([any(row) for row in inside]), np.sum(inside) / k / len(one), np.any(inside, axis=0).mean()
 
 
-def test_frechet_distance_is_the_formula():
+def test_frechet_distance_is_the_formula_and_its_interval_leaves_out_pairs_of_both_sets():
     one, other = features(0), features(1, shift=0.4, scale=1.5)
     found = set_distances.frechet_distance(one, other)
     assert found.value == pytest.approx(slow_frechet(one, other), rel=1e-6)
-    assert found.low < found.value < found.high
-
-
-def test_the_interval_of_frechet_distance_leaves_out_pairs_of_both_sets():
-    one, other = features(0), features(1, shift=0.4, scale=1.5)
     kept = [np.arange(N) % 20 != group for group in range(20)]
     without = np.array([slow_frechet(one[rows], other[rows]) for rows in kept])
     error = math.sqrt(19 / 20 * ((without - without.mean()) ** 2).sum())
-    found = set_distances.frechet_distance(one, other)
     assert found.high - found.value == pytest.approx(student_quantile(19) * error, rel=1e-4)
 
 
-def test_frechet_distance_is_that_of_torch_fidelity():
-    fidelity = pytest.importorskip("torch_fidelity.metric_fid")
-    one, other = features(2), features(3, shift=0.2)
-    moments = [fidelity.fid_features_to_statistics(one), fidelity.fid_features_to_statistics(other)]
-    expected = fidelity.fid_statistics_to_metric(*moments, verbose=False)["frechet_inception_distance"]
+def test_figures_are_those_of_torch_fidelity():
+    pytest.importorskip("torch_fidelity")
+    from torch_fidelity import metric_fid, metric_isc, metric_prc
+
+    one, other, logits = features(2, scale=0.7), features(3, shift=0.2), features(6, scale=3.0)
+    moments = [metric_fid.fid_features_to_statistics(each) for each in (one, other)]
+    expected = metric_fid.fid_statistics_to_metric(*moments, verbose=False)["frechet_inception_distance"]
     assert set_distances.frechet_distance(one, other).value == pytest.approx(expected, rel=1e-4)
+    expected = metric_isc.isc_features_to_metric(logits, splits=1, shuffle=False)["inception_score_mean"]
+    assert set_distances.inception_score(logits).value == pytest.approx(expected, rel=1e-6)
+    expected = metric_prc.calculate_precision_recall_full(one, other, neighborhood=3)
+    found = set_distances.neighbour_scores(one, other)
+    assert (found["precision"].value, found["recall"].value) == pytest.approx(expected, abs=1e-6)
 
 
 def test_kernel_distance_is_that_of_torchmetrics_up_to_the_pairs_that_share_a_prompt():
@@ -70,21 +71,14 @@ def test_kernel_distance_is_that_of_torchmetrics_up_to_the_pairs_that_share_a_pr
     across = poly_kernel(one, other)
     all_pairs, without = across.mean(), (across.sum() - across.trace()) / (N * (N - 1))
     expected = poly_mmd(other, one) + 2 * (all_pairs - without)
-    assert kernel_distance(one, other)[0] == pytest.approx(float(expected), rel=1e-9)
-
-
-def test_inception_score_is_that_of_torch_fidelity():
-    fidelity = pytest.importorskip("torch_fidelity.metric_isc")
-    logits = features(6, scale=3.0)
-    expected = fidelity.isc_features_to_metric(logits, splits=1, shuffle=False)["inception_score_mean"]
-    before = torch.get_rng_state()
-    assert set_distances.inception_score(logits).value == pytest.approx(expected, rel=1e-6)
-    assert torch.equal(torch.get_rng_state(), before)  # nobody's random numbers are used up
+    assert kernel_distance(one, other).value == pytest.approx(float(expected), rel=1e-9)
+    assert tuple(vars(kernel_distance(one, one)).values()) == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
 
 
 def test_neighbour_scores_are_the_definitions_point_by_point():
-    one, reference = features(7, scale=0.8), features(8)
+    one, reference = features(7, scale=0.5), features(8)
     found = set_distances.neighbour_scores(one, reference)
+    assert found["precision"].value > found["recall"].value + 0.2, "exchanging the two would be seen"
     assert found["precision"].value == pytest.approx(slow_neighbours(one, reference, 3)[0])
     assert found["recall"].value == pytest.approx(slow_neighbours(reference, one, 3)[0])
     _, density, coverage = slow_neighbours(one, reference, 5)
@@ -93,24 +87,14 @@ def test_neighbour_scores_are_the_definitions_point_by_point():
     assert all(value.low <= value.value <= value.high for value in found.values())
 
 
-def test_precision_and_recall_are_those_of_torch_fidelity():
-    fidelity = pytest.importorskip("torch_fidelity.metric_prc")
-    one, reference = features(9, scale=0.7), features(10)
-    expected = fidelity.calculate_precision_recall_full(one, reference, neighborhood=3)
-    found = set_distances.neighbour_scores(one, reference)
-    assert (found["precision"].value, found["recall"].value) == pytest.approx(expected, abs=1e-6)
-
-
 def test_diversity_counts_what_has_nothing_in_common():
-    apart = torch.eye(4).repeat(5, 1)
-    assert set_distances.diversity(apart).value == pytest.approx(4.0)
+    assert set_distances.diversity(torch.eye(4).repeat(5, 1)).value == pytest.approx(4.0)
     assert set_distances.diversity(torch.ones(20, 4)).value == pytest.approx(1.0)
     assert set_distances.diversity(torch.eye(30)).value == pytest.approx(30.0)
 
 
 @pytest.mark.parametrize("damage", ["collapse", "shift", "swap"])
-def test_planted_faults_of_a_model_are_seen(damage):
-    """Each figure moves when the images do what it is there to see."""
+def test_each_figure_moves_when_images_do_what_it_is_there_to_see(damage):
     reference, sound = features(11, count=200), features(12, count=200)
     bad = {
         "collapse": sound[:1] + 0.05 * sound,  # one image again and again
@@ -118,44 +102,95 @@ def test_planted_faults_of_a_model_are_seen(damage):
         "swap": torch.cat([sound[:100], sound[:100] + 4.0]),  # half of them are wrong
     }[damage]
     before, after = (set_distances.neighbour_scores(one, reference) for one in (sound, bad))
-    assert (
-        set_distances.frechet_distance(bad, reference).low
-        > set_distances.frechet_distance(sound, reference).high
-    )
-    assert set_distances.kernel_estimate(bad, reference).low > 0
+    distances = [set_distances.frechet_distance(one, reference) for one in (sound, bad)]
+    assert distances[1].low > distances[0].high
+    assert kernel_distance(bad, reference).low > 0
+    for name in ("recall", "coverage") if damage == "collapse" else ("precision", "density"):
+        assert after[name].high < before[name].low
     if damage == "collapse":
-        assert after["recall"].high < before["recall"].low
-        assert after["coverage"].high < before["coverage"].low
         assert set_distances.diversity(bad).high < set_distances.diversity(sound).low
-    else:
-        assert after["precision"].high < before["precision"].low
-        assert after["density"].high < before["density"].low
 
 
-def test_exchanging_precision_with_recall_would_be_found_out():
-    found = set_distances.neighbour_scores(features(13, scale=0.2), features(14))
-    assert found["precision"].value > 0.9 > 0.5 > found["recall"].value
-
-
-@pytest.mark.parametrize("counts", [(D, D), (40, 39)])
-def test_frechet_distances_that_mean_nothing_are_refused(counts):
+@pytest.mark.parametrize("shapes", [((2, 3), (2, 3)), ((4, 3), (4, 2)), ((4, 3), (5, 3)), ((4, 3), (4,))])
+def test_what_has_no_distance_is_refused(shapes):
+    with pytest.raises(InputError, match="kid: got"):
+        kernel_distance(*map(torch.zeros, shapes))
     with pytest.raises(InputError, match="fid: got"):
-        set_distances.frechet_distance(features(count=counts[0]), features(count=counts[1]))
-
-
-def test_too_few_neighbours_are_refused():
+        set_distances.frechet_distance(*map(torch.zeros, shapes))
     with pytest.raises(InputError, match="at least 12"):
         set_distances.neighbour_scores(features(count=11), features(count=11))
 
 
-def test_the_jackknife_of_a_mean_is_its_standard_error():
+def slow_distance(one, other):
+    """The kernel distance by its formula, pair by pair."""
+
+    def k(a, b):
+        return (a @ b / len(a) + 1) ** 3
+
+    pairs = [(i, j) for i in range(len(one)) for j in range(len(one)) if i != j]
+    terms = [
+        k(one[i], one[j]) + k(other[i], other[j]) - k(one[i], other[j]) - k(one[j], other[i])
+        for i, j in pairs
+    ]
+    return (sum(terms) / len(terms)).item()
+
+
+def biased_distance(one, other):
+    """A planted bug: the V-statistic, in which every image also meets itself."""
+    grams = ((one @ one.T, 1), (other @ other.T, 1), (one @ other.T, -2))
+    return sum(sign * ((gram / one.shape[1] + 1) ** 3).mean() for gram, sign in grams).item()
+
+
+def paired_distance(one, other):
+    """A planted bug: the estimator for independent sets, in which the images of one prompt meet."""
+    within = [((a @ a.T / a.shape[1] + 1) ** 3).fill_diagonal_(0).sum() for a in (one, other)]
+    across = ((one @ other.T / one.shape[1] + 1) ** 3).mean()
+    return (sum(within) / (len(one) * (len(one) - 1)) - 2 * across).item()
+
+
+def draw_pairs(generator, shift=0.0):
+    """Two sets of Gaussian features [PROMPTS, WIDTH], of which those of one prompt are correlated."""
+    prompt, one, other = torch.randn(3, PROMPTS, WIDTH, generator=generator, dtype=torch.float64)
+    return (prompt + one) / 2**0.5, (prompt + other) / 2**0.5 + shift
+
+
+def is_unbiased(distance, repeats=1000):
+    """True if the mean over pairs of sets of one distribution is 0 within four standard errors."""
+    generator = torch.Generator().manual_seed(0)
+    found = torch.tensor([distance(*draw_pairs(generator)) for _ in range(repeats)])
+    return abs(found.mean()) < 4 * found.std() / repeats**0.5
+
+
+def test_the_kernel_distance_is_the_formula_and_its_margin_leaves_out_one_prompt_after_the_other():
+    one, other = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = kernel_distance(one, other + 0.5)
+    assert found.value == pytest.approx(slow_distance(one, other + 0.5), rel=1e-12)
+    kept = [[index for index in range(7) if index != gone] for gone in range(7)]
+    without = torch.tensor([slow_distance(one[rows], other[rows] + 0.5) for rows in kept])
+    error = (6 / 7 * (without - without.mean()).square().sum()).sqrt().item()
+    assert found.high - found.value == pytest.approx(1.96 * error, rel=1e-6)
+
+
+def test_the_kernel_distance_of_equal_distributions_is_0_on_average_and_biased_ones_are_found_out():
+    assert is_unbiased(lambda one, other: kernel_distance(one, other).value)
+    assert not is_unbiased(biased_distance) and not is_unbiased(paired_distance)
+
+
+@pytest.mark.parametrize(("shift", "most"), [(0.0, 0.995), (0.3, 0.97)])
+def test_its_interval_contains_the_true_distance_about_95_times_in_100(shift, most):
+    square = WIDTH * shift**2  # the true one is of squared distances of moments, weighted as in the kernel
+    third = square**3 + 6 * square**2 + 3 * (WIDTH + 2) * square
+    true = 3 * square / WIDTH + 3 * square**2 / WIDTH**2 + third / WIDTH**3
+    generator = torch.Generator().manual_seed(1)
+    found = [kernel_distance(*draw_pairs(generator, shift)) for _ in range(1000)]
+    assert 0.93 <= np.mean([one.low <= true <= one.high for one in found]) <= most
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error_and_holds_it_about_95_times_in_100():
     values = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (found,) = jackknife(lambda rows: [float(values[rows].mean())], len(values), groups=40)
-    error = python_statistics.stdev(values.tolist()) / math.sqrt(40)
+    error = float(values.std()) / math.sqrt(40)
     assert found.high - found.value == pytest.approx(student_quantile(39) * error, rel=1e-9)
-
-
-def test_the_interval_contains_the_true_value_about_95_times_in_100():
     generator, inside = torch.Generator().manual_seed(3), 0
     for _ in range(400):
         values = torch.rand(50, generator=generator)
@@ -164,29 +199,28 @@ def test_the_interval_contains_the_true_value_about_95_times_in_100():
     assert 0.92 <= inside / 400 <= 0.98
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.5])
-def test_intervals_contain_what_is_true_of_so_many_images(shift):
+def test_intervals_contain_what_is_true_of_so_many_images():
     """The mean over repeats stands for it; 60 of them tell 0.95 from 0.85."""
     generator, found = torch.Generator().manual_seed(0), {}
     for _ in range(60):
         one, reference = torch.randn(2, 100, 4, generator=generator)
-        one = one + shift
         figures = {
-            "fid": set_distances.frechet_distance(one, reference),
-            "diversity": set_distances.diversity(one),
-            **set_distances.neighbour_scores(one, reference),
+            "fid": set_distances.frechet_distance(one + 0.5, reference),
+            "diversity": set_distances.diversity(one + 0.5),
+            **set_distances.neighbour_scores(one + 0.5, reference),
         }
         for name, figure in figures.items():
             found.setdefault(name, []).append(figure)
     for name, figures in found.items():
-        mean = sum(figure.value for figure in figures) / len(figures)
-        inside = sum(figure.low <= mean <= figure.high for figure in figures) / len(figures)
-        assert inside >= 0.88, name
+        mean = np.mean([figure.value for figure in figures])
+        assert np.mean([figure.low <= mean <= figure.high for figure in figures]) >= 0.88, name
 
 
-def test_quantiles_of_student_are_those_of_the_tables():
+def test_quantiles_of_student_and_wilsons_interval_are_those_of_the_tables():
     for freedom, quantile in [(4, 2.7764), (9, 2.2622), (19, 2.0930), (39, 2.0227)]:
         assert student_quantile(freedom) == pytest.approx(quantile, abs=0.01)
+    found = proportion(8, 10)  # 0.4902 to 0.9433
+    assert (found.low, found.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
 
 
 def test_shares_are_in_their_intervals_and_these_in_0_to_1():
@@ -194,19 +228,7 @@ def test_shares_are_in_their_intervals_and_these_in_0_to_1():
         found = proportion(right, count)
         assert 0.0 <= found.low <= found.value == right / count <= found.high <= 1.0
         assert found.high - found.low > 0.1  # nothing is certain after so few
-
-
-def test_wilsons_interval_is_that_of_the_textbook():
-    found = proportion(8, 10)  # 0.4902 to 0.9433
-    assert (found.low, found.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-
-
-def test_nothing_has_no_interval():
-    with pytest.raises(InputError):
-        jackknife(lambda rows: [0.0], 2)
-    with pytest.raises(InputError):
-        proportion(0, 0)
-
-
-def test_an_estimate_reads_as_a_figure_with_its_interval():
     assert str(Estimate(0.51234, 0.4, 0.6)) == "0.5123 [0.4, 0.6]"
+    for nothing in (lambda: jackknife(lambda rows: [0.0], 2), lambda: proportion(0, 0)):
+        with pytest.raises(InputError):
+            nothing()

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from benchmarks.gpu.kernel_cases import CASES, KernelCase
 from mmspec import kernels
+from mmspec.kernels import philox, sampling
 
 OPS = {case.op: case for case in CASES}
 
@@ -37,6 +38,16 @@ def test_it_is_registered_as_torch_wants_it_and_stays_whole_under_the_compiler(o
         torch.library.opcheck(case.function.op, copy.deepcopy(case.make(case.tiny, torch.device("cpu"))))
     compiled = torch.compile(case.function, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(called(case, compiled), called(case), rtol=0, atol=0, equal_nan=True)
+
+
+def test_ops_that_functions_call_are_registered_too() -> None:
+    logits, key, place = torch.randn(4, 3, 12), torch.tensor([[1, 2], [3, 4]]), torch.arange(6).view(2, 3)
+    word = torch.tensor([[1]])
+    warping = kernels.Warping((0.8,), (9,), (0.7,), (0.05,), (2.5,))
+    torch.library.opcheck(philox.uniforms.op, (key, place, word, place, 5, torch.float32))
+    torch.library.opcheck(sampling.warped.op, (logits, *warping))
+    torch.library.opcheck(sampling.warped.op, (logits, *kernels.Warping()))
+    torch.library.opcheck(sampling.sampled.op, (logits, key, place, word, word, None, *warping))
 
 
 def test_kernel_and_twin_have_one_dtype_and_shape(both: Any) -> None:

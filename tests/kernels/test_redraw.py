@@ -74,9 +74,5 @@ def test_tokens_follow_p_and_are_kept_as_often_as_can_be():
     assert abs(kept - torch.minimum(p, q).sum()) < 4 * (0.25 / rows) ** 0.5
 
 
-def test_float64_takes_the_torch_form(both, device):
-    assert_same(*both(redraw, *case(*SHAPES[2], 0, device, torch.float64)))
-
-
 def test_no_rows(both, device):
     assert_same(*both(redraw, *(each[:0] for each in case(*SHAPES[2], device=device))))

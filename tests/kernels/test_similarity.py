@@ -50,15 +50,15 @@ def check_similarity(found: tuple[Tensor, Tensor], a: Tensor, b: Tensor, mask: T
     assert not index[0].any() and similarity[0].isneginf().all(), "there is nothing to be similar to"
 
 
-def most_similar_is_right(both: Both, device: torch.device, cases: Any = PAIRS) -> None:
-    for shape in cases:
+def test_most_similar_equals_the_matrix_in_double_precision(both: Both, device: torch.device) -> None:
+    for shape in PAIRS:
         for dtype in FLOATS:
             arguments = pairs(*shape, device, dtype)
             for found in both(most_similar, *arguments):
                 check_similarity(found, *arguments)
 
 
-def ties_go_to_the_lowest(both: Both, device: torch.device) -> None:
+def test_of_equally_similar_vectors_the_first_is_chosen(both: Both, device: torch.device) -> None:
     """Vectors of 16 signs, whose norms and products are exact, so that many are equally similar."""
     for dtype in FLOATS:
         a, b, mask = (part.sign() for part in pairs(2, 9, 70, 16, device, dtype))
@@ -67,14 +67,6 @@ def ties_go_to_the_lowest(both: Both, device: torch.device) -> None:
         ties = (matrix == matrix.amax(-1, keepdim=True)) & mask.bool()[:, None]
         assert ties[1].sum() > 2 * len(ties[1]) and torch.equal(twin[1], ties.int().argmax(-1))
         assert torch.equal(kernel[0], twin[0]) and torch.equal(kernel[1], twin[1])
-
-
-def test_most_similar_equals_the_matrix_in_double_precision(both: Both, device: torch.device) -> None:
-    most_similar_is_right(both, device)
-
-
-def test_of_equally_similar_vectors_the_first_is_chosen(both: Both, device: torch.device) -> None:
-    ties_go_to_the_lowest(both, device)
 
 
 def merged(sets: int, members: int, width: int, count: int, device: torch.device) -> Any:
@@ -90,15 +82,11 @@ def merged(sets: int, members: int, width: int, count: int, device: torch.device
 MERGED = ((1, 1, 1, 1), (2, 9, 5, 4), (2, 7, 300, 6))
 
 
-def merges_agree(both: Both, device: torch.device) -> None:
+def test_merge_kernel_equals_torch(both: Both, device: torch.device) -> None:
     for shape in MERGED:
         kernel, twin = both(merge_vectors, *merged(*shape, device))
         torch.testing.assert_close(kernel[0], twin[0], rtol=1e-5, atol=1e-6)
         assert torch.equal(kernel[1], twin[1])
-
-
-def test_merge_kernel_equals_torch(both: Both, device: torch.device) -> None:
-    merges_agree(both, device)
 
 
 def test_means_equal_a_loop_in_double_precision_and_mass_is_conserved() -> None:

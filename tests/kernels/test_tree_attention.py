@@ -154,11 +154,8 @@ def test_parts_follow_from_shapes_and_fill_the_device():
     assert parts_of(300, 4096) == 1
 
 
-TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize(
     ("nodes", "group", "dim"), [(1, 1, 64), (2, 7, 128), (21, 7, 128), (64, 4, 80), (64, 1, 32)]
 )

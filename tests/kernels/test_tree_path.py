@@ -102,11 +102,3 @@ def test_no_rows(both, device):
         each[:0] for each in (case.tokens, case.choice, case.parents, case.valid)
     )
     compare(both, case)
-
-
-@pytest.mark.parametrize("lean", [0.4, None])
-def test_they_are_ops_of_torch(lean):
-    case = Case(3, 9, lean)
-    torch.library.opcheck(match_path.op, case.match_arguments)
-    torch.library.opcheck(path_to.op, case.path_arguments(case.nodes()))
-    torch.library.opcheck(deepest_node.op, (case.valid, *case.paths))

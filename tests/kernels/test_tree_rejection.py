@@ -66,11 +66,6 @@ def test_equal_distributions_leave_p_where_nothing_is_left(without_replacement, 
             assert expected[0] == 0 and torch.equal(expected[1][0], p[0, 0])
 
 
-def test_float64_takes_the_torch_form(both, device):
-    ours, expected = both(reject_tree, *Case(*SHAPES[2], 0, device, torch.float64).arguments(True))
-    assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1])
-
-
 def test_no_rows(both, device):
     case = Case(*SHAPES[2], device=device)
     arguments = [each[:0] for each in case.arguments(True)[:-1]]

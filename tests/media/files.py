@@ -84,18 +84,6 @@ def sound_only() -> bytes:
     return buffer.getvalue()
 
 
-def turned(data: bytes, quarter_turns: int, size: tuple[int, int] = (64, 48)) -> bytes:
-    """An MP4 file flagged to be shown with so many quarter turns counter-clockwise."""
-    width, height = (side << 16 for side in size)
-    matrix = {
-        1: (0, -ONE, 0, ONE, 0, 0, 0, width, 1 << 30),
-        2: (-ONE, 0, 0, 0, -ONE, 0, width, height, 1 << 30),
-        3: (0, ONE, 0, -ONE, 0, 0, height, 0, 1 << 30),
-    }[quarter_turns]
-    start = data.index(b"tkhd") + 44
-    return data[:start] + struct.pack(">9i", *matrix) + data[start + 36 :]
-
-
 def laid(data: bytes, matrix: tuple[int, int, int, int], *, by_movie: bool = False) -> bytes:
     """An MP4 file with (a, b, c, d) in the display matrix of its track, or of the whole movie."""
     a, b, c, d = (ONE * number for number in matrix)

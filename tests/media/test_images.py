@@ -22,7 +22,6 @@ from PIL import Image
 
 from mmspec.errors import MediaError
 from mmspec.media import MediaLimits, load_image, load_images
-from mmspec.media.limits import Described
 from tests.media.files import encoded, fading_gif, noise
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -42,23 +41,15 @@ def test_files_bytes_and_data_urls_of_lossless_formats_keep_every_pixel(format: 
     path = tmp_path / "image with any suffix.txt"
     path.write_bytes(data)
     url = "data:image/any;base64," + base64.b64encode(data).decode()
-    for source in (path, str(path), data, bytearray(data), memoryview(data), url, url.replace("+", "%2B")):
+    encoded_bytes = "data:image/png," + "".join(f"%{byte:02x}" for byte in data)
+    for source in (path, data, bytearray(data), memoryview(data), url.replace("+", "%2B"), encoded_bytes):
         assert np.array_equal(pixels(source), np.asarray(IMAGE))
-
-
-def test_percent_encoded_data_urls_are_read() -> None:
-    data = encoded(IMAGE, "PNG")
-    url = "data:image/png," + "".join(f"%{byte:02x}" for byte in data)
-    assert np.array_equal(pixels(url), np.asarray(IMAGE))
 
 
 def test_every_format_is_accepted() -> None:
     flat = Image.new("RGB", (8, 6), (200, 40, 90))
     for format in FORMATS:  # JPEG and WEBP lose a little
         assert np.abs(pixels(encoded(flat, format)).astype(int) - (200, 40, 90)).max() <= 6
-
-
-def test_one_by_one_is_accepted() -> None:
     assert pixels(encoded(Image.new("RGB", (1, 1), (1, 2, 3)), "PNG")).tolist() == [[[1, 2, 3]]]
 
 
@@ -76,9 +67,6 @@ def test_floats_in_zero_to_one_are_scaled_once() -> None:
         values = np.array([[0, 0.5, 1, 1 / 255]], dtype)
         for same in (values, torch.from_numpy(values), Image.fromarray(values.astype(np.float32))):
             assert pixels(same)[0, :, 0].tolist() == [0, 128, 255, 1]
-
-
-def test_bfloat16_tensors_with_gradient_are_read() -> None:
     tensor = torch.ones(3, 2, 4, dtype=torch.bfloat16, requires_grad=True)
     assert pixels(tensor).shape == (2, 4, 3) and pixels(tensor).min() == 255
 
@@ -172,12 +160,9 @@ def test_only_the_first_frame_of_an_animation_is_read(format: str) -> None:
     assert pixels(data)[0, 0].tolist() == [255, 0, 0]
     if format != "WEBP":  # what follows the first frame is not even looked at; WEBP states its total length
         assert pixels(data[:-30])[0, 0].tolist() == [255, 0, 0]
-
-
-def test_the_current_frame_of_an_animated_pil_image_is_read() -> None:
-    image = Image.open(io.BytesIO(fading_gif([100, 100, 100])))
+    image = Image.open(io.BytesIO(data))  # and the current one of an image of PIL
     image.seek(2)
-    assert pixels(image)[0, 0].tolist() == [40, 40, 40]
+    assert pixels(image)[0, 0].tolist() == [0, 255, 0]
 
 
 def test_the_result_is_an_own_copy(tmp_path: Path) -> None:
@@ -247,7 +232,7 @@ def seeds() -> dict[str, bytes]:
 EDITS = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6)
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=150, deadline=None, database=None)
 @given(edits=EDITS, cut=st.integers(0, 40))
 def test_mutated_files_raise_nothing_but_media_errors(
     seeds: dict[str, bytes], edits: list[tuple[int, int]], cut: int
@@ -271,7 +256,7 @@ def test_twenty_thousand_mutated_files_raise_nothing_but_media_errors(
 PREFIXES = [b"", b"\xff\xd8\xff", b"BM", b"GIF89a", b"RIFF\0\0\0\0WEBP"]
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(data=st.binary(max_size=200), prefix=st.sampled_from(PREFIXES))
 def test_arbitrary_bytes_raise_nothing_but_media_errors(data: bytes, prefix: bytes) -> None:
     accept_or_refuse(prefix + data)
@@ -280,7 +265,7 @@ def test_arbitrary_bytes_raise_nothing_but_media_errors(data: bytes, prefix: byt
 STARTS = ["", "data:", "data:image/png;base64,", "ftp://", "/"]
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(text=st.text(max_size=60), prefix=st.sampled_from(STARTS))
 def test_arbitrary_strings_raise_nothing_but_media_errors(text: str, prefix: str) -> None:
     try:
@@ -305,10 +290,3 @@ def test_limits_are_positive_numbers() -> None:
             with pytest.raises(MediaError, match=f"^{field}: "):
                 MediaLimits(**{field: value})  # type: ignore[arg-type]
         assert getattr(MediaLimits(**{field: 7}), field) == 7
-
-
-def test_a_refusal_names_the_limit_and_how_to_raise_it() -> None:
-    assert MediaLimits().allows("max_frames", "frames") == (
-        "at most 256 frames; MediaLimits(max_frames=...) raises this limit"
-    )
-    assert str(MediaError("images", Described("a thing"), "no")) == "images: got a thing; no"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 WIDTH, HEADS, VOCABULARY, GRID = 32, 2, 48, 4
@@ -50,70 +52,12 @@ def transformer_state(seed: int = 0, **settings: Any) -> dict[str, Tensor]:
     return fill(transformer_shapes(**settings), seed, embeddings=("tok_embeddings", "cls_embedding.e"))
 
 
-def vq_shapes(multipliers: Sequence[int], base: int = 32, codes: int = 64) -> dict[str, tuple[int, ...]]:
-    widths, latents = [base * multiplier for multiplier in multipliers], 24
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def convolution(name: str, inputs: int, outputs: int, kernel: int = 3) -> None:
-        shapes[f"{name}.weight"] = (outputs, inputs, kernel, kernel)
-        shapes[f"{name}.bias"] = (outputs,)
-
-    def norm(name: str, channels: int) -> None:
-        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (channels,)
-
-    def residual(name: str, inputs: int, outputs: int) -> None:
-        norm(f"{name}.norm1", inputs)
-        convolution(f"{name}.conv1", inputs, outputs)
-        norm(f"{name}.norm2", outputs)
-        convolution(f"{name}.conv2", outputs, outputs)
-        if inputs != outputs:
-            convolution(f"{name}.nin_shortcut", inputs, outputs, 1)
-
-    def attention(name: str, channels: int) -> None:
-        norm(f"{name}.norm", channels)
-        for part in ("q", "k", "v", "proj_out"):
-            convolution(f"{name}.{part}", channels, channels, 1)
-
-    def middle(name: str, channels: int) -> None:
-        residual(f"{name}.mid.0", channels, channels)
-        attention(f"{name}.mid.1", channels)
-        residual(f"{name}.mid.2", channels, channels)
-
-    last = len(widths) - 1
-    convolution("encoder.conv_in", 3, widths[0])
-    channels = widths[0]
-    for level, width in enumerate(widths):
-        for block in range(2):
-            residual(f"encoder.conv_blocks.{level}.res.{block}", channels, width)
-            channels = width
-            if level == last:
-                attention(f"encoder.conv_blocks.{level}.attn.{block}", width)
-        if level < last:
-            convolution(f"encoder.conv_blocks.{level}.downsample.conv", width, width)
-    middle("encoder", channels)
-    norm("encoder.norm_out", channels)
-    convolution("encoder.conv_out", channels, latents)
-    convolution("decoder.conv_in", latents, channels)
-    middle("decoder", channels)
-    for level, width in enumerate(reversed(widths)):
-        for block in range(3):
-            residual(f"decoder.conv_blocks.{level}.res.{block}", channels, width)
-            channels = width
-            if level == 0:
-                attention(f"decoder.conv_blocks.{level}.attn.{block}", width)
-        if level < last:
-            convolution(f"decoder.conv_blocks.{level}.upsample.conv", width, width)
-    norm("decoder.norm_out", channels)
-    convolution("decoder.conv_out", channels, 3)
-    shapes["quantize.embedding.weight"] = (codes, 8)
-    shapes["quantize.codebook_used"] = (65536,)
-    convolution("quant_conv", latents, 8, 1)
-    convolution("post_quant_conv", 8, latents, 1)
-    return shapes
+#: Tensors in place of those that a file has, or None where it has none of the name.
+Changes = dict[str, Tensor | None]
 
 
-def vq_state(multipliers: Sequence[int], seed: int = 0) -> dict[str, Tensor]:
-    return fill(vq_shapes(multipliers), seed, embeddings=("quantize.",))
+def changed(tensors: dict[str, Tensor], changes: Changes) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
 
 
 def fill(shapes: dict[str, tuple[int, ...]], seed: int, embeddings: tuple[str, ...]) -> dict[str, Tensor]:
@@ -129,3 +73,16 @@ def fill(shapes: dict[str, tuple[int, ...]], seed: int, embeddings: tuple[str, .
         else:
             state[name] = noise / math.sqrt(math.prod(shape[1:])) * (3 if name == "output.weight" else 1)
     return state
+
+
+def store(
+    folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], file: str = "pytorch_model.bin"
+) -> Path:
+    """A folder as authors publish it: weights in a pickle or in safetensors, beside their config.json."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if file.endswith(".safetensors"):
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    else:
+        torch.save(tensors, folder / file)
+    return folder

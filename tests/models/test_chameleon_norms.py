@@ -67,9 +67,5 @@ def test_what_cannot_be_repeated_is_refused(published, tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="--heads"):
         run("convert", folder, "--out", tmp_path / "out", "--heads", 4)
-
-
-def test_other_folders_are_not_taken_for_one(tmp_path):
-    assert not is_chameleon(tmp_path)
     (tmp_path / "config.json").write_text("[1, 2]")
-    assert not is_chameleon(tmp_path)
+    assert is_chameleon(folder) and not is_chameleon(tmp_path) and not is_chameleon(tmp_path / "none")

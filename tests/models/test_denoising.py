@@ -77,18 +77,6 @@ def test_the_network_is_what_the_formulas_say():
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "tolerance"), [("ddpm", torch.float32, 1e-5), ("flow", DOUBLE, 1e-12)]
-)
-def test_a_step_with_ready_modulations_equals_the_network(name, dtype, tolerance):
-    net, times = head(name, dtype).net, SCHEDULES[name].to(CPU, dtype).times
-    x, condition = random(4, TOKEN, dtype=dtype), random(4, CONDITION, seed=2, dtype=dtype)
-    tables = net.modulations(times, condition)
-    for step, time in enumerate(times):
-        expected = net(x, time.expand(4), condition)
-        assert float((net.run(x, tables.at(step)) - expected).detach().abs().max()) < tolerance
-
-
 def respaced(steps: int) -> tuple[list[int], list[float], list[float]]:
     """Indices, alpha bar and alpha bar of the step before, the least noisy first, in python's numbers."""
 
@@ -104,7 +92,7 @@ def respaced(steps: int) -> tuple[list[int], list[float], list[float]]:
     return indices, kept, [1.0, *kept[:-1]]
 
 
-@pytest.mark.parametrize("steps", [5, 64, 1000])
+@pytest.mark.parametrize("steps", [5, 64])
 def test_ddpm_tables_are_those_of_the_closed_forms(steps):
     indices, kept, before = respaced(steps)
     schedule = DDPMSchedule(steps, last_step_noise=True).to(CPU, DOUBLE)
@@ -125,25 +113,8 @@ def test_ddpm_tables_are_those_of_the_closed_forms(steps):
             assert float(std) == pytest.approx(math.sqrt(variance), rel=1e-9)
 
 
-def test_published_numbers_of_the_schedule_of_mar():
-    schedule = DDPMSchedule(100, last_step_noise=True)
-    assert schedule.times[-3:].tolist() == [20, 10, 0]
-    assert schedule.times[:2].tolist() == [999, 989]
-    tables = schedule.tables
-    assert float(tables.log_beta[-1].exp()) == pytest.approx(4.128e-5, rel=1e-3)
-    assert float(tables.log_beta[0].exp()) == pytest.approx(0.99999, abs=1e-5)
-    assert float(tables.log_posterior[-1]) == pytest.approx(-10.154, abs=1e-3)
-    assert tables.log_posterior[-1] == tables.log_posterior[-2]
-    x, ends = torch.zeros(1, 2), torch.tensor([[0.0, 0.0, -1.0, 1.0]])
-    low, high = schedule.transition(x, 99, ends)[1][0].tolist()
-    assert (round(low, 5), round(high, 5)) == (0.00624, 0.00643)
-    assert not DDPMSchedule(100).transition(x, 99, ends)[1].any()
-    assert DDPMSchedule(100).transition(x, 98, ends)[1].all()
-
-
-@pytest.mark.parametrize("shift", [1.0, 3.0])
-def test_the_flow_takes_the_steps_of_the_published_sampler(shift):
-    steps, last = 6, 0.04
+def test_the_flow_takes_the_steps_of_the_published_sampler():
+    steps, shift, last = 6, 3.0, 0.04
     schedule = FlowSchedule(steps, shift, last).to(CPU, DOUBLE)
     plain = [(1 - last) * index / (steps - 1) for index in range(steps)]
     times = [time / (shift - (shift - 1) * time) for time in plain]
@@ -158,19 +129,6 @@ def test_the_flow_takes_the_steps_of_the_published_sampler(shift):
         assert float(std) == pytest.approx(math.sqrt(2 * (1 - time)) * math.sqrt(following - time))
     mean, std = schedule.transition(state, steps - 1, output)
     assert (float(mean), float(std)) == (pytest.approx(x + last * velocity), 0)
-
-
-def test_samples_of_a_flow_of_known_data_have_nearly_its_moments():
-    schedule = FlowSchedule(400, last_step_size=0.002).to(CPU, DOUBLE)
-    x, center, spread = random(20_000, 1, seed=6), 0.7, 0.5
-    for step, time in enumerate(schedule.times.tolist()):
-        variance = (time * spread) ** 2 + (1 - time) ** 2
-        away = x - time * center
-        velocity = center + (time * spread**2 - (1 - time)) / variance * away
-        mean, std = schedule.transition(x, step, velocity)
-        x = mean + std * random(20_000, 1, seed=100 + step)
-    assert float(x.mean()) == pytest.approx(center, abs=0.02)
-    assert float(x.std()) == pytest.approx(spread, abs=0.02)
 
 
 def process_of(kind: str, rows: int = 4, dtype: torch.dtype = DOUBLE, **settings: Any) -> DenoisingProcess:
@@ -197,19 +155,9 @@ def test_guidance_and_temperature_are_those_of_the_formulas(kind):
         torch.testing.assert_close(own_std, 0.8 * std, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["ddpm", "flow"])
-def test_rows_with_a_scale_of_one_equal_rows_without_guidance(kind):
-    scale = torch.tensor([[1.0], [2.0], [1.0], [3.0]])
-    guided, plain = process_of(kind, scale=scale), process_of(kind, unconditional=None, scale=7.0)
-    x = random(4, TOKEN, seed=7)
-    for step in range(guided.steps):
-        for own, other in zip(guided.transition(x, step), plain.transition(x, step), strict=True):
-            torch.testing.assert_close(own[::2], other[::2], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("kind", "guided"), [("ddpm", True), ("noisy", False), ("flow", True)])
-def test_a_whole_path_gives_the_transitions_of_its_steps(kind, guided):
-    process = process_of(kind) if guided else process_of(kind, unconditional=None)
+@pytest.mark.parametrize("kind", ["noisy", "flow"])
+def test_a_whole_path_gives_the_transitions_of_its_steps(kind):
+    process = process_of(kind)
     states = random(4, process.steps, TOKEN, seed=8)
     means, stds = process.transitions(states)
     assert means.shape == stds.shape == states.shape
@@ -240,14 +188,6 @@ def test_a_sample_is_the_chain_of_its_transitions(kind):
     assert torch.equal(process.sample(noises), x)
 
 
-@pytest.mark.parametrize("kind", ["ddpm", "flow"])
-def test_arithmetic_is_in_single_precision_for_a_network_in_half(kind):
-    process = process_of(kind, dtype=torch.bfloat16)
-    mean, std = process.transition(random(4, TOKEN, dtype=torch.float32), 0)
-    samples = process.sample(random(4, process.steps + 1, TOKEN))
-    assert mean.dtype == std.dtype == samples.dtype == torch.float32
-
-
 class Spy(TorchDispatchMode):
     """Collects the operations that move numbers between host and device, or depend on them."""
 
@@ -265,9 +205,8 @@ class Spy(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", ["ddpm", "flow"])
-def test_nothing_passes_between_host_and_device_inside_a_chain(kind):
-    process = process_of(kind, dtype=torch.bfloat16)
+def test_nothing_passes_between_host_and_device_inside_a_chain():
+    process = process_of("ddpm", dtype=torch.bfloat16)
     noises = random(4, process.steps + 1, TOKEN, dtype=torch.float32)
     states = random(4, process.steps, TOKEN, dtype=torch.float32)
     rows = torch.tensor([0, 2])
@@ -277,6 +216,8 @@ def test_nothing_passes_between_host_and_device_inside_a_chain(kind):
         process.transitions(states)
         process.select(rows)
     assert spy.found == []
+    mean, std = process.transition(states[:, 0], 0)
+    assert mean.dtype == std.dtype == process.sample(noises).dtype == torch.float32, "of a network in half"
 
 
 def test_the_loss_of_a_flow_is_the_error_of_the_velocity():
@@ -315,25 +256,18 @@ def test_the_loss_of_a_diffusion_is_its_error_and_the_bound_of_its_variance():
 def test_the_bound_trains_the_variance_alone():
     ddpm = head("ddpm")
     x0, noise, condition = random(4, TOKEN), random(4, TOKEN, seed=2), random(4, CONDITION, seed=3)
-    steps = torch.tensor([0, 500, 998, 999])
-    ddpm._ddpm_loss(x0, noise, steps, condition).sum().backward()
-    own = ddpm.net.final_layer.linear.weight.grad.clone()
-    ddpm.zero_grad()
-    schedule = DDPMSchedule(1000).to(CPU, DOUBLE)
+    steps, schedule = torch.tensor([0, 500, 998, 999]), DDPMSchedule(1000)
     signal, spread = (table[steps] for table in schedule.tables[:2])
     output = ddpm.net(signal * x0 + spread * noise, schedule.times[steps], condition)
-    (output[:, :TOKEN] - noise).square().mean(1).sum().backward()
-    plain = ddpm.net.final_layer.linear.weight.grad
+    plain, own = (
+        torch.autograd.grad(loss, ddpm.net.final_layer.linear.weight)[0]
+        for loss in (
+            (output[:, :TOKEN] - noise).square().mean(1).sum(),
+            ddpm._ddpm_loss(x0, noise, steps, condition).sum(),
+        )
+    )
     torch.testing.assert_close(own[:TOKEN], plain[:TOKEN])
-    assert own[TOKEN:].any()
-    assert not plain[TOKEN:].any()
-
-
-@pytest.mark.parametrize("kind", ["ddpm", "flow"])
-def test_a_loss_repeats_itself(kind):
-    made, generator, tokens = head(kind), torch.Generator(), random(9, TOKEN)
-    first, again = (made.loss(tokens, random(9, CONDITION), generator.manual_seed(0)) for _ in range(2))
-    assert first.shape == (9,) and torch.equal(first, again)
+    assert own[TOKEN:].any() and not plain[TOKEN:].any()
 
 
 def test_training_learns_the_data():
@@ -341,7 +275,7 @@ def test_training_learns_the_data():
     condition = torch.zeros(256, CONDITION)
     tokens = 0.3 * random(256, TOKEN, dtype=torch.float32) + torch.tensor([1.0, -1.0, 0.5])
     optimizer = torch.optim.Adam(made.parameters(), lr=3e-3)
-    for _ in range(300):
+    for _ in range(200):
         optimizer.zero_grad()
         made.loss(tokens, condition, generator).mean().backward()
         optimizer.step()
@@ -366,16 +300,8 @@ def test_impossible_settings_are_refused():
             made()
 
 
-def test_schedules_are_values_that_share_their_tables():
-    schedule = DDPMSchedule(9)
-    assert schedule == DDPMSchedule(9) != DDPMSchedule(9, True)
-    assert schedule.to(CPU) is schedule
-    assert schedule.to(CPU, DOUBLE) is DDPMSchedule(9).to(CPU, DOUBLE)
-    assert schedule.times.dtype == schedule.tables.signal.dtype == torch.float32
-
-
-@pytest.mark.parametrize("schedule", [DDPMSchedule(11), FlowSchedule(11)])
-def test_tables_that_were_first_needed_in_inference_serve_training(schedule):
+def test_tables_that_were_first_needed_in_inference_serve_training():
+    schedule = DDPMSchedule(11)
     x, condition, noises = random(4, TOKEN), random(4, CONDITION), random(4, 12, TOKEN)
     trained = head(schedule.kind)
     with torch.inference_mode(), torch.device("meta"):

@@ -70,36 +70,21 @@ def test_a_hub_id_is_no_folder_and_is_passed_on_when_it_is_asked_for(model: Path
     own = written(model, {"eagle": entry("eagle", "someone/EAGLE-llava")})
     assert own.entries["eagle"].folder is None
     assert own.source_for("eagle") == "someone/EAGLE-llava"
-
-
-@pytest.mark.parametrize("source", ["llava-hf/llava-1.5-7b-hf", "x" * 5000, "no\0folder"])
-def test_what_is_no_folder_names_none(source: str) -> None:
-    assert read_drafters(source, ACCELERATORS, {}).entries == {}
+    for source in ("llava-hf/llava-1.5-7b-hf", "x" * 5000, "no\0folder"):
+        assert read_drafters(source, ACCELERATORS, {}).entries == {}
 
 
 def test_a_file_that_cannot_be_used_is_named_with_what_is_allowed(model: Path) -> None:
     cases: list[Any] = [
         ("{", "drafters.json", "valid JSON"),
         ([], "drafters.json", "an object of labels"),
-        ({"flash": "../flash"}, "drafters.json: flash", "keys 'accelerator' and 'drafter'"),
-        ({"flash": {"drafter": "../flash"}}, "drafters.json: flash", "keys 'accelerator' and 'drafter'"),
-        (
-            {"flash": {**entry("flash", "../flash"), "depth": 3}},
-            "drafters.json: flash",
-            "keys 'accelerator' and 'drafter'",
-        ),
-        (
-            {"flash": entry("flahs", "../flash")},
-            "drafters.json: flash: accelerator",
-            "did you mean 'flash'?",
-        ),
+        ({"flash": {**entry("flash", "a"), "depth": 3}}, "drafters.json: flash", "keys 'accelerator' and"),
+        ({"flash": entry("flahs", "a")}, "drafters.json: flash: accelerator", "did you mean 'flash'?"),
         ({"mine": entry("copy", "../flash")}, "drafters.json: mine: accelerator", "flash"),
         ({"mine": {"accelerator": ["flash"], "drafter": "a"}}, "drafters.json: mine: accelerator", "flash"),
         ({"flash": entry("flash", "")}, "drafters.json: flash: drafter", "a folder relative to this one"),
-        ({"flash": {"accelerator": "flash", "drafter": 3}}, "drafters.json: flash: drafter", "or a hub id"),
         ({"copy": entry("flash", "../flash")}, "drafters.json: copy", "no accelerator's name"),
         ({"default": "flahs", "flash": entry("flash", "a")}, "drafters.json: default", "mean 'flash'?"),
-        ({"default": ["flash"], "flash": entry("flash", "a")}, "drafters.json: default", "flash"),
     ]
     for content, named, allowed in cases:
         with pytest.raises(CheckpointError) as caught:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from mmspec.errors import CheckpointError
 from mmspec.models.published.eagle3 import read_eagle3
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
+from tests.models.official_layout import Changes, changed, store
 
 WIDTH, WORDS, KNOWN, HEADS, GROUPS, INNER, LAYERS = 8, 13, 5, 2, 1, 12, 9
 THETA = 500.0
@@ -61,17 +59,25 @@ def published(layer: str = "midlayer.") -> dict[str, Tensor]:
     }
 
 
-def store(folder: Path, weights: dict[str, Tensor], config: dict[str, Any] = EAGLE) -> Path:
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.save(weights, folder / "pytorch_model.bin")
-    return folder
+ONE, EACH = {"input_norm.weight": 3 * WIDTH}, {f"fc_norm.{place}.weight": WIDTH for place in range(3)}
+NORMED: list[tuple[dict[str, Any], dict[str, int]]] = [
+    (EAGLE, {}),
+    (SPECULATORS, {}),
+    (SPECULATORS | {"norm_before_fc": True, "norm_output": True}, ONE),
+    (SPECULATORS | {"fc_norm": True, "norm_output": True}, EACH),
+    (EAGLE | {"norm_output": False}, {}),
+]
 
 
-def heads_say_what_the_release_says(
-    folder: Path, layer: str, config: dict[str, Any], more: dict[str, Tensor] | None = None
+@pytest.mark.parametrize(("config", "norms"), NORMED)
+def test_heads_and_their_norms_say_what_the_release_says(
+    tmp_path: Path, config: dict[str, Any], norms: dict[str, int]
 ) -> None:
-    weights = published(layer) | (more or {})
-    head = read_eagle3(store(folder, weights, config), TARGET)
+    """`norm_output` says another thing in speculators than in SpecForge."""
+    torch.manual_seed(1)
+    layer = "layers.0." if "speculators_model_type" in config else "midlayer."
+    weights = published(layer) | {name: torch.rand(size) + 0.5 for name, size in norms.items()}
+    head = read_eagle3(store(tmp_path, weights, config), TARGET)
     assert head is not None
     assert head.config.taps == config.get("eagle_aux_hidden_state_layer_ids", [2, 4, 6])
     embeddings, *states = torch.randn(4, 1, 6, WIDTH)
@@ -99,59 +105,13 @@ def heads_say_what_the_release_says(
     assert head.draft_tokens is not None and torch.equal(head.draft_tokens, CHOSEN)
 
 
-ONE, EACH = {"input_norm.weight": 3 * WIDTH}, {f"fc_norm.{place}.weight": WIDTH for place in range(3)}
-ANGELSLIM = EAGLE | {
-    "architectures": ["Eagle3LlamaForCausalLM"],
-    "modal_type": "vlm",
-    "target_model_type": "qwen3_vl",
-}
-NORMED: list[tuple[dict[str, Any], dict[str, int]]] = [
-    (EAGLE, {}),
-    (SPECULATORS, {}),
-    (SPECULATORS | {"norm_before_fc": True, "norm_output": True}, ONE),
-    (SPECULATORS | {"norm_output": False}, {}),
-    (SPECULATORS | {"fc_norm": True, "norm_output": True}, EACH),
-    (EAGLE | {"norm_output": False}, {}),
-    (ANGELSLIM, {}),
-]
-
-
-@pytest.mark.parametrize(("config", "norms"), NORMED)
-def test_heads_and_their_norms_say_what_the_release_says(
-    tmp_path: Path, config: dict[str, Any], norms: dict[str, int]
-) -> None:
-    """`norm_output` says another thing in speculators than in SpecForge."""
-    torch.manual_seed(1)
-    more = {name: torch.rand(size) + 0.5 for name, size in norms.items()}
-    layer = "layers.0." if "speculators_model_type" in config else "midlayer."
-    heads_say_what_the_release_says(tmp_path, layer, config, more)
-
-
-def test_a_layer_of_qwen3_norms_queries_and_keys(tmp_path: Path) -> None:
-    own = {f"layers.0.self_attn.{name}_norm.weight": torch.full((4,), 1.5) for name in "qk"}
-    layer = LAYER | {"model_type": "qwen3"}
-    folder = store(tmp_path, published("layers.0.") | own, SPECULATORS | {"transformer_layer_config": layer})
-    head = read_eagle3(folder, TARGET)
-    assert head is not None
-    attention = head.decoder.layers[0].self_attn
-    rows, turns = torch.randn(1, 6, 2 * WIDTH), head.decoder.rotary_emb(torch.zeros(1), torch.arange(6)[None])
-    q, k, v = (
-        getattr(attention, f"{name}_proj")(rows).unflatten(2, (-1, 4)).transpose(1, 2) for name in "qkv"
-    )
-    q, k = apply_rotary_pos_emb(*(rms_norm(each, torch.full((4,), 1.5)) for each in (q, k)), *turns)
-    k, v = k.expand(-1, HEADS, -1, -1), v.expand(-1, HEADS, -1, -1)
-    due = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-    attended, _ = attention(rows, turns, None)
-    torch.testing.assert_close(attended, due @ attention.o_proj.weight.T, rtol=1e-4, atol=1e-4)
-
-
 def test_a_table_that_was_left_out_is_made_and_a_full_vocabulary_needs_none(tmp_path: Path) -> None:
     weights = published()
     full = weights | {"lm_head.weight": torch.randn(WORDS, WIDTH)}
     del weights["t2d"]
-    head = read_eagle3(store(tmp_path, weights), TARGET)
+    head = read_eagle3(store(tmp_path, weights, EAGLE), TARGET)
     assert head is not None and head.t2d is not None and torch.equal(head.t2d.nonzero()[:, 0], CHOSEN)
-    head = read_eagle3(store(tmp_path, full), TARGET)
+    head = read_eagle3(store(tmp_path, full, EAGLE), TARGET)
     assert head is not None and head.d2t is None and head.draft_tokens is None
 
 
@@ -159,61 +119,38 @@ def nested(*ids: int, name: str = "eagle_aux_hidden_state_layer_ids") -> dict[st
     return {"eagle_config": {"use_aux_hidden_state": True, name: list(ids)}}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_nested_ids_are_outputs_of_layers_and_top_level_ids_are_inputs(tmp_path: Path) -> None:
+    for config in (
         nested(-1, 3, 5),
         nested(-1, 3, 5, name="aux_hidden_state_layer_ids"),
         {"aux_hidden_state_layer_ids": [0, 4, 6]},
         # the top level counts where both are given, under whichever name
         nested(2, 4, 6) | {"aux_hidden_state_layer_ids": [0, 4, 6]},
         nested(-1, 3, 5) | {"eagle_aux_hidden_state_layer_ids": []},
-    ],
-)
-def test_nested_ids_are_outputs_of_layers_and_top_level_ids_are_inputs(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
-    head = read_eagle3(store(tmp_path, published(), EAGLE | config), TARGET)
-    assert head is not None and head.config.taps == [0, 4, 6]
+    ):
+        head = read_eagle3(store(tmp_path, published(), EAGLE | config), TARGET)
+        assert head is not None and head.config.taps == [0, 4, 6], config
 
 
 def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    cases: list[Any] = [
-        (lambda weights: weights.pop("norm.weight"), {}, r"missing keys: norm\.weight"),
-        (lambda weights: weights.pop("d2t"), {}, "missing keys: d2t"),
-        (
-            lambda weights: weights.update({"fc.weight": torch.ones(WIDTH, 12)}),
-            {},
-            r"fc\.weight is \(8, 12\)",
-        ),
-        (
-            lambda weights: weights.update({"fc_norm.0.weight": torch.ones(WIDTH)}),
-            {},
-            r"missing keys: fc_norm\.1\.weight",
-        ),
-        (lambda weights: weights.update(d2t=torch.zeros(KNOWN).long() - 1), {}, "d2t .* different tokens"),
-        (
-            lambda weights: weights.update(t2d=torch.ones(WORDS).bool()),
-            {},
-            "t2d .* the tokens that d2t leads to",
-        ),
-        (lambda weights: None, {"vocab_size": WORDS + 1}, "t2d"),
-        (lambda weights: None, {"num_key_value_heads": 2}, r"k_proj\.weight is \(4, 16\)"),
-        (lambda weights: None, {"norm_before_fc": True}, r"missing keys: input_norm\.weight"),
-        (lambda weights: None, {"fc_norm": True}, r"missing keys: fc_norm\.0\.weight"),
-        (lambda weights: None, {"fc_norm": True, "norm_before_fc": True}, "norms the same states"),
-        (lambda weights: None, {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]}, "taps"),
-        (lambda weights: None, nested(1, 3, LAYERS - 1), rf"eagle_config: .*from -1 to {LAYERS - 2}"),
-        (lambda weights: None, nested(-2, 3, 5), "eagle_config: .*-2"),
-        (
-            lambda weights: None,
-            {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}},
-            "mrope_section",
-        ),
-        (lambda weights: None, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type: got"),
+    mrope = {"type": "mrope", "mrope_section": [1, 1, 0]}
+    cases: list[tuple[Changes, dict[str, Any], str]] = [
+        ({"norm.weight": None}, {}, r"missing keys: norm\.weight"),
+        ({"d2t": None}, {}, "missing keys: d2t"),
+        ({"fc.weight": torch.ones(WIDTH, 12)}, {}, r"fc\.weight is \(8, 12\)"),
+        ({"fc_norm.0.weight": torch.ones(WIDTH)}, {}, r"missing keys: fc_norm\.1\.weight"),
+        ({"d2t": torch.zeros(KNOWN).long() - 1}, {}, "d2t .* different tokens"),
+        ({"t2d": torch.ones(WORDS).bool()}, {}, "t2d .* the tokens that d2t leads to"),
+        ({}, {"vocab_size": WORDS + 1}, "t2d"),
+        ({}, {"num_key_value_heads": 2}, r"k_proj\.weight is \(4, 16\)"),
+        ({}, {"norm_before_fc": True}, r"missing keys: input_norm\.weight"),
+        ({}, {"fc_norm": True}, r"missing keys: fc_norm\.0\.weight"),
+        ({}, {"fc_norm": True, "norm_before_fc": True}, "norms the same states"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]}, "taps"),
+        ({}, nested(1, 3, LAYERS - 1), rf"eagle_config: .*from -1 to {LAYERS - 2}"),
+        ({}, nested(-2, 3, 5), "eagle_config: .*-2"),
+        ({}, {"rope_scaling": mrope}, "mrope_section"),
     ]
-    for change, config, named in cases:
-        weights = published()
-        change(weights)
+    for changes, config, named in cases:
         with pytest.raises(CheckpointError, match=named):
-            read_eagle3(store(tmp_path, weights, EAGLE | config), TARGET)
+            read_eagle3(store(tmp_path, changed(published(), changes), EAGLE | config), TARGET)

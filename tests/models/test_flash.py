@@ -90,45 +90,33 @@ def test_a_compressed_prompt_keeps_all_text() -> None:
     assert made.source[0].tolist() == [0, -1, -1, 5, 6, -1, -1, 10, 11]
 
 
-def test_images_see_their_own_rows_question() -> None:
+def test_images_see_the_question_of_their_prompt() -> None:
     model = head(compressor="attention_pruning")
-    embeddings, features = rows(2), rows(3)
 
     def rows_of(*questions: int) -> Tensor:
-        prompts = Prompts(embeddings, features, [12, 8], SPANS, torch.tensor(questions))
-        return model.read_prompts(prompts).rows
+        return model.read_prompts(Prompts(rows(2), rows(3), [12, 8], SPANS, torch.tensor(questions))).rows
 
     assert torch.equal(rows_of(11, 4), rows_of(11, 2)), "the second prompt has no image"
     assert any(not torch.equal(rows_of(11, 4), rows_of(at, 4)) for at in range(12))
 
 
 def test_a_head_comes_back_from_its_folder(tmp_path: Path) -> None:
-    for name, options in (("latent", {"tokens": 3}), ("convolution", {"tokens": 4}), ("none", {})):
-        saved = head(compressor=name, compressor_options=options)
-        saved.save_pretrained(tmp_path / name)
-        parts = {key.split(".")[0] for key in load_file(tmp_path / name / "model.safetensors")}
-        assert parts == {"fc", "decoder", "up", "down", "bias_in", "bias_out"} | (
-            set() if name == "none" else {"compressor"}
-        )
-        again = AutoModel.from_pretrained(tmp_path / name)
-        assert type(again) is FlashHead and again.config.compressor == name
-        places = torch.arange(12)[None]
-        torch.testing.assert_close(again(rows(), places), saved(rows(), places))
-        prompts = Prompts(rows(2), rows(3), [12, 8], SPANS, torch.tensor([11, 4]))
-        torch.testing.assert_close(again.read_prompts(prompts).rows, saved.read_prompts(prompts).rows)
+    saved = head(compressor="convolution", compressor_options={"tokens": 4})
+    assert torch.equal(saved.compressor.pointwise.weight, torch.eye(WIDTH)), "it begins as it chooses"
+    saved.save_pretrained(tmp_path)
+    parts = {key.split(".")[0] for key in load_file(tmp_path / "model.safetensors")}
+    assert parts == {"fc", "decoder", "up", "down", "bias_in", "bias_out", "compressor"}
+    again = AutoModel.from_pretrained(tmp_path)
+    assert type(again) is FlashHead and again.config.compressor == "convolution"
+    places = torch.arange(12)[None]
+    torch.testing.assert_close(again(rows(), places), saved(rows(), places))
+    prompts = Prompts(rows(2), rows(3), [12, 8], SPANS, torch.tensor([11, 4]))
+    torch.testing.assert_close(again.read_prompts(prompts).rows, saved.read_prompts(prompts).rows)
 
 
-def test_compressors_begin_as_they_choose() -> None:
-    convolution = head(compressor="convolution", compressor_options={"tokens": 4}).compressor
-    assert torch.equal(convolution.pointwise.weight, torch.eye(WIDTH))  # type: ignore[union-attr]
-
-
-def test_a_compressor_with_a_summary_is_refused() -> None:
+def test_what_cannot_be_built_is_refused() -> None:
     with pytest.raises(InputError, match="summary"):
         head(compressor="vispec")
-
-
-def test_shapes_that_cannot_be_are_refused() -> None:
     for settings in ({"block": 0}, {"block": 17}, {"bias_rank": -1}, {"num_key_value_heads": 3}):
         named = next(iter(settings))
         with pytest.raises((ValueError, StrictDataclassClassValidationError), match=named):

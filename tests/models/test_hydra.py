@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers import LlamaConfig
 from mmspec.errors import CheckpointError
 from mmspec.models.hydra import HydraConfig, HydraHead
 from mmspec.models.published.levels import read_hydra
+from tests.models.official_layout import Changes, changed, store
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 3
 TARGET = LlamaConfig(hidden_size=8, vocab_size=13, num_attention_heads=2, head_dim=4, rms_norm_eps=1e-6)
@@ -39,41 +39,6 @@ def vectors(*shape: int, seed: int = 2) -> Tensor:
 def output(hidden: Tensor) -> Tensor:
     """Stands for the target's output matrix."""
     return hidden @ torch.randn(WIDTH, WORDS, generator=torch.Generator().manual_seed(3))
-
-
-def test_a_head_sees_the_state_and_its_own_tokens() -> None:
-    """Head i: the state and i + 1 embeddings, each of them, in their order."""
-    model, hidden, path = head(), vectors(), vectors(HEADS, seed=5)
-    for index in range(HEADS):
-        seen = path[: index + 1]
-        before = model.predict(hidden, seen, output)
-        assert not torch.allclose(before, model.predict(hidden + 1, seen, output)), "the state"
-        for place in range(index + 1):
-            changed = seen.clone()
-            changed[place] += 1
-            assert not torch.allclose(before, model.predict(hidden, changed, output)), (index, place)
-        if index:
-            assert not torch.allclose(before, model.predict(hidden, seen.flip(0), output)), "their order"
-
-
-def test_a_state_sees_the_past_alone() -> None:
-    model, rows, places = head(), vectors(2, 6), torch.arange(6)[None]
-    changed = rows.clone()
-    changed[:, 3] += 1
-    before, after = model(rows, places), model(changed, places)
-    assert torch.equal(before[:, :3], after[:, :3])
-    assert not any(torch.allclose(before[:, place], after[:, place]) for place in range(3, 6))
-
-
-def test_no_layer_is_shared() -> None:
-    parts = list(head().mlps.parameters())
-    assert len({part.data_ptr() for part in parts}) == len(parts) == HEADS * (4 + 2 * (LAYERS - 1))
-
-
-def test_without_prefix_attention_the_state_is_the_targets() -> None:
-    model, rows = head(prefix_attention=False), vectors(1, 4)
-    assert model(rows, torch.arange(4)[None]) is rows
-    assert not any("decoder" in name for name, _ in model.named_parameters())
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:
@@ -110,15 +75,10 @@ def published(prefix: bool) -> dict[str, Tensor]:
     return made
 
 
-def store(folder: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> None:
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.save(weights, folder / "hydra_lm_head.pt")
-
-
 @pytest.mark.parametrize("prefix", [False, True])
 def test_published_heads_are_read(tmp_path: Path, prefix: bool) -> None:
     weights = published(prefix)
-    store(tmp_path, weights, PLUS if prefix else CONFIG)
+    store(tmp_path, weights, PLUS if prefix else CONFIG, "hydra_lm_head.pt")
     read = read_hydra(tmp_path, TARGET)
     assert read is not None and read.config.prefix_attention is prefix
     hidden = read(vectors(1, 5), torch.arange(5)[None])[0, -1]
@@ -151,22 +111,16 @@ def test_published_heads_are_read(tmp_path: Path, prefix: bool) -> None:
 
 
 def test_published_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    cases: list[Any] = [
-        (lambda weights: weights.pop(f"{PREFIX}norm.weight"), PLUS, r"missing keys: decoder\.norm\.weight"),
-        (lambda weights: weights.pop("hydra_mlp.1.1.res_connection.bias"), PLUS, r"mlps\.1\.shortcut\.bias"),
-        (lambda weights: weights.update(other=torch.ones(2)), PLUS, "unknown keys: other"),
-        (
-            lambda weights: weights.update({"hydra_lm_head.2.1.bias": torch.ones(3)}),
-            PLUS,
-            r"lm_heads\.2\.bias",
-        ),
-        (lambda weights: None, PLUS | {"grounded_heads": False}, "grounded_heads"),
-        (lambda weights: None, PLUS | {"hydra_head_arch": "eagle-attn"}, "hydra_head_arch"),
-        (lambda weights: None, PLUS | {"hidden_state_offset": 1}, "hidden_state_offset"),
+    cases: list[tuple[Changes, dict[str, Any], str]] = [
+        ({f"{PREFIX}norm.weight": None}, {}, r"missing keys: decoder\.norm\.weight"),
+        ({"hydra_mlp.1.1.res_connection.bias": None}, {}, r"mlps\.1\.shortcut\.bias"),
+        ({"other": torch.ones(2)}, {}, "unknown keys: other"),
+        ({"hydra_lm_head.2.1.bias": torch.ones(3)}, {}, r"lm_heads\.2\.bias"),
+        ({}, {"grounded_heads": False}, "grounded_heads"),
+        ({}, {"hydra_head_arch": "eagle-attn"}, "hydra_head_arch"),
+        ({}, {"hidden_state_offset": 1}, "hidden_state_offset"),
     ]
-    for change, config, named in cases:
-        weights = published(prefix=True)
-        change(weights)
-        store(tmp_path, weights, config)
+    for changes, config, named in cases:
+        store(tmp_path, changed(published(prefix=True), changes), PLUS | config, "hydra_lm_head.pt")
         with pytest.raises(CheckpointError, match=named):
             read_hydra(tmp_path, TARGET)

@@ -25,7 +25,7 @@ from mmspec.models.mar import (
     load_mar,
 )
 from mmspec.models.mar.conversion import _infer_config, mar_from_official
-from tests.models.ldm_layout import ldm_shapes, naive_means, naive_pixels, random_numbers
+from tests.models.ldm_layout import ldm_shapes, naive_latents, naive_pixels, random_numbers
 from tests.models.mar_layout import (
     CELLS,
     CLASSES,
@@ -70,12 +70,11 @@ def test_conditions_are_those_of_each_image_alone(model, known):
         torch.testing.assert_close(own[row].double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_masking_unknown_tokens_equals_dropping_them(fused):
+def test_masking_unknown_tokens_equals_dropping_them_without_fused_attention():
     model = mar_from_official(Path("tiny.pth"), mar_state(), HEADS)
     for module in model.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = fused
+            module.fused_attn = False
     tokens, labels = random_numbers(2, CELLS, TOKEN), torch.tensor([1, 3])
     known = places([[1, 2, 3, 9], [8]])
     with torch.no_grad():
@@ -84,11 +83,6 @@ def test_masking_unknown_tokens_equals_dropping_them(fused):
         for row in range(2):
             alone = model(tokens[row : row + 1], known[row : row + 1], labels[row : row + 1])
             torch.testing.assert_close(together[row], alone[0], rtol=1e-5, atol=1e-5)
-
-
-def test_latents_are_tokens_in_raster_order(model):
-    tokens = random_numbers(2, CELLS, TOKEN)
-    assert torch.equal(model.unpatchify(tokens)[1, :, 2, 3], tokens[1, 2 * GRID + 3])
 
 
 def test_published_sizes_are_known_by_their_shapes():
@@ -129,11 +123,7 @@ def test_official_files_become_one_folder_that_is_read_again(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         summary = convert_mar(tmp_path, tmp_path / "out", vae=vae_file, num_heads=HEADS)
     assert not caplog.records
-    assert {name: summary[name] for name in ("kind", "grid_size", "dtype")} == {
-        "kind": "mar",
-        "grid_size": GRID,
-        "dtype": "float32",
-    }
+    assert (summary["kind"], summary["grid_size"], summary["dtype"]) == ("mar", GRID, "float32")
     stored = load_file(tmp_path / "out" / "model.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == mar_shapes()
     assert all(torch.equal(tensor, mar_state()[name]) for name, tensor in stored.items())
@@ -146,18 +136,21 @@ def test_official_files_become_one_folder_that_is_read_again(tmp_path, caplog):
     pixels = vae.decode(latents).sample
     assert torch.equal(pixels, same_vae.decode(latents).sample)
     assert pixels.shape == (1, 3, 32, 48)
-    torch.testing.assert_close(pixels, naive_pixels(state, 5, latents), rtol=1e-4, atol=1e-4)
+    tokens = random_numbers(2, CELLS, TOKEN)
+    assert torch.equal(model.unpatchify(tokens)[1, :, 2, 3], tokens[1, 2 * GRID + 3])
+    torch.testing.assert_close(pixels, naive_pixels(state, latents), rtol=1e-4, atol=1e-4)
     means = vae.encode(pixels).latent_dist.mean
-    torch.testing.assert_close(means, naive_means(state, 5, pixels), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(means, naive_latents(state, pixels).chunk(2, 1)[0], rtol=1e-4, atol=1e-4)
     assert vae.config.scaling_factor == 0.2325
 
 
 def test_the_command_knows_official_files(tmp_path):
     file, (vae_file, _) = official(tmp_path), kl16(tmp_path)
     assert is_mar(file) and is_mar(tmp_path) and not is_mar(vae_file) and not is_mar(tmp_path / "none.pth")
-    settings = ("--vae", vae_file, "--heads", HEADS, "--json")
-    written = json.loads(run("convert", tmp_path, "--out", tmp_path / "out", *settings).stdout)
-    assert written["kind"] == "mar" and (tmp_path / "out/vae/config.json").is_file()
+    written = run(
+        "convert", tmp_path, "--out", tmp_path / "out", "--vae", vae_file, "--heads", HEADS, "--json"
+    )
+    assert json.loads(written.stdout)["kind"] == "mar" and (tmp_path / "out/vae/config.json").is_file()
     with pytest.raises(InputError, match="goes with a MAR"):
         run("convert", vae_file, "--out", tmp_path / "other", "--vae", vae_file)
 
@@ -174,14 +167,15 @@ def test_weights_that_were_perhaps_not_averaged_are_warned_of(tmp_path, caplog):
     assert "no model_ema" in caplog.records[1].getMessage()
 
 
-def test_any_missing_key_and_any_wrong_shape_is_named(tmp_path):
+def test_missing_keys_and_wrong_shapes_are_named(tmp_path):
     state = fill(mar_shapes(depth=1, head_depth=1), 0, embeddings=())
-    for name, tensor in state.items():
+    for name in ("fake_latent", "z_proj.weight", "decoder_norm.bias", "encoder_blocks.0.attn.qkv.weight"):
         others = {other: value for other, value in state.items() if other != name}
         with pytest.raises(CheckpointError, match="missing keys"):
             mar_from_official(tmp_path / "a.pth", others, HEADS)
+        doubled = {**state, name: torch.cat([state[name], state[name]], -1)}
         with pytest.raises(CheckpointError, match=r"wrong shapes: .*instead of|square"):
-            mar_from_official(tmp_path / "a.pth", {**state, name: torch.cat([tensor, tensor], -1)}, HEADS)
+            mar_from_official(tmp_path / "a.pth", doubled, HEADS)
     with pytest.raises(CheckpointError, match="unknown keys: pos_embed"):
         mar_from_official(tmp_path / "a.pth", {**state, "pos_embed": torch.ones(1)}, HEADS)
 
@@ -202,9 +196,6 @@ def test_a_converted_folder_that_was_damaged_is_refused(tmp_path):
     del tensors["mask_token"]
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="missing keys: mask_token"):
-        load_mar(tmp_path / "out")
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="complete safetensors"):
         load_mar(tmp_path / "out")
     with pytest.raises(CheckpointError, match="a file"):
         load_mar(tmp_path / "nowhere")

@@ -12,11 +12,14 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from mmspec.errors import CheckpointError
 from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.models.head_layers import MultimodalRotary
 from mmspec.models.published.eagle3 import read_eagle3
-from mmspec.models.published.export import LAYOUTS, export_head
+from mmspec.models.published.export import export_head
 from tests.drafters.naive_dflash import frequencies, rotated
 from tests.models.naive_llama import feed_forward, rms_norm
 
@@ -106,49 +109,28 @@ def naive(head: Eagle3Head, rotary: dict[str, Any], window: int | None = None, t
     return rms_norm(hidden, weights["norm.weight"]) @ weights["lm_head.weight"].T
 
 
-def a_published_head_is_the_twin(
-    folder: Path,
-    layer: dict[str, Any],
-    rotary: dict[str, Any],
-    window: int | None = None,
-    layout: str = "speculators",
-    **settings: Any,
-) -> None:
-    theta = 1e4 if "theta" not in str(layer) else 5e5
-    head = head_of(**settings)
-    read = read_eagle3(publish(folder, head, layer, layout), TARGET)
-    assert read is not None
-    made, due = said(read.double()), naive(head, rotary, window, theta)
-    torch.testing.assert_close(made, due, rtol=1e-5, atol=1e-5)  # norms compute in single precision
-    if rotary or window:  # that it matters here
-        assert (due - naive(head, {}, None, theta)).abs().max() > 1e-3
-
-
-WINDOWS: dict[str, tuple[dict[str, Any], int | None]] = {
-    "as speculators trains": (SLIDES, 4),
-    "without layer_types": ({"sliding_window": 4, "use_sliding_window": True}, 4),
-    "a number that is not used": ({"sliding_window": 4, "use_sliding_window": False}, None),
-    "a number alone": ({"sliding_window": 4}, None),
-}
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_windows_are_obeyed(tmp_path: Path, name: str) -> None:
-    layer, window = WINDOWS[name]
-    a_published_head_is_the_twin(tmp_path, layer, {}, window)
-
-
 NEW, OLD = "rope_parameters", "rope_scaling"
-ROPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "llama3, as it was spelled": ({OLD: LLAMA3, "rope_theta": 5e5}, LLAMA3),
+QWEN3 = {"model_type": "qwen3", "rope_theta": 5e5, OLD: YARN, **PART, **SLIDES}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # fields of the layer; what they say of positions; settings of the head: of its window too
+    "a window, as speculators trains": (SLIDES, {}, {"sliding_window": 4}),
+    "a window without layer_types": (
+        {"sliding_window": 4, "use_sliding_window": True},
+        {},
+        {"sliding_window": 4},
+    ),
+    "a window that is not used": ({"sliding_window": 4, "use_sliding_window": False}, {}, {}),
+    "a number alone": ({"sliding_window": 4}, {}, {}),
+    "llama3, as it was spelled": ({OLD: LLAMA3, "rope_theta": 5e5}, LLAMA3, {}),
     "yarn with a factor of attention": (
         {OLD: YARN | {"attention_factor": 1.5}},
         YARN | {"attention_factor": 1.5},
+        {},
     ),
-    "yarn of DeepSeek": ({OLD: {"type": "yarn", **DEEPSEEK}}, DEEPSEEK),
-    "linear": ({OLD: {"type": "linear", "factor": 4.0}}, {"rope_type": "linear", "factor": 4.0}),
-    "a part, at the top": ({"rope_theta": 5e5, **PART}, PART),
-    "a part, scaled": ({NEW: YARN | {"rope_theta": 5e5, **PART}}, YARN | PART),
+    "yarn of DeepSeek": ({OLD: {"type": "yarn", **DEEPSEEK}}, DEEPSEEK, {}),
+    "linear": ({OLD: {"type": "linear", "factor": 4.0}}, {"rope_type": "linear", "factor": 4.0}, {}),
+    "a part, scaled": ({NEW: YARN | {"rope_theta": 5e5, **PART}}, YARN | PART, {}),
     "one for each type of layers": (
         {
             NEW: {
@@ -157,19 +139,25 @@ ROPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             }
         },
         LLAMA3,
+        {},
     ),
+    "all, in the layout of specforge": (QWEN3, YARN | PART, {"sliding_window": 4, "qk_norm": True}),
+    "biases, and a part at the top": (BIASES | PART, PART, BIASES),
 }
 
 
-@pytest.mark.parametrize("name", ROPES)
-def test_rotary_positions_are_obeyed(tmp_path: Path, name: str) -> None:
-    layer, rotary = ROPES[name]
-    a_published_head_is_the_twin(tmp_path, layer, rotary)
-
-
-def test_a_part_of_normed_heads_turns_in_the_layout_of_specforge(tmp_path: Path) -> None:
-    layer = {"model_type": "qwen3", "rope_scaling": YARN, "rope_theta": 5e5, **PART, **SLIDES}
-    a_published_head_is_the_twin(tmp_path, layer, YARN | PART, 4, "specforge", qk_norm=True)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_a_config_says_of_its_layer_is_obeyed(tmp_path: Path, name: str) -> None:
+    layer, rotary, settings = PUBLISHED[name]
+    theta, window = 1e4 if "theta" not in str(layer) else 5e5, settings.get("sliding_window")
+    head = head_of(**{name: value for name, value in settings.items() if name != "sliding_window"})
+    layout = "specforge" if "specforge" in name else "speculators"
+    read = read_eagle3(publish(tmp_path, head, layer, layout), TARGET)
+    assert read is not None
+    made, due = said(read.double()), naive(head, rotary, window, theta)
+    torch.testing.assert_close(made, due, rtol=1e-5, atol=1e-5)  # norms compute in single precision
+    if rotary or window:  # that it matters here
+        assert (due - naive(head, {}, None, theta)).abs().max() > 1e-3
 
 
 def test_positions_of_several_axes_turn_a_part_of_each_head() -> None:
@@ -177,38 +165,6 @@ def test_positions_of_several_axes_turn_a_part_of_each_head() -> None:
     torch.testing.assert_close(said(head), naive(head, PART), rtol=1e-5, atol=1e-5)
     with pytest.raises(StrictDataclassClassValidationError, match="several axes are not scaled"):
         head_of(mrope_section=[2, 1, 1], rotary=YARN)
-
-
-def test_biases_are_obeyed(tmp_path: Path) -> None:
-    layer = {"attention_bias": True, "mlp_bias": True, **PART}
-    a_published_head_is_the_twin(tmp_path, layer, PART, attention_bias=True, mlp_bias=True)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"sliding_window": 4, "rotary": YARN | PART, "qk_norm": True},
-        {"rotary": PART, "attention_bias": True, "mlp_bias": True},
-    ],
-)
-def test_what_is_exported_reads_as_the_same_head(
-    tmp_path: Path, layout: str, settings: dict[str, Any]
-) -> None:
-    head = head_of(**settings)
-    config, weights = export_head(head, layout, "a/target", TARGET)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(weights, tmp_path / "model.safetensors")
-    read = read_eagle3(tmp_path, TARGET)
-    assert read is not None
-    torch.testing.assert_close(said(read.double()), said(head), rtol=1e-5, atol=1e-5)  # stored in single
-    fields = ("sliding_window", "rotary", "rope_theta", "attention_bias", "mlp_bias")
-    assert {name: getattr(read.config, name) for name in fields} == {
-        name: getattr(head.config, name) for name in fields
-    }
-    head.save_pretrained(tmp_path / "ours")
-    again = Eagle3Head.from_pretrained(tmp_path / "ours", dtype=torch.float64)
-    torch.testing.assert_close(said(again), said(head), rtol=1e-9, atol=1e-9)
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -242,28 +198,45 @@ def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path: Path) -> None:
 def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
     """Fields that publishers leave in, of targets, of training and of transformers."""
     left = {"attention_dropout": 0.1, "decoder_sparse_step": 1, "image_token_id": 7, "norm_type": "rms"}
-    left |= {
-        "hc_mult": None,
-        "use_mrope": False,
-        "temperature": 0.6,
-        "ttt_length": 7,
-        "tie_word_embeddings": True,
-    }
-    read = read_eagle3(publish(tmp_path, head_of(), left), TARGET)
+    left |= {"hc_mult": None, "use_mrope": False, "temperature": 0.6, "ttt_length": 7}
+    folder = publish(tmp_path, head_of(), left)
+    read = read_eagle3(folder, TARGET)
     assert read is not None
     torch.testing.assert_close(said(read.double()), said(head_of()), rtol=1e-5, atol=1e-5)
-
-
-def test_fields_beside_the_layer_are_looked_at_too(tmp_path: Path) -> None:
-    """A head with embeddings of its own would be run with the target's."""
-    config = json.loads((publish(tmp_path, head_of(), {}) / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"embed_requires_grad": True}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"embed_requires_grad": True}))
     with pytest.raises(CheckpointError, match="embed_requires_grad"):
-        read_eagle3(tmp_path, TARGET)
+        read_eagle3(folder, TARGET)
 
 
 def test_frequencies_stay_in_single_precision_when_a_head_is_cast(tmp_path: Path) -> None:
     head = head_of(rotary=YARN)
     known = head.decoder.rotary_emb.inv_freq.clone()
-    for cast in (head.to(torch.bfloat16), head.to("cpu", torch.float16).float(), head.half()):
+    for cast in (head.to(torch.bfloat16), head.to("cpu", torch.float16).float()):
         assert torch.equal(cast.decoder.rotary_emb.inv_freq, known)
+
+
+PLACES = torch.stack([torch.full((2, 7), 5), torch.arange(14).view(2, 7), 20 - torch.arange(14).view(2, 7)])
+
+
+def test_interleaved_axes_are_those_of_qwen3_vl() -> None:
+    section = [24, 20, 20]
+    width = 2 * sum(section)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": section, "mrope_interleaved": True}
+    theirs = Qwen3VLTextRotaryEmbedding(Qwen3VLTextConfig(head_dim=width, rope_parameters=rope))
+    ours, x = MultimodalRotary(width, 1e4, section, interleaved=True), torch.zeros(1)
+    for places in (PLACES, PLACES[0]):
+        expected = theirs(x, places if places.dim() == 3 else places.expand(3, -1, -1))
+        for one, other in zip(ours(x, places), expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+def test_axes_that_follow_one_another_are_those_of_the_sections() -> None:
+    section = [16, 24, 24]
+    width = 2 * sum(section)
+    cosines, sines = MultimodalRotary(width, 1e4, section, interleaved=False)(torch.zeros(1), PLACES)
+    frequency = 1e4 ** (-torch.arange(0, width, 2) / width)
+    axes = [axis for axis, count in enumerate(section) for _ in range(count)]
+    angles = torch.stack([PLACES[axis] * f for axis, f in zip(axes, frequency, strict=True)], -1)
+    torch.testing.assert_close(cosines, torch.cat([angles, angles], -1).cos(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(sines, torch.cat([angles, angles], -1).sin(), atol=1e-5, rtol=0)

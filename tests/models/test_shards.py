@@ -35,16 +35,12 @@ class Published(NamedTuple):
     file: str = "model.safetensors"
 
 
-def dflash() -> Published:
-    target = CausalTarget(tiny_llama(layers=4))
-    head = dflash_checks.head_for(target, mask_token=7, taps=[0, 2, 3])
-    weights = {name: weight.contiguous() for name, weight in head.state_dict().items()}
-    return Published(read_dflash, weights, test_dflash.config_of(head, "z-lab"), target.config)
-
-
 def published(name: str) -> Published:
     if name == "dflash":
-        return dflash()
+        llama = CausalTarget(tiny_llama(layers=4))
+        head = dflash_checks.head_for(llama, mask_token=7, taps=[0, 2, 3])
+        weights = {name: weight.contiguous() for name, weight in head.state_dict().items()}
+        return Published(read_dflash, weights, test_dflash.config_of(head, "z-lab"), llama.config)
     if name == "medusa":
         weights, target = test_medusa.published(), test_medusa.TARGET
         return Published(read_medusa, weights, {}, target, "medusa_lm_head.safetensors")
@@ -95,47 +91,43 @@ def test_a_head_is_the_same_in_every_layout(name: str, tmp_path: Path) -> None:
             assert torch.equal(weight, read.state_dict()[key]), (layout, key)
 
 
-def damage(folder: Path, kind: str) -> None:
-    index = folder / "model.safetensors.index.json"
-    table = json.loads(index.read_text())
-    first = folder / "model-00001-of-00002.safetensors"
-    if kind == "missing":
-        first.unlink()
-    elif kind == "cut":
-        first.write_bytes(first.read_bytes()[:-7])
-    elif kind == "without an index":
-        index.unlink()
-    elif kind == "no JSON":
-        index.write_text("{")
-    elif kind == "no map":
-        index.write_text("[]")
-    elif kind == "elsewhere":
-        table["weight_map"]["fc.weight"] = "../model.safetensors"
-    elif kind == "not there":
-        table["weight_map"]["norm.weight"], table["weight_map"]["fc.weight"] = 2 * [first.name]
-    elif kind == "left out":
-        del table["weight_map"]["fc.weight"]
-    if kind in ("elsewhere", "not there", "left out"):
-        index.write_text(json.dumps(table))
-
-
 def test_damaged_shards_are_named(tmp_path: Path) -> None:
-    cases: list[Any] = [
-        ("missing", r"index\.json: got 'model-00001-of-00002\.safetensors'; .*this one is not"),
-        ("cut", r"a complete checkpoint \(model-00001-of-00002\.safetensors: "),
-        ("without an index", r"model\.safetensors\.index\.json beside it"),
-        ("no JSON", r"model\.safetensors\.index\.json: got .*an index of shards"),
-        ("no map", r"model\.safetensors\.index\.json: got .*'weight_map'"),
-        ("elsewhere", r"index\.json: got .*'\.\./model\.safetensors' is no name of a file beside it"),
-        ("not there", r"model-00001-of-00002\.safetensors: got .* a shard that has (fc|norm)\.weight"),
-        ("left out", r"missing keys: fc\.weight"),
+    first = "model-00001-of-00002.safetensors"
+    cases: list[tuple[Callable[[Path, dict[str, str]], object], str]] = [
+        (
+            lambda folder, _: (folder / first).unlink(),
+            r"index\.json: got 'model-00001-of-00002\.safetensors'; .*this one is not",
+        ),
+        (
+            lambda folder, _: (folder / first).write_bytes((folder / first).read_bytes()[:-7]),
+            r"a complete checkpoint \(model-00001-of-00002\.safetensors: ",
+        ),
+        (
+            lambda _, table: table.update({"fc.weight": "../model.safetensors"}),
+            r"index\.json: got .*'\.\./model\.safetensors'; names of files in the same folder",
+        ),
+        (
+            lambda _, table: table.update({"norm.weight": first, "fc.weight": first}),
+            r"model-00001-of-00002\.safetensors: got .* a shard that has (fc|norm)\.weight",
+        ),
+        (lambda _, table: table.pop("fc.weight"), r"missing keys: fc\.weight"),
+        (lambda _, table: table.clear(), r"model\.safetensors\.index\.json: got .*'weight_map'"),
     ]
-    for kind, match in cases:
-        head = published("eagle3")
-        folder = store(tmp_path / kind, head, "shards")
-        damage(folder, kind)
+    head = published("eagle3")
+    for number, (damage, match) in enumerate(cases):
+        folder = store(tmp_path / str(number), head, "shards")
+        index = folder / "model.safetensors.index.json"
+        content = json.loads(index.read_text())
+        damage(folder, content["weight_map"])
+        index.write_text(json.dumps(content))
         with pytest.raises(CheckpointError, match=match):
             head.read(folder, head.target)
+    index.write_text("{")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: got .*valid JSON"):
+        head.read(folder, head.target)
+    index.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json beside it"):
+        head.read(folder, head.target)
 
 
 def test_names_that_would_become_one_keep_their_prefixes(tmp_path: Path) -> None:

@@ -1,157 +1,281 @@
-"""A keyword of transformers does in the pipeline what it does in `model.generate`, accelerated or not."""
+"""A keyword or field of a config does in the pipeline what it does in `generate`, or is refused by name."""
 
 from __future__ import annotations
 
 import copy
 import time
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    SuppressTokensLogitsProcessor,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
 
-from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
+from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.pipelines import VisionLanguagePipeline
+from mmspec.pipelines.generation_fields import (
+    CHANGE_NO_TOKEN,
+    REFUSED,
+    REFUSED_OF_CALLERS,
+    installed_fields,
+    unserved,
+)
+from mmspec.pipelines.settings import GenerationSettings
+from mmspec.pipelines.token_processors import SHAPING, TRUNCATING
+from tests.bad_inputs.refusals import no_forward
+from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import tiny_image, tiny_llama
 
-PROMPT = "the red thé red the red"
-NEW = 40
+NEW, LONG = 20, 40
+TOKENIZER = byte_level_tokenizer()
+PROMPT = "the red the red the red"
+SERVED = {field.name for field in fields(GenerationSettings)}
 
 
-class AfterEight(StoppingCriteria):
-    """Stops at the first multiple of eight after twenty tokens of prompt and output."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        length = input_ids.shape[1]
-        return torch.full((len(input_ids),), length > 20 and length % 8 == 0, dtype=torch.bool)
+@pytest.fixture
+def model() -> PreTrainedModel:
+    return tiny_llama(vocab=300).double()
 
 
-@pytest.fixture(scope="module")
-def pipe(checkpoints: Path) -> Any:
+@pytest.fixture
+def pipe(model: PreTrainedModel) -> VisionLanguagePipeline:
     """Drafts of the model itself, which are accepted as far as a setting lets them."""
-    draft = {"drafter": tiny_llama(vocab=300), "num_draft_tokens": 6}
-    return MMSpecPipeline.from_pretrained(checkpoints / "bytes", accelerator="draft_model", **draft)
+    return VisionLanguagePipeline(model, TOKENIZER, "draft_model", drafter=model, num_draft_tokens=6)
 
 
-def expected(pipe: Any, **keywords: Any) -> list[int]:
-    """Output of `generate` alone."""
-    ids = pipe.tokenizer(PROMPT, return_tensors="pt").input_ids
-    if "stop_strings" in keywords:
-        keywords["tokenizer"] = pipe.tokenizer
-    output = pipe.model.generate(ids, do_sample=False, **{"max_new_tokens": NEW, **keywords})
+def generated(model: PreTrainedModel, **keywords: Any) -> list[int]:
+    ids = TOKENIZER(PROMPT, return_tensors="pt").input_ids
+    output: Tensor = model.generate(ids, pad_token_id=0, **keywords)  # type: ignore[assignment]
     return list(output[0, ids.shape[1] :].tolist())
 
 
 def emitted(pipe: Any, **keywords: Any) -> list[int]:
-    return list(pipe(PROMPT, apply_chat_template=False, **{"max_new_tokens": NEW, **keywords}).tokens[0])
+    return list(pipe(PROMPT, apply_chat_template=False, **keywords).tokens[0])
 
 
-def free(pipe: Any) -> list[int]:
-    return expected(pipe)
+def cut(tokens: list[int], ends: list[int]) -> list[int]:
+    """Tokens up to the first end token."""
+    return tokens[: min(tokens.index(end) for end in ends) + 1]
 
 
-def test_length_and_end_tokens_equal_generate(pipe: Any) -> None:
-    tokens = free(pipe)
-    assert emitted(pipe) == tokens
-    for index in (0, 1, 7, 20, NEW - 1):
-        for end in (tokens[index], [tokens[index], tokens[min(index + 3, NEW - 1)]]):
-            assert emitted(pipe, eos_token_id=end) == expected(pipe, eos_token_id=end)
-    for length in (1, 2, 7, 23):
-        assert emitted(pipe, max_new_tokens=length) == tokens[:length]
+def fields_that_act(tokens: list[int]) -> dict[str, dict[str, Any]]:
+    """A value for each field that changes these greedy tokens, with what it needs beside it."""
+    return {
+        "suppress_tokens": {"suppress_tokens": [tokens[1]]},
+        "begin_suppress_tokens": {"begin_suppress_tokens": [tokens[0]]},
+        "sequence_bias": {"sequence_bias": [[[tokens[1]], -50.0]]},
+        "forced_eos_token_id": {"forced_eos_token_id": 7},
+        "exponential_decay_length_penalty": {
+            "exponential_decay_length_penalty": (2, 3.0),
+            "eos_token_id": 9,
+        },
+        "watermarking_config": {"watermarking_config": WatermarkingConfig(bias=9.0)},
+        "a watermark with a state": {"watermarking_config": SynthIDTextWatermarkingConfig(3, [654, 400])},
+        "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.7},
+        "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1, "sequence_bias": [[[228], 50.0]]},
+        "min_length": {"min_length": 30, "eos_token_id": tokens[2]},
+        "max_length": {"max_length": 30, "max_new_tokens": None},
+        "bad_words_ids": {"bad_words_ids": [[tokens[3]]]},
+        "repetition_penalty": {"repetition_penalty": 0.5},
+    }
 
 
-def test_stop_strings_equal_generate(pipe: Any) -> None:
-    tokens = free(pipe)
-    stopped = 0
-    for start in range(0, NEW - 3, 3):
-        for width in (1, 3):
-            string = pipe.tokenizer.decode(tokens[start : start + width])
-            if "\ufffd" in string or not string:
-                continue
-            wanted = expected(pipe, stop_strings=[string, "never seen"])
-            assert emitted(pipe, stop_strings=[string, "never seen"]) == wanted
-            stopped += len(wanted) < NEW
-    assert stopped > 3
+def test_fields_act_in_the_models_own_config_in_a_given_one_and_as_keywords(
+    pipe: Any, model: PreTrainedModel
+) -> None:
+    """Each in one of the three places, which are read by the same code for all."""
+    free = generated(model, max_new_tokens=NEW)
+    own = model.generation_config
+    for index, (name, values) in enumerate(fields_that_act(free).items()):
+        values = {"max_new_tokens": NEW, **values}
+        wanted, config = generated(model, **values), GenerationConfig(**values)
+        assert wanted != free, name
+        model.generation_config = config if index % 3 == 2 else own
+        keywords = (values, {"generation_config": config}, {})[index % 3]
+        assert emitted(pipe, **keywords) == wanted, name
+        model.generation_config = own
 
 
-def test_penalties_and_criteria_equal_generate(pipe: Any) -> None:
-    for keywords in (
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
-        {"repetition_penalty": 0.7, "no_repeat_ngram_size": 3},
-        {"stopping_criteria": StoppingCriteriaList([AfterEight()])},
+def test_the_nearest_place_wins_and_a_given_config_is_completed_by_the_models(
+    pipe: Any, model: PreTrainedModel
+) -> None:
+    free = generated(model, max_new_tokens=NEW)
+    model.generation_config.suppress_tokens = [free[1]]
+    model.generation_config.max_new_tokens = NEW
+    given = GenerationConfig(repetition_penalty=1.3)
+    wanted = generated(model, generation_config=copy.deepcopy(given))
+    assert emitted(pipe, generation_config=given) == wanted
+    other = generated(model, suppress_tokens=[free[0]])
+    assert emitted(pipe, suppress_tokens=[free[0]]) == other != wanted
+    assert emitted(pipe, generation_config=GenerationConfig(suppress_tokens=[free[0]])) == other
+
+
+def test_a_users_processor_takes_the_place_of_the_one_of_its_kind(pipe: Any, model: PreTrainedModel) -> None:
+    free = generated(model, max_new_tokens=NEW)
+    how: dict[str, Any] = {"max_new_tokens": NEW, "suppress_tokens": [free[0]]}
+    mine = LogitsProcessorList([SuppressTokensLogitsProcessor([free[1]])])
+    wanted = generated(model, **how, logits_processor=mine)
+    assert emitted(pipe, **how, logits_processor=mine) == wanted and wanted[0] == free[0]
+
+
+def test_lengths_count_the_prompt_and_lose_to_new_tokens_of_the_same_place(
+    pipe: Any, model: PreTrainedModel
+) -> None:
+    prompt = len(TOKENIZER(PROMPT).input_ids)
+    assert len(emitted(pipe, max_length=prompt + 7)) == 7
+    assert len(emitted(pipe, max_length=prompt + 7, max_new_tokens=9)) == 9
+    assert (
+        len(emitted(pipe, generation_config=GenerationConfig(max_length=prompt + 7, max_new_tokens=9))) == 9
+    )
+    model.generation_config.max_new_tokens = 11
+    copied = copy.deepcopy(model.generation_config)
+    copied.max_length = prompt + 7
+    assert [len(emitted(pipe)), len(emitted(pipe, generation_config=copied))] == [11, 7]
+    assert len(emitted(pipe, generation_config=copied, max_new_tokens=9)) == 9
+    batch = pipe([PROMPT, PROMPT[:9]], apply_chat_template=False, max_length=prompt + 7)
+    assert list(map(len, batch.tokens)) == [7, 7]  # as in a padded batch
+
+
+def test_draws_are_from_the_distribution_of_generate(pipe: Any, model: PreTrainedModel) -> None:
+    def keep(model: Any, input_ids: Tensor, logits_processor: Any, **others: Any) -> Tensor:
+        scores.append(logits_processor(input_ids, model(input_ids).logits[:, -1]))
+        return input_ids
+
+    for truncation in (
+        {"typical_p": 0.3},
+        {"epsilon_cutoff": 0.02},
+        {"eta_cutoff": 0.1},
+        {"top_h": 0.9, "temperature": 3.0},
+        {"watermarking_config": WatermarkingConfig(bias=4.0), "top_k": 7},
+        {"typical_p": 0.8, "suppress_tokens": [3], "temperature": 2.5, "top_p": 0.9, "min_p": 0.01},
     ):
-        wanted = expected(pipe, **keywords)
-        assert wanted != free(pipe)
-        assert emitted(pipe, **keywords) == wanted
+        scores: list[Tensor] = []
+        how: dict[str, Any] = {"do_sample": True, "max_new_tokens": NEW, **truncation}
+        generated(model, **how, custom_generate=keep)
+        pipe.set_accelerator("copy")
+        call = pipe._prepare_request(PROMPT, {**how, "apply_chat_template": False, "seed": 1})[0]
+        prompts = next(call.rounds())
+        assert (scores[0][0].softmax(-1) > 0.0).sum() > 1
+        assert torch.allclose(prompts.scores.p[0, 0], scores[0][0].softmax(-1), atol=1e-12)
+        assert emitted(pipe, **how, seed=3) == emitted(pipe.set_accelerator("none"), **how, seed=3)
 
 
-def test_bad_words_and_least_lengths_equal_generate(pipe: Any) -> None:
-    tokens = free(pipe)
-    for words in ([[tokens[0]]], [tokens[3:5], [tokens[9]]]):
-        wanted = expected(pipe, bad_words_ids=words)
-        assert emitted(pipe, bad_words_ids=words) == wanted != tokens
-    ends = {"eos_token_id": tokens[2], "min_new_tokens": 12}
-    assert emitted(pipe, **ends) == expected(pipe, **ends)
-    assert len(emitted(pipe, **ends)) >= 12
+def test_rows_that_draw_and_rows_that_do_not_keep_their_own_truncation(pipe: Any) -> None:
+    how: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": NEW, "typical_p": 0.4}
+    both = pipe([PROMPT, PROMPT], temperature=[0.0, 1.3], seed=[1, 2], **how)
+    alone = [pipe(PROMPT, temperature=t, seed=s, **how).tokens[0] for t, s in ((0.0, 1), (1.3, 2))]
+    assert both.tokens == alone and alone[0] == emitted(pipe, max_new_tokens=NEW)
 
 
-def test_a_generation_config_works_and_keywords_win(pipe: Any) -> None:
-    config = GenerationConfig(max_new_tokens=9, repetition_penalty=1.4)
-    wanted = expected(pipe, generation_config=copy.deepcopy(config), max_new_tokens=9)
-    call = {"apply_chat_template": False, "generation_config": config}
-    assert pipe(PROMPT, **call).tokens == [wanted]
-    longer = expected(pipe, repetition_penalty=1.4, max_new_tokens=12)
-    assert pipe(PROMPT, max_new_tokens=12, **call).tokens == [longer]
+def test_every_field_of_the_installed_transformers_is_decided_about() -> None:
+    assert unserved(frozenset(SERVED)) == {}, "a new field: serve it, or add it to a table"
+    tables = [SERVED, CHANGE_NO_TOKEN, set(REFUSED), set(REFUSED_OF_CALLERS)]
+    assert sum(map(len, tables)) == len(set().union(*tables))
+    assert set(SHAPING) | set(TRUNCATING) <= SERVED
 
 
-def test_defaults_of_the_model_are_honoured(pipe: Any) -> None:
-    original = pipe.model.generation_config
-    pipe.model.generation_config = copy.deepcopy(original)
-    pipe.model.generation_config.update(repetition_penalty=1.5, max_new_tokens=11)
-    try:
-        wanted = expected(pipe, max_new_tokens=11)
-        assert pipe(PROMPT, apply_chat_template=False).tokens == [wanted]
-        assert len(wanted) == 11
-    finally:
-        pipe.model.generation_config = original
+def test_what_is_not_served_is_refused_by_name_wherever_it_is_set(
+    pipe: Any, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, tables = model.generation_config, {**REFUSED, **REFUSED_OF_CALLERS}
+    names = [*tables, "a_field_of_tomorrow"]
+    known = installed_fields() | set(names)
+    monkeypatch.setattr("mmspec.pipelines.generation_fields.installed_fields", lambda: known)
+    unserved.cache_clear()
+    for name in names:
+        value: Any = "quantized" if name == "cache_implementation" else 2
+        config = copy.deepcopy(own)
+        setattr(config, name, value)
+        model.generation_config = own
+        with no_forward():
+            with pytest.raises(InputError, match=rf"^{name}: got"):
+                emitted(pipe, **{name: value})
+            with pytest.raises(InputError, match=rf"^generation_config\.{name}: got"):
+                emitted(pipe, generation_config=config)
+        model.generation_config = config
+        if name in REFUSED_OF_CALLERS:  # a checkpoint may say so: no token of ours depends on it
+            assert len(emitted(pipe, max_new_tokens=3)) == 3
+        else:
+            with pytest.raises(InputError, match=rf"^generation_config\.{name}: got"), no_forward():
+                emitted(pipe)
+        harmless, _ = tables.get(name, ((), ""))
+        for value in (*harmless[:1], False):  # said for the call, it goes before what the checkpoint says
+            assert len(emitted(pipe, max_new_tokens=3, **{name: value})) == 3
+    unserved.cache_clear()
 
 
-def test_sampling_has_the_defaults_of_transformers(pipe: Any) -> None:
-    implied = emitted(pipe, do_sample=True, seed=3)
-    assert implied == emitted(pipe, do_sample=True, seed=3, top_k=50, temperature=1.0)
-    assert implied == emitted(pipe, temperature=1.0, seed=3)
-    assert emitted(pipe, temperature=3.0, top_k=0, seed=3) != emitted(pipe, temperature=3.0, seed=3)
-    assert emitted(pipe, temperature=0) == emitted(pipe, do_sample=False, temperature=0.7) == free(pipe)
-    assert emitted(pipe, do_sample=True, top_k=1, seed=3) == free(pipe)
+def test_what_changes_no_token_and_what_checkpoints_carry_is_passed_over(
+    pipe: Any, model: PreTrainedModel
+) -> None:
+    free = generated(model, max_new_tokens=NEW)
+    model.generation_config.chat_format = "chatml"  # Qwen-VL's
+    for name in sorted(CHANGE_NO_TOKEN):
+        setattr(model.generation_config, name, "anything")
+    assert emitted(pipe, max_new_tokens=NEW) == free
+    given = copy.deepcopy(model.generation_config)
+    assert emitted(pipe, max_new_tokens=NEW, generation_config=given, use_cache=False) == free
+    given.chat_frmat = "chatml"
+    with pytest.raises(UnknownArgumentError, match="chat_frmat"):
+        emitted(pipe, generation_config=given)
 
 
-def test_sampled_output_is_that_of_plain_decoding(pipe: Any, bytes_pipeline: Any) -> None:
-    for keywords in ({}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 5, "repetition_penalty": 1.2}):
-        call = {"temperature": 1.2, "seed": 11, **keywords}
-        plain = emitted(bytes_pipeline.set_accelerator("none"), **call)
-        assert emitted(pipe, **call) == plain
+def test_lengths_end_tokens_and_stop_strings_equal_generate(pipe: Any, model: PreTrainedModel) -> None:
+    tokens = generated(model, max_new_tokens=LONG)
+    for index in (0, 1, 7, 20, LONG - 1):
+        ends = [tokens[index], tokens[min(index + 3, LONG - 1)]]
+        assert emitted(pipe, eos_token_id=ends, max_new_tokens=LONG) == cut(tokens, ends)
+        assert emitted(pipe, max_new_tokens=index + 1) == tokens[: index + 1]
+    stopped = 0
+    for start in range(0, LONG - 3, 4):
+        strings = [TOKENIZER.decode(tokens[start : start + 3]), "never seen"]
+        if strings[0] and "\ufffd" not in strings[0]:
+            how: dict[str, Any] = {"stop_strings": strings, "max_new_tokens": LONG}
+            wanted = generated(model, tokenizer=TOKENIZER, **how)
+            assert emitted(pipe, **how) == wanted
+            stopped += len(wanted) < LONG
+    assert stopped > 1
+
+
+def test_sampling_has_the_defaults_of_transformers(pipe: Any, model: PreTrainedModel) -> None:
+    def said(**how: Any) -> list[int]:
+        return emitted(pipe, max_new_tokens=NEW, seed=3, **how)
+
+    free = generated(model, max_new_tokens=NEW)
+    assert said(do_sample=True) == said(do_sample=True, top_k=50, temperature=1.0) == said(temperature=1.0)
+    assert said(temperature=3.0, top_k=0) != said(temperature=3.0)
+    assert said(temperature=0) == said(do_sample=False, temperature=0.7) == free
+    assert said(do_sample=True, top_k=1) == free
+    settings = ({}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 5, "repetition_penalty": 1.2})
+    drafted = [said(temperature=1.2, **how) for how in settings]
+    pipe.set_accelerator("none")
+    assert [said(temperature=1.2, **how) for how in settings] == drafted
 
 
 def test_max_time_ends_the_row(pipe: Any) -> None:
     started = time.monotonic()
-    output = pipe(PROMPT, apply_chat_template=False, max_new_tokens=900, max_time=1e-6)
+    output = pipe(PROMPT, apply_chat_template=False, max_new_tokens=200, max_time=1e-6)
     assert (len(output.tokens[0]), output.finish_reasons) == (1, ["stop"])
     assert time.monotonic() - started < 30
 
 
-def test_guidance_mixes_two_prompts_as_generate_does(pipe: Any) -> None:
+def test_guidance_mixes_two_prompts_as_generate_does(pipe: Any, model: PreTrainedModel) -> None:
     negative = "a blue"
-    ids = pipe.tokenizer(negative, return_tensors="pt").input_ids
-    guided = {"guidance_scale": 2.5, "negative_prompt": negative}
-    wanted = expected(pipe, guidance_scale=2.5, negative_prompt_ids=ids)
-    assert emitted(pipe, **guided) == wanted != free(pipe)
-    assert emitted(pipe, **{**guided, "guidance_scale": 1}) == free(pipe)
+    ids = TOKENIZER(negative, return_tensors="pt").input_ids
+    wanted = generated(model, guidance_scale=2.5, negative_prompt_ids=ids, max_new_tokens=NEW)
     rows = [(PROMPT, negative), ("red", "a much longer negative prompt")]
     call = {"guidance_scale": 2.5, "max_new_tokens": NEW, "apply_chat_template": False}
     batch = pipe([row[0] for row in rows], negative_prompt=[row[1] for row in rows], **call)
     assert batch.tokens == [pipe(text, negative_prompt=other, **call).tokens[0] for text, other in rows]
-    assert batch.tokens[0] == wanted
+    assert batch.tokens[0] == wanted != emitted(pipe, max_new_tokens=NEW)
+    assert emitted(pipe, negative_prompt=negative, max_new_tokens=NEW) == emitted(pipe, max_new_tokens=NEW)
 
 
 def test_guidance_keeps_the_image_for_both_prompts(llava: VisionLanguagePipeline) -> None:

@@ -66,25 +66,11 @@ def test_a_caption_longer_than_the_text_encoder_reads_is_cut_and_said(
     assert torch.equal(cut.inputs["caption_features"], fits.inputs["caption_features"])
 
 
-def test_a_caption_is_encoded_as_it_is_beside_others(targets: dict[str, Any], reader: dict[str, Any]) -> None:
-    texts = ["a red circle", "blue"]
-    batch = image_requests(targets["captions"], texts, **reader)
-    for text, request in zip(texts, batch, strict=True):
-        (alone,) = image_requests(targets["captions"], text, **reader)
-        assert torch.equal(alone.inputs["caption_features"], request.inputs["caption_features"])
-        slots = request.inputs["caption_features"].shape[1]
-        null = targets["captions"].model.model.cls_embedding.uncond_embedding
-        assert torch.equal(request.negative_inputs["caption_features"][0], null[-slots:])
-
-
 def test_parts_that_are_missing_are_named(targets: dict[str, Any], reader: dict[str, Any]) -> None:
     """Other refusals are rows of tests/bad_inputs."""
     for name in reader:
         with pytest.raises(InputError, match=f"{name}: got None"):
             image_requests(targets["captions"], "blue", **{**reader, name: None})
-    for count in (0, True):
-        with pytest.raises(InputError, match=f"num_images_per_prompt: got {count}"):
-            image_requests(targets["classes"], class_labels=1, num_images_per_prompt=count)
 
 
 WRONG_SIZES = [

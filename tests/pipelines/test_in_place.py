@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import pickle
 import weakref
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate import cpu_offload, cpu_offload_with_hook, dispatch_model
-from accelerate.hooks import remove_hook_from_submodules
-from transformers import StoppingCriteriaList, TextIteratorStreamer, pipeline
+from transformers import pipeline
 
 import mmspec
 from mmspec.accelerators import copy as copying
 from mmspec.errors import InputError
-from mmspec.transformers_versions import CACHE
 from tests.drafters import mtp_checks
-from tests.pipelines.test_custom_generate import LengthIs
 from tests.tiny_models import (
     encode,
     tiny_images,
@@ -56,33 +50,18 @@ def test_a_model_says_the_same_words(family: str, accelerator: str) -> None:
     wanted = model.generate(**inputs, max_new_tokens=NEW)
     kept = dict(vars(model))
     assert mmspec.enable(model, accelerator) is model
-    for calls in (1, 2):
+    for count in (1, 2):
         assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
         (told,) = mmspec.summary(model)
-        assert (told.calls, told.tokens) == (calls, calls * len(wanted) * NEW)
+        assert (told.calls, told.tokens) == (count, count * len(wanted) * NEW)
         assert told.forwards > 0 and told.last is not None and told.last.accelerator == accelerator
         assert told.name == type(model).__name__ and told.exactness == "exact"
-        assert f"{calls} calls, {told.tokens} tokens" in str(told)
+        assert f"{count} calls, {told.tokens} tokens" in str(told)
+    mmspec.enable(model, copying(num_draft_tokens=4))  # takes the place of the first
+    assert calls(model) == 0 and mmspec.summary(model)[0].accelerator == "copy"
     assert mmspec.disable(model) is model
     assert dict(vars(model)) == kept
     assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
-
-
-def test_streaming_and_criteria_work_as_before() -> None:
-    model, processor = tiny_qwen3_5_vl()
-    inputs = encode(processor, user_message("what is there ?", tiny_images()[:1]))
-    start = inputs["input_ids"].shape[1]
-    stopping = {"stopping_criteria": StoppingCriteriaList([LengthIs(start + 9)])}
-    wanted = model.generate(**inputs, max_new_tokens=NEW, **stopping)
-    mmspec.enable(model, "copy")
-    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW, **stopping), wanted)
-    streamer = TextIteratorStreamer(processor.tokenizer, skip_prompt=True, timeout=60)
-    how = {**inputs, "max_new_tokens": 9, "streamer": streamer}
-    thread = Thread(target=model.generate, kwargs=how)
-    thread.start()
-    said = "".join(streamer)
-    thread.join()
-    assert said.split() == processor.tokenizer.decode(wanted[0, start:]).split()
 
 
 def test_a_head_in_the_checkpoint_drafts(tmp_path: Any) -> None:
@@ -95,8 +74,6 @@ def test_a_head_in_the_checkpoint_drafts(tmp_path: Any) -> None:
     assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
     (told,) = mmspec.summary(model)
     assert told.last is not None and told.last.draft_passes > 0
-    mmspec.enable(model, "mtp", drafter=str(tmp_path))
-    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
 
 
 def test_a_call_with_a_loop_of_its_own_is_left_alone() -> None:
@@ -119,10 +96,10 @@ class Pipeline:
         self.components = components
 
 
-def draw(pipe: Any, seed: int = 3, prompt: Any = "a red circle", **more: Any) -> np.ndarray:
+def draw(pipe: Any, prompt: Any = "a red circle") -> np.ndarray:
     """An image [n, 64, 64, 3] of a GlmImagePipeline."""
     how: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "np"}
-    made: np.ndarray = pipe(prompt, generator=torch.Generator().manual_seed(seed), **how, **more).images
+    made: np.ndarray = pipe(prompt, generator=torch.Generator().manual_seed(3), **how).images
     return made
 
 
@@ -134,52 +111,22 @@ def drawing() -> Any:
 
 
 def test_a_pipeline_of_diffusers_draws_the_same_images(drawing: Any) -> None:
-    """Two at once; bitwise as plain decoding by the same numbers."""
+    """Greedily those of the untouched pipeline; two draws bitwise as plain decoding by the same numbers."""
     two = {"prompt": ["a red circle", "the small blue square on green"]}
     encoder = drawing.vision_language_encoder
+    usual, encoder.generation_config.top_k = encoder.generation_config.top_k, 1
     kept, untouched = dict(vars(encoder)), draw(drawing)
+    mmspec.enable(drawing, "sjd", window=8)
+    assert np.array_equal(draw(drawing), untouched)
+    encoder.generation_config.top_k = usual
     mmspec.enable(drawing, "none")
     plain = draw(drawing, **two)
     mmspec.enable(drawing, "sjd", window=8, coupling="exact")
     assert np.array_equal(draw(drawing, **two), plain)
     (told,) = mmspec.summary(drawing)
     assert told.name == "vision_language_encoder" and told.calls == 1 and told.exactness == "exact"
-    assert not np.array_equal(draw(drawing, seed=4, **two), plain)
     mmspec.disable(drawing)
     assert {name: value for name, value in vars(encoder).items() if value is not kept.get(name)} == {}
-    assert np.array_equal(draw(drawing), untouched)
-
-
-def test_greedy_images_are_those_of_the_untouched_pipeline(drawing: Any) -> None:
-    drawing.vision_language_encoder.generation_config.top_k = 1
-    wanted = draw(drawing)
-    mmspec.enable(drawing, "sjd", window=8)
-    assert np.array_equal(draw(drawing), wanted)
-
-
-def test_a_pipeline_whose_models_wait_on_another_device(drawing: Any) -> None:
-    """The hooks of `enable_model_cpu_offload`, with the CPU for the device that models are brought to."""
-    mmspec.enable(drawing, "none")
-    wanted = draw(drawing)
-    encoder, hook = cpu_offload_with_hook(drawing.vision_language_encoder, execution_device="cpu")
-    mmspec.enable(drawing, "sjd", window=8, coupling="exact")
-    assert np.array_equal(draw(drawing), wanted)
-    hook.remove()
-    assert mmspec.summary(drawing)[0].calls == 1 and encoder is drawing.vision_language_encoder
-
-
-def test_a_second_enable_takes_the_place_of_the_first() -> None:
-    model = tiny_llama()
-    kept = dict(vars(model))
-    ids = torch.tensor([[1, 2, 3, 1, 2, 3]])
-    mmspec.enable(model, "none")
-    model.generate(ids, max_new_tokens=8)
-    mmspec.enable(model, copying(num_draft_tokens=4))
-    assert [one.calls for one in mmspec.summary(model)] == [0]
-    model.generate(ids, max_new_tokens=8)
-    assert mmspec.summary(model)[0].accelerator == "copy"
-    mmspec.disable(model)
-    assert dict(vars(model)) == kept
 
 
 def test_what_stood_there_before_comes_back() -> None:
@@ -206,16 +153,13 @@ def test_nothing_to_accelerate_is_said() -> None:
     mamba = tiny_mamba()
     with pytest.raises(InputError, match=r"text_encoder: .*Mamba.*cannot be taken back"):
         mmspec.enable(Pipeline(text_encoder=mamba))
+    pipe = Pipeline(text_encoder=tiny_llama(), other=mamba)
+    mmspec.enable(pipe, "copy")
+    assert [one.name for one in mmspec.summary(pipe)] == ["text_encoder"]
+    assert "generate" not in vars(mamba)
     for call in (mmspec.disable, mmspec.summary):
         with pytest.raises(InputError, match=r"mmspec\.enable"):
             call(tiny_llama())
-
-
-def test_a_component_that_cannot_be_leaves_the_others() -> None:
-    pipe = Pipeline(text_encoder=tiny_llama(), other=tiny_mamba())
-    mmspec.enable(pipe, "copy")
-    assert [one.name for one in mmspec.summary(pipe)] == ["text_encoder"]
-    assert "generate" not in vars(pipe.components["other"])
 
 
 def test_a_failure_in_the_middle_changes_nothing() -> None:
@@ -230,27 +174,6 @@ def test_a_failure_in_the_middle_changes_nothing() -> None:
         mmspec.enable(pipe, "copi")
     mmspec.enable(first, "copy")
     assert first.generate(torch.tensor([[1, 2]]), max_new_tokens=4).shape == (1, 6)
-
-
-def test_offloaded_weights_are_brought_for_every_forward() -> None:
-    model, processor = tiny_qwen3_5_vl()
-    inputs = batch(processor)
-    wanted = model.generate(**inputs, max_new_tokens=NEW)
-    cpu_offload(model, execution_device=torch.device("cpu"))
-    assert next(model.parameters()).device.type == "meta"
-    mmspec.enable(model, "copy")
-    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
-    mmspec.disable(model)
-    remove_hook_from_submodules(model)
-
-
-def test_a_device_map_is_followed() -> None:
-    model, processor = tiny_llava()
-    inputs = batch(processor)
-    wanted = model.generate(**inputs, max_new_tokens=NEW)
-    dispatch_model(model, {"": "cpu"}, force_hooks=True)
-    mmspec.enable(model, "copy")
-    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
 
 
 class Int8Linear(torch.nn.Module):
@@ -272,9 +195,8 @@ def test_quantised_weights_are_used_as_they_are() -> None:
             model.set_submodule(name, Int8Linear(part))
     inputs = batch(processor)
     wanted = model.generate(**inputs, max_new_tokens=NEW)
-    for accelerator in ("copy", "sjd"):
-        mmspec.enable(model, accelerator)
-        assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
+    mmspec.enable(model, "copy")
+    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
 
 
 def test_models_that_are_gone_are_forgotten() -> None:
@@ -310,11 +232,9 @@ def test_a_deep_copy_is_an_enabled_model_of_its_own() -> None:
     assert torch.equal(words(twin), words(other)) and not torch.equal(words(twin), words(first))
     assert (calls(first), calls(twin)) == (2, 2)
     mmspec.disable(first)
-    assert torch.equal(words(twin), words(other)) and calls(twin) == 3
-    assert mmspec.disable(twin) is twin and torch.equal(words(twin), words(other))
-    for plain in (first, twin):
-        with pytest.raises(InputError, match=r"mmspec\.enable"):
-            mmspec.summary(plain)
+    assert torch.equal(words(twin.double()), words(other.double())) and calls(twin) == 3
+    with pytest.raises(InputError, match=r"mmspec\.enable"):
+        mmspec.summary(first)
 
 
 def test_a_shallow_copy_answers_with_what_it_holds() -> None:
@@ -328,29 +248,14 @@ def test_a_shallow_copy_answers_with_what_it_holds() -> None:
     assert torch.equal(words(first), words(tiny_llama())) and calls(first) == 2
 
 
-@pytest.mark.parametrize("how", ["pickle", "torch"])
-def test_what_is_saved_of_an_enabled_model_is_a_plain_one(how: str) -> None:
+def test_what_is_saved_of_an_enabled_model_is_a_plain_one() -> None:
     model = mmspec.enable(tiny_llama(), "copy")
-    if how == "pickle":
-        loaded = pickle.loads(pickle.dumps(model))
-    else:
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        loaded = torch.load(file, weights_only=False)
+    loaded = pickle.loads(pickle.dumps(model))
     with pytest.raises(InputError, match=r"mmspec\.enable"):
         mmspec.disable(loaded)
     assert torch.equal(words(loaded), words(model)) and calls(model) == 1
     mmspec.enable(loaded)
     assert torch.equal(words(loaded), words(model)) and calls(loaded) == 1
-
-
-def test_a_model_answers_with_what_it_is_now() -> None:
-    model, other = mmspec.enable(tiny_llama(), "copy"), tiny_llama(seed=5)
-    words(model)
-    model.load_state_dict(other.state_dict())
-    assert torch.equal(words(model), words(other))
-    assert torch.equal(words(model.double()), words(other.double())) and calls(model) == 3
 
 
 class Wrapper(torch.nn.Module):
@@ -361,10 +266,9 @@ class Wrapper(torch.nn.Module):
         self.module = module
 
 
-@pytest.mark.parametrize("wrap", [Wrapper, lambda model: Wrapper(torch.compile(model))])
-def test_the_model_in_a_wrapper_is_found(wrap: Any) -> None:
+def test_the_model_in_a_wrapper_is_found() -> None:
     model = tiny_llama()
-    wanted, wrapped = words(model), wrap(model)
+    wanted, wrapped = words(model), Wrapper(torch.compile(model))
     assert mmspec.enable(wrapped, "copy") is wrapped
     assert torch.equal(words(model), wanted)
     assert calls(wrapped) == calls(model) == 1
@@ -404,29 +308,21 @@ def test_a_model_with_adapters_is_enabled() -> None:
     assert torch.equal(words(wrapped), words(plain)) and not torch.equal(words(plain), wanted)
     each = {"input_ids": IDS.repeat(2, 1), "max_new_tokens": 12, "adapter_names": ["default", "second"]}
     assert torch.equal(wrapped.generate(**each), plain.generate(**each)) and calls(wrapped) == 2
-    merged = wrapped.merge_and_unload()
-    assert torch.equal(words(merged), words(plain)) and calls(merged) == 3
-    mmspec.disable(merged)
 
 
-@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
-def test_prompts_and_prefixes_of_adapters_count(kind: str) -> None:
+def test_learnt_prompts_of_adapters_count() -> None:
     peft = pytest.importorskip("peft")
     model = tiny_llama()
     own = words(model)
     torch.manual_seed(0)
-    wrapped = peft.get_peft_model(
-        model, getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=4)
-    ).eval()
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    wrapped = peft.get_peft_model(model, config).eval()
     for part in wrapped.prompt_encoder.parameters():
         torch.nn.init.normal_(part, std=3.0)
     mask = {"attention_mask": torch.ones_like(IDS)}
     wanted = words(wrapped, **mask)
-    # peft 0.21 gives its prefix by the old name beside the new one, and transformers 5.24 then leaves it out
-    assert not torch.equal(wanted, own) or (kind == "PrefixTuningConfig" and CACHE == "cache")
+    assert not torch.equal(wanted, own)
     with pytest.raises(InputError, match="prepare_inputs_for_generation"):
         words(wrapped, **mask, custom_generate=mmspec.accelerate("copy"))
     mmspec.enable(wrapped, "copy")
     assert torch.equal(words(wrapped, **mask), wanted) and calls(wrapped) == 0
-    mmspec.disable(wrapped)
-    assert torch.equal(words(wrapped, **mask), wanted)

@@ -94,15 +94,6 @@ def test_options_of_what_drafts_are_refused_before_the_target_is_read(
             )
 
 
-def test_a_head_is_brought_to_the_format_of_its_target(checkpoints: Path, tmp_path: Path) -> None:
-    medusa_for(CausalTarget(tiny_llama(vocab=128))).save_pretrained(tmp_path)
-    pipe: Any = MMSpecPipeline.from_pretrained(
-        checkpoints / "text", accelerator="medusa", drafter=tmp_path, dtype=torch.bfloat16
-    )
-    assert pipe.accelerator.drafter.model.dtype == torch.bfloat16
-    assert len(pipe("red", **RAW).tokens[0]) == 4
-
-
 def test_models_of_vectors_refuse_what_does_not_reach_them() -> None:
     for keywords, match in (
         ({"iterations": -5}, "iterations: got -5"),

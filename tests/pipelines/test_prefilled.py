@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from mmspec.errors import InputError
-from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
+from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.pipelines.text_stream import TextDeltas, decode
 from tests.bad_inputs.refusals import no_forward
 from tests.tiny_models import tiny_image, user_message
@@ -19,6 +18,13 @@ SHORT: dict[str, Any] = {"max_new_tokens": 8}
 ASKED = user_message("describe the picture", [IMAGE])
 SPACED = """{% for message in messages %}{{ message['role'] }} : {{ message['content'] | trim }} .
 {% endfor %}{% if shout %}loud {% endif %}{% if add_generation_prompt %}assistant : {% endif %}"""
+
+
+@pytest.fixture
+def spaced(text: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The text model with a chat template that sets spaces and reads a variable."""
+    monkeypatch.setattr(text.processor, "chat_template", SPACED)
+    return text
 
 
 def begun(content: object) -> list[dict[str, Any]]:
@@ -49,18 +55,13 @@ def test_the_last_turn_of_the_assistant_is_continued(llava: VisionLanguagePipeli
 def test_rows_of_a_batch_are_continued_each_by_its_own_last_turn(llava: VisionLanguagePipeline) -> None:
     rows = [begun("a red"), ASKED, begun("a blue circle")]
     alone = [llava(row, **SHORT).tokens[0] for row in rows]
-    assert llava(rows, **SHORT).tokens == alone
     assert llava([*rows, "describe"], images=[None, None, None, IMAGE], **SHORT).tokens[:3] == alone
 
 
-def test_a_template_that_trims_a_turn_is_continued_without_its_spaces(text: MMSpecPipeline) -> None:
-    own, text.processor.chat_template = text.processor.chat_template, SPACED
-    try:
-        turns = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "blue green  "}]
-        wanted = text("user : red .\nassistant : blue green", apply_chat_template=False, **SHORT).tokens
-        assert text(turns, **SHORT).tokens == wanted
-    finally:
-        text.processor.chat_template = own
+def test_a_template_that_trims_a_turn_is_continued_without_its_spaces(spaced: Any) -> None:
+    turns = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "blue green  "}]
+    wanted = spaced("user : red .\nassistant : blue green", apply_chat_template=False, **SHORT).tokens
+    assert spaced(turns, **SHORT).tokens == wanted
 
 
 def test_the_first_word_of_a_continuation_keeps_its_space() -> None:
@@ -95,18 +96,13 @@ def test_guidance_leads_away_from_the_same_beginning(llava: VisionLanguagePipeli
     assert llava(begun("a red"), **guided, **SHORT).tokens == llava(begun("a red"), **SHORT).tokens
 
 
-def test_variables_of_the_chat_template_act(text: MMSpecPipeline) -> None:
-    own, text.processor.chat_template = text.processor.chat_template, SPACED
-    try:
-        turns = [{"role": "user", "content": "red"}]
-        for variables, wanted in (
-            ({"shout": True}, "user : red .\nloud assistant : "),
-            ({"shout": False, "add_generation_prompt": False}, "user : red .\n"),
-        ):
-            expected = text(wanted, apply_chat_template=False, **SHORT).tokens
-            assert text(turns, chat_template_kwargs=variables, **SHORT).tokens == expected
-    finally:
-        text.processor.chat_template = own
+def test_variables_of_the_chat_template_act(spaced: Any) -> None:
+    for variables, wanted in (
+        ({"shout": True}, "user : red .\nloud assistant : "),
+        ({"shout": False, "add_generation_prompt": False}, "user : red .\n"),
+    ):
+        expected = spaced(wanted, apply_chat_template=False, **SHORT).tokens
+        assert spaced(user_message("red"), chat_template_kwargs=variables, **SHORT).tokens == expected
 
 
 PREFILLED = {"continue_final_message": True}
@@ -136,20 +132,15 @@ def test_what_cannot_be_continued_is_refused_by_name(llava: VisionLanguagePipeli
         assert refused.value.argument == argument
 
 
-def test_a_template_that_drops_the_turn_is_named(checkpoints: Path) -> None:
-    pipe = MMSpecPipeline.from_pretrained(checkpoints / "text")
-    pipe.processor.chat_template = "{{ messages[0]['content'] }}"
+def test_a_template_that_drops_the_turn_is_named(spaced: Any) -> None:
+    spaced.processor.chat_template = "{{ messages[0]['content'] }}"
     turns = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "blue"}]
-    with pytest.raises(InputError, match="chat template says") as refused:
-        pipe(turns, **SHORT)
-    assert refused.value.argument == "prompt"
+    with pytest.raises(InputError, match="prompt: .*chat template says"):
+        spaced(turns, **SHORT)
 
 
-def test_a_turn_may_not_forge_another_through_a_variable(text: MMSpecPipeline) -> None:
-    own, text.processor.chat_template = text.processor.chat_template, "{{ system }}" + SPACED
-    try:
-        for value in (text.tokenizer.eos_token, {"a": 1}, ["b"]):
-            with pytest.raises(InputError, match=r"chat_template_kwargs\['system'\]"):
-                text([{"role": "user", "content": "red"}], chat_template_kwargs={"system": value}, **SHORT)
-    finally:
-        text.processor.chat_template = own
+def test_a_turn_may_not_forge_another_through_a_variable(spaced: Any) -> None:
+    spaced.processor.chat_template = "{{ system }}" + SPACED
+    for value in (spaced.tokenizer.eos_token, {"a": 1}, ["b"]):
+        with pytest.raises(InputError, match=r"chat_template_kwargs\['system'\]"):
+            spaced(user_message("red"), chat_template_kwargs={"system": value}, **SHORT)

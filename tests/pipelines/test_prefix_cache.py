@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.errors import InputError, PipelineBusyError
+from mmspec.errors import InputError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, TextOutput
 from tests.tiny_models import tiny_image, tiny_janus, user_message
 
@@ -40,7 +40,8 @@ def known(*outputs: TextOutput) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("family", "settings"), [("llava", {}), ("qwen2_5_vl", {"temperature": 0.9, "top_p": 0.9, "seed": 3})]
+    ("family", "settings"),
+    [("llava", {}), ("qwen2_5_vl", {"temperature": 0.9, "seed": 3, "guidance_scale": 1.5})],
 )
 def test_a_conversation_says_the_same(family: str, settings: dict[str, Any], checkpoints: Path) -> None:
     pipe: Any = MMSpecPipeline.from_pretrained(checkpoints / family)
@@ -49,18 +50,8 @@ def test_a_conversation_says_the_same(family: str, settings: dict[str, Any], che
     outputs = converse(pipe, **settings)
     assert [output.tokens for output in outputs] == [output.tokens for output in expected]
     first, second, third = known(*outputs)
-    assert first == 0 and 0 < second < third
+    assert first < second < third and bool(first) == ("guidance_scale" in settings)
     assert known(*expected) == [0, 0, 0], "off unless it is asked for"
-
-
-def test_questions_about_one_image(pipe: Any) -> None:
-    questions = ["what is there ?", "which colour is it ?", "why ?"]
-    expected = pipe(questions, images=[IMAGE, IMAGE, ANOTHER], **SHORT)
-    pipe.enable_prefix_cache(max_bytes=2**24)
-    output = pipe(questions, images=[IMAGE, IMAGE, ANOTHER], **SHORT)
-    assert output.tokens == expected.tokens and output.stats.cached_prompt_tokens > 0
-    pieces = list(pipe.stream(questions[2], images=ANOTHER, **SHORT))
-    assert "".join(pieces) == expected.text[2]
 
 
 def test_switching_off_moving_and_new_weights_forget(pipe: Any) -> None:
@@ -100,25 +91,6 @@ def test_another_accelerator_keeps_it_and_a_draft_model_has_its_own(pipe: Any, c
     assert draft.prefix_cache is None
 
 
-def test_guidance(pipe: Any) -> None:
-    settings = {"guidance_scale": 1.5, "negative_prompt": "which colour is it ?"}
-    expected = converse(pipe, **settings)
-    pipe.enable_prefix_cache()
-    outputs = converse(pipe, **settings)
-    assert [output.tokens for output in outputs] == [output.tokens for output in expected]
-
-
-def test_words_alone(text: Any) -> None:
-    prompts = ["a red circle and a blue square", "a red circle and a blue square are there"]
-    settings = {"apply_chat_template": False, **SHORT}
-    expected = text(prompts, **settings)
-    text.enable_prefix_cache()
-    output = text(prompts, **settings)
-    text.disable_prefix_cache()
-    assert output.tokens == expected.tokens
-    assert output.stats.cached_prompt_tokens == len(text.tokenizer(prompts[0])["input_ids"])
-
-
 def test_images_are_drawn_from_prompts_that_are_known() -> None:
     """Under guidance: the unconditional prompt is the same in every call."""
     pipe = ImagePipeline(*tiny_janus(), accelerator="sjd", window=8)
@@ -138,13 +110,3 @@ def test_a_limit_that_is_none_is_refused(text: Any) -> None:
         with pytest.raises(InputError, match="max_bytes"):
             text.enable_prefix_cache(max_bytes=limit)
     assert text.target.prefix_cache is None
-
-
-def test_a_running_call_is_not_disturbed(text: Any) -> None:
-    pieces = text.stream("what is there ?", apply_chat_template=False, **SHORT)
-    next(pieces)
-    with pytest.raises(PipelineBusyError):
-        text.enable_prefix_cache()
-    with pytest.raises(PipelineBusyError):
-        text.disable_prefix_cache()
-    pieces.close()

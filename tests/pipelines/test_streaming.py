@@ -35,7 +35,7 @@ def streamed(tokens: list[int], sizes: list[int]) -> list[str]:
     raise AssertionError
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.text(alphabet="the é😀ß\u0301日\n", max_size=40), CHUNKS)
 def test_pieces_join_to_the_text_whole_characters_only(text: str, sizes: list[int]) -> None:
     pieces = streamed(BYTES(text)["input_ids"], sizes)
@@ -43,7 +43,7 @@ def test_pieces_join_to_the_text_whole_characters_only(text: str, sizes: list[in
     assert "\ufffd" not in "".join(pieces)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, len(BYTES) - 1), max_size=60), CHUNKS)
 def test_pieces_join_to_the_text_of_any_tokens(tokens: list[int], sizes: list[int]) -> None:
     assert "".join(streamed(tokens, sizes)) == decode(BYTES, tokens)
@@ -71,18 +71,6 @@ def test_what_is_watched_grows_to_the_output_of_a_call(text: VisionLanguagePipel
     assert text("the red", **RAW).tokens == wanted.tokens
 
 
-def test_closing_the_iterator_frees_the_pipeline(text: VisionLanguagePipeline) -> None:
-    deltas = text.stream("red", **RAW)
-    assert next(deltas)  # type: ignore[call-overload]
-    with pytest.raises(PipelineBusyError):
-        text("red", **RAW)
-    deltas.close()  # type: ignore[attr-defined]
-    assert len(text("red", **RAW).tokens[0]) == 24
-    for _ in text.stream("red", **RAW):
-        break
-    assert len(text("red", **RAW).tokens[0]) == 24
-
-
 class Recorder:
     """A streamer that keeps what it is given, and may act on it."""
 
@@ -108,13 +96,11 @@ def test_a_streamer_gets_the_prompt_and_then_one_token_a_put(llava: VisionLangua
     assert streamer.ended == 1
 
 
-@pytest.mark.parametrize("skip_prompt", [True, False])
-def test_every_streamer_of_transformers_works(skip_prompt: bool, bytes_pipeline: Any, capsys: Any) -> None:
-    wanted = bytes_pipeline("the red", **RAW).text[0]
-    prompt = "" if skip_prompt else "the red"
-    options: dict[str, Any] = {"skip_prompt": skip_prompt, "skip_special_tokens": True}
-    bytes_pipeline("the red", streamer=TextStreamer(BYTES, **options), **RAW)
-    assert capsys.readouterr().out == prompt + wanted + "\n"
+def test_every_streamer_of_transformers_works(bytes_pipeline: Any, capsys: Any) -> None:
+    wanted, prompt = bytes_pipeline("the red", **RAW).text[0], "the red"
+    options: dict[str, Any] = {"skip_prompt": False, "skip_special_tokens": True}
+    bytes_pipeline("the red", streamer=TextStreamer(BYTES, skip_prompt=True, skip_special_tokens=True), **RAW)
+    assert capsys.readouterr().out == wanted + "\n"
     streamer = TextIteratorStreamer(BYTES, timeout=60, **options)
     bytes_pipeline("the red", streamer=streamer, **RAW)
     assert "".join(streamer) == prompt + wanted
@@ -127,41 +113,12 @@ def test_every_streamer_of_transformers_works(skip_prompt: bool, bytes_pipeline:
     assert asyncio.run(collect()) == prompt + wanted
 
 
-def test_interrupting_from_a_streamer_ends_after_that_round(text: VisionLanguagePipeline) -> None:
-    text.set_accelerator("none")
-    streamer: Any = Recorder(text.interrupt)
-    output = text("red", streamer=streamer, **RAW)
-    text.set_accelerator("copy")
-    assert len(output.tokens[0]) == 1
-    assert output.finish_reasons == ["interrupted"]
-    assert output.text[0]
-    assert text("red", **RAW).finish_reasons == ["length"]
-
-
-def test_interrupting_from_another_thread_takes_one_more_round_at_most(text: VisionLanguagePipeline) -> None:
-    text.set_accelerator("none")
-    reached, interrupted = threading.Event(), threading.Event()
-    streamer: Any = Recorder(
-        lambda: (reached.set(), interrupted.wait(60)) if len(streamer.puts) == 5 else None
-    )
-
-    def interrupt() -> None:
-        reached.wait(60)
-        text.interrupt()
-        interrupted.set()
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    output = text("red", streamer=streamer, **RAW)
-    thread.join()
-    text.set_accelerator("copy")
-    assert len(output.tokens[0]) in (4, 5)
-    assert output.finish_reasons == ["interrupted"]
-
-
-def test_an_interrupted_stream_ends_with_what_it_has(text: VisionLanguagePipeline) -> None:
+def test_an_interrupted_call_or_stream_ends_with_what_it_has(text: VisionLanguagePipeline) -> None:
     text.set_accelerator("none")
     whole = text("red", **RAW).text[0]
+    streamer: Any = Recorder(text.interrupt)
+    output = text("red", streamer=streamer, **RAW)
+    assert len(output.tokens[0]) == 1 and output.finish_reasons == ["interrupted"]
     pieces = []
     for piece in text.stream("red", **RAW):
         pieces.append(piece)

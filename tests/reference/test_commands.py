@@ -10,13 +10,9 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.training.run import RunOptions
 from reference import image_scores, vlm_scores
 from reference.__main__ import app
+from reference.vlm import train_vlm
 from tests.packaging.source_tree import ROOT
 from tests.tiny_models import save_family
-
-
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory):
-    return save_family("llava", tmp_path_factory.mktemp("models") / "tiny-llava")
 
 
 @pytest.fixture
@@ -32,53 +28,29 @@ def run(monkeypatch):
     return invoke
 
 
-@pytest.fixture
-def trained(monkeypatch, tmp_path):
-    """Arguments that `train_vlm` is called with."""
+def test_training_options_arrive_and_exist(run, monkeypatch, tmp_path):
     called = {}
 
-    def train_vlm(out, **options):
+    def train(out, **options):
         called.update(options, out=out)
         return out
 
-    monkeypatch.setattr("reference.vlm.train_vlm", train_vlm)
-    return called
+    monkeypatch.setattr("reference.vlm.train_vlm", train)
+    out = tmp_path / "x"
+    result = run("train", "vlm", "--out", out, "--size", "small", "--minutes", "2.5", "--resume")
+    assert result.exit_code == 0 and result.stdout == f"{out}\n"
+    wanted = {"out": out, "size": "small", "minutes": 2.5, "resume": True}
+    assert wanted.items() <= called.items()
+    assert set(called) <= {*inspect.signature(train_vlm).parameters, *RunOptions.__annotations__}
 
 
-def test_training_options_arrive(run, trained, tmp_path):
-    result = run("train", "vlm", "--out", tmp_path / "x", "--size", "small", "--minutes", "2.5", "--resume")
-    assert result.exit_code == 0
-    assert result.stdout == f"{tmp_path / 'x'}\n"
-    assert trained["out"] == tmp_path / "x"
-    assert (trained["size"], trained["minutes"], trained["resume"]) == ("small", 2.5, True)
-
-
-def test_training_options_exist(trained, run, tmp_path, monkeypatch):
-    """Every keyword that the command passes is one that the trainer has."""
-    run("train", "vlm", "--out", tmp_path / "x")
-    monkeypatch.undo()
-    from reference.vlm import train_vlm
-
-    assert set(trained) <= {*inspect.signature(train_vlm).parameters, *RunOptions.__annotations__}
-
-
-def test_scores_are_shares(run, tiny_folder):
-    shown = run("evaluate", "vlm", tiny_folder, "--scenes", 1, "--no-descriptions", "--json")
+def test_scores_are_shares(run, tmp_path):
+    folder = save_family("llava", tmp_path / "tiny-llava")
+    shown = run("evaluate", "vlm", folder, "--scenes", 1, "--no-descriptions", "--json")
     scores = json.loads(shown.stdout)
-    assert scores["model"] == str(tiny_folder)
-    assert 0.0 <= scores["captions"] <= 1.0
-    assert scores["scenes"] == 1
-
-
-def test_scores_are_a_table(run, tiny_folder):
-    result = run("evaluate", "vlm", tiny_folder, "--scenes", 1, "--no-descriptions")
-    assert "captions" in result.stdout
-    assert "0.0%" in result.stdout
-
-
-def test_what_is_no_checkpoint_is_refused(run):
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        run("evaluate", "vlm", ROOT / "mmspec")
+    assert scores["model"] == str(folder) and scores["scenes"] == 1 and 0.0 <= scores["captions"] <= 1.0
+    shown = run("evaluate", "vlm", folder, "--scenes", 1, "--no-descriptions")
+    assert "captions" in shown.stdout and "0.0%" in shown.stdout
 
 
 def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch):
@@ -95,13 +67,12 @@ def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(ru
         run("train", name, "--out", "x", *needed.get(name, []))
         shown = " ".join(run("train", name, "--help").stdout.split())
         assert f"{defaults['minutes']:g} minutes, {defaults['batch_size']} examples at once" in shown, name
-
-
-def test_scores_are_of_the_scenes_that_the_help_names(run):
     for name, scores in (("vlm", vlm_scores), ("image", image_scores)):
         assert f"[default: {scores.FIRST_SEED}]" in run("evaluate", name, "--help").stdout
 
 
-def test_a_misspelt_size_is_named(run):
+def test_what_cannot_be_is_named(run):
     with pytest.raises(InputError, match="did you mean 'base'"):
         run("train", "vlm", "--out", "x", "--size", "bas")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        run("evaluate", "vlm", ROOT / "mmspec")

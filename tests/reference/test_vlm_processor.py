@@ -1,3 +1,5 @@
+"""Processors of the reference models: what they write is read back, by transformers alone."""
+
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ def processor() -> LlavaProcessor:
 
 
 @given(st.integers(min_value=0, max_value=2**62))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_text_survives_encoding_and_decoding_without_an_unknown_token(
     processor: LlavaProcessor, seed: int
 ) -> None:
@@ -37,13 +39,9 @@ def test_text_survives_encoding_and_decoding_without_an_unknown_token(
 
 
 def test_a_word_is_one_token_and_punctuation_is_joined_to_it(processor: LlavaProcessor) -> None:
-    ids = processor.tokenizer.encode("What is it?  A star, 2 crosses.", add_special_tokens=False)
-    assert len(ids) == 10
-    assert processor.tokenizer.decode(ids) == "what is it? a star, 2 crosses."
-
-
-def test_an_unknown_word_becomes_the_unknown_token(processor: LlavaProcessor) -> None:
     tokenizer = processor.tokenizer
+    ids = tokenizer.encode("What is it?  A star, 2 crosses.", add_special_tokens=False)
+    assert len(ids) == 10 and tokenizer.decode(ids) == "what is it? a star, 2 crosses."
     assert tokenizer.encode("a zebra.", add_special_tokens=False)[1] == tokenizer.unk_token_id
 
 

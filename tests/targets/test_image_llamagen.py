@@ -11,8 +11,8 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import image_target
 from mmspec.targets.llamagen import LlamaGenTarget
 from tests.models.converted import convert_and_load
-from tests.models.naive_vq import naive_decode
-from tests.models.official_layout import CAPTIONS, CLASSES, GRID, VOCABULARY, fill, vq_shapes
+from tests.models.ldm_layout import naive_decode, vq_shapes
+from tests.models.official_layout import CAPTIONS, CLASSES, GRID, VOCABULARY, fill
 from tests.models.official_layout import transformer_state as official_state
 from tests.targets.image_loop import DRAFTERS, accelerator, draw, naive_image
 from tests.tiny_models import tiny_llama, tiny_tokenizer

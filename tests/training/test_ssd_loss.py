@@ -15,7 +15,7 @@ from mmspec.training.losses import ssd
 from mmspec.training.losses.ssd import CellBatch, VerticalLoss
 from mmspec.training.methods import METHODS
 from tests.contracts.checks import PROMPTS
-from tests.drafters.test_jacobi import GRID, images
+from tests.drafters.jacobi_checks import GRID, images
 from tests.drafters.vertical_checks import head_for
 from tests.tiny_models.llamagen import tiny_llamagen
 from tests.training.test_cjd_loss import Prompts
@@ -78,7 +78,7 @@ def test_it_learns(batch: tuple[LlamaGenTarget, CellBatch]) -> None:
     loss = METHODS["ssd"].learn(head, target)
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
     told = []
-    for _ in range(60):
+    for _ in range(40):
         value, figures = loss(cells)
         told.append(float(figures["distance"]))
         optimizer.zero_grad()

@@ -122,13 +122,8 @@ def _widened(index: Tensor, values: Tensor) -> Tensor:
 
 def deepest_node_triton(passes: Tensor, ancestors: Tensor | None, depth: Tensor | None) -> Tensor:
     """Launch `deepest_node`: passes [B, n] -> [B] int64."""
-    rows, nodes = passes.shape
-    node = passes.new_empty(rows, dtype=torch.int64)
-    size, block = _tile(nodes)
-    if rows:
-        _deepest_kernel[(rows,)](
-            _bytes(passes), _bytes(ancestors), _packed(depth), node, nodes, NODES=size, BLOCK=block
-        )
+    node = passes.new_empty(len(passes), dtype=torch.int64)
+    _launch(passes, 0, passes=passes, ancestors=ancestors, depth=depth, accepted=node)
     return node
 
 
@@ -139,26 +134,12 @@ def path_to_triton(
     node: Tensor,
     next_token: Tensor,
     max_depth: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Path:
     """Launch `path_to`: tokens [B, n], node and next_token [B] -> [B, D + 1], [B], [B, D + 1]."""
-    rows, nodes = tokens.shape
-    path, values = (tokens.new_empty(rows, max_depth + 1) for _ in range(2))
-    accepted = tokens.new_empty(rows)
-    if rows:
-        _path_kernel[(rows,)](
-            tokens.contiguous(),
-            _bytes(ancestors),
-            _packed(depth),
-            node.contiguous(),
-            next_token.contiguous(),
-            path,
-            accepted,
-            values,
-            nodes,
-            max_depth + 1,
-            NODES=_tile(nodes)[0],
-            STEPS=triton.next_power_of_2(max_depth + 1),
-        )
+    path, accepted, values = _fake_path(tokens, max_depth)
+    out = {"path": path, "accepted": accepted, "values": values}
+    draft = {"tokens": tokens, "ancestors": ancestors, "depth": depth}
+    _launch(tokens, max_depth, **draft, node=node, choice=next_token, **out)
     return path, accepted, values
 
 
@@ -170,45 +151,41 @@ def match_path_triton(
     ancestors: Tensor | None,
     depth: Tensor | None,
     max_depth: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Path:
     """Launch `match_path`: all [B, n], ancestors [B, n, n] -> [B, D + 1], [B], [B, D + 1]."""
-    rows, nodes = tokens.shape
-    path, values = (tokens.new_empty(rows, max_depth + 1) for _ in range(2))
-    accepted = tokens.new_empty(rows)
-    size, block = _tile(nodes)
+    path, accepted, values = _fake_path(tokens, max_depth)
+    out = {"path": path, "accepted": accepted, "values": values}
+    draft = {"tokens": tokens, "parents": parents, "ancestors": ancestors, "depth": depth}
+    _launch(tokens, max_depth, **draft, choice=choice, passes=valid, **out)
+    return path, accepted, values
+
+
+POINTERS = (
+    *("tokens", "choice", "parents", "depth", "node", "passes", "ancestors"),
+    *("accepted", "path", "values"),
+)  # of the kernel, in order
+
+
+def _packed(values: Tensor | None) -> Tensor | None:
+    """Adjacent numbers; booleans as the bytes that they are stored in."""
+    if values is None:
+        return None
+    return values.contiguous().view(torch.int8) if values.dtype == torch.bool else values.contiguous()
+
+
+def _launch(draft: Tensor, max_depth: int, **given: Tensor | None) -> None:
+    """Launch the kernel for drafts of the shape [B, n]; pointers that are not given are None."""
+    rows, nodes = draft.shape
+    size = max(16, triton.next_power_of_2(nodes))
     if rows:
-        _match_kernel[(rows,)](
-            tokens.contiguous(),
-            choice.contiguous(),
-            parents.contiguous(),
-            _bytes(valid),
-            _bytes(ancestors),
-            _packed(depth),
-            path,
-            accepted,
-            values,
+        _path_kernel[(rows,)](
+            *(_packed(given.get(name)) for name in POINTERS),
             nodes,
             max_depth + 1,
             NODES=size,
             STEPS=triton.next_power_of_2(max_depth + 1),
-            BLOCK=block,
+            BLOCK=max(1, min(size, ELEMENTS // size)),
         )
-    return path, accepted, values
-
-
-def _bytes(flags: Tensor | None) -> Tensor | None:
-    """Booleans as the bytes that they are stored in."""
-    return None if flags is None else flags.contiguous().view(torch.int8)
-
-
-def _packed(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.contiguous()
-
-
-def _tile(nodes: int) -> tuple[int, int]:
-    """Columns and rows of the part of [n, n] that is held at once."""
-    size = max(16, triton.next_power_of_2(nodes))
-    return size, max(1, min(size, ELEMENTS // size))
 
 
 @triton.jit
@@ -233,101 +210,16 @@ def _deepest(fails, ancestors_ptr, depth_ptr, row, nodes, NODES: tl.constexpr, B
 
 
 @triton.jit
-def _store_path(
-    tokens_ptr,
-    ancestors_ptr,
-    depth_ptr,
-    path_ptr,
-    accepted_ptr,
-    values_ptr,
-    row,
-    node,
-    next_token,
-    nodes,
-    steps,
-    NODES: tl.constexpr,
-    STEPS: tl.constexpr,
-):
-    step = tl.arange(0, STEPS)
-    tokens_ptr += row * nodes
-    path_ptr += row * steps
-    values_ptr += row * steps
-    if ancestors_ptr is None:
-        accepted = node
-        tl.store(path_ptr + step, step.to(tl.int64), mask=step < steps)
-        below = tl.where(step + 1 < steps, step + 1, 0)
-        value = tl.load(tokens_ptr + below, mask=step < steps, other=0)
-        tl.store(values_ptr + step, value, mask=(step < steps) & (step != accepted))
-    else:
-        index = tl.arange(0, NODES)
-        within = index < nodes
-        accepted = tl.load(depth_ptr + row * nodes + node)
-        place = (row * nodes + node) * nodes + index
-        on_path = tl.load(ancestors_ptr + place, mask=within, other=0) != 0
-        depth = tl.load(depth_ptr + row * nodes + index, mask=within, other=0)
-        tl.store(path_ptr + depth, index.to(tl.int64), mask=on_path)
-        token = tl.load(tokens_ptr + index, mask=within, other=0)
-        tl.store(values_ptr + depth - 1, token, mask=on_path & (depth > 0))
-        padding = (step > accepted) & (step < steps)  # as if the root followed
-        tl.store(path_ptr + step, tl.zeros([STEPS], tl.int64), mask=padding)
-        tl.store(values_ptr + step, tl.zeros([STEPS], tl.int64) + tl.load(tokens_ptr), mask=padding)
-    tl.store(values_ptr + accepted, next_token)
-    tl.store(accepted_ptr + row, accepted)
-
-
-@triton.jit
-def _deepest_kernel(
-    passes_ptr, ancestors_ptr, depth_ptr, node_ptr, nodes, NODES: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, NODES)
-    fails = tl.load(passes_ptr + row * nodes + index, mask=(index > 0) & (index < nodes), other=1) == 0
-    tl.store(node_ptr + row, _deepest(fails, ancestors_ptr, depth_ptr, row, nodes, NODES, BLOCK))
-
-
-@triton.jit
 def _path_kernel(
     tokens_ptr,
-    ancestors_ptr,
+    choice_ptr,  # the target's choice after each node; where parents_ptr is None, after `node` alone
+    parents_ptr,  # None where no node is compared with the target's choice
     depth_ptr,
-    node_ptr,
-    next_ptr,
-    path_ptr,
-    accepted_ptr,
-    values_ptr,
-    nodes,
-    steps,
-    NODES: tl.constexpr,
-    STEPS: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    _store_path(
-        tokens_ptr,
-        ancestors_ptr,
-        depth_ptr,
-        path_ptr,
-        accepted_ptr,
-        values_ptr,
-        row,
-        tl.load(node_ptr + row),
-        tl.load(next_ptr + row),
-        nodes,
-        steps,
-        NODES,
-        STEPS,
-    )
-
-
-@triton.jit
-def _match_kernel(
-    tokens_ptr,
-    choice_ptr,
-    parents_ptr,
-    valid_ptr,
+    node_ptr,  # of each row; None where the deepest node is looked for
+    passes_ptr,
     ancestors_ptr,
-    depth_ptr,
+    accepted_ptr,  # depth of the last node; the node itself where path_ptr is None
     path_ptr,
-    accepted_ptr,
     values_ptr,
     nodes,
     steps,
@@ -337,26 +229,45 @@ def _match_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, NODES)
-    mask = (index > 0) & (index < nodes)
-    parent = tl.load(parents_ptr + row * nodes + index, mask=mask, other=0)
-    token = tl.load(tokens_ptr + row * nodes + index, mask=mask, other=0)
-    choice_ptr += row * nodes
-    valid = tl.load(valid_ptr + row * nodes + index, mask=mask, other=0) != 0
-    equal = token == tl.load(choice_ptr + parent, mask=mask, other=0)
-    fails = mask & (~valid | ~equal)
-    node = _deepest(fails, ancestors_ptr, depth_ptr, row, nodes, NODES, BLOCK)
-    _store_path(
-        tokens_ptr,
-        ancestors_ptr,
-        depth_ptr,
-        path_ptr,
-        accepted_ptr,
-        values_ptr,
-        row,
-        node,
-        tl.load(choice_ptr + node),
-        nodes,
-        steps,
-        NODES,
-        STEPS,
-    )
+    if node_ptr is not None:
+        node = tl.load(node_ptr + row)
+    else:
+        mask = (index > 0) & (index < nodes)
+        fails = tl.load(passes_ptr + row * nodes + index, mask=mask, other=1) == 0
+        if parents_ptr is not None:
+            parent = tl.load(parents_ptr + row * nodes + index, mask=mask, other=0)
+            token = tl.load(tokens_ptr + row * nodes + index, mask=mask, other=0)
+            equal = token == tl.load(choice_ptr + row * nodes + parent, mask=mask, other=0)
+            fails = mask & (fails | ~equal)
+        node = _deepest(fails, ancestors_ptr, depth_ptr, row, nodes, NODES, BLOCK)
+    if path_ptr is None:
+        tl.store(accepted_ptr + row, node)
+    else:
+        if parents_ptr is not None:
+            next_token = tl.load(choice_ptr + row * nodes + node)
+        else:
+            next_token = tl.load(choice_ptr + row)
+        step = tl.arange(0, STEPS)
+        tokens_ptr += row * nodes
+        path_ptr += row * steps
+        values_ptr += row * steps
+        if ancestors_ptr is None:
+            accepted = node
+            tl.store(path_ptr + step, step.to(tl.int64), mask=step < steps)
+            below = tl.where(step + 1 < steps, step + 1, 0)
+            value = tl.load(tokens_ptr + below, mask=step < steps, other=0)
+            tl.store(values_ptr + step, value, mask=(step < steps) & (step != accepted))
+        else:
+            within = index < nodes
+            accepted = tl.load(depth_ptr + row * nodes + node)
+            place = (row * nodes + node) * nodes + index
+            on_path = tl.load(ancestors_ptr + place, mask=within, other=0) != 0
+            depth = tl.load(depth_ptr + row * nodes + index, mask=within, other=0)
+            tl.store(path_ptr + depth, index.to(tl.int64), mask=on_path)
+            token = tl.load(tokens_ptr + index, mask=within, other=0)
+            tl.store(values_ptr + depth - 1, token, mask=on_path & (depth > 0))
+            padding = (step > accepted) & (step < steps)  # as if the root followed
+            tl.store(path_ptr + step, tl.zeros([STEPS], tl.int64), mask=padding)
+            tl.store(values_ptr + step, tl.zeros([STEPS], tl.int64) + tl.load(tokens_ptr), mask=padding)
+        tl.store(values_ptr + accepted, next_token)
+        tl.store(accepted_ptr + row, accepted)

@@ -13,22 +13,23 @@ limits of twice that, since both of the two best logits move.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.evaluation.identity.distribution import DistributionTest, SampleTest
+from mmspec.evaluation.tables import figures
 
 __all__ = [
     "Comparison",
     "Difference",
+    "Gap",
     "IdentityReport",
     "compare",
     "explained_ulp",
@@ -45,6 +46,9 @@ DIFFERENCE_COLUMNS = ("prompt", "at token", "expected", "got", "logit gap", "in 
 SHOWN_DIFFERENCES = 5
 HALF_PRECISIONS = (torch.float16, torch.bfloat16)
 
+Gap = tuple[float, float, float]
+"""(best, runner-up, largest magnitude of the two) of the logits that decided a token."""
+
 
 def explained_ulp(dtype: torch.dtype, is_recurrent: bool) -> float:
     """Largest gap, in ulp, of two best logits that plain decoding itself cannot tell apart; 0 for none."""
@@ -59,8 +63,7 @@ class Difference:
     """First difference of an output from its reference.
 
     Attributes:
-        example: index of the prompt.
-        position: index of the output token.
+        example, position: index of the prompt, and of the output token.
         expected, got: token ids; None where that output had ended.
         gap: distance of the reference's two best logits there (with the noise, when sampling).
         gap_ulp: the same in units in the last place of the larger of the two, in the model's dtype.
@@ -99,12 +102,10 @@ class Comparison:
 
     @property
     def equal(self) -> int:
-        """Examples whose outputs are the same token for token."""
         return self.examples - len(self.differences)
 
     @property
     def explained(self) -> int:
-        """Examples that differ, at a tie that rounding decides."""
         return sum(difference.explained for difference in self.differences)
 
     @property
@@ -116,15 +117,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IdentityReport:
-    """Outcome of a losslessness check.
-
-    Attributes:
-        accelerator: its name.
-        exactness: what it promises: "exact", "tv<=x" or "lossy".
-        dtype, device: of the model.
-        comparisons: what was compared.
-        notes: what was not compared, and why.
-    """
+    """Outcome of a losslessness check; `notes` say what was not compared, and why."""
 
     accelerator: str
     exactness: str
@@ -140,25 +133,19 @@ class IdentityReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a mapping for JSON."""
-        comparisons = [
-            {
-                "mode": one.mode,
-                "reference": one.reference,
-                "passed": one.passed,
-                "examples": one.examples,
-                "equal": one.equal,
-                "explained": one.explained,
-                "tokens": one.tokens,
-                "target_forwards": one.stats.target_forwards,
-                "acceptance_length": one.stats.acceptance_length,
-                "accepted": sum(one.stats.accepted),
-                "drafted": sum(one.stats.drafted),
-                "differences": [asdict(difference) for difference in one.differences],
-                **({} if one.distribution is None else {"distribution": asdict(one.distribution)}),
+        comparisons = []
+        for one in self.comparisons:
+            found = {
+                name: value for name, value in vars(one).items() if name != "stats" and value is not None
             }
-            for one in self.comparisons
-        ]
-        return {**asdict(self), "passed": self.passed, "comparisons": comparisons}
+            found["differences"] = list(map(vars, one.differences))
+            if one.distribution is not None:
+                found["distribution"] = vars(one.distribution)
+            found |= {name: getattr(one, name) for name in ("passed", "equal", "explained")}
+            found |= {name: getattr(one.stats, name) for name in ("target_forwards", "acceptance_length")}
+            found |= {name: sum(getattr(one.stats, name)) for name in ("accepted", "drafted")}
+            comparisons.append(found)
+        return {**vars(self), "passed": self.passed, "comparisons": comparisons}
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
@@ -179,9 +166,8 @@ def ulp(value: float, dtype: torch.dtype) -> float:
 def compare(
     mode: str,
     reference: str,
-    references: list[list[int]],
+    found: list[tuple[list[int], list[Gap]]],
     outputs: list[list[int]],
-    gaps: list[list[tuple[float, float, float]]],
     dtype: torch.dtype,
     stats: DecodingStats,
     is_recurrent: bool = False,
@@ -189,97 +175,70 @@ def compare(
     """Compare outputs with their references.
 
     Args:
-        mode: "greedy" or "sampled".
-        reference: what the references are, in words.
-        references: token ids, one list per example.
-        outputs: the same of what is judged.
-        gaps: per example and step of the reference, its two best logits and their largest magnitude.
+        mode, reference: of the comparison.
+        found: of each example, the reference's token ids, and of each of its steps its two best logits.
+        outputs: token ids of what is judged, one list per example.
         dtype: of the model.
         stats: of the outputs.
         is_recurrent: whether the model has recurrent layers.
     """
     limit = explained_ulp(dtype, is_recurrent)
     differences = []
-    for index, (expected, got, best) in enumerate(zip(references, outputs, gaps, strict=True)):
+    for index, ((expected, gaps), got) in enumerate(zip(found, outputs, strict=True)):
         position = first_difference(expected, got)
         if position is not None:
             # Past its own end the reference has decided nothing: such a difference is never explained.
-            first, second, magnitude = best[position] if position < len(best) else (math.inf, 0.0, 1.0)
-            gap = first - second
-            units = gap / ulp(magnitude, dtype)
+            first, second, magnitude = gaps[position] if position < len(gaps) else (math.inf, 0.0, 1.0)
+            units = (first - second) / ulp(magnitude, dtype)
+            tokens = (row[position] if position < len(row) else None for row in (expected, got))
             explained = limit > 0 and units <= limit
-            tokens = (_at(expected, position), _at(got, position))
-            differences.append(Difference(index, position, *tokens, gap, units, explained))
-    tokens_compared = sum(map(len, references))
-    return Comparison(mode, reference, len(references), tokens_compared, differences, stats)
+            differences.append(Difference(index, position, *tokens, first - second, units, explained))
+    count = sum(len(expected) for expected, _ in found)
+    return Comparison(mode, reference, len(found), count, differences, stats)
 
 
-def _at(tokens: Sequence[int], position: int) -> int | None:
-    return tokens[position] if position < len(tokens) else None
-
-
-def identity_report(report: IdentityReport, decode: Any, names: Sequence[str] = ()) -> RenderableType:
-    """Render a losslessness check in words, with the first differences.
-
-    Args:
-        report: the outcome.
-        decode: function from a token id to its text.
-        names: of the examples.
-    """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in COMPARISON_COLUMNS:
-        table.add_column(column, justify="left" if column in ("mode", "reference") else "right", no_wrap=True)
-    for comparison in report.comparisons:
-        _add_comparison(table, comparison)
-    parts: list[RenderableType] = [table]
-    for comparison in report.comparisons:
-        if comparison.differences:
-            parts.append(_difference_table(comparison, decode, names))
-    parts += [Text(f"note: {note}", style="dim") for note in report.notes]
-    verdict = "passed" if report.passed else "FAILED"
-    style = "bold green" if report.passed else "bold red"
-    parts.append(
-        Text(
-            f"{verdict}: {report.accelerator} ({report.exactness}), {report.dtype} on {report.device}", style
+def identity_report(
+    report: IdentityReport, decode: Callable[[int], str], names: Sequence[str] = ()
+) -> RenderableType:
+    """Render a losslessness check in words, with the first differences, by the texts of their tokens."""
+    rows = [
+        (
+            one.mode,
+            one.reference,
+            str(one.distribution or f"{one.equal} of {one.examples}"),
+            str(one.explained),
+            str(one.tokens),
+            str(one.stats.target_forwards),
+            f"{sum(one.stats.accepted)} of {sum(one.stats.drafted)}",
+            Text("passed", "green") if one.passed else Text("FAILED", "bold red"),
         )
-    )
-    return Group(*parts)
+        for one in report.comparisons
+    ]
+    parts: list[RenderableType] = [figures(COMPARISON_COLUMNS, rows, words=2)]
+    for one in report.comparisons:
+        if one.differences:
+            parts.append(_difference_table(one, decode, names))
+    parts += [Text(f"note: {note}", style="dim") for note in report.notes]
+    verdict, style = ("passed", "bold green") if report.passed else ("FAILED", "bold red")
+    said = f"{verdict}: {report.accelerator} ({report.exactness}), {report.dtype} on {report.device}"
+    return Group(*parts, Text(said, style))
 
 
-def _add_comparison(table: Table, comparison: Comparison) -> None:
-    stats, test = comparison.stats, comparison.distribution
-    equal = f"{comparison.equal} of {comparison.examples}"
-    table.add_row(
-        comparison.mode,
-        comparison.reference,
-        equal if test is None else str(test),
-        str(comparison.explained),
-        str(comparison.tokens),
-        str(stats.target_forwards),
-        f"{sum(stats.accepted)} of {sum(stats.drafted)}",
-        Text("passed", "green") if comparison.passed else Text("FAILED", "bold red"),
-    )
-
-
-def _difference_table(comparison: Comparison, decode: Any, names: Sequence[str]) -> Table:
+def _difference_table(comparison: Comparison, decode: Callable[[int], str], names: Sequence[str]) -> Table:
     hidden = len(comparison.differences) - SHOWN_DIFFERENCES
     more = f"; {hidden} more are not shown" if hidden > 0 else ""
-    title = f"first differences, {comparison.mode}{more}"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    for column in DIFFERENCE_COLUMNS:
-        table.add_column(column, justify="left" if column == "prompt" else "right")
-    for one in comparison.differences[:SHOWN_DIFFERENCES]:
-        table.add_row(
+    rows = [
+        (
             names[one.example] if one.example < len(names) else f"prompt {one.example}",
             str(one.position),
-            _token(one.expected, decode),
-            _token(one.got, decode),
+            *(
+                "(end)" if token is None else f"{decode(token)!r} ({token})"
+                for token in (one.expected, one.got)
+            ),
             f"{one.gap:.3g}",
             f"{one.gap_ulp:.3g}",
             "explained" if one.explained else "wrong",
         )
-    return table
-
-
-def _token(token: int | None, decode: Any) -> str:
-    return "(end)" if token is None else f"{decode(token)!r} ({token})"
+        for one in comparison.differences[:SHOWN_DIFFERENCES]
+    ]
+    return figures(DIFFERENCE_COLUMNS, rows, title=f"first differences, {comparison.mode}{more}")

@@ -95,12 +95,7 @@ def mass_before(distribution: Tensor, tokens: Tensor, u: Tensor) -> Tensor:
 
     The probability integral transform (Rosenblatt, 1952) with tokens in the order of their probability: the
     numbers are independent and uniform if every token was drawn from its distribution, whatever the
-    distributions are.
-
-    Args:
-        distribution: [N, V].
-        tokens: [N].
-        u: [N] uniforms.
+    distributions [N, V] of tokens [N] are, for uniforms u [N].
     """
     own = distribution.gather(1, tokens[:, None])
     earlier = torch.arange(distribution.shape[1], device=distribution.device) < tokens[:, None]
@@ -115,13 +110,9 @@ def check_distribution(
     outputs: Sequence[Sequence[int]],
     seed: int = 0,
 ) -> DistributionTest:
-    """Test sampled outputs against the target's distribution; places of forced tokens are left out.
+    """Test sampled outputs, one of each request, against the distribution that target and sampler promise.
 
-    Args:
-        target: of the distribution that is promised.
-        sampler: of the same, for these requests.
-        requests, outputs: one output for each request.
-        seed: of the uniforms that spread each token over its mass.
+    Places of forced tokens are left out; `seed` is of the uniforms that spread each token over its mass.
 
     Raises:
         InputError: fewer than 100 tokens, or greedy decoding, which has no distribution to test.
@@ -185,14 +176,10 @@ class SampleTest:
 
 
 def energy_test(one: Tensor, other: Tensor, seed: int = 0) -> SampleTest:
-    """Test two samples of images by the energy distance of random features, with permutations.
+    """Test two samples of images [n, N, d] by the energy distance of random features, with permutations.
 
     Features are projections of an image's vectors, and of the products of neighbouring ones: a method that
     keeps every marginal and breaks what vectors have in common is found by the latter.
-
-    Args:
-        one, other: [n, N, d], [m, N, d].
-        seed: of projections and permutations.
     """
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([one, other]).double()

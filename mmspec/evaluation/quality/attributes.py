@@ -45,13 +45,7 @@ class AttributeScores:
 
 
 class AttributeJudge:
-    """Reads images and compares them with their prompts.
-
-    Images are PIL images of any size, or a tensor [n, 3, H, W] in [0, 1].
-
-    Args:
-        reader: trained by `python -m reference train reader`.
-    """
+    """Compares images, of PIL or a tensor [n, 3, H, W] in [0, 1], of any size, with their prompts."""
 
     def __init__(self, reader: AttributeReader) -> None:
         self.reader = reader.eval()
@@ -65,16 +59,7 @@ class AttributeJudge:
             CheckpointError: there is none.
         """
         own, reference = Path(folder) / READER, reference_models().get(HAS_READER)
-        return cls.from_folder(own if own.is_dir() or reference is None else reference / READER)
-
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> AttributeJudge:
-        """Load the judge with the reader in a folder.
-
-        Raises:
-            CheckpointError: there is none.
-        """
-        return cls(load_reader(folder))
+        return cls(load_reader(own if own.is_dir() or reference is None else reference / READER))
 
     def read(self, images: Images) -> list[ImageReading]:
         """Read the objects and the background of each image."""
@@ -87,10 +72,6 @@ class AttributeJudge:
     def classify(self, images: Images) -> Tensor:
         """Logits [n, classes] of the first object's colour and shape, for the inception score."""
         return torch.cat([self.reader.classify(pixels) for pixels in self._batches(images)])
-
-    def attribute_accuracy(self, images: Images, captions: Sequence[str]) -> float:
-        """Share of the facts in the captions that the images show (`facts_present`); errors as of `score`."""
-        return self.score(images, captions).share
 
     def facts(self, images: Images, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
         """Facts that each caption names, and whether its image shows them; errors as of `score`."""
@@ -132,7 +113,9 @@ class AttributeJudge:
     def _pixels(self, images: Images) -> Tensor:
         """Images [n, 3, size, size] in [-1, 1]."""
         if not isinstance(images, Tensor):
-            arrays = [np.asarray(image.convert("RGB")) for image in self._resized(images)]
+            size = (self.size, self.size)
+            shown = [image if image.size == size else image.resize(size) for image in images]
+            arrays = [np.asarray(image.convert("RGB")) for image in shown]
             images = rearrange(torch.from_numpy(np.stack(arrays)), "n h w c -> n c h w") / 255
         if images.dim() != 4 or images.shape[1] != 3:
             raise InputError("images", tuple(images.shape), "images [n, 3, H, W] in [0, 1]")
@@ -141,10 +124,6 @@ class AttributeJudge:
                 images, (self.size, self.size), mode="bilinear", antialias=True
             )
         return images * 2 - 1
-
-    def _resized(self, images: Sequence[Image.Image]) -> list[Image.Image]:
-        size = (self.size, self.size)
-        return [image if image.size == size else image.resize(size) for image in images]
 
 
 def facts_present(prompt: ImagePrompt, reading: ImageReading) -> list[tuple[str, bool]]:

@@ -82,10 +82,8 @@ def check_network_name(name: str) -> None:
 def load_network(name: str, device: str | torch.device = "cpu") -> FeatureNetwork:
     """Load a network by its name; its weights are downloaded once, where they are not here.
 
-    Args:
-        name: "inception" (the weights of torch-fidelity, on which FID is usually given), "dinov2", "clip",
-            or the folder or hub id of a vision model that transformers can load, those of timm included.
-        device: for the network.
+    A name is "inception" (the weights of torch-fidelity, on which FID is usually given), "dinov2", "clip", or
+    the folder or hub id of a vision model that transformers can load, those of timm included.
 
     Raises:
         InputError: no such name.

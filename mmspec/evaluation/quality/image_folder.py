@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -56,74 +56,55 @@ IMAGES, MEAN, COVARIANCE = "arr_0", "mu", "sigma"
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and covariance of the features of a set, whose number is not known.
-
-    Attributes:
-        mean: float64 [d].
-        covariance: float64 [d, d].
-    """
+    """Mean [d] and covariance [d, d], float64, of the features of a set whose number is not known."""
 
     mean: Tensor
     covariance: Tensor
 
+    @cached_property
+    def root(self) -> Tensor:
+        """Symmetric square root of the covariance."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+
 
 @dataclass(frozen=True)
 class NpzFile:
-    """The content of a file: at least one of the two.
-
-    Attributes:
-        images: uint8 [n, height, width, 3], or None.
-        moments: of the features of some network that the file does not name, or None.
-    """
+    """Content of a file: images, uint8 [n, height, width, 3], moments of their features, or both."""
 
     images: np.ndarray | None
     moments: Moments | None
 
 
 def read_npz(path: Path, argument: str) -> NpzFile:
-    """Read a file; nothing in it is run.
-
-    Args:
-        path: of it.
-        argument: that errors name.
+    """Read a file, of which nothing is run; errors name `argument`.
 
     Raises:
         InputError: it is no such file, holds nothing of the kind, or an array in it has another shape.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in (IMAGES, MEAN, COVARIANCE) if name in file}
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+            found = {name: file[name] for name in (IMAGES, MEAN, COVARIANCE) if name in file}
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
         allowed = f"an .npz file of NumPy, without pickled objects ({type(error).__name__})"
         raise InputError(argument, str(path), allowed) from error
-    images = arrays.get(IMAGES)
+    images, mean, covariance = (found.get(name) for name in (IMAGES, MEAN, COVARIANCE))
+    said = {name: f"{name} {list(array.shape)} of {array.dtype}" for name, array in found.items()}
+    got = f"{path.name} with {' and '.join(said.values()) or 'other arrays'}"
     if images is not None and (
         images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.size
     ):
-        got = f"{path.name} with {IMAGES} {list(images.shape)} of {images.dtype}"
         raise InputError(argument, got, f"{IMAGES} [n, height, width, 3] of uint8 in an .npz file of images")
-    mean, covariance = arrays.get(MEAN), arrays.get(COVARIANCE)
-    if images is None and (mean is None or covariance is None):
-        allowed = f"an .npz file with {IMAGES} (images), or with {MEAN} and {COVARIANCE} (of their features)"
-        raise InputError(argument, str(path), allowed)
     if mean is None or covariance is None:
+        if images is None:
+            allowed = f"{IMAGES} (images), or {MEAN} and {COVARIANCE} (of their features) in an .npz file"
+            raise InputError(argument, got, allowed)
         return NpzFile(images, None)
     is_right = mean.ndim == 1 and covariance.shape == 2 * mean.shape and mean.size
-    if not is_right or not all(np.issubdtype(one.dtype, np.floating) for one in (mean, covariance)):
-        got = f"{path.name} with {MEAN} {list(mean.shape)} and {COVARIANCE} {list(covariance.shape)}"
-        raise InputError(argument, got, f"numbers {MEAN} [d] and {COVARIANCE} [d, d] in an .npz file")
-    moments = Moments(torch.from_numpy(mean).double(), torch.from_numpy(covariance).double())
-    if not (moments.mean.isfinite().all() and moments.covariance.isfinite().all()):
-        raise InputError(argument, str(path), f"finite {MEAN} and {COVARIANCE} in an .npz file")
-    return NpzFile(images, moments)
+    if not (is_right and all(one.dtype.kind == "f" and np.isfinite(one).all() for one in (mean, covariance))):
+        allowed = f"finite {MEAN} [d] and {COVARIANCE} [d, d] of floats in an .npz file"
+        raise InputError(argument, got, allowed)
+    return NpzFile(images, Moments(torch.from_numpy(mean).double(), torch.from_numpy(covariance).double()))
 
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
@@ -136,14 +117,7 @@ Asked = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of one size, in an order.
-
-    Attributes:
-        label: of the set, for reports.
-        images: RGB.
-        prompts: of each, or None.
-        codes: codebook indices of each, or None.
-    """
+    """RGB images of one size in an order; with the prompt and the codebook indices of each, or None."""
 
     label: str
     images: Sequence[Image.Image]
@@ -156,20 +130,14 @@ class ImageSet:
         return self.images[0].size
 
     def __post_init__(self) -> None:
-        size = self.size
         for index, image in enumerate(self.images):
-            if image.size != size:
-                found = f"{size} and, at place {index}, {image.size}"
+            if image.size != self.size:
+                found = f"{self.size} and, at place {index}, {image.size}"
                 raise InputError(self.label, found, "images of one size: bring them to it first")
 
 
 class LazyImages(Sequence[Image.Image]):
-    """Images that are made when they are asked for: thousands need not be in memory at once.
-
-    Args:
-        count: how many there are.
-        read: the image at an index.
-    """
+    """Images that are read when they are asked for: thousands need not be in memory at once."""
 
     def __init__(self, count: int, read: Callable[[int], Image.Image]) -> None:
         self.length, self.read = count, read
@@ -177,21 +145,15 @@ class LazyImages(Sequence[Image.Image]):
     def __len__(self) -> int:
         return self.length
 
-    @overload
-    def __getitem__(self, index: int) -> Image.Image: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Image.Image]: ...
-
-    def __getitem__(self, index: int | slice) -> Image.Image | list[Image.Image]:
-        """One image, or a list of them; MediaError names the file that cannot be read."""
+    def __getitem__(self, index: Any) -> Any:
+        """One image, or a list of those of a slice; MediaError names the file that cannot be read."""
         if isinstance(index, slice):
             return [self[one] for one in range(len(self))[index]]
         return self.read(range(len(self))[index])
 
 
 def images_of(array: np.ndarray) -> LazyImages:
-    """The images of an array of bytes [n, height, width, 3]."""
+    """Images of an array of bytes [n, height, width, 3]."""
     return LazyImages(len(array), lambda index: Image.fromarray(array[index]))
 
 
@@ -279,17 +241,8 @@ def draw_images(
 ) -> list[DecodingStats]:
     """Draw images into a folder: `00000.png` and on, and a line for each in `images.jsonl`.
 
-    Image i has the seed `seed + i`, whatever the batch that it is in, so that parts can be drawn apart.
-
-    Args:
-        pipe: an image pipeline, with its accelerator.
-        asked: what images shall show.
-        folder: is made where it is missing.
-        seed: of image 0.
-        first: number of the first image of this part.
-        batch_size: images at once.
-        settings: of the pipeline's calls.
-        on_images: called with their number after each batch.
+    Image i has the seed `seed + i`, whatever the batch that it is in, so that parts can be drawn apart, each
+    from its number `first` on. `on_images` is called with their number after each batch.
 
     Returns:
         What decoding did, batch by batch.
@@ -329,11 +282,7 @@ def _draw(pipe: Any, part: Sequence[Asked], seeds: list[int], settings: dict[str
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Read the prompts of a file in a format of `prompt_files`, the first turn of each.
-
-    Raises:
-        InputError: it cannot be read, holds no prompt, or has a line that cannot be used.
-    """
+    """Read the first turn of each prompt of a file; errors as of `read_prompt_file`."""
     return [example.turns[0] for example in read_prompt_file(path)]
 
 
@@ -350,13 +299,7 @@ def has_scenes(size: tuple[int, int]) -> bool:
 def real_scenes(
     count: int, size: tuple[int, int], seed: int = 0, *, objects: int | None = None
 ) -> list[Image.Image]:
-    """Render the held-out scenes whose captions are the default prompts.
-
-    Args:
-        count: how many.
-        size: width and height, which must be the same.
-        seed: of the first, as for `held_out_captions`.
-        objects: in each; None is any number.
+    """Render the held-out scenes whose captions are the default prompts, with any or so many objects.
 
     Raises:
         InputError: scenes have no such size.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.evaluation.quality import set_distances
+from mmspec.evaluation.quality.attributes import AttributeJudge
 from mmspec.evaluation.quality.feature_network import BATCH, FeatureNetwork
 from mmspec.evaluation.quality.image_folder import ImageSet, names_objects
 from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, within
@@ -28,7 +29,6 @@ __all__ = [
     "DISTANCES",
     "METRICS",
     "ClipScore",
-    "FactReader",
     "Scorer",
     "chosen_metrics",
     "clip_scorer",
@@ -43,26 +43,14 @@ METRICS = (*DISTANCES, "inception_score", "clip_score", "attributes", *ALWAYS)
 SHADES = 16  # of a channel: the entropy of colours is at most 3 ln 16 = 8.3 nats
 
 
-class FactReader(Protocol):
-    """Interface of a network that says which facts of a caption an image shows."""
-
-    def facts(self, images: Any, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
-        """Facts that each caption names, and whether its image shows them."""
-        ...
-
-
 ClipScore = Callable[[Sequence[Image.Image], Sequence[str]], list[float]]
 """(images, prompts) -> the agreement of each pair."""
 
 
 def chosen_metrics(names: str | None) -> tuple[list[str], bool]:
-    """Read metrics, separated by commas; entropy and diversity come along.
+    """Read metrics, separated by commas, in the order of `METRICS`, and whether they were named.
 
-    Args:
-        names: None takes all that need no download: all but `clip_score`.
-
-    Returns:
-        The metrics in the order of `METRICS`, and whether they were named.
+    None takes all that need no download, so not `clip_score`; entropy and diversity always come along.
 
     Raises:
         InputError: no such metric.
@@ -97,16 +85,10 @@ def missing_for(
 
 @dataclass(frozen=True)
 class Scorer:
-    """Networks that scores need.
-
-    Attributes:
-        network: of features.
-        judge: reads attributes; None where they are not asked for.
-        clip: likewise, for `clip_score`.
-    """
+    """A network of features; a reader of attributes and a CLIP, each None where it is not asked for."""
 
     network: FeatureNetwork
-    judge: FactReader | None = None
+    judge: AttributeJudge | None = None
     clip: ClipScore | None = None
 
 
@@ -118,7 +100,8 @@ def score_images(
     Args:
         images: at least three.
         reference: what distances are to; its first images, as many as there are in the set.
-        metrics: of `METRICS`; entropy and diversity are always in the result.
+        metrics: of `METRICS`, none of which lacks anything (`missing_for`); entropy and diversity are always
+            in the result.
         scorer: of what the metrics need.
 
     Returns:
@@ -127,30 +110,22 @@ def score_images(
         (nats), `diversity` (Vendi score).
 
     Raises:
-        InputError: a distance without a reference, other sizes or numbers of images in it, or what a metric
-            needs is not there.
+        InputError: features that are not finite, or other sizes or fewer images in the reference.
     """
     features = scorer.network.features(images.images)
     if not features.isfinite().all():
         raise InputError("features", scorer.network.name, f"finite features; those of {images.label} are not")
     found: dict[str, Estimate] = {}
-    if any(name in DISTANCES for name in metrics):
-        if reference is None:
-            raise InputError("--against", None, "what distances are to")
+    if reference is not None:
         reference.check(len(features), images.size)
         found |= _distances(features, reference, metrics)
-    if "inception_score" in metrics:
-        if scorer.network.classify is None:
-            raise InputError("inception_score", scorer.network.name, "a network with classes")
+    prompts: Any = images.prompts
+    if "inception_score" in metrics and scorer.network.classify:
         found["inception_score"] = set_distances.inception_score(scorer.network.classify(images.images))
-    if "clip_score" in metrics:
-        if scorer.clip is None or images.prompts is None:
-            raise InputError("clip_score", None, "a CLIP model and a prompt for each image")
-        found["clip_score"] = mean_of(scorer.clip(images.images, images.prompts))
-    if "attributes" in metrics:
-        if scorer.judge is None or images.prompts is None:
-            raise InputError("attributes", None, "a reader and a prompt for each image")
-        facts = scorer.judge.facts(images.images, images.prompts)
+    if "clip_score" in metrics and scorer.clip:
+        found["clip_score"] = ratio_of(scorer.clip(images.images, prompts), [1] * len(features))
+    if "attributes" in metrics and scorer.judge:
+        facts = scorer.judge.facts(images.images, prompts)
         seen = ratio_of([sum(there for _, there in row) for row in facts], [len(row) for row in facts])
         found["attributes"] = as_share(seen, len(facts))
     if images.codes is not None:
@@ -162,26 +137,19 @@ def score_images(
 
 def _distances(features: Tensor, reference: Reference, metrics: Sequence[str]) -> dict[str, Estimate]:
     found: dict[str, Estimate] = {}
-    if reference.moments is not None and "fid" in metrics:
-        found["fid"] = set_distances.frechet_distance(features, reference.moments)
-    if reference.features is None:
+    others = None if reference.features is None else reference.features[: len(features)]
+    if "fid" in metrics:
+        whole = reference.moments or others
+        found |= {} if whole is None else {"fid": set_distances.frechet_distance(features, whole)}
+    if others is None:
         return found
-    others = reference.features[: len(features)]
-    if reference.moments is None and "fid" in metrics:
-        found["fid"] = set_distances.frechet_distance(features, others)
     if "kid" in metrics:
-        found["kid"] = set_distances.kernel_estimate(features, others)
-    if "precision_recall" in metrics or "density_coverage" in metrics:
+        found["kid"] = set_distances.kernel_distance(features, others)
+    chosen = [name for name in ("precision_recall", "density_coverage") if name in metrics]
+    if chosen:
         neighbours = set_distances.neighbour_scores(features, others)
-        for metric in ("precision_recall", "density_coverage"):
-            if metric in metrics:
-                found |= {name: neighbours[name] for name in metric.split("_")}
+        found |= {name: neighbours[name] for metric in chosen for name in metric.split("_")}
     return found
-
-
-def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of one figure an image."""
-    return ratio_of(values, [1] * len(values))
 
 
 def ratio_of(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
@@ -216,14 +184,11 @@ def colour_counts(image: Image.Image) -> Tensor:
 def clip_scorer(model: str, device: str | torch.device = "cpu") -> ClipScore:
     """CLIP score (Hessel et al., 2104.08718): 100 times the cosine of image and prompt, not below 0.
 
-    With transformers alone, because torchmetrics 1.9 cannot read the output of CLIP in transformers 5.
-
-    Args:
-        model: folder or hub id of a CLIP of transformers. Longer prompts than it takes are cut.
-        device: for it.
+    By transformers, since torchmetrics 1.9 cannot read what its CLIP gives. Longer prompts than it takes are
+    cut.
 
     Raises:
-        CheckpointError: it cannot be had.
+        CheckpointError: there is no such CLIP, a folder or a hub id.
     """
     from transformers import CLIPModel, CLIPProcessor
 
@@ -264,7 +229,7 @@ def score_drawings(
     codes: Callable[[Sequence[int]], list[int]] | None,
     scorer: Scorer,
 ) -> dict[str, dict[str, Estimate]]:
-    """Score what accelerators drew, against images of plain decoding with other seeds.
+    """Score what accelerators drew, against batches of plain decoding with other seeds.
 
     Plain decoding is scored alike, which says how far apart two samples of one distribution are.
 
@@ -274,9 +239,6 @@ def score_drawings(
         prompts: of the images, in their order.
         codes: turns tokens into codebook indices; None for vectors.
         scorer: with a judge of attributes.
-
-    Raises:
-        InputError: fewer than three images, or prompts that name no objects.
     """
     if len(prompts) < 3:
         raise InputError("samples", len(prompts), "at least 3, to have an interval")

@@ -22,12 +22,7 @@ NORMAL_QUANTILE = 1.959964  # 95 % of a normal distribution is within so many st
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % interval.
-
-    Attributes:
-        value: the figure, of all rows.
-        low, high: ends of the interval, low <= value <= high.
-    """
+    """A figure with its 95 % interval, low <= value <= high."""
 
     value: float
     low: float
@@ -95,12 +90,8 @@ def within(estimate: Estimate, least: float, most: float) -> Estimate:
 def proportion(right: float, count: int) -> Estimate:
     """A share with Wilson's score interval (JASA 22, 1927), which has a width even where the share is 0 or 1.
 
-    Args:
-        right: how many of `count`; parts of one count as such.
-        count: of what is right or wrong.
-
     Raises:
-        InputError: nothing was counted.
+        InputError: nothing was counted, or more right ones than all.
     """
     if not 0 <= right <= count or count < 1:
         raise InputError("count", (right, count), "some of at least one")

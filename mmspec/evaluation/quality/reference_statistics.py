@@ -22,7 +22,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.quality.feature_network import INCEPTION, INCEPTION_WIDTH, FeatureNetwork
 from mmspec.evaluation.quality.image_folder import Moments, images_of, read_npz
 
-__all__ = ["DEFAULT_CACHE", "Reference", "images_digest", "read_published", "read_statistics", "reference_of"]
+__all__ = ["DEFAULT_CACHE", "Reference", "read_published", "read_statistics", "reference_of"]
 
 DEFAULT_CACHE = Path("~/.cache/mmspec/statistics")
 FEATURES = "features"
@@ -59,7 +59,7 @@ class Reference:
 
 
 def images_digest(images: Sequence[Image.Image]) -> str:
-    """A digest of the sizes and pixels of images, in their order."""
+    """Compute a digest of the sizes and pixels of images, in their order."""
     digest = hashlib.sha256()
     for image in images:
         digest.update(repr((image.mode, image.size)).encode())
@@ -70,13 +70,7 @@ def images_digest(images: Sequence[Image.Image]) -> str:
 def reference_of(
     label: str, images: Sequence[Image.Image], network: FeatureNetwork, cache: Path | None
 ) -> Reference:
-    """The features of reference images: from the cache where they are there, else computed and written.
-
-    Args:
-        label: of the images.
-        images: all of one size.
-        network: of the features.
-        cache: folder of the files; None computes and writes nothing.
+    """The features of reference images of one size, from the cache folder where they are there.
 
     Raises:
         InputError: the folder cannot be written.
@@ -105,13 +99,8 @@ def read_published(path: Path, network: FeatureNetwork, count: int, cache: Path 
     """Read the .npz file of a published reference: its first images, its mean and covariance, or both.
 
     The two belong to a network that the file does not name. 2,048 features are Inception's; others are taken
-    for those of a network with as many.
-
-    Args:
-        path: see `image_folder`.
-        network: of the features.
-        count: images to read; where a file with moments has fewer, the moments are all that is taken.
-        cache: see `reference_of`.
+    for those of a network with as many. Where a file with moments has fewer than `count` images, the moments
+    are all that is taken.
 
     Raises:
         InputError: it is no such file, or its moments are of another network and it has no images.

@@ -1,84 +1,65 @@
 """Distances between sets of images, and figures of one set, on the features of any network.
 
-Pure functions of features and codes. What torchmetrics has is taken from there.
+Pure functions of features; torch-fidelity has most of them too, and the tests compare.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from mmspec.errors import InputError, MissingDependencyError
+from mmspec.errors import InputError
 from mmspec.evaluation.quality.image_folder import Moments
 from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, within
 
-__all__ = [
-    "check_torchmetrics",
-    "diversity",
-    "frechet_distance",
-    "inception_score",
-    "kernel_distance",
-    "kernel_estimate",
-    "neighbour_scores",
-]
+__all__ = ["diversity", "frechet_distance", "inception_score", "kernel_distance", "neighbour_scores"]
 
 NORMAL_QUANTILE = 1.96  # 95 % of a normal distribution is within so many standard deviations
+PRECISION_NEIGHBOURS = 3  # of Kynkaanniemi et al.
+DENSITY_NEIGHBOURS = 5  # of Naeem et al.
 
 
-def kernel_distance(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """Kernel distance (KID) of two sets of images of the same prompts, and the margin of its 95 % interval.
+def kernel_distance(one: Tensor, reference: Tensor) -> Estimate:
+    """Kernel distance (KID) of two sets of images of the same prompts.
 
     The unbiased squared maximum mean discrepancy for k(x, y) = (x.y / d + 1)^3 (Binkowski et al., 1801.01401,
     section 4) as a U-statistic: the mean over i != j of k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)
     (Gretton et al., JMLR 2012, lemma 6). It never compares x_i with y_i, which share a prompt and so are not
     independent. Sets of one distribution have distance 0 on average, so it can be negative.
 
-    The margin is 1.96 standard errors by the delete-one jackknife over prompts: the interval is distance +-
-    margin. In simulations at 48 prompts it contains the true distance in 93 to 99 of 100 repeats (most for
-    equal distributions, as a jackknifed variance errs upwards), in fewer where features have one dimension.
+    The interval is 1.96 standard errors by the delete-one jackknife over prompts. In simulations at 48
+    prompts it contains the true distance in 93 to 99 of 100 repeats (most for equal distributions, as a
+    jackknifed variance errs upwards), in fewer where features have one dimension.
 
     Args:
-        one, other: [n, d] features; row i of both belongs to prompt i.
-
-    Returns:
-        Distance and margin; both in units of the kernel, so compare them for one network only.
+        one, reference: [n, d] features of one network; row i of both belongs to prompt i.
 
     Raises:
         InputError: fewer than three rows, or different shapes.
     """
-    for name, features in (("one", one), ("other", other)):
-        if features.dim() != 2 or len(features) < 3 or features.shape != one.shape:
-            raise InputError(name, tuple(features.shape), "at least 3 rows of features, as many in both sets")
-    one, other = one.double(), other.double()
+    _check_pair(one, reference, "kid", 3)
+    one, other = one.double(), reference.double()
     across = _kernel(one, other)
     pairs = (_kernel(one, one) + _kernel(other, other) - across - across.T).fill_diagonal_(0.0)
     count, total = len(one), pairs.sum()
-    distance = total / (count * (count - 1))
+    distance = float(total / (count * (count - 1)))
     without_one = (total - 2 * pairs.sum(1)) / ((count - 1) * (count - 2))
-    error = ((count - 1) / count * (without_one - distance).square().sum()).sqrt()
-    return float(distance), NORMAL_QUANTILE * float(error)
+    margin = NORMAL_QUANTILE * float(((count - 1) / count * (without_one - distance).square().sum()).sqrt())
+    return Estimate(distance, distance - margin, distance + margin)
 
 
 def _kernel(one: Tensor, other: Tensor) -> Tensor:
     return (one @ other.T / one.shape[1] + 1) ** 3
 
 
-PRECISION_NEIGHBOURS = 3  # of Kynkaanniemi et al.
-DENSITY_NEIGHBOURS = 5  # of Naeem et al.
-
-
-def check_torchmetrics() -> None:
-    """Raise MissingDependencyError where torchmetrics is not installed."""
-    if importlib.util.find_spec("torchmetrics") is None:
-        raise MissingDependencyError("image quality needs torchmetrics: pip install 'mmspec[eval]'")
+def _check_pair(one: Tensor, reference: Tensor, metric: str, least: int) -> None:
+    if one.shape != reference.shape or one.dim() != 2 or len(one) < least:
+        allowed = f"as many images in both sets, of one network (see --n), and at least {least}"
+        raise InputError(metric, f"{len(one)} images against {len(reference)}", allowed)
 
 
 def frechet_distance(one: Tensor, reference: Tensor | Moments) -> Estimate:
-    """Frechet distance (FID; Heusel et al., 1706.08500) of two sets of features, by torchmetrics.
+    """Frechet distance (FID; Heusel et al., 1706.08500) of two sets of features.
 
     Its bias depends on the number of images, so that sets are compared at equal numbers only. Of a published
     mean and covariance the number is not known.
@@ -92,73 +73,37 @@ def frechet_distance(one: Tensor, reference: Tensor | Moments) -> Estimate:
             singular and the distance says more of the number than of the images.
     """
     count, width = one.shape
-    if not isinstance(reference, Moments):
-        _check_pair(one, reference, "fid")
+    if isinstance(reference, Tensor):
+        _check_pair(one, reference, "fid", 3)
     if count <= width:
         raise InputError("fid", f"{count} images", f"more images than the {width} features of the network")
-    if isinstance(reference, Moments):
-        values, vectors = torch.linalg.eigh(reference.covariance)
-        root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-
-        def to_moments(rows: Tensor) -> list[float]:
-            some = one[rows].double()
-            apart, covariance = some.mean(0) - reference.mean, some.T.cov()
-            shared = torch.linalg.eigvalsh(root @ covariance @ root).clamp(min=0).sqrt().sum()
-            traces = covariance.trace() + reference.covariance.trace()
-            return [float(apart @ apart + traces - 2 * shared)]
-
-        return within(jackknife(to_moments, count)[0], 0.0, float("inf"))
 
     def distance(rows: Tensor) -> list[float]:
-        from torchmetrics.image.fid import FrechetInceptionDistance
-
-        metric: Any = FrechetInceptionDistance(feature=_Given(width))
-        metric.update(reference[rows].double(), real=True)
-        metric.update(one[rows].double(), real=False)
-        return [float(metric.compute())]
+        mine = moments_of(one[rows])
+        other = moments_of(reference[rows]) if isinstance(reference, Tensor) else reference
+        apart = mine.mean - other.mean
+        shared = torch.linalg.eigvalsh(other.root @ mine.covariance @ other.root).clamp(min=0).sqrt().sum()
+        return [float(apart @ apart + mine.covariance.trace() + other.covariance.trace() - 2 * shared)]
 
     return within(jackknife(distance, count)[0], 0.0, float("inf"))
 
 
-class _Given(nn.Module):
-    """A network of torchmetrics whose images are features already."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.num_features = width
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features
-
-
-def kernel_estimate(one: Tensor, reference: Tensor) -> Estimate:
-    """Kernel distance (KID) of two sets as many; `kernel_distance` says how, and why it is ours.
-
-    Raises:
-        InputError: not as many in both sets, or fewer than three.
-    """
-    _check_pair(one, reference, "kid")
-    distance, margin = kernel_distance(one, reference)
-    return Estimate(distance, distance - margin, distance + margin)
+def moments_of(features: Tensor) -> Moments:
+    """Mean and covariance of features [n, d]."""
+    return Moments(features.double().mean(0), features.double().T.cov())
 
 
 def inception_score(logits: Tensor) -> Estimate:
-    """Inception score (Salimans et al., 1606.03498) of all images at once, by torchmetrics.
+    """Inception score (Salimans et al., 1606.03498) of all images at once.
 
     Args:
         logits: [n, classes] of a classifier. It is 1 at least, and the number of classes at most.
     """
+    logs = logits.double().log_softmax(-1)
 
     def score(rows: Tensor) -> list[float]:
-        from torchmetrics.image.inception import InceptionScore
-
-        # It warns of memory, and of the deviation over splits, of which there is one; and it draws an order.
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            warnings.simplefilter("ignore")
-            metric: Any = InceptionScore(feature=nn.Identity(), splits=1)
-            metric.update(logits[rows].double())
-            return [float(metric.compute()[0])]
+        some = logs[rows]
+        return [float((some.exp() * (some - some.exp().mean(0).log())).sum(-1).mean().exp())]
 
     return within(jackknife(score, len(logits))[0], 1.0, float(logits.shape[1]))
 
@@ -178,19 +123,17 @@ def neighbour_scores(one: Tensor, reference: Tensor) -> dict[str, Estimate]:
     Raises:
         InputError: not as many in both sets, or too few for the neighbours that are asked for.
     """
-    _check_pair(one, reference, "precision_recall")
     count = len(one)
-    if count < 2 * (DENSITY_NEIGHBOURS + 1):
-        least = 2 * (DENSITY_NEIGHBOURS + 1)
-        raise InputError("precision_recall", f"{count} images", f"at least {least}, to have neighbours")
+    _check_pair(one, reference, "precision_recall", 2 * (DENSITY_NEIGHBOURS + 1))
     one, reference = one.double(), reference.double()
     own, among, across = torch.cdist(one, one), torch.cdist(reference, reference), torch.cdist(one, reference)
 
     def scores(rows: Tensor) -> list[float]:
         mine, others, between = (matrix[rows][:, rows] for matrix in (own, among, across))
-        in_reference = between <= radii(others, PRECISION_NEIGHBOURS)
-        in_own = between <= radii(mine, PRECISION_NEIGHBOURS)[:, None]
-        near = between <= radii(others, DENSITY_NEIGHBOURS)
+        # the nearest of all is the image itself
+        in_reference = between <= others.kthvalue(PRECISION_NEIGHBOURS + 1).values
+        in_own = between <= mine.kthvalue(PRECISION_NEIGHBOURS + 1).values[:, None]
+        near = between <= others.kthvalue(DENSITY_NEIGHBOURS + 1).values
         return [
             float(in_reference.any(1).double().mean()),
             float(in_own.any(0).double().mean()),
@@ -205,11 +148,6 @@ def neighbour_scores(one: Tensor, reference: Tensor) -> dict[str, Estimate]:
         "density": within(density, 0.0, float("inf")),
         "coverage": as_share(coverage, count),
     }
-
-
-def radii(distances: Tensor, neighbours: int) -> Tensor:
-    """Distance [n] of each row to its k-th neighbour, itself not counted, from all distances [n, n]."""
-    return distances.kthvalue(neighbours + 1).values
 
 
 def diversity(features: Tensor) -> Estimate:
@@ -230,9 +168,3 @@ def diversity(features: Tensor) -> Estimate:
         return [float(torch.special.entr(shares).sum().exp())]
 
     return within(jackknife(score, len(features))[0], 1.0, float(len(features)))
-
-
-def _check_pair(one: Tensor, reference: Tensor, metric: str) -> None:
-    if one.shape != reference.shape or one.dim() != 2:
-        given = f"{len(one)} images against {len(reference)}"
-        raise InputError(metric, given, "as many images in both sets, of one network (see --n)")

@@ -41,12 +41,7 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Referenced:
-    """A question, and what it may be answered with.
-
-    Attributes:
-        example: one turn; its category is the task.
-        references: at least one.
-    """
+    """A question of one turn, whose category is the task, and at least one reference to answer it."""
 
     example: Example
     references: tuple[str, ...]
@@ -54,10 +49,6 @@ class Referenced:
 
 def scene_references(count: int, seed: int = 0) -> list[Referenced]:
     """Ask for the caption of each of some held-out scenes, and one question about it.
-
-    Args:
-        count: of scenes.
-        seed: of the first.
 
     Raises:
         InputError: more scenes than there are.
@@ -75,13 +66,9 @@ def scene_references(count: int, seed: int = 0) -> list[Referenced]:
 
 
 def read_references(path: str | Path, count: int | None = None) -> list[Referenced]:
-    """Read questions and references from a JSON-lines file.
+    """Read the first `count` questions and references of a JSON-lines file, or all.
 
     A line is what `read_prompt_file` reads, with one turn, and `references`: a string or a list of them.
-
-    Args:
-        path: the file.
-        count: the first so many; None takes all.
 
     Raises:
         InputError: no such file, or a line that cannot be used; the message has its number.
@@ -129,12 +116,7 @@ def chosen_metrics(names: str | None, default: Sequence[str]) -> list[str]:
 def score_texts(
     texts: Sequence[str], references: Sequence[Sequence[str]], metrics: Sequence[str]
 ) -> dict[str, Estimate]:
-    """Score texts.
-
-    Args:
-        texts: what was said.
-        references: of each text, at least one; any of them is right.
-        metrics: of `METRICS`.
+    """Score texts by metrics of `METRICS`, against at least one reference of each; any of them is right.
 
     Returns:
         `exact`: share of texts that are one of their references, but for white space around them; `bleu`:
@@ -220,14 +202,7 @@ SCORES: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], Estimate]] 
 def first_differences(
     plain: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
 ) -> list[tuple[int, int]]:
-    """Outputs that are not those of plain decoding, token for token.
-
-    Args:
-        plain: token ids of each output of plain decoding.
-        others: the same of an accelerator.
-
-    Returns:
-        (index of the output, place of the first difference in it).
+    """Pairs (index, place of the first difference) of outputs that are not plain decoding's, token for token.
 
     Raises:
         InputError: not as many outputs.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import TimedRun
 from mmspec.text_file import read_text
 
-__all__ = ["Compared", "compare_benches", "read_bench", "result_lines", "write_result_lines"]
+__all__ = ["Compared", "compare_benches", "result_lines", "write_result_lines"]
 
 SAME = ("model", "task", "batch_size", "dtype", "max_new_tokens", "temperature", "guidance_scale", "samples")
 TOLD = ("device", "torch", "transformers", "triton", "mmspec")
 MAX_BYTES = 100_000_000
+
+Figures = dict[str, Any]
+"""A record, or the settings of a bench, as JSON has them."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,9 @@ class Compared:
     differs: bool | None
     same_figures: bool
 
-    def as_dict(self) -> dict[str, Any]:
-        """The figures by name."""
-        return asdict(self)
 
-
-def read_bench(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Settings of a bench, and its records of all prompts by accelerator.
+def read_bench(path: Path) -> tuple[Figures, dict[str, Figures]]:
+    """Read the settings of a bench, and its records of all prompts by accelerator.
 
     Raises:
         InputError: no file of `mmspec bench --json`.
@@ -62,11 +61,11 @@ def read_bench(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError("too large")
         bench = json.loads(read_text(path, "bench", allowed))
-        settings = dict(bench["settings"])
         found = {str(one["accelerator"]): one for one in bench["records"] if not one.get("category")}
         for one in found.values():
             if not all(float(one[name]) > 0 for name in ("speedup", "seconds")):
                 raise ValueError("speedup and seconds are numbers above 0")
+        settings = dict(bench["settings"])
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -89,31 +88,20 @@ def compare_benches(before: Path, after: Path) -> tuple[list[Compared], list[str
     shared = [name for name in new if name in old]
     if not shared:
         raise InputError("bench", f"{list(old)} and {list(new)}", "benches with an accelerator in common")
-    for name in SAME:
-        ours, theirs = new_settings.get(name), old_settings.get(name)
-        if ours != theirs:
-            raise InputError(name, f"{theirs!r} and {ours!r}", "benches of the same prompts and settings")
     told = []
-    for name in TOLD:
+    for name in (*SAME, *TOLD):
         theirs, ours = old_settings.get(name), new_settings.get(name)
+        if ours != theirs and name in SAME:
+            raise InputError(name, f"{theirs!r} and {ours!r}", "benches of the same prompts and settings")
         if ours != theirs:
             told.append(f"{name}: {theirs} and {ours}")
-    told += [
-        f"only in {path}: {name}"
-        for path, one, other in ((before, old, new), (after, new, old))
-        for name in one
-        if name not in other
-    ]
+    told += [f"only in {before}: {name}" for name in old if name not in new]
+    told += [f"only in {after}: {name}" for name in new if name not in old]
     return [_compare(name, old[name], new[name]) for name in shared], told
 
 
-def _compare(name: str, old: dict[str, Any], new: dict[str, Any]) -> Compared:
-    first, second = (
-        tuple(one["speedup_interval"]) if one.get("speedup_interval") else None for one in (old, new)
-    )
-    apart = None
-    if first is not None and second is not None:
-        apart = first[1] < second[0] or second[1] < first[0]
+def _compare(name: str, old: Figures, new: Figures) -> Compared:
+    first, second = (one.get("speedup_interval") and tuple(one["speedup_interval"]) for one in (old, new))
     counted = ("new_tokens", "target_forwards", "acceptance_rate", "identical")
     return Compared(
         accelerator=name,
@@ -123,30 +111,32 @@ def _compare(name: str, old: dict[str, Any], new: dict[str, Any]) -> Compared:
         after_interval=second,
         ratio=float(new["speedup"]) / float(old["speedup"]),
         seconds_ratio=float(old["seconds"]) / float(new["seconds"]),
-        differs=apart,
+        differs=(first[1] < second[0] or second[1] < first[0]) if first and second else None,
         same_figures=all(old.get(key) == new.get(key) for key in counted),
     )
 
 
-def write_result_lines(folder: Path, names: Sequence[str], *given: Any) -> list[Path]:
-    """Write a file `<accelerator>.jsonl` for each accelerator; the other arguments are of `result_lines`.
+def write_result_lines(
+    folder: Path,
+    names: Sequence[str],
+    runs: Sequence[TimedRun],
+    batches: Sequence[Sequence[Example]],
+    decode: Callable[[list[int]], str],
+) -> None:
+    """Write `result_lines` of each accelerator to `<accelerator>.jsonl` in a folder.
 
     Raises:
         InputError: the folder cannot be written.
     """
-    written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
+            lines = result_lines(name, runs, batches, decode)
             path = folder / f"{name.replace('/', '_').replace(':', ',')}.jsonl"
-            lines = result_lines(name, *given)
             path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-            written.append(path)
     except OSError as error:
-        raise InputError(
-            "--results", str(folder), f"a folder that can be written ({error.strerror})"
-        ) from error
-    return written
+        allowed = f"a folder that can be written ({error.strerror})"
+        raise InputError("--results", str(folder), allowed) from error
 
 
 def result_lines(
@@ -155,44 +145,32 @@ def result_lines(
     batches: Sequence[Sequence[Example]],
     decode: Callable[[list[int]], str],
 ) -> list[dict[str, Any]]:
-    """Lines of one accelerator's first repeat, one for each prompt.
+    """Make the lines of one accelerator's first repeat, one for each prompt; `decode` turns tokens to text.
 
     `choices[0]` holds, for all turns together, the text (`turns`), target forwards (`decoding_steps` and
     `idxs`), `new_tokens`, `wall_time` in seconds, and `accept_lengths`: the tokens that each scoring forward
     committed, bonus included, shortest first. Scripts take their mean and sums.
 
-    Args:
-        name: of the accelerator.
-        runs: of `measure`, with batches of one prompt.
-        batches: those that were measured.
-        decode: tokens to text.
-
     Raises:
         InputError: a batch of several prompts, whose times cannot be told apart.
     """
-    if any(len(batch) != 1 for batch in batches):
-        raise InputError(
-            "--batch-size", max(map(len, batches)), "1: result lines have a time for each prompt"
-        )
+    if (largest := max(map(len, batches))) != 1:
+        raise InputError("--batch-size", largest, "1: result lines have a time for each prompt")
     lines = []
     for run in runs:
         if run.accelerator != name or run.repeat:
             continue
         (example,), stats = batches[run.batch], run.decoded.stats
-        lengths = [
-            accepted + 1
-            for one in stats
-            for accepted, count in sorted(one.accepted_histogram.items())
-            for _ in range(count)
-        ]
+        histograms = [sorted(one.accepted_histogram.items()) for one in stats]
+        forwards = sum(one.nfe_max for one in stats)
         choice = {
             "index": 0,
             "turns": [decode(run.decoded.tokens[0])],
-            "decoding_steps": [sum(one.nfe_max for one in stats)],
-            "idxs": [sum(one.nfe_max for one in stats)],
+            "decoding_steps": [forwards],
+            "idxs": [forwards],
             "new_tokens": [sum(sum(one.new_tokens) for one in stats)],
             "wall_time": [run.seconds],
-            "accept_lengths": lengths,
+            "accept_lengths": [length + 1 for one in histograms for length, n in one for _ in range(n)],
         }
         line = {"question_id": example.identifier, "category": example.category, "model_id": name}
         lines.append(line | {"choices": [choice]})

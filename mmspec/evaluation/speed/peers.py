@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,14 +19,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from mmspec.decoding.stats import DecodingStats, Laps
 from mmspec.errors import InputError
-from mmspec.evaluation.contenders import (
-    DrawingPipeline,
-    TextPipeline,
-    as_list,
-    decode_conversations,
-    encode_prompts,
-    prepare_images,
-)
+from mmspec.evaluation.contenders import AnyPipeline, decode_conversations, encode_prompts, prepare_images
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import PEER, Decode, Decoded
 
@@ -37,35 +32,32 @@ ONE_AT_A_TIME = "transformers decodes one prompt at a time in this way: --batch-
 
 @dataclass(frozen=True)
 class Peers:
-    """Ways of `generate` that can be timed, and those that cannot, with the reason.
-
-    Attributes:
-        decoders: name -> function that decodes a batch.
-        missing: name -> why this model cannot be decoded so.
-    """
+    """Ways of `generate` that can be timed, as functions that decode a batch, and why others cannot."""
 
     decoders: dict[str, Decode]
     missing: dict[str, str]
 
-    def tried(self, batch: Sequence[Example], short: Mapping[str, Decode]) -> Peers:
-        """Return the peers without those that fail on a batch; their reason is what transformers says.
 
-        Args:
-            batch: to decode.
-            short: by name, what decodes it at little cost.
-        """
-        missing = dict(self.missing)
-        for name in self.decoders:
-            try:
-                short[name](batch)
-            except Exception as error:  # whatever it is, the other rows can be measured
-                missing[name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        working = {name: decode for name, decode in self.decoders.items() if name not in missing}
-        return Peers(working, missing)
+def tried(
+    decoders: Mapping[str, Callable[..., Decoded]],
+    missing: Mapping[str, str],
+    batch: Sequence[Example],
+    **short: Any,
+) -> Peers:
+    """Decode a batch in each way, at little cost; of what fails, the reason is transformers' own words."""
+    working: dict[str, Decode] = {}
+    reasons = dict(missing)
+    for name, decode in decoders.items():
+        try:
+            decode(batch, **short)
+            working[name] = decode
+        except Exception as error:  # whatever it is, the other rows can be measured
+            reasons[name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return Peers(working, reasons)
 
 
 def text_peers(
-    pipe: TextPipeline, batch: Sequence[Example], assistant: Any = None, *, max_new_tokens: int, **other: Any
+    pipe: AnyPipeline, batch: Sequence[Example], assistant: nn.Module | None = None, **settings: Any
 ) -> Peers:
     """Ways of `generate` for a text model: plain, prompt look-up, assisted by a draft model, and MTP.
 
@@ -73,13 +65,12 @@ def text_peers(
         pipe: its model and processor are used, and none of its code.
         batch: the first one, on which each way is tried.
         assistant: a transformers model that drafts; None if there is none.
-        max_new_tokens: of each answer.
-        other: further settings of the calls; at temperature 0.
+        settings: of the calls; at temperature 0.
 
     Raises:
         InputError: a temperature, with which tokens cannot be compared.
     """
-    require_greedy(other.pop("temperature", 0.0))
+    require_greedy(settings.pop("temperature", 0.0))
     ways: dict[str, dict[str, Any]] = {
         PEER: {},
         LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS},
@@ -93,47 +84,34 @@ def text_peers(
         missing[MTP] = "this version of transformers has none"
     elif getattr(pipe.model.config.get_text_config(), "num_mtp_layers", None) is None:
         missing[MTP] = "the model has no layers that predict several tokens"
-    found = {name: GenerateCaller(pipe, name, way) for name, way in ways.items() if name not in missing}
 
-    def decoder(caller: GenerateCaller, tokens: int) -> Decode:
-        return lambda batch: decode_conversations(caller, batch, max_new_tokens=tokens, **other)
+    def decode(batch: Sequence[Example], caller: GenerateCaller, **changed: Any) -> Decoded:
+        return decode_conversations(caller, batch, **{**settings, **changed})
 
-    peers = Peers({name: decoder(caller, max_new_tokens) for name, caller in found.items()}, missing)
-    return peers.tried(batch, {name: decoder(caller, 2) for name, caller in found.items()})
-
-
-@dataclass(frozen=True)
-class GenerateOutput:
-    """Result of a call of `GenerateCaller`."""
-
-    text: list[str]
-    tokens: list[list[int]]
-    stats: DecodingStats
+    found: dict[str, Callable[..., Decoded]] = {
+        name: partial(decode, caller=GenerateCaller(pipe, name, way))
+        for name, way in ways.items()
+        if name not in missing
+    }
+    return tried(found, missing, batch, max_new_tokens=2)
 
 
 @dataclass(frozen=True)
 class GenerateCaller:
-    """transformers' `generate` behind the interface of a text pipeline, for `decode_conversations`.
+    """transformers' `generate` with options, as `decode_conversations` calls a text pipeline."""
 
-    Args:
-        pipe: holds model and processor.
-        name: of the row.
-        options: of `generate`.
-    """
-
-    pipe: TextPipeline
+    pipe: AnyPipeline
     name: str
     options: Mapping[str, Any]
 
     @property
     def processor(self) -> Any:
-        """The model's processor, or tokenizer."""
         return self.pipe.processor
 
     @torch.inference_mode()
     def __call__(
         self, prompt: Sequence[Any], images: Any = None, videos: Any = None, **settings: Any
-    ) -> GenerateOutput:
+    ) -> SimpleNamespace:
         """Generate text for a batch of prompts, padded on the left."""
         for name in ("apply_chat_template", "seed"):  # prompts show the one; greedy tokens need no other
             settings.pop(name, None)
@@ -146,20 +124,17 @@ class GenerateCaller:
         with watched(model, assistant, stats, self.pipe.device, length):
             output = model.generate(**inputs, do_sample=False, num_beams=1, **self.options, **settings)
         ends = model.generation_config.eos_token_id
-        rows = output[:, length:].tolist()
-        tokens = [until_end(row, {ends} if isinstance(ends, int) else set(ends or ())) for row in rows]
+        ends = torch.tensor(ends if ends is not None else [], dtype=torch.long, device=output.device)
+        is_end = torch.isin(output[:, length:], ends)
+        kept = is_end.int().cumsum(1) - is_end.int() == 0  # up to the first end token; the rest is padding
+        tokens = [row[keep].tolist() for row, keep in zip(output[:, length:], kept, strict=True)]
         count(stats, tokens)
-        text = [self.pipe.tokenizer.decode(row, skip_special_tokens=True) for row in tokens]
-        return GenerateOutput(text, tokens, stats)
+        decode = partial(self.pipe.tokenizer.decode, skip_special_tokens=True)
+        return SimpleNamespace(text=list(map(decode, tokens)), tokens=tokens, stats=stats)
 
 
-def image_peers(pipe: DrawingPipeline, batch: Sequence[Example], **settings: Any) -> Peers:
-    """`generate` of an image model, where its family has one: LlamaGen and Janus.
-
-    Args:
-        pipe: encodes the prompts, and turns tokens into pixels.
-        batch: the first one, on which it is tried.
-        settings: of the calls; at temperature 0.
+def image_peers(pipe: AnyPipeline, batch: Sequence[Example], **settings: Any) -> Peers:
+    """`generate` of an image model at temperature 0, where its family has one: LlamaGen and Janus.
 
     Raises:
         InputError: a temperature, with which tokens cannot be compared.
@@ -171,26 +146,25 @@ def image_peers(pipe: DrawingPipeline, batch: Sequence[Example], **settings: Any
     if len(batch) > 1:
         return Peers({}, {PEER: "prompts of images are not padded here: --batch-size 1"})
 
-    def decode(batch: Sequence[Example]) -> Decoded:
+    def prepared(batch: Sequence[Example]) -> Any:
         call = prepare_images(pipe, batch, seeds=[0] * len(batch), **settings)
         require_greedy(call.sampler.temperature)
-        stats = DecodingStats(accelerator=PEER)
+        return call
+
+    def decode(batch: Sequence[Example]) -> Decoded:
+        call, stats = prepared(batch), DecodingStats(accelerator=PEER)
         tokens = generate(pipe, call, stats)
-        count(stats, list(map(as_list, tokens)))
+        count(stats, tokens)
         clock = perf_counter()
         pipe.pixels(call.grid, pipe.latents(call.grid, tokens))
-        return Decoded(list(map(as_list, tokens)), [stats], perf_counter() - clock)
+        return Decoded(tokens, [stats], perf_counter() - clock)
 
-    require_greedy(prepare_images(pipe, batch, seeds=[0] * len(batch), **settings).sampler.temperature)
-    return Peers({PEER: decode}, {}).tried(batch, {PEER: decode})
+    prepared(batch)
+    return tried({PEER: decode}, {}, batch)
 
 
 class GuidedHalves(LogitsProcessor):
-    """Classifier-free guidance for rows with a prompt, followed by the same rows without: one token for both.
-
-    Args:
-        scale: s of u + s (c - u).
-    """
+    """Classifier-free guidance u + s (c - u) of rows with a prompt, then without: one token for both."""
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
@@ -227,9 +201,7 @@ def generate_llamagen(pipe: Any, call: Any, stats: DecodingStats) -> list[list[i
 @torch.inference_mode()
 def generate_janus(pipe: Any, call: Any, stats: DecodingStats) -> list[list[int]]:
     """Draw with Janus, whose own `generate` guides."""
-    inputs = (
-        call.requests[0].inputs["input_ids"].to(pipe.device) - pipe.target.vocabulary
-    )  # as of its tokenizer
+    inputs = call.requests[0].inputs["input_ids"].to(pipe.device) - pipe.target.vocabulary  # its tokenizer's
     with watched(pipe.model.model.language_model, None, stats, pipe.device):
         output = pipe.model.generate(
             inputs,
@@ -299,14 +271,6 @@ def count(stats: DecodingStats, tokens: Sequence[Sequence[int]]) -> None:
     stats.rounds = [stats.target_forwards - 1] * len(tokens)
     stats.drafted = stats.drafted * len(tokens)
     stats.accepted = [max(0, len(row) - stats.target_forwards) for row in tokens]
-
-
-def until_end(tokens: list[int], ends: set[int]) -> list[int]:
-    """Tokens of a row up to its end token, which is kept; what follows is padding."""
-    for index, token in enumerate(tokens):
-        if token in ends:
-            return tokens[: index + 1]
-    return tokens
 
 
 def require_greedy(temperature: Any) -> None:

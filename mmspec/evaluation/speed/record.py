@@ -6,18 +6,22 @@ other. Intervals are bootstrapped over prompts, which differ more than repeats d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from mmspec.decoding.stats import PARTS, merge_stats
 from mmspec.errors import InputError
 from mmspec.evaluation.speed.timing import BASELINE, PEER, TimedRun
 
 __all__ = ["Record", "as_json", "ratio_interval", "speedup_interval", "summarise"]
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,8 @@ def summarise(
     Raises:
         InputError: not one batch was finished by all accelerators.
     """
-    cells = _complete_cells([run for run in runs if category in (None, run.category)], names)
+    runs = sorted((run for run in runs if category in (None, run.category)), key=lambda run: run.batch)
+    cells = _complete_cells(runs, names)
     if not cells:
         raise InputError("runs", len(runs), "at least one batch that every accelerator finished")
     table = {
@@ -155,34 +160,20 @@ def summarise(
         ]
         for name in names
     }
-    plain = table[BASELINE]
-    records = [
+    return [
         replace(
-            _record(name, table[name], plain),
+            _record(name, table[name], table[BASELINE]),
+            over_generate=_paired(table[name], table[PEER]) if PEER in table else None,
             category=category or "",
             own=dict((own or {}).get(name, {})),
             settings=dict(settings or {}),
         )
         for name in names
     ]
-    if PEER in table:
-        records = [
-            replace(one, over_generate=_paired(table[one.accelerator], table[PEER])) for one in records
-        ]
-    return records
 
 
-def _paired(repeats: list[list[TimedRun]], reference: list[list[TimedRun]]) -> dict[str, float]:
-    """Ratios of the reference's seconds to ours, run by run: their median and quartiles."""
-    pairs = [
-        (theirs.seconds - theirs.decoded.pixel_seconds) / (ours.seconds - ours.decoded.pixel_seconds)
-        for cell, other in zip(repeats, reference, strict=True)
-        for ours, theirs in zip(
-            sorted(cell, key=lambda run: run.batch), sorted(other, key=lambda run: run.batch), strict=True
-        )
-    ]
-    low, _, high = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else pairs * 3
-    return {"median": median(pairs), "low": low, "high": high}
+Repeats = list[list[TimedRun]]
+"""Runs of one accelerator by repeat, and within it by batch."""
 
 
 def _complete_cells(runs: Sequence[TimedRun], names: Sequence[str]) -> list[set[tuple[int, int]]]:
@@ -192,98 +183,95 @@ def _complete_cells(runs: Sequence[TimedRun], names: Sequence[str]) -> list[set[
         finished.setdefault((run.repeat, run.batch), set()).add(run.accelerator)
     whole = {cell for cell, done in finished.items() if done >= set(names)}
     first = {batch for repeat, batch in whole if repeat == 0}
-    repeats = sorted({repeat for repeat, _ in whole})
-    by_repeat = [{(repeat, batch) for batch in first} for repeat in repeats]
+    by_repeat = [{(repeat, batch) for batch in first} for repeat in sorted({repeat for repeat, _ in whole})]
     return [cell for cell in by_repeat if cell and cell <= whole]
 
 
-def _record(name: str, repeats: list[list[TimedRun]], plain: list[list[TimedRun]]) -> Record:
-    seconds, pixels = _seconds(repeats)
-    plain_seconds, plain_pixels = _seconds(plain)
-    ratios = [theirs / ours for theirs, ours in zip(plain_seconds, seconds, strict=True)]
-    every = [run for cell in repeats for run in cell]
-    once = merge_stats([stats for run in repeats[0] for stats in run.decoded.stats])
-    expected = {(run.repeat, run.batch): run.decoded.tokens for cell in plain for run in cell}
+def _paired(repeats: Repeats, reference: Repeats) -> dict[str, float]:
+    """Ratios of the reference's seconds to ours, run by run: their median and quartiles."""
+    pairs = (_seconds(reference) / _seconds(repeats)).ravel().tolist()
+    low, _, high = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else pairs * 3
+    return {"median": median(pairs), "low": low, "high": high}
+
+
+def _record(name: str, repeats: Repeats, plain: Repeats) -> Record:
+    every, first = [run for cell in repeats for run in cell], repeats[0]
+    seconds, plain_seconds = (_seconds(each).sum(1) for each in (repeats, plain))
+    pixels, plain_pixels = (_pixel_seconds(each).sum(1) for each in (repeats, plain))
+    calls = [stats for run in every for stats in run.decoded.stats]
+    once, plain_once = (
+        merge_stats([one for run in each[0] for one in run.decoded.stats]) for each in (repeats, plain)
+    )
     same = [
         ours == theirs
-        for run in every
-        for ours, theirs in zip(run.decoded.tokens, expected[run.repeat, run.batch], strict=True)
+        for run, other in zip(every, (run for cell in plain for run in cell), strict=True)
+        for ours, theirs in zip(run.decoded.tokens, other.decoded.tokens, strict=True)
     ]
-    calls = [stats for run in every for stats in run.decoded.stats]
-    judged = sum(once.accepted_histogram.values())
-    rounds = once.target_forwards - sum(len(run.decoded.stats) for run in repeats[0])
-    deepest = max(once.accepted_histogram, default=0)
-    reached = [
-        sum(count for accepted, count in once.accepted_histogram.items() if accepted >= depth)
-        for depth in range(1, deepest + 1)
-    ]
-    new_tokens, middle = sum(once.new_tokens), median(seconds)
-    time = {part: sum(getattr(stats, f"{part}_seconds") for stats in calls) / sum(seconds) for part in PARTS}
-    plain_nfe = merge_stats([stats for run in plain[0] for stats in run.decoded.stats]).nfe_mean
+    accepted = Counter(once.accepted_histogram)
+    rounds = once.target_forwards - sum(len(run.decoded.stats) for run in first)
+    new_tokens, middle = sum(once.new_tokens), median(seconds.tolist())
+    time = {
+        part: sum(getattr(stats, f"{part}_seconds") for stats in calls) / float(seconds.sum())
+        for part in PARTS
+    }
+    ratios = (plain_seconds / seconds).tolist()
+    paces = [_seconds_per_token(each) for each in (plain, repeats)]
+    by_batch = [merge_stats(run.decoded.stats) for run in first]
     return Record(
         accelerator=name,
         exactness=once.exactness,
         identical=sum(same) / len(same),
-        samples=sum(len(run.decoded.tokens) for run in repeats[0]),
+        samples=sum(len(run.decoded.tokens) for run in first),
         repeats=len(repeats),
         new_tokens=new_tokens,
         target_forwards=once.target_forwards,
         acceptance_length=once.acceptance_length,
         acceptance_rate=once.acceptance_rate,
-        acceptance_by_position=[count / judged for count in reached],
+        acceptance_by_position=[
+            sum(count for length, count in accepted.items() if length >= depth) / accepted.total()
+            for depth in range(1, max(accepted, default=0) + 1)
+        ],
         seconds=middle,
-        speedup=median(plain_seconds) / middle,
+        speedup=median(plain_seconds.tolist()) / middle,
         speedup_min=min(ratios),
         speedup_max=max(ratios),
-        decode_speedup=_decode_speedup(repeats, plain),
+        decode_speedup=paces[0] / paces[1] if all(paces) else 1.0,
         tokens_per_second=new_tokens / middle,
         time_to_first_token=median(stats.prefill_seconds for stats in calls),
         time={**time, "rest": 1 - sum(time.values())},
         draft_passes=once.draft_passes / rounds if rounds else 0.0,
         nfe_mean=once.nfe_mean,
         nfe_max=once.nfe_max,
-        step_compression=plain_nfe / once.nfe_mean if once.nfe_mean else 1.0,
+        step_compression=plain_once.nfe_mean / once.nfe_mean if once.nfe_mean else 1.0,
         tv=None if once.tv_mean is None else {"mean": once.tv_mean, "max": once.tv_max},
         drift=None if once.drift_mean is None else {"mean": once.drift_mean, "max": once.drift_max},
         rollbacks=once.rollbacks,
         state_bytes=once.cache_bytes,
-        pixel_seconds=median(pixels),
-        speedup_with_pixels=median(map(sum, zip(plain_seconds, plain_pixels, strict=True)))
-        / median(map(sum, zip(seconds, pixels, strict=True))),
+        pixel_seconds=median(pixels.tolist()),
+        speedup_with_pixels=median((plain_seconds + plain_pixels).tolist())
+        / median((seconds + pixels).tolist()),
         peak_memory_bytes=max(run.peak_bytes for run in every),
         memory_kind=every[0].memory_kind,
-        speedup_interval=speedup_interval(*(_by_prompt(each) for each in (plain, repeats))),
-        acceptance_interval=_acceptance_interval(repeats[0]),
+        speedup_interval=speedup_interval(_seconds(plain), _seconds(repeats)),
+        acceptance_interval=ratio_interval(
+            [one.acceptance_length * sum(one.rounds) for one in by_batch],
+            [sum(one.rounds) for one in by_batch],
+        ),
         joules_per_token=_joules(repeats, new_tokens),
     )
 
 
-def _by_prompt(repeats: list[list[TimedRun]]) -> list[list[float]]:
-    """Seconds without pixels [R][B], of the same batch in each column."""
-    ordered = [sorted(cell, key=lambda run: run.batch) for cell in repeats]
-    return [[run.seconds - run.decoded.pixel_seconds for run in cell] for cell in ordered]
+def _pixel_seconds(repeats: Repeats) -> FloatArray:
+    """Wall-clock seconds from image tokens to pixels [R, B]."""
+    return np.array([[run.decoded.pixel_seconds for run in cell] for cell in repeats])
 
 
-def _acceptance_interval(runs: list[TimedRun]) -> tuple[float, float] | None:
-    stats = [merge_stats(run.decoded.stats) for run in runs]
-    rounds = [float(sum(one.rounds)) for one in stats]
-    return ratio_interval([one.acceptance_length * n for one, n in zip(stats, rounds, strict=True)], rounds)
+def _seconds(repeats: Repeats) -> FloatArray:
+    """Wall-clock seconds for tokens [R, B], without pixels."""
+    return np.array([[run.seconds for run in cell] for cell in repeats]) - _pixel_seconds(repeats)
 
 
-def _joules(repeats: list[list[TimedRun]], new_tokens: int) -> float | None:
-    """Median over repeats of the energy by new tokens; None where a run has none."""
-    if not new_tokens or any(run.joules is None for cell in repeats for run in cell):
-        return None
-    return median(sum(run.joules or 0.0 for run in cell) for cell in repeats) / new_tokens
-
-
-def _decode_speedup(repeats: list[list[TimedRun]], plain: list[list[TimedRun]]) -> float:
-    """Ratio to plain decoding of the time per token after the first ones; 1 where none follow."""
-    ours, theirs = _seconds_per_token(repeats), _seconds_per_token(plain)
-    return theirs / ours if ours and theirs else 1.0
-
-
-def _seconds_per_token(repeats: list[list[TimedRun]]) -> float:
+def _seconds_per_token(repeats: Repeats) -> float:
     """Seconds per token after the first one of each row, median over repeats; 0 where there are none."""
     found = []
     for cell in repeats:
@@ -294,11 +282,11 @@ def _seconds_per_token(repeats: list[list[TimedRun]]) -> float:
     return median(found)
 
 
-def _seconds(repeats: list[list[TimedRun]]) -> tuple[list[float], list[float]]:
-    """Wall-clock seconds of each repeat for tokens, and those from image tokens to pixels."""
-    pixels = [sum(run.decoded.pixel_seconds for run in cell) for cell in repeats]
-    whole = [sum(run.seconds for run in cell) for cell in repeats]
-    return [everything - part for everything, part in zip(whole, pixels, strict=True)], pixels
+def _joules(repeats: Repeats, new_tokens: int) -> float | None:
+    """Median over repeats of the energy by new tokens; None where a run has none."""
+    if not new_tokens or any(run.joules is None for cell in repeats for run in cell):
+        return None
+    return median(sum(run.joules or 0.0 for run in cell) for cell in repeats) / new_tokens
 
 
 RESAMPLES = 2000
@@ -306,9 +294,7 @@ PERCENTILES = 2.5, 97.5
 FEWEST = 3
 
 
-def speedup_interval(
-    plain: Sequence[Sequence[float]], ours: Sequence[Sequence[float]]
-) -> tuple[float, float] | None:
+def speedup_interval(plain: ArrayLike, ours: ArrayLike) -> tuple[float, float] | None:
     """The 95 % interval of a ratio of medians over repeats of sums over prompts.
 
     Args:
@@ -317,20 +303,16 @@ def speedup_interval(
     Returns:
         Its ends, which contain the ratio itself; None for fewer than three prompts.
     """
-    theirs, own = np.asarray(plain, dtype=float), np.asarray(ours, dtype=float)
-    chosen = _choices(theirs.shape[1])
+    both = np.asarray(plain, dtype=float), np.asarray(ours, dtype=float)
+    chosen = _choices(both[0].shape[1])
     if chosen is None:
         return None
-    medians = [np.median(seconds[:, chosen].sum(-1), axis=0) for seconds in (theirs, own)]
-    estimate = np.median(theirs.sum(-1)) / np.median(own.sum(-1))
-    return _ends(medians[0] / medians[1], float(estimate))
+    theirs, own = (np.median(seconds[:, chosen].sum(-1), axis=0) for seconds in both)
+    return _ends(theirs / own, np.median(both[0].sum(-1)) / np.median(both[1].sum(-1)))
 
 
 def ratio_interval(counts: Sequence[float], per: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of sum(counts) / sum(per) over prompts, such as tokens per forward.
-
-    Args:
-        counts, per: [B] of each prompt; none of `per` below 0.
+    """The 95 % interval of sum(counts) / sum(per) over prompts [B], such as tokens per forward.
 
     Returns:
         Its ends, which contain the ratio itself; None for fewer than three prompts, or for no counts.
@@ -340,17 +322,16 @@ def ratio_interval(counts: Sequence[float], per: Sequence[float]) -> tuple[float
     if chosen is None or not below.sum():
         return None
     sums = below[chosen].sum(-1)
-    drawn = above[chosen].sum(-1)[sums > 0] / sums[sums > 0]
-    return _ends(drawn, float(above.sum() / below.sum()))
+    return _ends(above[chosen].sum(-1)[sums > 0] / sums[sums > 0], above.sum() / below.sum())
 
 
 def _choices(prompts: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
-    """[RESAMPLES, B] prompts drawn with replacement, the same every time."""
+    """[RESAMPLES, B] prompts drawn with replacement, the same every time; None for too few of them."""
     if prompts < FEWEST:
         return None
     return np.random.default_rng(0).integers(prompts, size=(RESAMPLES, prompts))
 
 
-def _ends(drawn: np.ndarray[tuple[int, ...], np.dtype[np.float64]], estimate: float) -> tuple[float, float]:
+def _ends(drawn: FloatArray, estimate: float) -> tuple[float, float]:
     low, high = np.percentile(drawn, PERCENTILES)
-    return min(float(low), estimate), max(float(high), estimate)
+    return min(float(low), float(estimate)), max(float(high), float(estimate))

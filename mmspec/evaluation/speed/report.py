@@ -9,18 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mmspec.errors import InputError
 from mmspec.evaluation.speed.record import Record
 from mmspec.evaluation.speed.timing import BASELINE
 from mmspec.evaluation.tables import figures
 
-__all__ = [
-    "REQUIRED",
-    "bench_report",
-    "check_context",
-    "image_report",
-    "peer_table",
-]
+__all__ = ["bench_report", "image_report", "peer_table"]
 
 PARTS_EXPLAINED = (
     "prompt: the target reads the prompts; target: it scores; draft: the drafter; verify: sampler, rule and "
@@ -39,13 +32,14 @@ def _or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _millions(count: int | None) -> str:
-    return f"{count / 1e6:.2f} M" if count else "-"
+def _variation(record: Record, which: str) -> str:
+    measured = record.tv or record.drift
+    return "-" if measured is None else f"{measured[which]:.3f}"
 
 
+#: Header, what a record shows there, and whether a narrow screen shows it too.
 Columns = Sequence[tuple[str, Callable[[Record], str], bool]]
 
-#: Of the bench table: header, what a record shows there, and whether a narrow screen shows it too.
 COLUMNS: Columns = (
     ("promise", lambda record: record.exactness, True),
     ("identical", lambda record: f"{record.identical:.0%}", True),
@@ -59,6 +53,20 @@ COLUMNS: Columns = (
     ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
     ("J/token", lambda record: _or_dash(record.joules_per_token), False),
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
+)
+IMAGE_COLUMNS: Columns = (
+    ("promise", lambda record: str(record.own["promise"]), True),
+    ("window", lambda record: str(record.own["window"]), False),
+    ("same", lambda record: f"{record.identical:.0%}", False),
+    ("NFE\nmean", lambda record: f"{record.nfe_mean:.1f}", True),
+    ("NFE\nmax", lambda record: str(record.nfe_max), True),
+    ("times\nfewer", lambda record: f"{record.step_compression:.2f}x", True),
+    ("accepted\na round", lambda record: f"{record.acceptance_length:.2f}", False),
+    ("tv or\ndrift", lambda record: _variation(record, "mean"), True),
+    ("its\nmax", lambda record: _variation(record, "max"), False),
+    ("speed-up\n(range)", speedup, True),
+    ("with\npixels", lambda record: f"{record.speedup_with_pixels:.2f}x", True),
+    ("state", lambda record: f"{record.state_bytes / 1e6:.1f} MB", False),
 )
 
 
@@ -79,183 +87,29 @@ def bench_report(
         "prompts. accepted: share of draft tokens. "
         f"memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
     )
-    more = [time_table(records, width), *([_category_table(by_category, width)] if by_category else [])]
-    above = describe_settings(records[0].settings, records[0])
-    return framed_table(above, records, COLUMNS, width, explained, more)
-
-
-def framed_table(
-    above: str,
-    records: Sequence[Record],
-    columns: Columns,
-    width: int,
-    explained: str,
-    more: Sequence[RenderableType] = (),
-) -> RenderableType:
-    """Render a table with a line above it, more tables and an explanation below, and what was left out."""
-    parts = [Text(above, style="dim"), bench_table(records, columns, width), *more]
-    parts.append(Text(explained, style="dim"))
-    if width < WIDE:
-        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in columns if not essential)
-        parts.append(Text(f"left out on a narrow screen: {left_out}", style="dim"))
-    return Group(*parts)
-
-
-def bench_table(records: Sequence[Record], columns: Columns, width: int) -> Table:
-    """Render the columns that fit the screen, a row for each record."""
-    columns = [column for column in columns if column[2] or width >= WIDE]
-    headers = ("accelerator", *(header for header, _, _ in columns))
-    rows = [(record.accelerator, *(show(record) for _, show, _ in columns)) for record in records]
-    return figures(headers, rows, padding=(0, 1) if width >= WIDE else (0, 0))
-
-
-def time_table(records: Sequence[Record], width: int) -> Table:
-    """Render where the time goes: a row for each record, whose parts sum to the whole."""
-    of_drafter = ("weights of\nthe drafter", "its passes\na round") if width >= WIDE else ()
-    columns = ("accelerator", *of_drafter, "seconds", *records[0].time, "verify\n+ rest")
-    rows = []
-    for record in records:
-        drafter = [_millions(record.own.get("parameters")), f"{record.draft_passes:.1f}"]
-        shares = [*record.time.values(), record.time["verify"] + record.time["rest"]]
-        own = drafter if of_drafter else []
-        rows.append(
-            (record.accelerator, *own, f"{record.seconds:.3f}", *(f"{share:.1%}" for share in shares))
-        )
-    return figures(columns, rows, title="where the time goes")
-
-
-def peer_table(records: Sequence[Record], missing: Mapping[str, str]) -> RenderableType:
-    """Render all rows against transformers' own `generate`, and which ways of it could not run, and why.
-
-    Args:
-        records: of one run, those of `generate` among them.
-        missing: name -> reason.
-    """
-    columns = ("accelerator", "same tokens", "target\nforwards", "tokens/s", "times generate\n(middle half)")
-    rows: list[Sequence[str]] = [
-        (
-            record.accelerator,
-            f"{record.identical:.0%}",
-            str(record.target_forwards),
-            f"{record.tokens_per_second:.0f}",
-            "-"
-            if record.over_generate is None
-            else "{median:.2f}x ({low:.2f}-{high:.2f})".format(**record.over_generate),
-        )
-        for record in records
-    ]
-    rows += [(name, *["-"] * (len(columns) - 1)) for name in missing]
-    parts: list[RenderableType] = [figures(columns, rows, title="against transformers' generate")]
-    parts += [Text(f"{name} did not run: {reason}", style="dim") for name, reason in missing.items()]
-    explained = (
-        "same tokens: outputs that equal those of none, token for token. times generate: ratio of the "
-        "seconds on the same prompts in the same repeat to transformers' plain generate, median of all pairs."
-    )
-    return Group(*parts, Text(explained, style="dim"))
-
-
-def _category_table(records: Sequence[Record], width: int) -> Table:
-    columns = ["category", "accelerator", "samples", "identical", "tokens/\nforward", "speed-up\n(range)"]
-    if width >= WIDE:
-        columns += ["decoding\nalone", *records[0].time]
-    rows = []
-    for index, record in enumerate(records):
-        is_first = not index or record.category != records[index - 1].category
-        figures_of = [str(record.samples), f"{record.identical:.0%}", f"{record.acceptance_length:.2f}"]
-        row = [record.category if is_first else "", record.accelerator, *figures_of, speedup(record)]
-        if width >= WIDE:
-            row += [f"{record.decode_speedup:.2f}x", *(f"{part:.0%}" for part in record.time.values())]
-        rows.append(row)
-    return figures(columns, rows, words=2, title="by category")
-
-
-def describe_settings(settings: dict[str, Any], record: Record) -> str:
-    """Describe the measurement and the machine in a line."""
-    samples = f"{record.samples} sample{'s' if record.samples != 1 else ''}"
-    repeats = f"{record.repeats} repeat{'s' if record.repeats != 1 else ''}"
-    shown = [
-        str(settings.get("model", "")),
-        f"{settings.get('task', '')}: {samples}, {repeats}, batch size {settings.get('batch_size', '?')}",
-        f"{settings.get('dtype', '')} on {settings.get('device_name', '')}",
-        f"torch {settings.get('torch', '')}, transformers {settings.get('transformers', '')}",
-    ]
-    return " | ".join(shown)
-
-
-#: A speed-up means nothing without these, since every one of them changes it.
-REQUIRED = (
-    "dtype",
-    "batch_size",
-    "window",
-    "guidance_scale",
-    "temperature",
-    "baseline",
-    "promise",
-)
-OF_TOKENS, OF_VECTORS = ("top_k", "top_p", "min_p"), ("num_inference_steps", "guidance_schedule")
-
-
-def check_context(record: Record) -> None:
-    """Check that a record has all the settings that its speed-up depends on.
-
-    Raises:
-        InputError: a setting is missing, no forwards were counted, or the promise is none.
-    """
-    settings = {**record.settings, **record.own}
-    own = OF_VECTORS if "num_inference_steps" in settings else OF_TOKENS
-    missing = [name for name in REQUIRED + own if name not in settings]
-    if missing:
-        raise InputError("record", record.accelerator, f"a speed-up needs beside it: {', '.join(missing)}")
-    if record.nfe_mean <= 0:
-        raise InputError("record", record.accelerator, "a speed-up needs the number of target forwards")
-    promise = settings["promise"]
-    if promise not in ("exact", "approximate") and not str(promise).startswith(("tv<=", "lossy, ")):
-        allowed = "'exact', 'tv<=x', 'approximate', or 'lossy, ' with its bound or 'no bound'"
-        raise InputError("promise", promise, allowed)
-
-
-#: Header, what a record shows there, and whether a narrow screen shows it too.
-IMAGE_COLUMNS: Columns = (
-    ("promise", lambda record: str(record.own["promise"]), True),
-    ("window", lambda record: str(record.own["window"]), False),
-    ("same", lambda record: f"{record.identical:.0%}", False),
-    ("NFE\nmean", lambda record: f"{record.nfe_mean:.1f}", True),
-    ("NFE\nmax", lambda record: str(record.nfe_max), True),
-    ("times\nfewer", lambda record: f"{record.step_compression:.2f}x", True),
-    ("accepted\na round", lambda record: f"{record.acceptance_length:.2f}", False),
-    ("tv or\ndrift", lambda record: _variation(record, "mean"), True),
-    ("its\nmax", lambda record: _variation(record, "max"), False),
-    ("speed-up\n(range)", speedup, True),
-    ("with\npixels", lambda record: f"{record.speedup_with_pixels:.2f}x", True),
-    ("state", lambda record: f"{record.state_bytes / 1e6:.1f} MB", False),
-)
+    more = [_category_table(by_category, width)] if by_category else []
+    return _framed(records, COLUMNS, width, _settings(records[0]), explained, more)
 
 
 def image_report(records: Sequence[Record], *, width: int = WIDE) -> RenderableType:
-    """Render the records as a table, with the settings above and an explanation below.
-
-    Args:
-        records: of all prompts.
-        width: characters on a line; below 150 some columns are left out, and named.
+    """Render the records of images; arguments as of `bench_report`.
 
     Raises:
-        InputError: a record lacks a setting that its speed-up depends on.
+        KeyError: a record lacks a setting that its speed-up depends on.
     """
-    for record in records:
-        check_context(record)
     settings = records[0].settings
-    off = {"top_k": (None, 0), "top_p": (None, 1.0), "min_p": (None, 0.0)}
-    cuts = [
-        f"{name.replace('_', '-')} {'off' if settings[name] in values else settings[name]}"
-        for name, values in off.items()
-        if name in settings
-    ]
     if "num_inference_steps" in settings:
-        guided = f"guidance {settings['guidance_schedule']}"
-        cuts += [f"{settings['num_inference_steps']} steps of the head", guided]
-    warpers = ", ".join(
-        [f"guidance {settings['guidance_scale']:g}", f"temperature {settings['temperature']:g}", *cuts]
-    )
+        cuts = [
+            f"{settings['num_inference_steps']} steps of the head",
+            f"guidance {settings['guidance_schedule']}",
+        ]
+    else:
+        off = {"top_k": (None, 0), "top_p": (None, 1.0), "min_p": (None, 0.0)}
+        cuts = [
+            f"{name.replace('_', '-')} {'off' if settings[name] in values else settings[name]}"
+            for name, values in off.items()
+        ]
+    sampling = [f"guidance {settings['guidance_scale']:g}", f"temperature {settings['temperature']:g}", *cuts]
     explained = (
         "NFE: target forwards of an image, the prompt's own included, a guided pair being one. "
         "times fewer: NFE of plain decoding over this one. accepted a round: tokens per scoring forward. "
@@ -266,9 +120,57 @@ def image_report(records: Sequence[Record], *, width: int = WIDE) -> RenderableT
         "with pixels. same: images with the tokens of plain decoding. state: keys and values. Parts of the "
         f"time, without pixels: {PARTS_EXPLAINED}."
     )
-    above = f"{describe_settings(settings, records[0])} | {warpers}"
-    more = [time_table(records, width), *([_quality_table(records)] if records[0].quality else [])]
-    return framed_table(above, records, IMAGE_COLUMNS, width, explained, more)
+    above = f"{_settings(records[0])} | {', '.join(sampling)}"
+    more = [_quality_table(records)] if records[0].quality else []
+    return _framed(records, IMAGE_COLUMNS, width, above, explained, more)
+
+
+def _framed(
+    records: Sequence[Record],
+    columns: Columns,
+    width: int,
+    above: str,
+    explained: str,
+    more: Sequence[RenderableType],
+) -> RenderableType:
+    """Render the columns that fit the screen, the parts of the time, more tables, and words around them."""
+    is_wide = width >= WIDE
+    fitting = [column for column in columns if column[2] or is_wide]
+    headers = ("accelerator", *(header for header, _, _ in fitting))
+    rows = [(record.accelerator, *(show(record) for _, show, _ in fitting)) for record in records]
+    table = figures(headers, rows, padding=(0, 1) if is_wide else (0, 0))
+    parts = [Text(above, style="dim"), table, _time_table(records, is_wide), *more]
+    parts.append(Text(explained, style="dim"))
+    if not is_wide:
+        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in columns if not essential)
+        parts.append(Text(f"left out on a narrow screen: {left_out}", style="dim"))
+    return Group(*parts)
+
+
+def _time_table(records: Sequence[Record], is_wide: bool) -> Table:
+    """Render where the time goes: a row for each record, whose parts sum to the whole."""
+    of_drafter = ("weights of\nthe drafter", "its passes\na round") if is_wide else ()
+    columns = ("accelerator", *of_drafter, "seconds", *records[0].time, "verify\n+ rest")
+    rows = []
+    for record in records:
+        count = record.own.get("parameters")
+        own = [f"{count / 1e6:.2f} M" if count else "-", f"{record.draft_passes:.1f}"] if is_wide else []
+        shares = [*record.time.values(), record.time["verify"] + record.time["rest"]]
+        rows.append([record.accelerator, *own, f"{record.seconds:.3f}", *map("{:.1%}".format, shares)])
+    return figures(columns, rows, title="where the time goes")
+
+
+def _category_table(records: Sequence[Record], width: int) -> Table:
+    columns = ["category", "accelerator", "samples", "identical", "tokens/\nforward", "speed-up\n(range)"]
+    rows = []
+    for index, record in enumerate(records):
+        is_first = not index or record.category != records[index - 1].category
+        shown = [str(record.samples), f"{record.identical:.0%}", f"{record.acceptance_length:.2f}"]
+        rows.append([record.category if is_first else "", record.accelerator, *shown, speedup(record)])
+        if width >= WIDE:
+            rows[-1] += [f"{record.decode_speedup:.2f}x", *map("{:.0%}".format, record.time.values())]
+    columns += ["decoding\nalone", *records[0].time] if width >= WIDE else []
+    return figures(columns, rows, words=2, title="by category")
 
 
 def _quality_table(records: Sequence[Record]) -> RenderableType:
@@ -281,9 +183,8 @@ def _quality_table(records: Sequence[Record]) -> RenderableType:
             _or_dash(record.overlap),
             f"{record.rollbacks / record.samples:.1f}",
             *(
-                "{value:.3g} ({low:.3g} to {high:.3g})".format(**record.quality[name])
-                for name in names
-                if record.quality
+                "{value:.3g} ({low:.3g} to {high:.3g})".format(**each)
+                for each in (record.quality or {}).values()
             ),
         )
         for record in records
@@ -295,6 +196,43 @@ def _quality_table(records: Sequence[Record]) -> RenderableType:
     return Group(figures(columns, rows, title="what the images show"), Text(explained, style="dim"))
 
 
-def _variation(record: Record, which: str) -> str:
-    measured = record.tv or record.drift
-    return "-" if measured is None else f"{measured[which]:.3f}"
+def _settings(record: Record) -> str:
+    """Describe the measurement and the machine in a line."""
+    told: dict[str, Any] = dict.fromkeys(
+        ("model", "task", "dtype", "device_name", "torch", "transformers"), ""
+    )
+    told |= {"batch_size": "?"} | record.settings
+    samples, repeats = (
+        f"{count} {name}{'s' if count != 1 else ''}"
+        for count, name in ((record.samples, "sample"), (record.repeats, "repeat"))
+    )
+    return (
+        f"{told['model']} | {told['task']}: {samples}, {repeats}, batch size {told['batch_size']} | "
+        f"{told['dtype']} on {told['device_name']} | torch {told['torch']}, "
+        f"transformers {told['transformers']}"
+    )
+
+
+def peer_table(records: Sequence[Record], missing: Mapping[str, str]) -> RenderableType:
+    """Render all rows against transformers' own `generate`, and which ways of it could not run, and why."""
+    columns = ("accelerator", "same tokens", "target\nforwards", "tokens/s", "times generate\n(middle half)")
+    rows: list[Sequence[str]] = [
+        (
+            record.accelerator,
+            f"{record.identical:.0%}",
+            str(record.target_forwards),
+            f"{record.tokens_per_second:.0f}",
+            "{median:.2f}x ({low:.2f}-{high:.2f})".format(**record.over_generate)
+            if record.over_generate
+            else "-",
+        )
+        for record in records
+    ]
+    rows += [(name, *["-"] * (len(columns) - 1)) for name in missing]
+    parts: list[RenderableType] = [figures(columns, rows, title="against transformers' generate")]
+    parts += [Text(f"{name} did not run: {reason}", style="dim") for name, reason in missing.items()]
+    explained = (
+        "same tokens: outputs that equal those of none, token for token. times generate: ratio of the "
+        "seconds on the same prompts in the same repeat to transformers' plain generate, median of all pairs."
+    )
+    return Group(*parts, Text(explained, style="dim"))

@@ -23,54 +23,13 @@ __all__ = [
     "BASELINE",
     "Decode",
     "Decoded",
-    "EnergyMeter",
     "PEER",
-    "PeakMemory",
     "TimedRun",
     "batches_of",
+    "count_energy",
     "measure",
+    "watch_memory",
 ]
-
-
-@dataclass(frozen=True)
-class EnergyMeter:
-    """Energy of a GPU since this was made, everything that runs on it included.
-
-    Attributes:
-        library: NVML; None where nothing counts.
-        handle: of the device.
-        start_millijoules: what its counter showed.
-    """
-
-    library: Any = None
-    handle: Any = None
-    start_millijoules: int = 0
-
-    @classmethod
-    def start(cls, device: torch.device) -> EnergyMeter:
-        """Start to count the energy of a device; one that nothing counts reads None."""
-        if device.type != "cuda":
-            return cls()
-        try:
-            import pynvml
-        except ImportError:
-            return cls()
-        library: Any = pynvml
-        try:
-            library.nvmlInit()
-            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-            handle = library.nvmlDeviceGetHandleByUUID(uuid)
-            return cls(library, handle, library.nvmlDeviceGetTotalEnergyConsumption(handle))
-        except library.NVMLError:  # no driver, or a card without the counter
-            return cls()
-
-    def read(self) -> float | None:
-        """Joules since the start; None where nothing counts."""
-        if self.library is None:
-            return None
-        torch.cuda.synchronize()
-        total: int = self.library.nvmlDeviceGetTotalEnergyConsumption(self.handle)
-        return (total - self.start_millijoules) / 1000
 
 
 CLEAR = Path("/proc/self/clear_refs")
@@ -78,40 +37,55 @@ STATUS = Path("/proc/self/status")
 RESET_PEAK = "5"  # proc(5): resets the peak resident set size (VmHWM) of this process alone
 
 
-@dataclass(frozen=True)
-class PeakMemory:
-    """Peak memory since this was made.
+def count_energy(device: torch.device) -> Callable[[], float | None]:
+    """Start to count the energy of a GPU, everything that runs on it included.
 
-    Attributes:
-        kind: "cuda allocated", "resident set" (of the process during the work, weights included), or
-            "resident set since start" where the system cannot reset its peak.
+    Returns:
+        Function that reads the joules since now; it gives None where nothing counts them.
     """
+    try:
+        import pynvml
+    except ImportError:
+        return lambda: None
+    library: Any = pynvml
+    if device.type != "cuda":
+        return lambda: None
+    try:
+        library.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = library.nvmlDeviceGetHandleByUUID(uuid)
+        start = library.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except library.NVMLError:  # no driver, or a card without the counter
+        return lambda: None
 
-    kind: str
-    device: torch.device
+    def read() -> float:
+        torch.cuda.synchronize()
+        return float(library.nvmlDeviceGetTotalEnergyConsumption(handle) - start) / 1000
 
-    @classmethod
-    def start(cls, device: torch.device) -> PeakMemory:
-        """Start measuring the memory of a model on `device`."""
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            return cls("cuda allocated", device)
-        try:
-            CLEAR.write_text(RESET_PEAK)
-            STATUS.read_text()
-        except OSError:
-            return cls("resident set since start", device)
-        return cls("resident set", device)
+    return read
 
-    def read(self) -> int:
-        """Read the peak since the start, in bytes."""
-        if self.kind == "cuda allocated":
-            return torch.cuda.max_memory_allocated(self.device)
-        if self.kind == "resident set":
-            for line in STATUS.read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-        return _peak_since_start()
+
+def watch_memory(device: torch.device) -> tuple[str, Callable[[], int]]:
+    """Start to watch the peak memory of a model on a device.
+
+    Returns:
+        "cuda allocated", "resident set" (of the process during the work, weights included), or "resident set
+        since start" where the system cannot reset its peak; and a function that reads the peak in bytes.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return "cuda allocated", lambda: torch.cuda.max_memory_allocated(device)
+    try:
+        CLEAR.write_text(RESET_PEAK)
+        STATUS.read_text()
+    except OSError:
+        return "resident set since start", _peak_since_start
+    return "resident set", _resident_peak
+
+
+def _resident_peak() -> int:
+    lines = STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def _peak_since_start() -> int:
@@ -189,14 +163,8 @@ def measure(
 ) -> Iterator[TimedRun]:
     """Time every decoder on every batch, `repeats` times, after one round of warm-up that is not reported.
 
-    A generator, so that a caller who is interrupted keeps what has been measured.
-
-    Args:
-        decoders: what to time, by name; it must hold "none".
-        batches: of `batches_of`.
-        repeats: how often.
-        device: where the model is, for its memory.
-        clock: seconds; another one for tests.
+    A generator, so that a caller who is interrupted keeps what has been measured. Decoders, by name, hold
+    "none"; `device` is where the model is, for its memory.
     """
     if BASELINE not in decoders:
         raise InputError("accelerators", list(decoders), f"a list with {BASELINE!r}, which ratios are to")
@@ -209,9 +177,10 @@ def measure(
         for index, batch in enumerate(batches):
             first = (repeat + index) % len(names)
             for name in names[first:] + names[:first]:
-                memory, energy = PeakMemory.start(device), EnergyMeter.start(device)
+                (kind, peak), joules = watch_memory(device), count_energy(device)
                 started = clock()
                 decoded = decoders[name](batch)
                 seconds = clock() - started
-                figures = seconds, decoded, memory.read(), memory.kind, energy.read()
-                yield TimedRun(name, repeat, index, batch[0].category, *figures)
+                yield TimedRun(
+                    name, repeat, index, batch[0].category, seconds, decoded, peak(), kind, joules()
+                )

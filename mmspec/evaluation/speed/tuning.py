@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,13 +24,7 @@ FEWEST = 3  # that go on, if there are so many
 
 @dataclass(frozen=True)
 class Trial:
-    """Measured figures of one candidate.
-
-    Attributes:
-        label: its name with options.
-        stage: the last one that it was measured in, from 1.
-        record: of that one.
-    """
+    """Record of a candidate in the last stage that it was measured in, counted from 1."""
 
     label: str
     stage: int
@@ -81,23 +76,34 @@ def allowed_by(exactness: str, tv: float) -> bool:
     return exactness.startswith("tv<=") and float(exactness.removeprefix("tv<=")) <= tv
 
 
+def measured(
+    decoders: Mapping[str, Decode],
+    batches: Sequence[Sequence[Example]],
+    repeats: int,
+    device: torch.device,
+    on_run: Callable[[str], None],
+    clock: Callable[[], float],
+) -> list[Record]:
+    """Summarise what decoders did on batches; `on_run` is told their name after every run."""
+    runs = []
+    for run in measure(decoders, batches, repeats, device, clock=clock):
+        runs.append(run)
+        on_run(run.accelerator)
+    return summarise(runs, list(decoders))
+
+
 def search(
     decoders: Mapping[str, Decode],
     batches: Sequence[Sequence[Example]],
     repeats: int,
     device: torch.device,
     on_run: Callable[[str], None] = lambda label: None,
-    clock: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> list[Trial]:
     """Measure candidates in stages; each stage takes more prompts, and the faster ones of the one before.
 
-    Args:
-        decoders: candidates by label, plain decoding ("none") among them, which stays in all stages.
-        batches: prompts; the last stage takes all of them.
-        repeats: of the last stage.
-        device: of the model.
-        on_run: told after every run.
-        clock: another clock for `measure`, in tests.
+    Plain decoding ("none") is among the decoders and stays in all stages; the last stage takes all batches,
+    as often as `repeats` says.
 
     Returns:
         One trial for each candidate: those of the last stage first, then by speed.
@@ -106,11 +112,7 @@ def search(
     left = list(decoders)
     for stage, (prompts, times, share) in enumerate((*STAGES, (len(batches), repeats, 1.0)), start=1):
         chosen = {label: decoders[label] for label in left}
-        runs = []
-        for run in measure(chosen, batches[:prompts], times, device, **(clock or {})):
-            runs.append(run)
-            on_run(run.accelerator)
-        for record in summarise(runs, left):
+        for record in measured(chosen, batches[:prompts], times, device, on_run, clock):
             trials[record.accelerator] = Trial(record.accelerator, stage, record)
         ranked = _ranked(trials[label] for label in left if label != BASELINE)
         kept = max(FEWEST, round(share * len(ranked)))
@@ -145,18 +147,15 @@ def best_of(
     device: torch.device,
     by: str = "seconds",
     on_run: Callable[[str], None] = lambda label: None,
-    clock: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Find the best of several settings of each method; a single one is not decoded.
+    """Find the best of several settings of each method, on other prompts than methods are compared on.
 
     Args:
-        groups: labels of the settings of each method.
+        groups: labels of the settings of each method; a single one is not decoded.
         decoders: by label, plain decoding ("none") among them.
-        batches: other prompts than those that methods are compared on.
-        device: of the model.
+        batches, device, on_run, clock: as of `measured`.
         by: one of `MEASURES`.
-        on_run: told after every run.
-        clock: another clock for `measure`, in tests.
 
     Returns:
         For the best setting of each method, `seconds` and `forwards` of a prompt by every setting that was
@@ -170,13 +169,10 @@ def best_of(
     tried = [BASELINE, *(label for group in groups if len(group) > 1 for label in group)]
     figures: dict[str, dict[str, float]] = {}
     if len(tried) > 1:
-        runs = []
-        for run in measure({label: decoders[label] for label in tried}, batches, 1, device, **(clock or {})):
-            runs.append(run)
-            on_run(run.accelerator)
+        records = measured({label: decoders[label] for label in tried}, batches, 1, device, on_run, clock)
         figures = {
             one.accelerator: {"seconds": one.seconds / one.samples, "forwards": one.nfe_mean}
-            for one in summarise(runs, tried)
+            for one in records
         }
     return {
         min(group, key=lambda label: figures[label][by] if len(group) > 1 else 0.0): {

@@ -202,14 +202,7 @@ class DenoisingProcess:
         return self._transition(x, step, self.tables.at(step))
 
     def transitions(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The transitions out of all states of a path, in one call of the network.
-
-        Args:
-            states: [M, S, d], that before step i at [:, i].
-
-        Returns:
-            Mean and standard deviation [M, S, d] of the state after each step.
-        """
+        """Mean and standard deviation after each step out of all states of a path [M, S, d], at once."""
         mean, std = self._transition(states.transpose(0, 1), slice(None), self.tables)
         return mean.transpose(0, 1), std.transpose(0, 1)
 
@@ -238,14 +231,7 @@ class DenoisingProcess:
         return self.net.graphs(key, partial(run_rows, self.net, self.schedule), inputs)
 
     def sample(self, noises: Tensor) -> Tensor:
-        """Run the chains.
-
-        Args:
-            noises: [M, S + 1, d] standard normal numbers: the first states, then the noise of each step.
-
-        Returns:
-            [M, d] tokens.
-        """
+        """Run the chains: noises [M, S + 1, d], the first states and those of each step -> tokens [M, d]."""
         return self.run(noises)[:, -1]
 
     def _transition(self, x: Tensor, step: int | slice, tables: Modulations) -> tuple[Tensor, Tensor]:
@@ -268,18 +254,7 @@ def run_rows(
     noise: Tensor,
     *known: Tensor,
 ) -> Tensor:
-    """`DenoisingProcess.run` as a function of tensors with a row for each chain, for a graph.
-
-    Args:
-        net, schedule: as of `DenoisingProcess`.
-        branches: [M, branches, D].
-        scale, temperature: [M, 1].
-        noise: [M, S + 1, d].
-        known: two tensors as of `run_chain`, or none.
-
-    Returns:
-        [M, S + 1, d].
-    """
+    """`DenoisingProcess.run` as a function of tensors with a row for each chain, for a graph."""
     process = DenoisingProcess(net, schedule, branches.transpose(0, 1), scale, temperature)
     return run_chain(process.advance, noise, (known[0], known[1]) if known else None)
 

@@ -103,16 +103,7 @@ class DenoisingNet(nn.Module):
         nn.init.zeros_(self.final_layer.linear.weight)
 
     def forward(self, x: Tensor, t: Tensor, c: Tensor) -> Tensor:
-        """Predict noise or velocity.
-
-        Args:
-            x: [M, d] noisy tokens.
-            t: [M] times, in the units of training.
-            c: [M, D] conditions.
-
-        Returns:
-            [M, output_size].
-        """
+        """Predict [M, output_size] of noisy tokens [M, d] at times [M], under conditions [M, D]."""
         y = self.time_embed(t) + self.cond_embed(c)
         hidden = self.input_proj(x)
         for block in self.res_blocks:
@@ -121,16 +112,9 @@ class DenoisingNet(nn.Module):
         return output
 
     def modulations(self, times: Tensor, condition: Tensor) -> Modulations:
-        """Everything that does not depend on the token, for all steps.
+        """Everything but the token's part: tables [S, ...] for times [S] and conditions [..., D].
 
         In memory this is S * M * (3 depth + 2) * w numbers; callers with very many rows M pass them in parts.
-
-        Args:
-            times: [S] of the steps.
-            condition: [..., D].
-
-        Returns:
-            Tables whose leading axes are S and then those of the condition.
         """
         embedded = self.time_embed(times).view(-1, *[1] * (condition.dim() - 1), self.input_proj.out_features)
         y = silu(embedded + self.cond_embed(condition))

@@ -183,10 +183,7 @@ class DDPMSchedule(DenoisingSchedule):
 
 
 def _respaced(steps: int) -> list[int]:
-    """Indices of the training steps that are kept, the least noisy first; both ends are.
-
-    The stride is summed up, as published: products of it round otherwise at some halves.
-    """
+    """Indices of the training steps that are kept, the least noisy first; both ends are."""
     stride = (TRAINING_STEPS - 1) / (steps - 1)
     return [round(place) for place in accumulate(repeat(stride, steps - 1), initial=0.0)]
 

@@ -31,13 +31,7 @@ from mmspec.models.head_layers import (
     one_layer,
 )
 
-__all__ = [
-    "ParallelConfig",
-    "ParallelHead",
-    "Eagle3Config",
-    "Eagle3Head",
-    "three_taps",
-]
+__all__ = ["ParallelConfig", "ParallelHead", "Eagle3Config", "Eagle3Head", "three_taps"]
 
 PREDICTIONS = 8  # of a pass of a P-EAGLE head, where nothing is said
 DRAFT_VOCABULARY = 32000  # the published heads'
@@ -127,14 +121,7 @@ def three_taps(layers: int) -> list[int]:
 
 
 class Eagle3Layer(LlamaDecoderLayer):
-    """A Llama layer that attends by norm(embedding) and norm(feature), and adds to the feature alone.
-
-    Args:
-        config: of the layer.
-        norm_before_residual: whether that feature is the normed one.
-        qk_norm: whether queries and keys are normed.
-        partial: whether a part of each head is turned by its position, and the rest is not.
-    """
+    """A Llama layer that attends by norm(embedding) and norm(feature), and adds to the feature alone."""
 
     def __init__(
         self, config: LlamaConfig, norm_before_residual: bool, qk_norm: bool = False, partial: bool = False
@@ -213,14 +200,6 @@ class Eagle3Head(FeatureHead):
     def position_lag(self) -> int | None:
         """With several axes, a row stands where the target has the token that its feature is of."""
         return None if self.config.mrope_section is None else 1
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(self.config.taps)
-
-    @property
-    def draft_tokens(self) -> Tensor | None:
-        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def learn_vocabulary(self, tokens: Tensor) -> None:
         """Draft from these tokens of the target [V'] from now on; the output matrix is for others then.
@@ -326,9 +305,6 @@ class ParallelHead(Eagle3Head):
         words = config.vocabulary, config.hidden_size
         self.embed_tokens = nn.Embedding(*words) if config.own_embedding else None
         self.post_init()
-
-    def embed(self, tokens: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        return embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
 
     @property
     def mask_feature(self) -> Tensor:

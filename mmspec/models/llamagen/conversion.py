@@ -67,11 +67,7 @@ def is_lantern(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def config_from_lantern(path: Path) -> LlamaGenConfig:
-    """The config that stands beside the weights.
-
-    Raises:
-        CheckpointError: it is not there, not JSON, or does not describe a LlamaGen.
-    """
+    """The config that stands beside the weights."""
     stored = read_config(path.parent)
     try:
         grid_size = math.isqrt(stored["block_size"])
@@ -147,11 +143,7 @@ def convert_checkpoint(
 def llamagen_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None = None, num_heads: int | None = None
 ) -> LlamaGenForCausalLM:
-    """The model of an official state dict; `path` gives the image size, and names the file in messages.
-
-    Raises:
-        CheckpointError, InputError: as `convert_checkpoint`.
-    """
+    """The model of an official state dict; `path` gives the image size, and names the file in messages."""
     config = _infer_config(path, tensors, _grid_size(path, image_size), num_heads)
     return _build(path, tensors, config, _official_name)
 

@@ -116,12 +116,7 @@ def raster_rotation(position_ids: Tensor, config: LlamaGenConfig) -> tuple[Tenso
 
 
 def rotate_pairs(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the adjacent pairs (2m, 2m + 1) of every head, in float32 at least, and cast back.
-
-    Args:
-        states: [B, heads, T, head_dim] queries or keys.
-        cos, sin: [B, T, head_dim / 2].
-    """
+    """Turn the adjacent pairs (2m, 2m + 1) of heads [B, heads, T, head_dim], in float32 at least."""
     even, odd = states.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = cos[:, None], sin[:, None]
     turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.checkpoint import check_folder, check_weights, first_line
+from mmspec.models.checkpoint import check_folder, load_checked
 from mmspec.models.mar.modeling import SIZES, MARConfig, MARForImageGeneration
-from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
+from mmspec.models.official_files import fill, find_tensors, measure, open_checkpoint
 
 if TYPE_CHECKING:  # diffusers takes seconds, and no model needs it
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -111,31 +111,19 @@ def load_mar(
     if not (path / "config.json").is_file():
         return _open_official(_official_file(path), num_heads), _open_vae(vae)
     check_folder(path, "model", trust_remote_code=False)
-    load: Any = MARForImageGeneration.from_pretrained
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model, report = load(str(path), use_safetensors=True, output_loading_info=True, **where)
-    except Exception as error:  # a config can make transformers stumble anywhere
-        raise CheckpointError("model", str(path), first_line(error)) from error
-    check_weights(model, report, str(path), "model")
+    model = load_checked(MARForImageGeneration, str(path), "model", **where)
     inside = path / VAE
-    return model.eval(), _open_vae(inside if vae is None and inside.is_dir() else vae)
+    return model, _open_vae(inside if vae is None and inside.is_dir() else vae)
 
 
 def mar_from_official(
     path: Path, tensors: Mapping[str, Tensor], num_heads: int | None = None
 ) -> MARForImageGeneration:
-    """The model of an official state dict; `path` names the file in messages, and its size is checked.
-
-    Raises:
-        CheckpointError, InputError: as `convert_mar`.
-    """
+    """The model of an official state dict; `path` names the file in messages, and its size is checked."""
     config = _infer_config(path, tensors, num_heads)
     with torch.device("meta"):
         model = MARForImageGeneration(config)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    check_layout(path, tensors, expected, ignored="")
-    model.load_state_dict({name: tensors[name].clone() for name in expected}, assign=True)
+    fill(path, model, tensors, assign=True)
     model.eval()
     return model
 

@@ -14,12 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.models.denoising import DenoisingHead, DenoisingHeadConfig
 
-__all__ = [
-    "SIZES",
-    "MARConfig",
-    "MARForImageGeneration",
-    "Size",
-]
+__all__ = ["SIZES", "MARConfig", "MARForImageGeneration", "Size"]
 
 EPS = 1e-6  # of every LayerNorm
 INITIAL_STD = 0.02

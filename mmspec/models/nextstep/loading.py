@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
-from mmspec.models.checkpoint import check_weights, first_line
+from mmspec.models.checkpoint import first_line, load_checked, read_index
 from mmspec.models.nextstep.modeling import IMAGE_AREA, NextStepConfig, NextStepForImageGeneration
 from mmspec.models.official_files import (
     INDEX,
@@ -26,7 +26,6 @@ from mmspec.models.official_files import (
     measure,
     open_checkpoint,
     read_config,
-    read_index,
 )
 
 __all__ = ["load_nextstep", "load_nextstep_tokenizer", "load_nextstep_vae"]
@@ -64,25 +63,14 @@ def load_nextstep(source: str | Path, **where: Any) -> NextStepForImageGeneratio
     if config.tie_word_embeddings:
         expected.pop("lm_head.weight")
     check_layout(folder, tensors, expected, NOT_NEEDED)
-    load: Any = NextStepForImageGeneration.from_pretrained
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model, report = load(
-                str(folder), config=config, use_safetensors=True, output_loading_info=True, **where
-            )
-    except Exception as error:  # a config can make transformers stumble anywhere
-        raise CheckpointError("model", str(folder), first_line(error)) from error
-    check_weights(model, report, str(folder), "model")
-    loaded: NextStepForImageGeneration = model.eval()
-    return loaded
+    model: NextStepForImageGeneration = load_checked(
+        NextStepForImageGeneration, str(folder), "model", config=config, **where
+    )
+    return model
 
 
 def load_nextstep_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of words.
-
-    Raises:
-        CheckpointError: there is none, or it does not know the tokens around images.
-    """
+    """The tokenizer of words."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source))
     except Exception as error:  # the same for the files of a tokenizer
@@ -190,11 +178,7 @@ SIZES: dict[str, Reader] = {
 
 
 def _stored_shapes(folder: Path) -> dict[str, Tensor]:
-    """Tensors without content, of the names and shapes in the headers of a folder's files.
-
-    Raises:
-        CheckpointError: a file is missing or damaged.
-    """
+    """Tensors without content, of the names and shapes in the headers of a folder's files."""
     path = find_file(folder, [WEIGHTS]) or folder / WEIGHTS
     names = {*read_index(path).values()} if path.name.endswith(INDEX) else {path.name}
     tensors = {}

@@ -237,9 +237,6 @@ def place_embeddings(width: int, side: int) -> Tensor:
 
     The first half of the width is of the column, the second of the row; of each, sines come first
     (`stepfun-ai/NextStep-1, nextstep/models/modeling_nextstep.py`; the table of MAE, 2111.06377).
-
-    Raises:
-        InputError: the width is no multiple of 4.
     """
     if width % 4:
         raise InputError("hidden_size", width, "a multiple of 4: rows and columns have sines and cosines")

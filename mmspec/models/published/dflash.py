@@ -45,11 +45,7 @@ CONFIDENCE = "confidence_head.proj.weight"
 
 
 def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
-    """The config of a head, which is one of that kind; None for a folder of ours.
-
-    Raises:
-        CheckpointError: the head is of the other kind, or was trained for a target of another depth.
-    """
+    """The config of a head, which is one of that kind; None for a folder of ours."""
     stored, tensors, file, layers = found.stored, found.tensors, found.file, found.layers
     if stored.get("model_type") in OWN:
         return None
@@ -147,11 +143,7 @@ def read_attention(
 
 
 def read_noise(folder: Path, tensors: dict[str, Tensor], own: dict[str, Any]) -> None:
-    """Add the embedding of the noise, if it stands beside the weights (`mask_embedding.pt`).
-
-    Raises:
-        CheckpointError: it holds no such embedding, or one for another token than the config names.
-    """
+    """Add the embedding of the noise, if it stands beside the weights (`mask_embedding.pt`)."""
     path = folder / f"{NOISE}.pt"
     if not path.is_file():
         if NOISE in tensors:
@@ -184,11 +176,7 @@ def anchor_predicts(stored: dict[str, Any], own: dict[str, Any]) -> bool:
 
 
 def confidence_knows(own: dict[str, Any], tensors: dict[str, Tensor], width: int) -> bool:
-    """True if the confidence of a slot reads the token before it too: so says the width of its weights.
-
-    Raises:
-        ValueError: the config says otherwise.
-    """
+    """True if the confidence of a slot reads the token before it too: so says the width of its weights."""
     knows = CONFIDENCE not in tensors or tensors[CONFIDENCE].shape[-1] != width
     said = own.get("confidence_head_with_markov")
     if CONFIDENCE in tensors and said is not None and bool(said) != knows:

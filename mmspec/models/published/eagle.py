@@ -39,13 +39,7 @@ NORM_OF_HEADS = re.compile(r".*\.self_attn\.([qk])_norm\.(weight|bias)")
 
 
 def config_of(found: Found) -> EagleConfig:
-    """The config of a head.
-
-    It has no weights of the vocabulary's size, so a target whose vocabulary is padded is no other target.
-
-    Raises:
-        CheckpointError: the head counts positions in another way than the target.
-    """
+    """The config of a head, to which a padded vocabulary is no other: it has no weights of that size."""
     stored, tensors, given = found.stored, found.tensors, axes(found.text)
     named = re.search(r"\bMSD\b", str(found.path.parent))
     settings: dict[str, Any] = {
@@ -88,13 +82,8 @@ def is_lantern(stored: Mapping[str, Any]) -> bool:
 def layer_described(stored: Mapping[str, Any], target: PreTrainedConfig) -> PreTrainedConfig:
     """The config of the language model that the layer of a head is of.
 
-    Args:
-        stored: its config.json. Its sizes may stand beside `model_type` though transformers nests those of
-            that type: then they are those of the language model all the same (MSD, ViSpec).
-        target: of what it is to draft for.
-
-    Raises:
-        TypeError, ValueError, AttributeError: it cannot be understood; the message says why.
+    Its sizes may stand beside `model_type` though transformers nests those of that type: then they are those
+    of the language model all the same (MSD, ViSpec).
     """
     text = target.get_text_config(decoder=True)
     if is_lantern(stored):
@@ -140,12 +129,8 @@ def repeat_norms(tensors: dict[str, Tensor], layer: PreTrainedConfig) -> None:
 def check_axes(found: Found, config: EagleConfig, is_vispec: bool) -> None:
     """Refuse a head whose positions have other axes than it would be given.
 
-    ViSpec's authors fed their heads for Qwen-VL with positions of one axis, and so are those fed whose config
-    has no sections. One that has them runs with three, with a warning, since a position that is wrong costs
-    acceptance and never words.
-
-    Raises:
-        CheckpointError: one of the two counts places in images, the other tokens.
+    ViSpec's authors fed their heads for Qwen-VL with positions of one axis. One whose config has sections
+    runs with three, with a warning, since a position that is wrong costs acceptance and never words.
     """
     own, given, name = axes(config.layer_config()), axes(found.text), found.path.parent.name
     if own != given:

@@ -29,14 +29,7 @@ TOKEN = ("mask_token_id", "ptd_token_id", "pard_token")  # of speculators; of vL
 
 
 def config_of(found: Found) -> Eagle3Config:
-    """The config of a head.
-
-    Where it does not say which hidden states are read, they are the usual ones of the target.
-
-    Raises:
-        CheckpointError: positions have several axes and the target's one; the two tables of its vocabulary
-            contradict each other. Of a P-EAGLE head: no mask token is named, or its layers have windows.
-    """
+    """The config of a head, which reads the usual hidden states unless it names others."""
     if is_parallel := MASK in found.tensors:
         found.tensors[MASK] = found.tensors[MASK].flatten()
     shown = with_one_layer(found) if is_parallel else found
@@ -96,12 +89,8 @@ def read_norms(stored: dict[str, Any]) -> tuple[bool, bool]:
 def read_taps(file: Path, stored: dict[str, Any], layers: int) -> list[int]:
     """Layers whose inputs a published head reads; empty where its config does not say.
 
-    Ids at the top level (speculators, vLLM) are those layers. Ids in `eagle_config` (SpecForge, SGLang) are
-    layers whose outputs are read, -1 for the embeddings. vLLM knows the top level alone, so that counts
-    where both are given.
-
-    Raises:
-        CheckpointError: an output is read that no layer of the target reads.
+    Ids at the top level (speculators, vLLM) are those layers, and count where both are given. Ids in
+    `eagle_config` (SpecForge, SGLang) are layers whose outputs are read, -1 for the embeddings.
     """
     nested = stored.get("eagle_config") or {}
     inputs, outputs = (
@@ -116,11 +105,7 @@ def read_taps(file: Path, stored: dict[str, Any], layers: int) -> list[int]:
 
 
 def with_one_layer(found: Found) -> Found:
-    """The same P-EAGLE head with the config of an EAGLE-3 head of one layer.
-
-    Raises:
-        CheckpointError: some of its layers have windows, and others none.
-    """
+    """The same P-EAGLE head with the config of an EAGLE-3 head of one layer."""
     nested = found.stored.get("transformer_layer_config")
     table = {**(found.stored if nested is None else nested), "num_hidden_layers": 1}
     types = table.get("layer_types") or []
@@ -134,11 +119,7 @@ def with_one_layer(found: Found) -> Found:
 
 
 def parallel_config(found: Found, config: Eagle3Config) -> ParallelConfig:
-    """The config of a P-EAGLE head from that of its first layer as an EAGLE-3 head.
-
-    Raises:
-        CheckpointError: no mask token is named, or none of the target's.
-    """
+    """The config of a P-EAGLE head from that of its first layer as an EAGLE-3 head."""
     token = next((found.stored[name] for name in TOKEN if found.stored.get(name) is not None), None)
     if not isinstance(token, int) or not 0 <= token < config.vocabulary:
         allowed = f"the token whose embedding a mask has, from 0 to {config.vocabulary - 1}"

@@ -18,11 +18,7 @@ from mmspec.models.head_layers import PART, SLIDING
 from mmspec.models.mtp import MtpHead
 from mmspec.models.published.mtp import INDEX, PUBLISHED, WEIGHTS, weight_files
 
-__all__ = [
-    "LAYOUTS",
-    "export_head",
-    "write_checkpoint",
-]
+__all__ = ["LAYOUTS", "export_head", "write_checkpoint"]
 
 SPECULATORS_VERSION = "0.3.0"  # the first whose EAGLE-3 has these fields
 OWN_LAYER = "decoder.layers.0."
@@ -158,16 +154,7 @@ LAYOUTS: Mapping[str, tuple[str, Callable[[Eagle3Head, str, PreTrainedConfig], d
 
 
 def write_checkpoint(head: MtpHead, source: Path, folder: Path) -> None:
-    """Copy a checkpoint, with a head in a file of its own.
-
-    Args:
-        head: for that model, whose layers have Qwen's names.
-        source: folder of the model, in safetensors.
-        folder: to write into, without files.
-
-    Raises:
-        CheckpointError: the folder has no safetensors, or an MTP layer already.
-    """
+    """Copy a checkpoint in safetensors, whose layers have Qwen's names, with a head in a file of its own."""
     files = weight_files(source)
     if not files:
         raise CheckpointError("target", str(source), f"a folder with {WEIGHTS} or {INDEX}")

@@ -144,11 +144,7 @@ class Layout:
     ignored: str = NOT_OWN
 
     def __call__(self, folder: Path, target: PreTrainedConfig) -> PreTrainedModel | None:
-        """Read the head in a folder; None if it is of another kind.
-
-        Args:
-            folder: with the weights and, for most layouts, a config.json.
-            target: config of what it is to draft for.
+        """Read the head in a folder for a target; None if it is of another kind.
 
         Raises:
             CheckpointError: a file is damaged; the head is of another method, or for another target; its

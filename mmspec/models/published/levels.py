@@ -39,11 +39,7 @@ def medusa_config(found: Found) -> MedusaConfig:
 
 
 def hydra_config(found: Found) -> HydraConfig:
-    """The config of Hydra's heads.
-
-    Raises:
-        CheckpointError: they are heads of Hydra's repository, but not Hydra's.
-    """
+    """The config of Hydra's heads."""
     for name, allowed in ALLOWED.items():
         if found.stored.get(name, allowed[0]) not in allowed:
             what = f"Hydra's heads, whose config has {' or '.join(map(str, allowed))} there"

