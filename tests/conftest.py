@@ -1,8 +1,9 @@
 """Set-up of every test run: no network, one thread a process, random order, no GPU tests without a GPU."""
 
+import gc
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 # Set before any test imports the libraries that read them.
@@ -14,6 +15,17 @@ import pytest
 if not os.path.exists("/dev/nvidia0"):
     # Triton reads it where a kernel is defined; torch is not imported yet, which would know of a GPU.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector the imports of all tests: it would walk through them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -65,7 +65,6 @@ class CorrectorConfig(WindowHeadConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and a width that suits the target."""
         width = min(int(text.hidden_size), max(NARROW, int(text.hidden_size) // SHARE))
         return super().sizes_for(text, vocabulary) | {"width": width // 8 * 8}
 

@@ -132,7 +132,6 @@ class DFlashConfig(PublishedLayerConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of layers like the target's, and three taps."""
         sizes = super().sizes_for(text, vocabulary) | {"taps": three_taps(int(text.num_hidden_layers))}
         return sizes | {"markov_rank": min(256, int(text.hidden_size))}
 
@@ -267,14 +266,6 @@ class DFlashHead(DraftingHead):
         super()._init_weights(module)
         if module is self and self.mask_embedding is not None:
             nn.init.normal_(self.mask_embedding, std=self.config.initializer_range)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(self.config.taps)
-
-    @property
-    def draft_tokens(self) -> Tensor | None:
-        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
         """Hidden states at the taps, each [..., d] -> rows of the context [..., d]."""

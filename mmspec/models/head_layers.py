@@ -99,7 +99,6 @@ class LlamaLayerConfig(SizedHeadConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and of a layer with a quarter of the target's heads for keys."""
         width, heads = int(text.hidden_size), int(text.num_attention_heads)
         return super().sizes_for(text, vocabulary) | {
             "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * width),
@@ -171,7 +170,6 @@ class TargetLayerConfig(HeadConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and the target's own layer."""
         layer = text.to_dict() | {"num_hidden_layers": 1}
         types = getattr(text, "layer_types", None)
         if types is not None:

@@ -21,6 +21,7 @@ from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.targets import CausalTarget
 from mmspec.transformers_versions import CACHE
 from tests.contracts import distributions
+from tests.contracts.distributions import SAMPLES
 from tests.contracts.running import (
     FanOutTarget,
     Prompt,
@@ -51,34 +52,31 @@ def precise() -> CausalTarget:
     return CausalTarget(tiny_lm())
 
 
-def one_seed(rule: AcceptanceRule, widths: Sequence[int], kind: DraftKind, sampler: Sampler) -> None:
-    distributions.check_distribution(
-        toy_target(),
-        SampledTreeDrafter(toy_distribution(), widths, kind),
-        rule,
-        sampler,
-        seeds=distributions.SEEDS[:1],
-    )
+def tree_distribution(
+    rule: AcceptanceRule, widths: Sequence[int], kind: DraftKind, samples: int, temperature: float = 1.0
+) -> None:
+    drafter = SampledTreeDrafter(toy_distribution(), widths, kind)
+    distributions.check_distribution(toy_target(), drafter, rule, Sampler(temperature), samples=samples)
 
 
-def speculative_distribution() -> None:
-    one_seed(SpeculativeSampling(), (1, 1, 1), IID, Sampler(1.0))
+def speculative_distribution(samples: int = SAMPLES) -> None:
+    tree_distribution(SpeculativeSampling(), (1, 1, 1), IID, samples)
 
 
-def speculative_distribution_at_low_temperature() -> None:
-    one_seed(SpeculativeSampling(), (1, 1, 1), IID, Sampler(0.6))
+def speculative_distribution_at_low_temperature(samples: int = SAMPLES) -> None:
+    tree_distribution(SpeculativeSampling(), (1, 1, 1), IID, samples, 0.6)
 
 
-def recursive_distribution_of_iid_siblings() -> None:
-    one_seed(RecursiveRejection(), (3, 2), IID, Sampler(1.0))
+def recursive_distribution_of_iid_siblings(samples: int = SAMPLES) -> None:
+    tree_distribution(RecursiveRejection(), (3, 2), IID, samples)
 
 
-def recursive_distribution_without_replacement() -> None:
-    one_seed(RecursiveRejection(), (3, 2), WITHOUT, Sampler(1.0))
+def recursive_distribution_without_replacement(samples: int = SAMPLES) -> None:
+    tree_distribution(RecursiveRejection(), (3, 2), WITHOUT, samples)
 
 
-def k_sequential_distribution() -> None:
-    one_seed(KSequential(), (3, 2), IID, Sampler(1.0))
+def k_sequential_distribution(samples: int = SAMPLES) -> None:
+    tree_distribution(KSequential(), (3, 2), IID, samples)
 
 
 def joint_of(target: CausalTarget, prompt: Prompt, length: int, sampler: Sampler) -> Tensor:

@@ -19,7 +19,6 @@ from mmspec.drafters.none import NoDrafter
 from tests.contracts.distributions import (
     ALARM,
     SAMPLES,
-    SEEDS,
     check_distribution,
     chi_square,
     reference_distribution,
@@ -33,63 +32,38 @@ PAIRS: dict[str, tuple[AcceptanceRule, Drafter]] = {
     "plain": (SampleAndMatch(), NoDrafter()),
     "match-copy": (SampleAndMatch(), CopyDrafter(3, min_match=1)),
     "match-random-trees": (SampleAndMatch(), RandomTreeDrafter(9, 6)),
-    "match-sampled-tree": (SampleAndMatch(), SampledTreeDrafter(toy_distribution(), (3, 2), WITHOUT)),
     "speculative-chain": (SpeculativeSampling(), SampledTreeDrafter(toy_distribution(), (1, 1, 1), IID)),
-    "recursive-iid": (RecursiveRejection(), SampledTreeDrafter(toy_distribution(), (3, 2), IID)),
     "recursive-without": (RecursiveRejection(), SampledTreeDrafter(toy_distribution(), (3, 2), WITHOUT)),
     "k-sequential": (KSequential(), SampledTreeDrafter(toy_distribution(), (3, 2), IID)),
 }
-WARPS = {
-    "T=0.5": Sampler(temperature=0.5),
-    "T=1.5": Sampler(temperature=1.5),
-    "top_p=0.8": Sampler(temperature=1.0, top_p=0.8),
-    "top_k=3": Sampler(temperature=1.0, top_k=3),
-    "T=0.6 top_k=4 min_p=0.1": Sampler(temperature=0.6, top_k=4, min_p=0.1),
-}
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ["plain", "match-copy", "match-random-trees"])  # checks.py has the others
 def test_neighbouring_pairs_follow_the_targets_distribution(name: str) -> None:
     rule, drafter = PAIRS[name]
     check_distribution(toy_target(), drafter, rule, Sampler(temperature=1.0))
 
 
 @pytest.mark.parametrize(
-    ("name", "warp"),
+    ("name", "sampler"),  # test_rules.py has temperature 0.8 with top-k for every exact rule
     [
-        *(("speculative-chain", warp) for warp in WARPS),
-        ("recursive-without", "T=0.5"),
-        ("recursive-without", "top_k=3"),
-        ("k-sequential", "T=0.6 top_k=4 min_p=0.1"),
-        ("match-random-trees", "top_p=0.8"),
+        ("speculative-chain", Sampler(temperature=1.5)),
+        ("recursive-without", Sampler(temperature=0.5)),
+        ("speculative-chain", Sampler(temperature=1.0, top_p=0.8)),
+        ("k-sequential", Sampler(temperature=0.6, top_k=4, min_p=0.1)),
     ],
+    ids=["hot", "cold", "top-p", "all at once"],
 )
-def test_the_distribution_is_the_warped_one(name: str, warp: str) -> None:
+def test_the_distribution_is_the_warped_one(name: str, sampler: Sampler) -> None:
     rule, drafter = PAIRS[name]
-    check_distribution(toy_target(), drafter, rule, WARPS[warp], seeds=SEEDS[:1])
-
-
-@pytest.mark.parametrize("name", ["match-random-trees", "speculative-chain", "recursive-without"])
-def test_guidance_of_three_combines_logits_before_everything_else(name: str) -> None:
-    rule, drafter = PAIRS[name]
-    sampler = Sampler(temperature=1.0, top_k=4, guidance_scale=3.0)
-    check_distribution(
-        toy_target(tables=2), drafter, rule, sampler, seeds=SEEDS[:1], prompts=((0, 2), (1, 4))
-    )
+    check_distribution(toy_target(), drafter, rule, sampler)
 
 
 @pytest.mark.parametrize("name", ["speculative-chain", "recursive-without"])
-def test_one_hot_draft_distributions_and_token_zero_are_no_exception(name: str) -> None:
+def test_guidance_of_three_combines_logits_before_everything_else(name: str) -> None:
     rule, drafter = PAIRS[name]
-    assert isinstance(drafter, SampledTreeDrafter)
-    zero = torch.nn.functional.one_hot(torch.tensor([0, 0, 3, 2, 0, 1]), 6).double()
-    check_distribution(
-        toy_target(),
-        SampledTreeDrafter(zero, drafter.widths, drafter.kind),
-        rule,
-        Sampler(1.0),
-        seeds=SEEDS[:1],
-    )
+    sampler = Sampler(temperature=1.0, top_k=4, guidance_scale=3.0)
+    check_distribution(toy_target(tables=2), drafter, rule, sampler, prompts=((0, 2), (1, 4)))
 
 
 @pytest.mark.parametrize("name", ["speculative-chain", "recursive-without", "k-sequential"])
@@ -100,18 +74,14 @@ def test_a_draft_distribution_equal_to_the_targets_is_accepted_whole(name: str) 
     target = TableTarget(distribution.log()[None, None].expand(1, 6, 6, 6))  # [b] whatever came before
     equal = SampledTreeDrafter(distribution, drafter.widths, drafter.kind)
     run = decode(target, [(1, 2)] * 500, equal, rule, Sampler(1.0), max_new_tokens=9)
-    assert min(min(e.from_draft) for e in run.emissions[1:2]) == len(drafter.widths)
-    check_distribution(target, equal, rule, Sampler(1.0), seeds=SEEDS[:1])
+    assert min(run.emissions[1].from_draft) == len(drafter.widths)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_first_place_is_accepted_with_the_overlap_of_the_distributions(seed: int) -> None:
+def test_the_first_place_is_accepted_with_the_overlap_of_the_distributions() -> None:
     """Mean accepted = sum of min(p, q) within four sigma, for every token that may stand before."""
     target, q, sampler = toy_target(), toy_distribution(), Sampler(temperature=1.0)
     drafter = SampledTreeDrafter(q, (1,), IID)
-    run = decode(
-        target, [(1, 2)] * SAMPLES, drafter, SpeculativeSampling(), sampler, max_new_tokens=3, seed=seed
-    )
+    run = decode(target, [(1, 2)] * SAMPLES, drafter, SpeculativeSampling(), sampler, max_new_tokens=3)
     first = torch.tensor(run.emissions[0].tokens)[:, 0]
     taken = torch.tensor(run.emissions[1].from_draft).double()
     p = reference_distribution(target.logits[0, 2][None], sampler)  # [V, V]: after 2 and the first token
@@ -120,31 +90,25 @@ def test_the_first_place_is_accepted_with_the_overlap_of_the_distributions(seed:
         here = taken[first == token]
         sigma = (overlap[token] * (1 - overlap[token]) / len(here)).sqrt()
         gap = (here.mean() - overlap[token]).abs()
-        assert gap <= 4 * sigma, (
-            f"after token {token}: {here.mean():.4f} is not {overlap[token]:.4f}, seed={seed}"
-        )
+        assert gap <= 4 * sigma, f"after token {token}: {here.mean():.4f} is not {overlap[token]:.4f}"
 
 
 def test_the_test_itself_is_calibrated() -> None:
     """Draws from the distribution itself: the share of p-values below 5 % is 5 % within four sigma."""
     distribution = dirichlet(36, seed=3)
-    generator = torch.Generator().manual_seed(0)
-    values = []
-    for _ in range(400):
-        draws = torch.multinomial(distribution, SAMPLES, replacement=True, generator=generator)
-        values.append(chi_square(torch.bincount(draws, minlength=36), distribution).p_value)
+    draws = torch.distributions.Multinomial(SAMPLES, distribution)
+    torch.manual_seed(0)
+    values = [chi_square(draws.sample(), distribution).p_value for _ in range(400)]
     low = sum(value < 0.05 for value in values) / 400
     assert abs(low - 0.05) < 4 * (0.05 * 0.95 / 400) ** 0.5 and min(values) > ALARM
 
 
-@pytest.mark.parametrize(
-    "name", ["match-random-trees", "speculative-chain", "recursive-without", "k-sequential"]
-)
-def test_a_vocabulary_of_one_says_the_one_thing(name: str) -> None:
-    rule, drafter = PAIRS[name]
-    if isinstance(drafter, SampledTreeDrafter):
-        drafter = SampledTreeDrafter(torch.ones(1, 1, dtype=torch.float64), (1, 1), drafter.kind)
-    else:
-        drafter = RandomTreeDrafter(5, 1)
-    run = decode(toy_target(vocabulary=1), [(0, 0)] * 3, drafter, rule, Sampler(1.0), max_new_tokens=7)
-    assert run.outputs == [[0] * 7] * 3
+def test_a_vocabulary_of_one_says_the_one_thing() -> None:
+    for name in ("match-random-trees", "speculative-chain", "recursive-without", "k-sequential"):
+        rule, drafter = PAIRS[name]
+        if isinstance(drafter, SampledTreeDrafter):
+            drafter = SampledTreeDrafter(torch.ones(1, 1, dtype=torch.float64), (1, 1), drafter.kind)
+        else:
+            drafter = RandomTreeDrafter(5, 1)
+        run = decode(toy_target(vocabulary=1), [(0, 0)] * 3, drafter, rule, Sampler(1.0), max_new_tokens=7)
+        assert run.outputs == [[0] * 7] * 3, name

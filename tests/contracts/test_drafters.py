@@ -11,15 +11,19 @@ import torch
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind, check_tree
-from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.interfaces import Drafter, DraftSession, Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
+from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
+from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter, MtpDrafter
 from mmspec.drafters.flash import FlashDrafter
+from mmspec.drafters.heads import HeadDrafter
+from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.level_heads import HydraDrafter, MedusaDrafter
+from mmspec.drafters.none import NoDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
@@ -27,28 +31,27 @@ from tests.drafters import (
     corrected_checks,
     dflash_checks,
     eagle3_checks,
+    eagle_checks,
     flash_checks,
     heads_checks,
     mtp_checks,
 )
-from tests.drafters.eagle_checks import head_for
 from tests.drafters.length_checks import paced
 from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
 from tests.tiny_models import tiny_llama, tiny_lm
 
-MANY = random_prompts(20, seed=1)
+MANY = random_prompts(10, seed=1)
 SAMPLER = Sampler(temperature=0.9, top_p=0.95)
-LENGTHS = (1, 2, 3, 8)
 
 
 @functools.cache
 def greedy_answers() -> list[list[int]]:
-    return [generate(llama().model, prompt) for prompt in MANY]
+    return [generate(llama().model, prompt, 32) for prompt in MANY]
 
 
 @functools.cache
 def sampled_answers() -> dict[tuple[int, ...], list[int]]:
-    return futures(precise(), PROMPTS, SAMPLER, max_new_tokens=40, seed=[7, 8, 9])
+    return futures(precise(), PROMPTS, SAMPLER, max_new_tokens=24, seed=[7, 8, 9])
 
 
 @functools.cache
@@ -62,103 +65,77 @@ def neighbour(dtype: torch.dtype) -> CausalTarget:
     return CausalTarget(model)
 
 
-def eagle(dtype: torch.dtype, **shape: Any) -> Drafter:
-    """A head of random weights for the target of that dtype."""
+def fitted(kind: str, dtype: torch.dtype, head: dict[str, Any] | None = None, **shape: Any) -> Drafter:
+    """A drafter with a head of random weights for the target of that dtype."""
     target = llama() if dtype == torch.float32 else precise()
-    return EagleDrafter(head_for(target), **shape).fit(target)
+    drafter, build = HEADS[kind]
+    return drafter(build(target, **head or {}), **shape).fit(target)  # type: ignore[return-value]
 
 
-def eagle3(dtype: torch.dtype, **shape: Any) -> Drafter:
-    """A head of random weights that knows half of the words of the target of that dtype."""
-    target = llama() if dtype == torch.float32 else precise()
-    head = eagle3_checks.head_for(target, draft_vocabulary=VOCABULARY // 2)
-    return Eagle3Drafter(head, **shape).fit(target)
+def with_head(kind: str, head: dict[str, Any] | None = None, **shape: Any) -> Build:
+    return lambda length, dtype: fitted(kind, dtype, head, num_draft_tokens=length, **shape)
 
 
-def mtp(dtype: torch.dtype, **shape: Any) -> Drafter:
-    """A head of random weights for the target of that dtype."""
-    target = llama() if dtype == torch.float32 else precise()
-    return MtpDrafter(mtp_checks.head_for(target), **shape).fit(target)
+def draft_model(length: int, dtype: torch.dtype, *sampling: str) -> Drafter:
+    return DraftModelDrafter(neighbour(dtype), length, *sampling)
 
 
-def dflash(dtype: torch.dtype, kind: str, length: int) -> Drafter:
-    """A head of random weights for the target of that dtype, with blocks of that length."""
-    target = llama() if dtype == torch.float32 else precise()
-    head = dflash_checks.head_for(target, kind, block=length + kind.startswith("dflash"))
-    return (DFlashDrafter if kind == "dflash" else DSparkDrafter)(head).fit(target)
+def of_blocks(length: int, dtype: torch.dtype) -> Drafter:
+    shape = {"depth": length, "top_k": min(2, length), "block": 3}
+    return fitted("flash", dtype, num_draft_tokens=length, **shape)
 
 
-def flash(dtype: torch.dtype, **shape: Any) -> Drafter:
-    """A head of random weights for the target of that dtype."""
-    target = llama() if dtype == torch.float32 else precise()
-    return FlashDrafter(flash_checks.head_for(target), **shape).fit(target)
+def of_chains(length: int, dtype: torch.dtype) -> Drafter:
+    shape = {"depth": min(length, 4), "top_k": min(length, 4)}
+    return fitted("dspark", dtype, {"kind": "dspark, rnn"}, num_draft_tokens=length, **shape)
 
 
-def medusa(dtype: torch.dtype, **shape: Any) -> Drafter:
-    """Heads of random weights for the target of that dtype."""
-    target = llama() if dtype == torch.float32 else precise()
-    return MedusaDrafter(heads_checks.medusa_for(target), **shape).fit(target)
-
-
-def hydra(dtype: torch.dtype, settings: dict[str, Any] | None = None, **shape: Any) -> Drafter:
-    """Heads of random weights for the target of that dtype."""
-    target = llama() if dtype == torch.float32 else precise()
-    return HydraDrafter(heads_checks.hydra_for(target, **settings or {}), **shape).fit(target)
-
-
-def cjd(dtype: torch.dtype, window: int, coupling: str = "maximal") -> Drafter:
-    """A head of random weights for the target of that dtype."""
+def cjd(length: int, dtype: torch.dtype, coupling: str = "maximal") -> Drafter:
     target = llama() if dtype == torch.float32 else precise()
     head = corrected_checks.head_for(target)
-    return CorrectedDrafter(head, window, min(window - 1, 5), coupling).fit(target)
+    return CorrectedDrafter(head, length, min(length - 1, 5), coupling).fit(target)
 
 
-# name -> builder(draft length, dtype of the target); a newly registered drafter needs a line here
-REGISTERED: dict[str, Callable[[int, torch.dtype], Drafter]] = {
-    "none": lambda length, dtype: DRAFTERS["none"](),
-    "copy": lambda length, dtype: DRAFTERS["copy"](length, min_match=1),  # type: ignore[call-arg]
-    "draft_model": lambda length, dtype: DRAFTERS["draft_model"](neighbour(dtype), length),  # type: ignore[call-arg]
-    "draft_model, greedy": lambda length, dtype: DRAFTERS["draft_model"](  # type: ignore[call-arg]
-        neighbour(dtype), length, "greedy"
-    ),
-    "draft_model, sampled": lambda length, dtype: DRAFTERS["draft_model"](  # type: ignore[call-arg]
-        neighbour(dtype), length, "sampled"
-    ),
-    "eagle": lambda length, dtype: eagle(dtype, num_draft_tokens=length),
-    "eagle3": lambda length, dtype: eagle3(dtype, num_draft_tokens=length),
-    "mtp": lambda length, dtype: mtp(dtype, num_draft_tokens=length),
-    "flash": lambda length, dtype: flash(dtype, num_draft_tokens=length),
-    "flash, blocks in a row": lambda length, dtype: flash(
-        dtype, num_draft_tokens=length, depth=length, top_k=min(2, length), block=3
-    ),
-    "dflash": lambda length, dtype: dflash(dtype, "dflash", length),
-    "dspark": lambda length, dtype: dflash(dtype, "dspark", length),
-    "dspark, tree": lambda length, dtype: DSparkDrafter(
-        dflash_checks.head_for(llama() if dtype == torch.float32 else precise(), "dspark, rnn"),
-        num_draft_tokens=length,
-        depth=min(length, 4),
-        top_k=min(length, 4),
-    ).fit(llama() if dtype == torch.float32 else precise()),
-    "medusa": lambda length, dtype: medusa(dtype, num_draft_tokens=length),
-    "medusa, static": lambda length, dtype: medusa(dtype, tree=[0] * (length + 1)),
-    "hydra": lambda length, dtype: hydra(dtype, num_draft_tokens=length),
-    "hydra, without prefix attention": lambda length, dtype: hydra(
-        dtype, {"prefix_attention": False}, num_draft_tokens=length
-    ),
-    "eagle, of changing sizes": lambda length, dtype: paced(eagle(dtype, num_draft_tokens=length)),
-    "draft_model, of changing sizes": lambda length, dtype: paced(
-        DRAFTERS["draft_model"](neighbour(dtype), length)  # type: ignore[call-arg]
-    ),
-    "eagle, static": lambda length, dtype: eagle(dtype, tree=[0, *range(length)]),
-    "cjd": lambda length, dtype: cjd(dtype, length),
-    "cjd, exact": lambda length, dtype: cjd(dtype, length, "exact"),
-    "jacobi": lambda length, dtype: DRAFTERS["jacobi"](length),  # type: ignore[call-arg]
-    "jacobi, exact": lambda length, dtype: DRAFTERS["jacobi"](length, "exact", "uniform"),  # type: ignore[call-arg]
-    "jacobi, tree": lambda length, dtype: DRAFTERS["jacobi"](  # type: ignore[call-arg]
-        length + 1, front=(4,), reach=1
-    ),
+Build = Callable[[int, torch.dtype], Drafter]
+HEADS: dict[str, tuple[Callable[..., HeadDrafter], Callable[..., Any]]] = {
+    "eagle": (EagleDrafter, eagle_checks.head_for),
+    "eagle3": (Eagle3Drafter, eagle3_checks.head_for),
+    "mtp": (MtpDrafter, mtp_checks.head_for),
+    "flash": (FlashDrafter, flash_checks.head_for),
+    "dflash": (DFlashDrafter, dflash_checks.head_for),
+    "dspark": (DSparkDrafter, dflash_checks.head_for),
+    "medusa": (MedusaDrafter, heads_checks.medusa_for),
+    "hydra": (HydraDrafter, heads_checks.hydra_for),
 }
-ORACLES: dict[str, Callable[[int, torch.dtype], Drafter]] = {
+# name -> builder(draft length, dtype of the target); a newly registered drafter needs a line here
+REGISTERED: dict[str, Build] = {
+    "none": lambda length, dtype: NoDrafter(),
+    "copy": lambda length, dtype: CopyDrafter(length, min_match=1),
+    "draft_model": draft_model,
+    "draft_model, greedy": lambda length, dtype: draft_model(length, dtype, "greedy"),
+    "draft_model, sampled": lambda length, dtype: draft_model(length, dtype, "sampled"),
+    "draft_model, of changing sizes": lambda length, dtype: paced(draft_model(length, dtype)),
+    "eagle": with_head("eagle"),
+    "eagle, static": lambda length, dtype: fitted("eagle", dtype, tree=[0, *range(length)]),
+    "eagle, of changing sizes": lambda length, dtype: paced(with_head("eagle")(length, dtype)),
+    "eagle3": with_head("eagle3", {"draft_vocabulary": VOCABULARY // 2}),
+    "mtp": with_head("mtp"),
+    "flash": with_head("flash"),
+    "flash, blocks in a row": of_blocks,
+    "dflash": lambda length, dtype: fitted("dflash", dtype, {"kind": "dflash", "block": length + 1}),
+    "dspark": lambda length, dtype: fitted("dspark", dtype, {"kind": "dspark", "block": length}),
+    "dspark, tree": of_chains,
+    "medusa": with_head("medusa"),
+    "medusa, static": lambda length, dtype: fitted("medusa", dtype, tree=[0] * (length + 1)),
+    "hydra": with_head("hydra"),
+    "hydra, without prefix attention": with_head("hydra", {"prefix_attention": False}),
+    "cjd": cjd,
+    "cjd, exact": lambda length, dtype: cjd(length, dtype, "exact"),
+    "jacobi": lambda length, dtype: JacobiDrafter(length),
+    "jacobi, exact": lambda length, dtype: JacobiDrafter(length, "exact", "uniform"),
+    "jacobi, tree": lambda length, dtype: JacobiDrafter(length + 1, front=(4,), reach=1),
+}
+ORACLES: dict[str, Build] = {
     "oracle": lambda length, dtype: OracleDrafter(sampled_answers(), length, VOCABULARY),
     "oracle, 30 % wrong": lambda length, dtype: OracleDrafter(sampled_answers(), length, VOCABULARY, 0.3),
     "oracle tree": lambda length, dtype: OracleDrafter(
@@ -169,41 +146,43 @@ ORACLES: dict[str, Callable[[int, torch.dtype], Drafter]] = {
 }
 
 
-class Inspected(Drafter, DraftSession):
-    """A drafter whose drafts are examined on their way."""
+def inspected(drafter: Drafter, limit: int) -> Drafter:
+    """The drafter, whose drafts are examined on their way."""
 
-    def __init__(self, inner: Drafter, limit: int) -> None:
-        self.limit = limit
-        self.inner, self.kind, self.max_nodes, self.taps = inner, inner.kind, inner.max_nodes, inner.taps
+    def start(requests: Sequence[Request], *args: Any) -> DraftSession:
+        session = type(drafter).start(drafter, requests, *args)
+        prompts = [len(request.prompt_tokens) for request in requests]
+        propose = functools.partial(type(session).propose, session)  # a session may be the drafter itself
 
-    def start(
-        self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        self.prompts = [len(request.prompt_tokens) for request in requests]
-        self.session = self.inner.start(requests, prefill, sampler, random)
-        return self
+        def examined(canvas: Canvas) -> Draft:
+            for row, (tokens, prompt) in enumerate(zip(canvas.ids, prompts, strict=True)):
+                if len(tokens) - prompt < limit:  # what a finished row is told does not matter
+                    assert canvas.root[row] == tokens[-1] and canvas.emitted[row] == len(tokens) - prompt
+            draft = propose(canvas)
+            examine(draft, drafter)
+            assert torch.equal(draft.tokens[:, 0], canvas.root) and len(draft.tokens) == len(canvas.ids)
+            return draft
 
-    def propose(self, canvas: Canvas) -> Draft:
-        for row, tokens in enumerate(canvas.ids):
-            if len(tokens) - self.prompts[row] < self.limit:  # what a finished row is told does not matter
-                assert (
-                    canvas.root[row] == tokens[-1] and canvas.emitted[row] == len(tokens) - self.prompts[row]
-                )
-        draft = self.session.propose(canvas)
-        rows, nodes = draft.tokens.shape
-        assert draft.kind is self.kind and nodes <= self.max_nodes and rows == len(canvas.ids)
-        assert torch.equal(draft.tokens[:, 0], canvas.root) and draft.valid[:, 0].all()
-        depths = [check_tree(parents) for parents in draft.parents.tolist()]
-        assert draft.max_depth >= max(map(max, depths)) and torch.equal(draft.depth, torch.tensor(depths))
-        assert int((draft.children >= 0).sum(-1).max()) <= draft.max_children
-        assert self.inner.branches or draft.is_chain
-        assert (draft.tokens >= 0).all() and (draft.tokens < VOCABULARY).all()
-        assert (draft.q is None) == (draft.kind in (DraftKind.POINT, DraftKind.COUPLED))
-        if draft.q is not None:
-            assert torch.allclose(draft.q.p[:, 1:].sum(-1), torch.ones_like(draft.q.p[:, 1:, 0]))
-            mass = draft.q.mass(draft.tokens)
-            assert (mass > 0)[:, 1:][draft.valid[:, 1:]].all(), "no token that q excludes"
-        return draft
+        session.propose = examined  # type: ignore[method-assign]
+        return session
+
+    drafter.start = start  # type: ignore[method-assign]
+    return drafter
+
+
+def examine(draft: Draft, drafter: Drafter) -> None:
+    assert draft.kind is drafter.kind and draft.tokens.shape[1] <= drafter.max_nodes
+    assert draft.valid[:, 0].all()
+    depths = [check_tree(parents) for parents in draft.parents.tolist()]
+    assert draft.max_depth >= max(map(max, depths)) and torch.equal(draft.depth, torch.tensor(depths))
+    assert int((draft.children >= 0).sum(-1).max()) <= draft.max_children
+    assert drafter.branches or draft.is_chain
+    assert (draft.tokens >= 0).all() and (draft.tokens < VOCABULARY).all()
+    assert (draft.q is None) == (draft.kind in (DraftKind.POINT, DraftKind.COUPLED))
+    if draft.q is not None:
+        assert torch.allclose(draft.q.p[:, 1:].sum(-1), torch.ones_like(draft.q.p[:, 1:, 0]))
+        mass = draft.q.mass(draft.tokens)
+        assert (mass > 0)[:, 1:][draft.valid[:, 1:]].all(), "no token that q excludes"
 
 
 def test_every_registered_drafter_is_tested_here() -> None:
@@ -214,43 +193,30 @@ def test_every_registered_drafter_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", REGISTERED)
-def test_greedy_output_is_that_of_generate_on_twenty_prompts(name: str) -> None:
-    """20 ragged prompts of 64 tokens in one batch, and some of them alone."""
-    drafter = REGISTERED[name](5, torch.float32)
-    assert decode(llama(), MANY, drafter).outputs == greedy_answers()
-    for row in (0, 7, 13):
-        assert decode(llama(), [MANY[row]], drafter).outputs == [greedy_answers()[row]]
-
-
-@pytest.mark.parametrize("name", REGISTERED)
-def test_drafts_are_well_formed(name: str) -> None:
-    for sampler in (Sampler(), SAMPLER):
-        inspected = Inspected(REGISTERED[name](4, torch.float64), 24)
-        decode(precise(), PROMPTS, inspected, sampler=sampler, max_new_tokens=24)
+def test_greedy_output_of_well_formed_drafts_is_that_of_generate(name: str) -> None:
+    """Ten ragged prompts of 32 tokens in one batch, and one of them alone."""
+    drafter = inspected(REGISTERED[name](5, torch.float32), 32)
+    assert decode(llama(), MANY, drafter, max_new_tokens=32).outputs == greedy_answers()
+    assert decode(llama(), MANY[7:8], drafter, max_new_tokens=32).outputs == greedy_answers()[7:8]
 
 
 BUILDERS = REGISTERED | ORACLES
-SHORT_AND_LONG = ((1, 8), (2, 32), (3, 32), (1, 3))  # of each builder one of these, which in turn
+SHORT_AND_LONG = (1, 8, 2, 32, 3)  # of each builder one of these, which in turn
 
 
 @pytest.mark.parametrize(
-    ("name", "length"),
-    [(name, length) for index, name in enumerate(BUILDERS) for length in SHORT_AND_LONG[index % 4]],
+    ("name", "length"), [(name, SHORT_AND_LONG[index % 5]) for index, name in enumerate(BUILDERS)]
 )
-def test_sampling_is_bitwise_that_of_plain_decoding(name: str, length: int) -> None:
-    """Gumbel-exact for drafts of any length, chains and trees, batches of one and of three."""
-    drafter = BUILDERS[name](length, torch.float64)
-    expected = list(sampled_answers().values())
-    seeds = [7, 8, 9]
-    run = decode(precise(), PROMPTS, drafter, sampler=SAMPLER, max_new_tokens=40, seed=seeds)
-    assert run.outputs == expected
-    row = length % 3
-    alone = decode(precise(), [PROMPTS[row]], drafter, sampler=SAMPLER, max_new_tokens=40, seed=[seeds[row]])
-    assert alone.outputs == [expected[row]]
+def test_sampling_is_bitwise_that_of_plain_decoding_wherever_a_row_stands(name: str, length: int) -> None:
+    """Gumbel-exact for drafts of any length, chains and trees; the drafts are well-formed."""
+    drafter, seeds = inspected(BUILDERS[name](length, torch.float64), 24), [7, 8, 9]
+    for order in ([0, 1, 2], [2, 0, 0], [length % 3]):
+        prompts, keys = [PROMPTS[row] for row in order], [seeds[row] for row in order]
+        run = decode(precise(), prompts, drafter, sampler=SAMPLER, max_new_tokens=24, seed=keys)
+        assert run.outputs == [sampled_answers()[tuple(prompt)] for prompt in prompts], f"order {order}"
 
 
-@pytest.mark.parametrize("depth", LENGTHS)
-@pytest.mark.parametrize("siblings", [0, 2])
+@pytest.mark.parametrize(("depth", "siblings"), [(1, 0), (8, 0), (2, 2), (3, 2)])
 def test_an_oracle_is_accepted_whole_and_an_adversary_never(depth: int, siblings: int) -> None:
     """Acceptance length depth + 1 in full rounds, and 1 with the right text all the same."""
     rounds = 3
@@ -267,18 +233,6 @@ def test_an_oracle_is_accepted_whole_and_an_adversary_never(depth: int, siblings
     run = decode(llama(), MANY[:3], adversary, max_new_tokens=length)
     assert run.outputs == expected
     assert run.stats.acceptance_length == 1.0 and run.stats.acceptance_rate == 0.0
-
-
-@pytest.mark.parametrize("name", REGISTERED)
-def test_rows_keep_their_answers_when_they_change_places(name: str) -> None:
-    drafter = REGISTERED[name](3, torch.float64)
-    seeds = [7, 8, 9]
-    for order in ([2, 0, 1], [1, 2], [0, 0, 1]):
-        prompts = [PROMPTS[row] for row in order]
-        run = decode(
-            precise(), prompts, drafter, None, SAMPLER, max_new_tokens=40, seed=[seeds[row] for row in order]
-        )
-        assert run.outputs == [sampled_answers()[tuple(prompt)] for prompt in prompts], f"order {order}"
 
 
 def test_a_list_of_seeds_reproduces_single_calls_and_rows_of_one_seed_differ() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -52,9 +54,14 @@ def drafters_of(kind: DraftKind, vocabulary: int) -> list[Drafter]:
     random_trees.kind = kind
     if vocabulary == 6:
         return [random_trees]
-    known = {tuple(prompt): generate(llama().model, prompt, 24) for prompt in PROMPTS}
+    known = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, answers(), strict=True)}
     oracles = [OracleDrafter(known, 4, vocabulary, 0.2, siblings, kind) for siblings in (0, 1)]
     return [random_trees, *oracles]
+
+
+@functools.cache
+def answers() -> list[list[int]]:
+    return [generate(llama().model, prompt, 24) for prompt in PROMPTS]
 
 
 def kinds_of(name: str) -> list[DraftKind]:
@@ -63,22 +70,19 @@ def kinds_of(name: str) -> list[DraftKind]:
 
 @pytest.mark.parametrize("name", RULES)
 def test_greedy_decoding_gives_the_arg_max_whatever_was_drafted(name: str) -> None:
-    expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
     for kind in kinds_of(name):
         drafters = [d for d in drafters_of(kind, VOCABULARY) if is_sound(ACCEPTANCE_RULES[name], d)]
         assert drafters
         for drafter in drafters:
             run = decode(llama(), PROMPTS, drafter, rule_of(name, VOCABULARY), max_new_tokens=24)
-            assert run.outputs == expected, (kind, type(drafter))
+            assert run.outputs == answers(), (kind, type(drafter))
 
 
 @pytest.mark.parametrize(("name", "kind"), EXACT)
 def test_exact_rules_keep_the_targets_distribution(name: str, kind: DraftKind) -> None:
     rule = rule_of(name, 6)
     drafter = [d for d in drafters_of(kind, 6) if is_sound(type(rule), d)][-1]
-    distributions.check_distribution(
-        toy_target(), drafter, rule, Sampler(temperature=0.8, top_k=5), seeds=distributions.SEEDS[1:2]
-    )
+    distributions.check_distribution(toy_target(), drafter, rule, Sampler(temperature=0.8, top_k=5))
 
 
 def test_a_rule_says_what_it_promises() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import TASKS, held_out_captions, own_examples, read_tasks, scene_examples
-from mmspec.scenes import HELD_OUT_SEEDS, parse_caption
+from mmspec.scenes import HELD_OUT_SEEDS, parse_image_prompt
 
 IMAGES = {"two_images": 2, "clip": 4}
 
@@ -41,7 +41,7 @@ def test_prompts_and_images_are_paired():
 def test_captions_are_the_same_every_time():
     captions = held_out_captions(20, seed=3)
     assert captions == held_out_captions(40, seed=3)[:20] != held_out_captions(20)
-    assert all(parse_caption(text) is not None for text in captions)
+    assert all(parse_image_prompt(text) is not None for text in captions)
     with pytest.raises(InputError):
         held_out_captions(10**7)
 

@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 from transformers.utils import logging
 
-from mmspec.errors import InputError, MMSpecError, NumericalError, PipelineBusyError
-from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.errors import MMSpecError, NumericalError, PipelineBusyError
 from mmspec.pipelines import (
     ImageOutput,
     ImagePipeline,
@@ -127,16 +126,6 @@ def test_images_of_one_prompt_are_rows_of_their_own(captions: Any) -> None:
     assert firsts.tokens == [captions(PROMPTS[0], seed=seed).tokens[0] for seed in (3, 9, 4)]
 
 
-def test_images_do_not_depend_on_the_batch(classes: Any) -> None:
-    asked: dict[str, Any] = {"class_labels": [0, 1, 2], "seed": 2}
-    whole = classes(**asked)
-    parts = classes(**asked, batch_size=2)
-    assert parts.tokens == whole.tokens
-    assert whole.stats.target_forwards == CELLS
-    assert parts.stats.target_forwards == 2 * CELLS
-    assert parts.stats.nfe == whole.stats.nfe
-
-
 def test_exact_coupling_draws_what_plain_decoding_draws(captions: Any) -> None:
     asked: dict[str, Any] = {"prompt": PROMPTS, "seed": 7, "output_type": "pt"}
     wanted = captions(**asked)
@@ -146,20 +135,6 @@ def test_exact_coupling_draws_what_plain_decoding_draws(captions: Any) -> None:
     assert torch.equal(found.images, wanted.images)
     assert sum(found.stats.accepted) > 0
     assert found.stats.exactness == "exact"
-
-
-def test_a_trained_head_drafts_by_its_folder(captions: Any, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPTS, "seed": 7}
-    wanted = captions(**asked)
-    with torch.random.fork_rng():
-        head = EagleHead(EagleConfig.for_target(captions.model.config, captions.target.vocabulary))
-    head.save_pretrained(tmp_path / "head")
-    captions.set_accelerator("eagle", drafter=tmp_path / "head")
-    found = captions(**asked)
-    assert found.tokens == wanted.tokens  # sample and match: bitwise that of plain sampling
-    assert found.stats.accelerator == "eagle" and sum(found.stats.drafted) > 0
-    with pytest.raises(InputError, match="for images"):
-        captions.set_accelerator("draft_model", drafter=tmp_path / "head")
 
 
 def test_guidance_and_negative_prompt_count(captions: Any) -> None:
