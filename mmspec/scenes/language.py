@@ -1,11 +1,10 @@
-"""Words for scenes: captions, descriptions, questions with their only right answers, and a caption reader.
+"""Words for scenes: captions, descriptions, and questions with their only right answers.
 
 Deterministic given the scene, so that a sentence is right or wrong. All text is lower case.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +14,7 @@ import numpy as np
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.scenes.world import (
-    BACKGROUNDS,
     COLOURS,
-    MAX_OBJECTS,
-    PATTERNS,
     SHAPES,
     SIZES,
     Scene,
@@ -28,31 +24,17 @@ from mmspec.scenes.world import (
 
 __all__ = [
     "CAPTION_PROMPTS",
-    "CaptionReading",
     "DESCRIPTION_PROMPTS",
     "KINDS",
     "Question",
     "ask",
     "caption",
     "describe",
-    "name",
-    "parse_caption",
     "questions",
-    "vertical_relation",
 ]
 
 NUMBERS = ("zero", "one", "two", "three")
 ORDINALS = ("first", "second", "third")
-_NAME = rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(PATTERNS)}) ({'|'.join(SHAPES)})"
-_CAPTION = re.compile(rf"{_NAME}(?: left of {_NAME}){{0,{MAX_OBJECTS - 1}}} on ({'|'.join(BACKGROUNDS)})\.")
-
-
-@dataclass(frozen=True, slots=True)
-class CaptionReading:
-    """Facts of a caption: the attributes of each object, from left to right, and the background."""
-
-    objects: tuple[tuple[str, str, str, str], ...]
-    background: str
 
 
 def name(thing: SceneObject) -> str:
@@ -70,15 +52,6 @@ def vertical_relation(one: SceneObject, other: SceneObject) -> str:
 def caption(scene: Scene) -> str:
     """One sentence with every object from left to right, and the background."""
     return " left of ".join(f"a {name(thing)}" for thing in scene.objects) + f" on {scene.background}."
-
-
-def parse_caption(text: str) -> CaptionReading | None:
-    """Read a caption back; None where it does not follow the grammar."""
-    text = text.strip()
-    if _CAPTION.fullmatch(text) is None:
-        return None
-    found = re.findall(_NAME, text)
-    return CaptionReading(tuple(found), text.rsplit(" ", 1)[1][:-1])
 
 
 def describe(scene: Scene) -> str:

@@ -7,7 +7,7 @@ what an uninterrupted one would have seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
 import torch
@@ -20,7 +20,15 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.targets import CausalTarget
 
-__all__ = ["DrafterBatch", "DrafterData", "TrainingExample", "Trial", "acceptance_length", "decode"]
+__all__ = [
+    "DrafterBatch",
+    "DrafterData",
+    "TensorBatch",
+    "TrainingExample",
+    "Trial",
+    "acceptance_length",
+    "decode",
+]
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,15 @@ class DrafterBatch:
         """The same with every tensor on that device."""
         moved = (example.to(device) for example in self.examples)
         return replace(self, examples=tuple(moved))
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """Base of batches whose fields are all tensors."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same with every tensor on that device."""
+        return type(self)(*(getattr(self, each.name).to(device) for each in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from mmspec.drafters.window_states import learnt_images
 from mmspec.models.feature_head import HIDDEN
 from mmspec.models.ssd import VerticalHead
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import decode
+from mmspec.training.data.sequences import TensorBatch, decode
 from mmspec.training.losses.base import DrafterLoss
 
 __all__ = ["CellBatch", "VerticalLoss"]
@@ -42,7 +42,7 @@ EXCLUDED = -1e4  # in place of -inf, which has no gradient
 
 
 @dataclass(frozen=True)
-class CellBatch:
+class CellBatch(TensorBatch):
     """Cells of B images, and what the target said of those below them.
 
     Attributes:
@@ -54,10 +54,6 @@ class CellBatch:
     states: Tensor
     goal: Tensor
     is_code: Tensor
-
-    def to(self, device: torch.device) -> Self:
-        """The same with every tensor on that device."""
-        return type(self)(self.states.to(device), self.goal.to(device), self.is_code.to(device))
 
 
 @dataclass(frozen=True)
