@@ -56,6 +56,13 @@ def test_all_are_answered_as_one_at_a_time(requests):
     assert health.status_code == 200, "it answers while models work"
 
 
+def test_more_choices_than_places_lose_no_text():
+    with running("scenes-llava", rows=2) as server:
+        three = server.chat(PROMPT, n=3, seed=0, temperature=1.5, max_tokens=10)
+        alone = [ask(server, seed) for seed in range(3)]
+    assert [choice.message.content for choice in three.choices] == alone
+
+
 def test_what_does_not_fit_is_told_when_to_come_back():
     with running("scenes-llava", rows=2, max_waiting=2) as server:
         alone = [ask(server, seed) for seed in range(8)]
