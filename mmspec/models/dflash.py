@@ -23,16 +23,6 @@ from mmspec.models.feature_head import DraftingHead
 from mmspec.models.head_config import check_taps
 from mmspec.models.head_layers import FULL, SLIDING, PartialRotary, PublishedLayerConfig
 
-__all__ = [
-    "MARKOV_HEADS",
-    "MAX_SLOTS",
-    "DFlashConfig",
-    "DFlashHead",
-    "DSparkConfig",
-    "DSparkHead",
-    "DominoHead",
-]
-
 MAX_SLOTS = 64
 MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
 

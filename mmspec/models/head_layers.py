@@ -25,23 +25,6 @@ import mmspec.models.llamagen  # noqa: F401  its model type is then one that `Au
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.head_config import HeadConfig, SizedHeadConfig
 
-__all__ = [
-    "AXES",
-    "FULL",
-    "KNOWN",
-    "MORE",
-    "PART",
-    "SCALINGS",
-    "SLIDING",
-    "PartialRotary",
-    "PublishedLayerConfig",
-    "LlamaLayerConfig",
-    "MultimodalRotary",
-    "TargetLayerConfig",
-    "one_layer",
-    "single_layer",
-]
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 PartialRotary: Any = Glm4MoeRotaryEmbedding  # tables of the part of a head that turns, for every scaling
 KNOWN = "original_max_position_embeddings"
@@ -203,11 +186,7 @@ class TargetLayerConfig(HeadConfig):
 
 
 def single_layer(layer: PreTrainedConfig, *, norm: str | None = None) -> PreTrainedModel:
-    """Build a decoder of the target's family whose only weights are those of one layer.
-
-    Args:
-        layer: the config of such a decoder.
-        norm: name of the last norm, if that is kept.
+    """Build a decoder of the target's family with one layer's weights, and the last norm of that name if any.
 
     Raises:
         UnsupportedModelError: the family's decoder is not a stack of `layers`, or has no norm of that name.

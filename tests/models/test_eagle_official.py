@@ -63,7 +63,7 @@ def read(folder: Path, target: PreTrainedConfig = TARGET) -> EagleHead:
 
 
 def forward(weights: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """What the release computes of rows [L, d] that have passed `fc`."""
+    """States [L, d] of the release at rows that have passed `fc`."""
     layer = {name.removeprefix("layers.0."): weight for name, weight in weights.items()}
     norm = layer.get("input_layernorm.weight")
     rows = rows + attention(layer, rows if norm is None else rms_norm(rows, norm))

@@ -75,10 +75,8 @@ class Choice(NamedTuple):
     """Tokens that a forward computes through all blocks, chosen from those that it is given.
 
     Attributes:
-        required: [B, n] those that are computed in any case.
-        absent: [B, n] those that are padding.
-        counts: [B] how many are computed in each row.
-        most: the largest of them, on the host.
+        required, absent: [B, n] those that are computed in any case, and those that are padding.
+        counts, most: [B] how many are computed in each row, and the largest of them, on the host.
         mask: [B, 1, 1, P] added to the attention scores of all places, or None.
     """
 
@@ -209,17 +207,13 @@ class FeatureCache:
         self.forwards = 0
 
     def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
-        """Read the known tokens and give the conditions of all cells, some of them as they were before.
+        """Read the known tokens and give the conditions [R, N, D] of all cells, some as they were before.
 
         The host reads the device once, as often as without a cache.
 
         Args:
-            tokens: [R, N, d], known: [R, N] and labels: [R], as of the model; conditional rows before
-                unconditional ones.
+            tokens, known, labels: as of the model; conditional rows before unconditional ones.
             cells: [B, k] those whose conditions are wanted, and computed in every forward.
-
-        Returns:
-            [R, N, D] conditions of the head.
         """
         is_full = self.caching.is_full(self.forwards)
         self.forwards += 1
@@ -293,11 +287,7 @@ class FeatureCache:
         return count + (self.caching.share * (total - count)).round().long()
 
     def _places(self, order: Tensor) -> Tensor:
-        """[B, buffer + n] places of the buffer and of the cells at `order` [B, n].
-
-        Padding has places of its own, those of unknown cells: what is written there is masked until the cell
-        is known, and then written anew.
-        """
+        """[B, buffer + n] places of the buffer and of cells at `order`; padding has those of unknown ones."""
         return torch.cat([self._everywhere(len(order))[:, : self.buffer], order + self.buffer], dim=1)
 
     def _everywhere(self, rows: int) -> Tensor:
