@@ -60,9 +60,9 @@ def same(one: Run, other: Run) -> bool:
     [*((name, ENDS) for name in AHEAD), *((name, ()) for name in ("none", "eagle", "jacobi"))],
 )
 def test_nothing_but_the_time_of_reading_changes(name: str, end: tuple[int, ...], request: Any) -> None:
-    at_once = run(name, end=end, max_new_tokens=40)
+    at_once = run(name, end=end, max_new_tokens=24)
     request.getfixturevalue("gpu")
-    assert same(run(name, end=end, max_new_tokens=40), at_once)
+    assert same(run(name, end=end, max_new_tokens=24), at_once)
 
 
 def order_of(name: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> str:
@@ -104,10 +104,10 @@ def test_drafters_that_look_at_the_hosts_record_wait_for_it(
 
 
 def test_bounds_that_forget_what_is_unread_are_noticed(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = run("draft_model", max_new_tokens=40, sampler=Sampler())
+    at_once = run("draft_model", max_new_tokens=24, sampler=Sampler())
     monkeypatch.setattr(Canvas, "length_bounds", property(lambda canvas: list(canvas.output_lengths)))
     try:
-        late = run("draft_model", max_new_tokens=40, sampler=Sampler())
+        late = run("draft_model", max_new_tokens=24, sampler=Sampler())
     except (RuntimeError, IndexError):
         return
     assert not same(late, at_once)

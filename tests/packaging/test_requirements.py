@@ -1,4 +1,4 @@
-"""What an installation brings, on each platform."""
+"""Each platform gets what it needs, and every dependency is needed."""
 
 import ast
 
