@@ -231,7 +231,7 @@ class Surrogate(Gaussian):
     def _softened(self) -> Self:
         return type(self)(self.rule, self.mean, self.std * self.rule.temperature, self.log_weight)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         return type(self)(self.rule, *map(change, (self.mean, self.std, self.log_weight)))
 
 
