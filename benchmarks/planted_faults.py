@@ -303,7 +303,7 @@ FAULTS = (
     ),
     Fault(
         "kept features of later blocks are lost",
-        "CachedBlocks.compute_some",
+        "CachedBlocks.compute",
         "self._keep(layer, places, key, value)",
         "self._keep(layer, places[:, :0], key[:, :0], value[:, :0])",
         TARGETS,

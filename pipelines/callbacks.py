@@ -14,12 +14,7 @@ from mmspec.pipelines.text_stream import decode
 
 
 class CheckedCallback:
-    """Calls a user's callback; adds to an exception where it came from.
-
-    Args:
-        callback: what the user passed.
-        argument: its name in error messages.
-    """
+    """Calls a user's callback; adds to an exception that it came from there, by the argument's name."""
 
     def __init__(self, callback: Callable[..., Any], argument: str) -> None:
         self.callback = callback

@@ -187,9 +187,7 @@ def carry_out(call: Call, asked: Asked) -> Tensor | GenerateDecoderOnlyOutput:
             done = put_steps(asked.streamer, call.canvas, filler_of(config), done)
     if asked.streamer is not None:
         asked.streamer.end()
-    for error in call.canvas.errors:
-        if error is not None:
-            raise error
+    call.raise_errors()
     result = pad_outputs(asked.input_ids, call.canvas.outputs(), config)
     if not config.return_dict_in_generate:
         return result

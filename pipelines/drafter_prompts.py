@@ -86,13 +86,7 @@ def llamagen_words(target: LlamaGenTarget, folder: Path) -> dict[str, Any]:
 
 
 def image_trial(target: ImageTokenTarget, what: dict[str, Any], asked: Sequence[str | int]) -> Trial:
-    """Requests of images, as `ImagePipeline` makes and samples them.
-
-    Args:
-        target: draws.
-        what: keywords of `image_requests`.
-        asked: prompts or classes.
-    """
+    """Requests of images, of prompts or classes, as `ImagePipeline` makes and samples them."""
     sampler = ImageSettings.from_keywords(target, {}).sampler()
     of_classes = isinstance(target, LlamaGenTarget) and target.config.condition_type == "class"
     named: dict[str, Any] = {"class_labels" if of_classes else "prompt": list(asked)}

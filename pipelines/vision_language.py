@@ -114,10 +114,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
             if streamer is not None:
                 streamer.end()
         output = text_output(call, self.tokenizer)
-        for error in call.canvas.errors:
-            if error is not None:
-                error.output = output
-                raise error
+        call.raise_errors(output)
         return output if return_dict else (output.text,)
 
     def stream(self, prompt: Any, images: Any = None, videos: Any = None, **arguments: Any) -> Iterator[str]:
@@ -138,8 +135,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                     break
             if delta := deltas.finish():
                 yield delta
-        if call.canvas.errors[0] is not None:
-            raise call.canvas.errors[0]
+        call.raise_errors()
 
     def watch(self, prompt: Any, **arguments: Any) -> Generator[TextOutput, None, None]:
         """Generate, yielding the output so far after every round; closing the iterator ends the work.
@@ -152,10 +148,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 yield output(call.canvas)
                 if self._interrupted.is_set():
                     break
-        for error in call.canvas.errors:
-            if error is not None:
-                error.output = output(call.canvas)
-                raise error
+        call.raise_errors(output(call.canvas))
 
     def _prepare(
         self,

@@ -1,3 +1,1 @@
 """Training, scores and cards of the reference models in assets/; run from a clone, not installed."""
-
-TRAIN = "python -m reference train"

@@ -7,35 +7,30 @@ quite right, and the decoder has learnt to bear as much noise as the encoder add
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
-from mmspec.scenes import training_seeds
 from mmspec.scenes.reader import AttributeReader, load_reader
-from mmspec.training.record import donor, half_precision, training_record, write_record
-from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
-from reference import TRAIN
+from mmspec.training.record import taken_over
+from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image_data import GRID, IMAGE_SIZE, PixelBatch, pixel_batch
-from reference.vq import ImageError
+from reference.trainer import check_known, finish
+from reference.vq import ImageError, save_pixels, train_pixels
 
 __all__ = [
     "AUTOENCODER_SHAPES",
     "KLReconstruction",
     "build_autoencoder",
     "noisy_batch",
-    "save_autoencoder",
     "train_autoencoder",
 ]
 
-CHECK_SCENES = 64
 MEASURED_SCENES = 256
 DEFAULT_MINUTES = 20.0
 STAGE = 13
@@ -52,7 +47,7 @@ AUTOENCODER_SHAPES: dict[str, dict[str, Any]] = {
 """Both have 4 x 4 pixels a latent, of 8 channels."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class NoisyBatch(PixelBatch):
     """Images with the noise `[B, 8, 16, 16]` that their latents are drawn with."""
 
@@ -137,43 +132,24 @@ def train_autoencoder(
         InputError: an argument that is not allowed.
         CheckpointError: `reader`, `start` or the state to resume from is missing or does not fit.
     """
-    if size not in AUTOENCODER_SHAPES:
-        raise InputError("size", size, did_you_mean(size, AUTOENCODER_SHAPES))
-    out = Path(out)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=8)
+    check_known("size", size, AUTOENCODER_SHAPES)
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=8)
     judge = None if reader is None else load_reader(reader)
-    accelerator = training.accelerator
-    vae, before = build_autoencoder(size), []
-    if start is not None:
-        before = _take_weights(vae, Path(start))
-    if judge is not None:
-        judge.to(accelerator.device)
-    title = "pixels" if judge is None else "pixels and features"
-    learner = KLReconstruction(vae, judge)
-    training.train(_stage(training, learner, title))
-    if accelerator.is_main_process:
-        options = {"out": out, "size": size, **training.length, "reader": reader, "from": start}
+    vae = build_autoencoder(size)
+    before = taken_over(
+        start,
+        "an autoencoder of the same size",
+        lambda folder: vae.load_state_dict(
+            AutoencoderKL.from_pretrained(folder, torch_dtype=torch.float32).state_dict()
+        ),
+    )
+    # of all parameters
+    train_pixels(training, KLReconstruction(vae, judge), noisy_batch, STAGE, slow_factor=RATE_FACTOR)
+    if training.accelerator.is_main_process:
         vae.register_to_config(scaling_factor=_scaling_factor(vae))
-        save_autoencoder(vae, out, training_record(f"{TRAIN} autoencoder", options, training, vae, before))
-    accelerator.wait_for_everyone()
-    return out
-
-
-def save_autoencoder(vae: AutoencoderKL, folder: Path, training: dict[str, Any]) -> None:
-    """Save in half precision, with the record."""
-    folder.mkdir(parents=True, exist_ok=True)
-    vae.save_config(folder)
-    save_file(half_precision(vae), folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
-    write_record(folder, training)
-
-
-def _stage(training: Training, learner: KLReconstruction, title: str) -> Stage:
-    def make(step: int) -> NoisyBatch:
-        process, count = training.accelerator.process_index, training.batch_size
-        return noisy_batch(training_seeds(training.seed, STAGE, step, process, count))
-
-    check = held_out_figures(noisy_batch(np.arange(CHECK_SCENES)), training.accelerator.device, digits=4)
-    return Stage(title, learner, make, check, slow_factor=RATE_FACTOR)  # of all parameters
+    options = {"size": size, **training.length, "reader": reader, "from": start}
+    save = partial(save_pixels, vae, Path(out))
+    return finish(training, Path(out), save, command="autoencoder", options=options, model=vae, before=before)
 
 
 def noisy_batch(seeds: np.ndarray) -> NoisyBatch:
@@ -192,10 +168,3 @@ def _scaling_factor(vae: AutoencoderKL) -> float:
     latents = [vae.encode(part).latent_dist for part in parts]
     means, noise = (torch.cat([getattr(part, name) for part in latents]) for name in ("mean", "var"))
     return round(float((means.var() + noise.mean()).rsqrt()), 5)
-
-
-def _take_weights(vae: AutoencoderKL, folder: Path) -> list[dict[str, Any]]:
-    """Take over a trained autoencoder; returns the stages of its training."""
-    with donor(folder, "an autoencoder of the same size") as stages:
-        vae.load_state_dict(AutoencoderKL.from_pretrained(folder, torch_dtype=torch.float32).state_dict())
-    return stages

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmspec.errors import CheckpointError
 from mmspec.models.official_files import read_config
-from mmspec.training.record import read_record
+from mmspec.training.record import RECORD
 
 __all__ = ["write_image_card", "write_vlm_card"]
 
@@ -186,6 +188,15 @@ def write_image_card(folder: str | Path, scores: Mapping[str, Any], command: str
         trainings=trainings,
         limits=IMAGE_LIMITS + (f"\n{record['limits']}\n" if record.get("limits") else ""),
     )
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read the record of a training from the model's folder."""
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError("folder", str(folder), f"a folder with the {RECORD} of its training") from error
+    return record
 
 
 def _write(

@@ -6,6 +6,8 @@ The text encoder learns with it. Every batch is made of new scenes, and the prom
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,16 +17,14 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import CheckpointError
 from mmspec.models.autoencoders import encode_image
 from mmspec.models.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
 from mmspec.models.llamagen import LlamaGenForCausalLM
-from mmspec.registry import did_you_mean
-from mmspec.scenes import COLOURS, SHAPES, training_seeds
+from mmspec.scenes import COLOURS, SHAPES
 from mmspec.scenes.reader import load_reader
-from mmspec.training.record import donor, save_trained, training_record
-from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
-from reference import TRAIN
+from mmspec.training.record import save_trained, taken_over
+from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image_data import GRID, IMAGE_SIZE, ImageBatch, image_batch
 from reference.image_model import (
     SHAPES_BY_SIZE,
@@ -33,6 +33,7 @@ from reference.image_model import (
     build_text_encoder,
     build_transformer,
 )
+from reference.trainer import check_known, finish, train_on_scenes
 
 __all__ = [
     "save_image_model",
@@ -71,47 +72,40 @@ def save_image_model(
         shutil.copytree(reader, folder / READER, dirs_exist_ok=True)
 
 
-def take_weights(
-    learner: ImageLoss, folder: Path, tokenizer: PreTrainedTokenizerFast
-) -> list[dict[str, Any]]:
-    """Take over all weights that fit; returns the stages of the donor's training.
+def take_weights(learner: ImageLoss, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Take over all weights that fit.
 
     A model of classes begins with what a model of captions sees of each class's name.
-
-    Raises:
-        CheckpointError: there is no trained model in the folder, or it has another shape.
     """
-    with donor(folder, "a model that `python -m reference train image` wrote, of the same size") as stages:
-        trained = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        kept = trained.state_dict()
-        conditions = trained.config.condition_type, learner.transformer.config.condition_type
-        encoder = None
-        if conditions[0] == "caption":
-            encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32)
-        if conditions[0] != conditions[1]:
-            kept = {name: value for name, value in kept.items() if "cls_embedding" not in name}
-        missing, surplus = learner.transformer.load_state_dict(kept, strict=False)
-        if surplus or any("cls_embedding" not in name for name in missing):
-            raise ValueError(f"keys that do not fit: {[*surplus, *missing][:3]}")
-        if encoder is not None and learner.text_encoder is not None:
-            learner.text_encoder.load_state_dict(encoder.state_dict())
-            learner.null_embedding.data.copy_(kept["model.cls_embedding.uncond_embedding"])
-        elif encoder is not None:
-            table = learner.transformer.model.cls_embedding.embedding_table
-            table.weight.data.copy_(_class_vectors(trained, encoder, tokenizer))
-    return stages
+    trained = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    kept = trained.state_dict()
+    conditions = trained.config.condition_type, learner.transformer.config.condition_type
+    encoder = None
+    if conditions[0] == "caption":
+        encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32)
+    if conditions[0] != conditions[1]:
+        kept = {name: value for name, value in kept.items() if "cls_embedding" not in name}
+    missing, surplus = learner.transformer.load_state_dict(kept, strict=False)
+    if surplus or any("cls_embedding" not in name for name in missing):
+        raise ValueError(f"keys that do not fit: {[*surplus, *missing][:3]}")
+    if encoder is not None and learner.text_encoder is not None:
+        learner.text_encoder.load_state_dict(encoder.state_dict())
+        learner.null_embedding.data.copy_(kept["model.cls_embedding.uncond_embedding"])
+    elif encoder is not None:
+        table = learner.transformer.model.cls_embedding.embedding_table
+        table.weight.data.copy_(_class_vectors(trained, encoder, tokenizer))
 
 
 @torch.no_grad()
 def _class_vectors(
-    donor: LlamaGenForCausalLM, encoder: T5EncoderModel, tokenizer: PreTrainedTokenizerFast
+    trained: LlamaGenForCausalLM, encoder: T5EncoderModel, tokenizer: PreTrainedTokenizerFast
 ) -> Tensor:
     """[classes + 1, width] the mean slot of "a red circle" and so on, the last of no caption."""
-    projection: Any = donor.model.cls_embedding.cap_proj
+    projection: Any = trained.model.cls_embedding.cap_proj
     names = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
     words = tokenizer(names, add_special_tokens=False, return_tensors="pt")["input_ids"]
     features = encoder(input_ids=words).last_hidden_state
-    null: Any = donor.model.cls_embedding.uncond_embedding
+    null: Any = trained.model.cls_embedding.uncond_embedding
     return torch.cat([projection(features).mean(1), projection(null).mean(0, keepdim=True)])
 
 
@@ -148,14 +142,12 @@ def train_image(
     Returns:
         The folder. Its `training.json` records how it was made.
     """
-    if size not in SHAPES_BY_SIZE:
-        raise InputError("size", size, did_you_mean(size, SHAPES_BY_SIZE))
-    if condition not in CONDITIONS:
-        raise InputError("condition", condition, did_you_mean(condition, CONDITIONS))
+    check_known("size", size, SHAPES_BY_SIZE)
+    check_known("condition", condition, CONDITIONS)
     out, vq = Path(out), Path(vq)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
-    accelerator = training.accelerator
-    images = load_vq(str(vq), vq).requires_grad_(False).to(accelerator.device)
+    device = training.accelerator.device
+    images = load_vq(str(vq), vq).requires_grad_(False).to(device)
     if reader is not None:
         load_reader(reader)  # refuses what is none, before the work
     shape = SHAPES_BY_SIZE[size]
@@ -164,42 +156,30 @@ def train_image(
     transformer = build_transformer(shape, condition)
     text_encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
     learner = ImageLoss(transformer, text_encoder)
-    before = [] if start is None else take_weights(learner, Path(start), tokenizer)
-
+    allowed = "a model that `python -m reference train image` wrote, of the same size"
+    before = taken_over(start, allowed, partial(take_weights, learner, tokenizer))
     only_prompts = 0 if text_encoder is None else PROMPTS_PER_IMAGE * training.batch_size
 
-    def make(step: int) -> ImageBatch:
-        count = training.batch_size + only_prompts
-        seeds = training_seeds(training.seed, STAGE, step, accelerator.process_index, count)
-        batch = image_batch(seeds, tokenizer, only_prompts=only_prompts, grid=shape.grid)
-        return _with_tokens(batch, images, accelerator.device)
+    def batch_of(seeds: np.ndarray, **which: Any) -> ImageBatch:
+        batch = image_batch(seeds, tokenizer, grid=shape.grid, **which).to(device)
+        return replace(batch, tokens=encode_image(images, batch.pixels).flatten(1))
 
-    held_out = _with_tokens(
-        image_batch(np.arange(CHECK_SCENES), tokenizer, dropped=0.0, grid=shape.grid),
-        images,
-        accelerator.device,
+    train_on_scenes(
+        training,
+        learner,
+        partial(batch_of, only_prompts=only_prompts),
+        batch_of(np.arange(CHECK_SCENES), dropped=0.0),
+        title=f"image tokens, given a {condition}",
+        stage=STAGE,
+        count=training.batch_size + only_prompts,
+        slow_factor=1.0 if start is None else FINE_TUNING_FACTOR,  # of all parameters
     )
-
-    check = held_out_figures(held_out, accelerator.device)
-    stage = Stage(f"image tokens, given a {condition}", learner, make, check)
-    if start is not None:
-        stage.slow, stage.slow_factor = "", FINE_TUNING_FACTOR  # the empty text is part of every name
-    training.train(stage)
-    if accelerator.is_main_process:
-        options = {"out": out, "vq": vq, "size": size, "condition": condition, **training.length}
-        options |= {"from": start, "reader": reader}
-        record = training_record(f"{TRAIN} image", options, training, transformer, before)
-        learner.write_null_embedding()
-        words = None if text_encoder is None else tokenizer
-        save_image_model(transformer, text_encoder, words, out, record, vq=vq, reader=reader)
-    accelerator.wait_for_everyone()
-    return out
-
-
-def _with_tokens(batch: ImageBatch, vq: VQModel, device: torch.device) -> ImageBatch:
-    batch = batch.to(device)
-    batch.tokens = encode_image(vq, batch.pixels).flatten(1)
-    return batch
+    learner.write_null_embedding()
+    words = None if text_encoder is None else tokenizer
+    save = partial(save_image_model, transformer, text_encoder, words, out, vq=vq, reader=reader)
+    options = {"vq": vq, "size": size, "condition": condition, **training.length}
+    options |= {"from": start, "reader": reader}
+    return finish(training, out, save, command="image", options=options, model=transformer, before=before)
 
 
 def _check_vq(folder: Path, vq: VQModel, entries: int) -> None:

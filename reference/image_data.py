@@ -21,7 +21,8 @@ from mmspec.scenes import (
 )
 from mmspec.training.data.images import DROPPED
 from mmspec.training.data.scenes import PromptedScenes, image_pixels
-from reference.vlm_data import IGNORED, Movable, patch_labels
+from mmspec.training.data.sequences import TensorBatch
+from reference.vlm_data import IGNORED, patch_labels
 
 __all__ = [
     "CAPTION_CLASSES",
@@ -48,16 +49,16 @@ CAPTION_CLASSES = {
 """Number of classes of what a prompt says, for each object from left to right."""
 
 
-@dataclass
-class PixelBatch(Movable):
+@dataclass(frozen=True)
+class PixelBatch(TensorBatch):
     """Images `[B, 3, 64, 64]` in [-1, 1], and how much each pixel counts `[B, 1, 64, 64]`."""
 
     pixels: torch.Tensor
     weights: torch.Tensor
 
 
-@dataclass
-class ImageBatch(Movable):
+@dataclass(frozen=True)
+class ImageBatch(TensorBatch):
     """Images with their prompts, and P prompts more that have no image.
 
     `pixels` are [B, 3, s, s] in [-1, 1], and `tokens` [B, cells] what the image tokenizer makes of them (none

@@ -72,7 +72,7 @@ LATENT_SHAPES = {
 those of its encoder, and of its decoder."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class LatentBatch(ImageBatch):
     """Images with prompts, and their scaled latents [B, 256, 8] in raster order."""
 

@@ -7,6 +7,7 @@ of an image. Every batch is made of new scenes.
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -19,12 +20,9 @@ from transformers import GenerationConfig
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.autoencoders import load_autoencoder
 from mmspec.models.nextstep import load_nextstep
-from mmspec.registry import did_you_mean
-from mmspec.scenes import training_seeds
 from mmspec.scenes.reader import load_reader
-from mmspec.training.record import donor, save_trained, training_record
-from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
-from reference import TRAIN
+from mmspec.training.record import save_trained, taken_over
+from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image import READER
 from reference.image_data import GRID, IMAGE_SIZE, image_batch
 from reference.latent_model import (
@@ -38,6 +36,7 @@ from reference.latent_model import (
     build_mar,
     build_nextstep,
 )
+from reference.trainer import check_known, finish, train_on_scenes
 
 __all__ = ["encode_latents", "train_latent_model"]
 
@@ -87,17 +86,15 @@ def train_latent_model(
         InputError: an unknown kind or size.
         CheckpointError: the autoencoder is none of 4 x 4 pixels and 8 channels.
     """
-    if kind not in LATENT_SHAPES:
-        raise InputError("kind", kind, did_you_mean(kind, LATENT_SHAPES))
-    if size not in LATENT_SHAPES[kind]:
-        raise InputError("size", size, did_you_mean(size, LATENT_SHAPES[kind]))
+    check_known("kind", kind, LATENT_SHAPES)
+    check_known("size", size, LATENT_SHAPES[kind])
     if (size == DRAFT) != (target is not None):
         allowed = "the model that it drafts for" if size == DRAFT else f"nothing, or size={DRAFT!r}"
         raise InputError("target", target, allowed)
     out, vae = Path(out), Path(vae)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
-    accelerator = training.accelerator
-    images = load_autoencoder(vae).requires_grad_(False).to(accelerator.device)
+    device = training.accelerator.device
+    images = load_autoencoder(vae).requires_grad_(False).to(device)
     _check_vae(vae, images)
     if reader is not None:
         load_reader(reader)  # refuses what is none, before the work
@@ -107,30 +104,37 @@ def train_latent_model(
         model: Any = build_nextstep(shape, tokenizer)
         learner, objects, only_prompts = NextStepLoss(model, tokenizer), None, PROMPTS_PER_IMAGE
         if target is not None:
-            drafted_for = load_nextstep(target, dtype=torch.float32).to(accelerator.device)
+            drafted_for = load_nextstep(target, dtype=torch.float32).to(device)
             learner, only_prompts = NextStepDraftLoss(model, drafted_for, tokenizer), 0
     else:
         model = build_mar(shape)
         learner, objects, only_prompts = MARLoss(model), 1, 0
-    before = [] if start is None else _take_weights(model, Path(start))
+    before = taken_over(
+        start,
+        f"a folder that train_latent_model wrote, of a {type(model).__name__}",
+        lambda folder: model.load_state_dict(
+            type(model).from_pretrained(folder, dtype=torch.float32).state_dict()
+        ),
+    )
+    only_prompts *= training.batch_size
 
     def batch_of(seeds: np.ndarray, **which: Any) -> LatentBatch:
-        batch = image_batch(seeds, tokenizer, objects=objects, **which).to(accelerator.device)
+        batch = image_batch(seeds, tokenizer, objects=objects, **which).to(device)
         return LatentBatch.of(batch, encode_latents(images, batch.pixels))
 
-    def make(step: int) -> LatentBatch:
-        count = (1 + only_prompts) * training.batch_size
-        seeds = training_seeds(training.seed, STAGE, step, accelerator.process_index, count)
-        return batch_of(seeds, only_prompts=count - training.batch_size)
+    train_on_scenes(
+        training,
+        learner,
+        partial(batch_of, only_prompts=only_prompts),
+        batch_of(np.arange(CHECK_SCENES), dropped=0.0),
+        title=f"latents, {kind}",
+        stage=STAGE,
+        count=training.batch_size + only_prompts,
+    )
 
-    held_out = batch_of(np.arange(CHECK_SCENES), dropped=0.0)
-    check = held_out_figures(held_out, accelerator.device)
-    training.train(Stage(f"latents, {kind}", learner, make, check))
-    if accelerator.is_main_process:
-        options = {"out": out, "vae": vae, "kind": kind, "size": size, **training.length}
-        options |= {"from": start, "reader": reader, "target": target}
+    def save(record: dict[str, Any]) -> None:
         model.config.scaling_factor = images.config.scaling_factor
-        save_trained(model, out, training_record(f"{TRAIN} latents", options, training, model, before))
+        save_trained(model, out, record)
         if kind == "nextstep":
             tokenizer.save_pretrained(out)
         GenerationConfig(**GENERATION[kind]).save_pretrained(out)
@@ -138,8 +142,10 @@ def train_latent_model(
             shutil.copytree(vae, out / VAE, dirs_exist_ok=True)
         if reader is not None:
             shutil.copytree(reader, out / READER, dirs_exist_ok=True)
-    accelerator.wait_for_everyone()
-    return out
+
+    options = {"vae": vae, "kind": kind, "size": size, **training.length}
+    options |= {"from": start, "reader": reader, "target": target}
+    return finish(training, out, save, command="latents", options=options, model=model, before=before)
 
 
 @torch.no_grad()
@@ -158,9 +164,3 @@ def _check_vae(folder: Path, vae: AutoencoderKL) -> None:
         wanted = IMAGE_SIZE // GRID
         allowed = f"an autoencoder of {wanted} x {wanted} pixels with {LATENT_CHANNELS} channels"
         raise CheckpointError("vae", str(folder), f"{allowed}; it has {stride} x {stride} and {channels}")
-
-
-def _take_weights(model: Any, folder: Path) -> list[dict[str, Any]]:
-    with donor(folder, f"a folder that train_latent_model wrote, of a {type(model).__name__}") as before:
-        model.load_state_dict(type(model).from_pretrained(folder, dtype=torch.float32).state_dict())
-    return before

@@ -5,13 +5,12 @@ A judge that had seen reconstructions or drawn images would forgive what a perso
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
-from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
 from mmspec.scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -20,13 +19,12 @@ from mmspec.scenes import (
     PATTERNS,
     SHAPES,
     SIZES,
-    training_seeds,
 )
 from mmspec.scenes.reader import AttributeReader, AttributeReaderConfig, load_reader
-from mmspec.training.record import donor, save_trained, training_record
-from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
-from reference import TRAIN
+from mmspec.training.record import save_trained, taken_over
+from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image_data import IMAGE_SIZE, READER_PATCH
+from reference.trainer import check_known, finish, train_on_scenes
 from reference.vlm_data import PatchBatch, patch_batch
 from reference.vlm_model import PatchLoss
 
@@ -35,13 +33,12 @@ __all__ = ["build_reader", "train_reader"]
 WIDTHS_AND_LAYERS = {"base": (128, 4), "tiny": (32, 1)}
 CHECK_SCENES = 128
 DEFAULT_MINUTES = 10.0
-STAGE = 7  # apart from the other trainings' stages, so that no two draw the same scenes
+STAGE = 7
 
 
 def build_reader(size: str = "base") -> AttributeReader:
     """Build a reader of 64-pixel scenes with random weights."""
-    if size not in WIDTHS_AND_LAYERS:
-        raise InputError("size", size, did_you_mean(size, WIDTHS_AND_LAYERS))
+    check_known("size", size, WIDTHS_AND_LAYERS)
     width, layers = WIDTHS_AND_LAYERS[size]
     config = AttributeReaderConfig(
         attribute_names=["size", "colour", "pattern", "shape"],
@@ -76,36 +73,19 @@ def train_reader(
     Returns:
         The folder. Its `training.json` records how it was made.
     """
-    out = Path(out)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=64)
-    accelerator = training.accelerator
-    reader, before = build_reader(size), []
-    if start is not None:
-        before = _take_weights(reader, Path(start))
-    training.train(_stage(training, reader))
-    if accelerator.is_main_process:
-        options = {"out": out, "size": size, **training.length, "from": start}
-        save_trained(reader, out, training_record(f"{TRAIN} reader", options, training, reader, before))
-    accelerator.wait_for_everyone()
-    return out
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=64)
+    reader = build_reader(size)
+    before = taken_over(
+        start,
+        "a reader that `python -m reference train reader` wrote, of the same size",
+        lambda folder: reader.load_state_dict(load_reader(folder).state_dict()),
+    )
 
+    def batch(seeds: np.ndarray) -> PatchBatch:
+        return patch_batch(seeds, READER_PATCH, size=IMAGE_SIZE, profile=IMAGE_TOKENS)
 
-def _take_weights(reader: AttributeReader, folder: Path) -> list[dict[str, Any]]:
-    """Take over a trained reader; returns the stages of its training."""
-    with donor(folder, "a reader that `python -m reference train reader` wrote, of the same size") as stages:
-        reader.load_state_dict(load_reader(folder).state_dict())
-    return stages
-
-
-def _stage(training: Training, reader: AttributeReader) -> Stage:
-    def make(step: int) -> PatchBatch:
-        process, count = training.accelerator.process_index, training.batch_size
-        return _batch(training_seeds(training.seed, STAGE, step, process, count))
-
-    check = held_out_figures(_batch(np.arange(CHECK_SCENES)), training.accelerator.device)
-    width = int(reader.tower.config.hidden_size)
-    return Stage("reader", PatchLoss(reader.tower, width, reader.heads), make, check)
-
-
-def _batch(seeds: np.ndarray) -> PatchBatch:
-    return patch_batch(seeds, READER_PATCH, size=IMAGE_SIZE, profile=IMAGE_TOKENS)
+    learner = PatchLoss(reader.tower, int(reader.tower.config.hidden_size), reader.heads)
+    train_on_scenes(training, learner, batch, batch(np.arange(CHECK_SCENES)), title="reader", stage=STAGE)
+    options = {"size": size, **training.length, "from": start}
+    save = partial(save_trained, reader, Path(out))
+    return finish(training, Path(out), save, command="reader", options=options, model=reader, before=before)

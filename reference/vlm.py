@@ -16,13 +16,12 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, ProcessorMixin
 
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
 from mmspec.scenes import training_seeds
 from mmspec.scenes.world import CANVAS
-from mmspec.training.record import save_trained, training_record
-from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
-from reference import TRAIN
+from mmspec.training.record import save_trained
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
 from reference.processors import build_hybrid_processor, build_processor
+from reference.trainer import check_known, finish, held_out_figures
 from reference.vlm_data import WEIGHTS, ConversationBatch, PatchBatch, conversation_batch, patch_batch
 from reference.vlm_model import (
     SHAPES_BY_SIZE,
@@ -66,15 +65,13 @@ def train_vlm(
     Returns:
         The folder. Its `training.json` records how it was made.
     """
-    if size not in SHAPES_BY_SIZE:
-        raise InputError("size", size, did_you_mean(size, SHAPES_BY_SIZE))
+    check_known("size", size, SHAPES_BY_SIZE)
     shape = SHAPES_BY_SIZE[size]
     if tower_share is None:
         # a tower that stays as it is afterwards has to learn all at once
         tower_share = 0.33 if shape.hybrid else 0.2
     out = Path(out)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=32)
-    accelerator = training.accelerator
     processor = build_hybrid_processor() if shape.hybrid else build_processor()
     model = build_model(shape, processor)
     if tower_from is not None:
@@ -87,13 +84,13 @@ def train_vlm(
     frozen = tower_from is not None or shape.hybrid
     stage = _conversation_stage(training, model, processor, frozen_tower=frozen)
     training.train(stage, 1 - tower_share)
-    if accelerator.is_main_process:
-        options = {"out": out, "size": size, **training.length, "tower-from": tower_from}
-        record = training_record(f"{TRAIN} vlm", options, training, model, size=size)
+
+    def save(record: dict[str, Any]) -> None:
         save_trained(model, out, record, parts=("vision_config", "text_config"))
         processor.save_pretrained(out)
-    accelerator.wait_for_everyone()
-    return out
+
+    options = {"size": size, **training.length, "tower-from": tower_from}
+    return finish(training, out, save, command="vlm", options=options, model=model, size=size)
 
 
 def _tower_stage(training: Training, model: ReferenceVLM) -> Stage:

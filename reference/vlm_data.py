@@ -12,8 +12,7 @@ minutes (answers right on held-out scenes: 71 % before these labels, 77 % fifty 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
-from typing import Self
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -44,6 +43,7 @@ from mmspec.scenes import (
 )
 from mmspec.scenes.language import PLACES, PLURALS
 from mmspec.training.data.scenes import image_pixels
+from mmspec.training.data.sequences import TensorBatch
 from reference.processors import ASSISTANT, BOS, EOS, IMAGE, USER
 
 __all__ = [
@@ -132,25 +132,16 @@ WEIGHTS = {"caption": 1.0, "question": 4.0, "description": 0.5}
 """Weight of a learnt token: answers are short and lag behind captions, descriptions repeat themselves."""
 
 
-@dataclass
-class Movable:
-    def to(self, device: torch.device) -> Self:
-        """Move every tensor to a device, in place."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name).to(device))
-        return self
-
-
-@dataclass
-class PatchBatch(Movable):
+@dataclass(frozen=True)
+class PatchBatch(TensorBatch):
     """Images `[B, 3, size, size]` in [-1, 1], and labels `[B, patches, len(PATCH_CLASSES)]`."""
 
     pixels: torch.Tensor
     labels: torch.Tensor
 
 
-@dataclass
-class ConversationBatch(Movable):
+@dataclass(frozen=True)
+class ConversationBatch(TensorBatch):
     """Images `[B, 3, 96, 96]`, tokens `[B, L]`, and what is learnt of them.
 
     `weights` is 0 where the token is not part of an answer; `turns` numbers the answers of the whole batch

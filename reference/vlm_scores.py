@@ -5,6 +5,7 @@ Uses plain transformers `generate`, so that any model of the family can be score
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +20,17 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from mmspec.errors import InputError
 from mmspec.models.checkpoint import with_own_tokenizer
 from mmspec.scenes import (
+    BACKGROUNDS,
+    COLOURS,
     HELD_OUT_SEEDS,
+    MAX_OBJECTS,
+    PATTERNS,
+    SHAPES,
+    SIZES,
     Question,
     Scene,
     caption,
     describe,
-    parse_caption,
     questions,
     render,
     sample_scene,
@@ -38,6 +44,10 @@ DESCRIPTION_PROMPT = "describe the picture in detail."
 QUESTIONS_PER_SCENE = 4
 MAX_NEW_TOKENS = {"caption": 64, "question": 12, "description": 320}
 ATTRIBUTES = ("size", "colour", "pattern", "shape")
+_NAME = "a " + " ".join(f"({'|'.join(values)})" for values in (SIZES, COLOURS, PATTERNS, SHAPES))
+_CAPTION = re.compile(
+    rf"{_NAME}(?: left of {_NAME}){{0,{MAX_OBJECTS - 1}}} on (?P<background>{'|'.join(BACKGROUNDS)})\."
+)
 
 
 def score_vlm(
@@ -142,10 +152,10 @@ def _score_parts(captions: list[str], scenes: list[Scene]) -> dict[str, Any]:
     counts, backgrounds = [], []
     attributes: dict[str, list[bool]] = {name: [] for name in ATTRIBUTES}
     for text, scene in zip(captions, scenes, strict=True):
-        reading = parse_caption(text)
-        said = reading.objects if reading is not None else ()
+        read = _CAPTION.fullmatch(text.strip())
+        said = [] if read is None else re.findall(_NAME, text)
         counts.append(len(said) == len(scene.objects))
-        backgrounds.append(reading is not None and reading.background == scene.background)
+        backgrounds.append(read is not None and read["background"] == scene.background)
         for index, thing in enumerate(scene.objects):
             for attribute, value in enumerate(thing.attributes):
                 matches = index < len(said) and said[index][attribute] == value

@@ -6,11 +6,14 @@ nearest by angle; they are running means, and dead ones are drawn anew.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.autoencoders.vq_model import VQModel
 from einops import rearrange
 from safetensors.torch import save_file
@@ -18,20 +21,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
-from mmspec.scenes import training_seeds
 from mmspec.scenes.reader import AttributeReader, load_reader
-from mmspec.training.record import donor, half_precision, training_record, write_record
-from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals, held_out_figures
-from reference import TRAIN
+from mmspec.training.record import half_precision, taken_over, write_record
+from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image_data import PixelBatch, pixel_batch
+from reference.trainer import check_known, finish, train_on_scenes
 
 __all__ = [
     "ImageError",
     "Reconstruction",
     "VQ_SHAPES",
     "build_vq",
+    "save_pixels",
     "save_vq",
+    "train_pixels",
     "train_vq",
 ]
 
@@ -166,6 +169,7 @@ class Reconstruction(nn.Module):
         self.vq.quantize.embedding.weight.copy_(F.normalize(self.sums, dim=-1))
 
 
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 CHECK_SCENES = 64
 DEFAULT_MINUTES = 25.0
 STAGE = 8
@@ -196,53 +200,51 @@ def train_vq(
     Raises:
         InputError: an argument that is not allowed, or weights are to be sharded.
     """
-    if size not in VQ_SHAPES:
-        raise InputError("size", size, did_you_mean(size, VQ_SHAPES))
-    out = Path(out)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
-    judge = None if reader is None else load_reader(reader)
-    accelerator = training.accelerator
+    check_known("size", size, VQ_SHAPES)
+    training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=16)
+    judge, accelerator = None if reader is None else load_reader(reader), training.accelerator
     if accelerator.is_fsdp2:
         allowed = (
             "processes with whole weights: codes are set, not learnt by gradients, and FSDP would lose them"
         )
         raise InputError("accelerate launch", accelerator.distributed_type.value, allowed)
-    vq, before = build_vq(size), []
-    if start is not None:
-        before = _take_weights(vq, Path(start))
+    vq = build_vq(size)
+    before = taken_over(
+        start,
+        "a tokenizer that `python -m reference train vq` wrote, of the same size",
+        lambda folder: vq.load_state_dict(
+            VQModel.from_pretrained(folder, torch_dtype=torch.float32).state_dict()
+        ),
+    )
+    batch = partial(pixel_batch, object_weight=OBJECT_WEIGHT)
+    train_pixels(training, Reconstruction(vq, judge), batch, STAGE)
+    options = {"size": size, **training.length, "reader": reader, "from": start}
+    save = partial(save_vq, vq, Path(out))
+    return finish(training, Path(out), save, command="vq", options=options, model=vq, before=before)
+
+
+def train_pixels(
+    training: Training, learner: Any, batch: Callable[[np.ndarray], PixelBatch], stage: int, **rates: Any
+) -> None:
+    """Train a learner of images, whose `image_error` may hold a reader, on fresh scenes."""
+    judge: AttributeReader | None = learner.image_error.reader
     if judge is not None:
-        judge.to(accelerator.device)
+        judge.to(training.accelerator.device)
     title = "pixels" if judge is None else "pixels and features"
-    training.train(_stage(training, Reconstruction(vq, judge), title))
-    if accelerator.is_main_process:
-        options = {"out": out, "size": size, **training.length, "reader": reader, "from": start}
-        save_vq(vq, out, training_record(f"{TRAIN} vq", options, training, vq, before))
-    accelerator.wait_for_everyone()
-    return out
+    held_out = batch(np.arange(CHECK_SCENES))
+    train_on_scenes(training, learner, batch, held_out, title=title, stage=stage, digits=4, **rates)
 
 
 def save_vq(vq: VQModel, folder: Path, training: dict[str, Any]) -> None:
     """Save in half precision, with the codebook on its own, as `mmspec convert` does, and the record."""
-    folder.mkdir(parents=True, exist_ok=True)
-    vq.save_config(folder)
-    save_file(half_precision(vq), folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+    save_pixels(vq, folder, training)
     codebook = vq.quantize.embedding.weight.detach().to("cpu", torch.float16).contiguous()
     save_file({"codebook": codebook.clone()}, folder / "raw_codebook.safetensors")
+
+
+def save_pixels(model: VQModel | AutoencoderKL, folder: Path, training: dict[str, Any]) -> None:
+    """Save a model of diffusers in half precision, with the record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_config(folder)
+    save_file(half_precision(model), folder / WEIGHTS, metadata={"format": "pt"})
     write_record(folder, training)
-
-
-def _stage(training: Training, learner: Reconstruction, title: str) -> Stage:
-    def make(step: int) -> PixelBatch:
-        process, count = training.accelerator.process_index, training.batch_size
-        seeds = training_seeds(training.seed, STAGE, step, process, count)
-        return pixel_batch(seeds, OBJECT_WEIGHT)
-
-    check = held_out_figures(pixel_batch(np.arange(CHECK_SCENES)), training.accelerator.device, digits=4)
-    return Stage(title, learner, make, check)
-
-
-def _take_weights(vq: VQModel, folder: Path) -> list[dict[str, Any]]:
-    """Take over a trained tokenizer; returns the stages of its training."""
-    with donor(folder, "a tokenizer that `python -m reference train vq` wrote, of the same size") as stages:
-        vq.load_state_dict(VQModel.from_pretrained(folder, torch_dtype=torch.float32).state_dict())
-    return stages

@@ -49,16 +49,14 @@ class Accelerator:
         if self.costs is not None and not self.drafter.sizes:
             raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
         if not is_sound(type(self.rule), self.drafter):
-            sound = sorted(
-                rule for rule in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[rule], self.drafter)
-            )
+            rules = ACCEPTANCE_RULES
+            sound = sorted(rule for rule in rules if is_sound(rules[rule], self.drafter))
             shape = "trees" if self.drafter.branches else "chains"
-            raise InputError(
-                "acceptance",
-                type(self.rule).__name__,
+            allowed = (
                 f"it is not sound for {self.drafter.kind.value} {shape} and would bias the output; "
-                f"for {self.name} with these options use one of: {', '.join(sound)}",
+                f"for {self.name} with these options use one of: {', '.join(sound)}"
             )
+            raise InputError("acceptance", type(self.rule).__name__, allowed)
 
     @property
     def exactness(self) -> str:
@@ -160,11 +158,8 @@ class Accelerator:
     def check(self, sampler: Any) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
         if self.rule.greedy_only and not sampler.greedy:
-            raise InputError(
-                "temperature",
-                sampler.temperature,
-                "acceptance='greedy' holds at temperature 0 only; use sample_and_match",
-            )
+            allowed = "acceptance='greedy' holds at temperature 0 only; use sample_and_match"
+            raise InputError("temperature", sampler.temperature, allowed)
 
 
 @dataclass(frozen=True)
@@ -181,6 +176,13 @@ class Call:
     @property
     def stats(self) -> DecodingStats:
         return self.canvas.stats
+
+    def raise_errors(self, output: object = None) -> None:
+        """Raise the NumericalError of the first row that ended in one; its `output` is that of all rows."""
+        for error in self.canvas.errors:
+            if error is not None:
+                error.output = output
+                raise error
 
     def rounds(self) -> Iterator[Round]:
         """Decode, yielding every round; `stats.seconds` counts the time spent in here alone."""

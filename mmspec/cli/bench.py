@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,16 +139,13 @@ def bench(
 
     files.check(asked.batch_size)
     source = asked.source
-    if accelerators not in (None, ALL):
-        groups_of(str(accelerators), source, how.drafter)  # errors should not cost a load
+    named = accelerators not in (None, ALL)
+    groups = groups_of(str(accelerators), source, how.drafter) if named else []  # errors cost no load
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     scorer = load_scorer(subject, source) if quality else None
     if subject.draws:
         subject = replace(subject, form={"output_type": "pil" if quality else "pt"})
-    if accelerators in (None, ALL):
-        groups = default_groups(accelerators, subject, source, how.drafter)
-    else:
-        groups = groups_of(str(accelerators), source, how.drafter)
+    groups = groups or default_groups(accelerators, subject, source, how.drafter)
     choices, tried = find_best(groups, subject, searched, asked.batch_size, how)
     batches = batches_of(subject.examples, asked.batch_size)
     contenders = {choice.label: subject.contender(choice) for choice in choices}
@@ -211,8 +207,9 @@ def bench(
     if files.results is not None:
         from mmspec.evaluation.speed.bench_files import write_result_lines
 
-        written = None if subject.draws else subject.pipe.tokenizer.decode
-        decode = partial(written, skip_special_tokens=True) if written else lambda tokens: ""
+        def decode(tokens: Sequence[int]) -> str:
+            return "" if subject.draws else subject.decode(tokens)
+
         write_result_lines(files.results, list(own), runs, batches, decode)
         note(f"result lines: {files.results}")
     block.finish()
@@ -257,7 +254,7 @@ def summarised(
 
 
 def load_scorer(subject: Subject, source: str) -> Scorer:
-    """The network that reads images of scenes, with which they are scored."""
+    """Load the network that reads images of scenes, with which they are scored."""
     from mmspec.evaluation.quality.attributes import AttributeJudge, scenes_network
     from mmspec.evaluation.quality.image_scores import Scorer
 
@@ -330,7 +327,7 @@ def samples_of(
                 outputs[name] = drawn.images[0]
             else:
                 run = next(one for one in firsts if (one.accelerator, one.batch) == (name, index))
-                outputs[name] = subject.pipe.tokenizer.decode(run.decoded.tokens[0], skip_special_tokens=True)
+                outputs[name] = subject.decode(run.decoded.tokens[0])
         images = [load_image(image) for image in example.images]
         found.append(Sample(" / ".join(example.turns), images, outputs))
     return found
@@ -352,18 +349,13 @@ def compare(
 
     found, told = compare_benches(before, after)
     verdicts = {True: "differs", False: "within the intervals", None: "no intervals"}
-    rows = [
-        (
-            one.accelerator,
-            with_interval(one.before, one.before_interval, "x"),
-            with_interval(one.after, one.after_interval, "x"),
-            f"{one.ratio:.2f}x",
-            f"{one.seconds_ratio:.2f}x",
-            verdicts[one.differs],
-            "yes" if one.same_figures else "no",
-        )
-        for one in found
-    ]
+    rows = []
+    for one in found:
+        earlier = with_interval(one.before, one.before_interval, "x")
+        later = with_interval(one.after, one.after_interval, "x")
+        ratios = f"{one.ratio:.2f}x", f"{one.seconds_ratio:.2f}x"
+        same = "yes" if one.same_figures else "no"
+        rows.append((one.accelerator, earlier, later, *ratios, verdicts[one.differs], same))
     columns = ("accelerator", "before", "after", "ratio", "seconds", "verdict", "same forwards")
     for line in told:
         note(f"differs: {line}")

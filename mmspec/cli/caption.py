@@ -24,6 +24,10 @@ __all__ = ["caption"]
 
 PROMPT = "Describe the picture."
 WARM_UP_TOKENS = 8
+FIGURES = (  # of the stats, in a record
+    *("accelerator", "exactness", "target_forwards", "acceptance_length", "acceptance_rate"),
+    *("seconds", "tokens_per_second"),
+)
 
 
 @unpack_options
@@ -162,20 +166,9 @@ def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> N
 
 def _record(example: Example, output: TextOutput, expected: TextOutput | None) -> dict[str, Any]:
     stats = output.stats
-    record: dict[str, Any] = {
-        "image": example.identifier,
-        "prompt": example.turns[0],
-        "text": output.text[0],
-        "finish_reason": output.finish_reasons[0],
-        "accelerator": stats.accelerator,
-        "exactness": stats.exactness,
-        "new_tokens": stats.new_tokens[0],
-        "target_forwards": stats.target_forwards,
-        "acceptance_length": stats.acceptance_length,
-        "acceptance_rate": stats.acceptance_rate,
-        "seconds": stats.seconds,
-        "tokens_per_second": stats.tokens_per_second,
-    }
+    record: dict[str, Any] = {"image": example.identifier, "prompt": example.turns[0], "text": output.text[0]}
+    record |= {"finish_reason": output.finish_reasons[0], "new_tokens": stats.new_tokens[0]}
+    record |= {name: getattr(stats, name) for name in FIGURES}
     if expected is not None:
         plain = expected.stats
         record["identical"] = output.tokens == expected.tokens

@@ -31,11 +31,7 @@ class AcceleratorChoice:
 
     @property
     def preset(self) -> Preset | None:
-        """The preset of that name; None for "auto", which is one that `mmspec tune` has found.
-
-        Raises:
-            InputError: no such accelerator; the message holds the nearest.
-        """
+        """The preset of that name; None for "auto", which is one that `mmspec tune` has found."""
         from mmspec.accelerators import find_preset
         from mmspec.accelerators.tuned import AUTO
 
@@ -43,11 +39,7 @@ class AcceleratorChoice:
 
 
 def parse_choice(text: str) -> AcceleratorChoice:
-    """Read `name[:option=value]...`; values are numbers, true, false, null, or else strings.
-
-    Raises:
-        InputError: no such accelerator (the message holds the nearest), or an option without a value.
-    """
+    """Read `name[:option=value]...`; values are numbers, true, false, null, or else strings."""
     choice = AcceleratorChoice(text.strip(), *parse_options("accelerator", text))
     _ = choice.preset  # a typo should not cost a load
     return choice
@@ -70,11 +62,7 @@ def parse_options(argument: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_choices(text: str) -> list[AcceleratorChoice]:
-    """Read a list separated by commas; repeated entries count once.
-
-    Raises:
-        InputError: as `parse_choice`, or the list is empty.
-    """
+    """Read a list separated by commas; repeated entries count once."""
     written = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not written:
         raise InputError("accelerators", text, "names separated by commas, such as none,copy")

@@ -57,11 +57,7 @@ class Search:
 
 
 def groups_of(accelerators: str, source: str, drafter: str | None) -> list[list[AcceleratorChoice]]:
-    """Settings of each accelerator in a list: one, or several of which the best is compared; "none" leads.
-
-    Raises:
-        InputError: as `compared_choices`.
-    """
+    """Settings of each accelerator in a list: one, or several of which the best is compared; "none" leads."""
     written = [alternatives(part) for part in accelerators.split(",") if part.strip()]
     choices = compared_choices(",".join(label for labels in written for label in labels), source, drafter)
     by_label = {choice.label: choice for choice in choices}
@@ -88,11 +84,7 @@ def find_best(
     batch_size: int,
     how: ModelOptions,
 ) -> tuple[list[AcceleratorChoice], dict[str, dict[str, dict[str, float]]]]:
-    """The best setting of each accelerator on other prompts, and by it the figures of all that were tried.
-
-    Raises:
-        InputError: several settings, and no other prompts to find the best on; or no such measure.
-    """
+    """The best setting of each accelerator on other prompts, and by it the figures of all that were tried."""
     from mmspec.evaluation.speed.timing import batches_of
     from mmspec.evaluation.speed.tuning import MEASURES, best_of
 

@@ -106,7 +106,8 @@ def generate(
         drafters = {} if named is None else {named.name: named.options}
         pipe = load_pipeline(ImageGenerationPipeline, source, how)
         prompts = SCENE_PROMPTS if model is None else PROMPTS
-        return ImageGeneration(pipe, label(source, model), prompts, first and first.name, drafters)
+        chosen = None if first is None else first.name
+        return ImageGeneration(pipe, label(source, model), prompts, chosen, drafters)
 
     show(make, source, site, how)
 

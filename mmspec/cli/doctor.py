@@ -54,17 +54,31 @@ def _table(findings: dict[str, Any]) -> Table:
     table.add_row("mmspec", "yes", f"{findings['mmspec']['version']} in {findings['mmspec']['folder']}")
     table.add_row("python", "yes", f"{findings['python']}, {findings['system']}", end_section=True)
     for title, rows in (
-        ("package", [_package(one) for one in findings["packages"]]),
-        ("optional", [_package(one) for one in findings["optional"]]),
-        ("device", [(one["name"], one["ok"], one["detail"]) for one in findings["devices"]]),
-        ("kernel", [_kernel(one) for one in findings["kernels"]]),
-        ("accelerator", [_accelerator(one) for one in findings["accelerators"]]),
-        ("model", [(one["name"], one["ok"], one["detail"]) for one in findings["reference_models"]]),
+        ("package", findings["packages"]),
+        ("optional", findings["optional"]),
+        ("device", findings["devices"]),
+        ("kernel", findings["kernels"]),
+        ("accelerator", findings["accelerators"]),
+        ("model", findings["reference_models"]),
     ):
-        for index, (name, is_ok, detail) in enumerate(rows):
-            mark = Text("yes", "green") if is_ok else Text("no", "yellow")
-            table.add_row(f"{title} {name}", mark, Text(detail), end_section=index == len(rows) - 1)
+        for one in rows:
+            mark = Text("yes", "green") if one["ok"] else Text("no", "yellow")
+            row = f"{title} {one['name']}", mark, Text(_detail(title, one))
+            table.add_row(*row, end_section=one is rows[-1])
     return table
+
+
+def _detail(title: str, found: dict[str, Any]) -> str:
+    """Words about a finding, by the kind of it."""
+    if title in ("package", "optional"):
+        said = found["version"] if found["ok"] else f"{found['for']}: {found['remedy']}"
+        return said + (f", {found['note']}" if "note" in found else "")
+    if title == "kernel":
+        return f"{found['backend']} on {found['device']}: {found['reason']}; {found['summary']}"
+    if title == "accelerator" and found["ok"]:
+        needs = f"; needs {found['needs']}" if found["needs"] else ""
+        return f"{found['exactness']}; {found['summary']}{needs}"
+    return str(found["problem" if title == "accelerator" else "detail"])
 
 
 def _model_table(found: dict[str, Any]) -> Table:
@@ -85,21 +99,3 @@ def _model_table(found: dict[str, Any]) -> Table:
         sizes = f"{found['row_bytes'] / 1e6:,.2f} MB a row, {found['node_bytes'] / 1e6:,.2f} MB"
         table.add_row("recurrent states", f"{sizes} a drafted token of a row")
     return table
-
-
-def _package(found: dict[str, Any]) -> tuple[str, bool, str]:
-    detail = found["version"] if found["ok"] else f"{found['for']}: {found['remedy']}"
-    detail += f", {found['note']}" if "note" in found else ""
-    return found["name"], found["ok"], detail
-
-
-def _kernel(found: dict[str, Any]) -> tuple[str, bool, str]:
-    detail = f"{found['backend']} on {found['device']}: {found['reason']}; {found['summary']}"
-    return found["name"], found["ok"], detail
-
-
-def _accelerator(found: dict[str, Any]) -> tuple[str, bool, str]:
-    if not found["ok"]:
-        return found["name"], False, found["problem"]
-    needs = f"; needs {found['needs']}" if found["needs"] else ""
-    return found["name"], True, f"{found['exactness']}; {found['summary']}{needs}"

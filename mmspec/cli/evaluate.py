@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,21 +63,18 @@ def text(
     """
     from mmspec.evaluation.contenders import contender, load_images
     from mmspec.evaluation.machine import environment
-    from mmspec.evaluation.quality.text_scores import (
-        METRICS,
-        chosen_metrics,
-        read_references,
-        scene_references,
-    )
+    from mmspec.evaluation.quality import text_scores as scoring
     from mmspec.pipelines import VisionLanguagePipeline
 
-    measured = chosen_metrics(metrics, ("exact",) if prompt_file is None else METRICS)
-    items = (
-        scene_references(samples or 16, how.seed)
-        if prompt_file is None
-        else read_references(prompt_file, samples)
-    )
-    tasks = {task: [item for item in items if item.example.category == task] for task in tasks_of(items)}
+    if prompt_file is None:
+        measured = scoring.chosen_metrics(metrics, ("exact",))
+        items = scoring.scene_references(samples or 16, how.seed)
+    else:
+        measured = scoring.chosen_metrics(metrics, scoring.METRICS)
+        items = scoring.read_references(prompt_file, samples)
+    tasks: dict[str, list[Referenced]] = {}
+    for item in items:
+        tasks.setdefault(item.example.category, []).append(item)
     check_counts(tasks, prompt_file)
     source = model or reference_model()
     if accelerator is None:
@@ -106,18 +102,17 @@ def text(
                     bar.advance(work, len(output.tokens))
             plain = plain or decoded
             row |= compare(decoded, plain)
-            said = {task: written(pipe, tokens) for task, tokens in decoded.items()}
-            rows[choice.label] = row | score(said, tasks, measured)
+            for task, some in tasks.items():
+                said = [pipe.tokenizer.decode(one, skip_special_tokens=True).strip() for one in decoded[task]]
+                scores = scoring.score_texts(said, [item.references for item in some], measured)
+                row |= {f"{task}: {name}" if task else name: one for name, one in scores.items()}
+            rows[choice.label] = row
     if not rows:
         note("no accelerator has answered all questions")
         block.finish()
-    described = {
-        "model": source,
-        "task": "scenes" if prompt_file is None else str(prompt_file),
-        "samples": len(items),
-    }
-    described |= {"seed": how.seed, "batch_size": batch_size, **settings}
-    described |= environment(pipe.device, pipe.dtype)
+    task = "scenes" if prompt_file is None else str(prompt_file)
+    described = {"model": source, "task": task, "samples": len(items), "seed": how.seed}
+    described |= {"batch_size": batch_size, **settings, **environment(pipe.device, pipe.dtype)}
     broken = [
         label
         for label, row in rows.items()
@@ -129,22 +124,14 @@ def text(
     block.finish(1 if broken and described["dtype"] == "float32" else 0)
 
 
-def tasks_of(items: Sequence[Referenced]) -> list[str]:
-    """Categories of questions, in their order."""
-    return list(dict.fromkeys(item.example.category for item in items))
-
-
 def check_counts(tasks: dict[str, list[Referenced]], prompt_file: Path | None) -> None:
     """Raise InputError where a category has too few questions for an interval."""
     from mmspec.errors import InputError
 
     for task, items in tasks.items():
         if len(items) < 3:
-            name = (
-                "--samples"
-                if prompt_file is None
-                else f"{prompt_file}{f', category {task!r}' if task else ''}"
-            )
+            of_file = f"{prompt_file}{f', category {task!r}' if task else ''}"
+            name = "--samples" if prompt_file is None else of_file
             raise InputError(name, f"{len(items)} questions", "at least 3 of each category")
 
 
@@ -161,24 +148,6 @@ def compare(decoded: dict[str, list[list[int]]], plain: dict[str, list[list[int]
     }
 
 
-def written(pipe: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """Answers as text, without special tokens."""
-    return [pipe.tokenizer.decode(row, skip_special_tokens=True).strip() for row in tokens]
-
-
-def score(
-    said: dict[str, list[str]], tasks: dict[str, list[Referenced]], metrics: Sequence[str]
-) -> dict[str, Any]:
-    """Figures of each task, by its name where there are several."""
-    from mmspec.evaluation.quality.text_scores import score_texts
-
-    found: dict[str, Any] = {}
-    for task, items in tasks.items():
-        scores = score_texts(said[task], [item.references for item in items], metrics)
-        found |= {f"{task}: {name}" if task else name: one for name, one in scores.items()}
-    return found
-
-
 def report(rows: dict[str, dict[str, Any]], settings: dict[str, Any], as_json: bool) -> None:
     """Print the figures: a row for each accelerator."""
     from mmspec.evaluation.quality.intervals import jsonable
@@ -189,8 +158,5 @@ def report(rows: dict[str, dict[str, Any]], settings: dict[str, Any], as_json: b
     title = f"{settings['samples']} questions, {settings['task']}, {settings['dtype']}, {settings['device']}"
     caption = "value [95 % interval]; identical: to plain decoding, token for token"
     table = figures(("accelerator", *names), cells, title=title, caption=caption, caption_justify="left")
-    value = {
-        "settings": settings,
-        "rows": [{"accelerator": label} | jsonable(row) for label, row in rows.items()],
-    }
-    print_result(value, table, as_json)
+    found = [{"accelerator": label} | jsonable(row) for label, row in rows.items()]
+    print_result({"settings": settings, "rows": found}, table, as_json)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from mmspec.validation import given_of
 
 if TYPE_CHECKING:
     from mmspec.evaluation.quality.image_folder import Asked, ImageSet
-    from mmspec.many.work import Item
 
 __all__ = ["images"]
 
@@ -81,6 +80,7 @@ def images(
     from mmspec.evaluation.quality.image_folder import draw_images, read_images, read_prompts
     from mmspec.evaluation.quality.image_scores import chosen_metrics
     from mmspec.evaluation.quality.reference_statistics import reference_of
+    from mmspec.many.work import Item
     from mmspec.pipelines import ImageGenerationPipeline
 
     metrics, named = chosen_metrics(scoring.metrics)
@@ -117,14 +117,18 @@ def images(
     sampling = given_of(guidance_scale=guidance_scale, num_inference_steps=num_inference_steps)
     scores: dict[str, dict[str, Any]] = {}
     if many.ray and out is not None:
-        items = items_of(subjects)
+        items = [
+            Item(index, one, label=what.get("class_labels")) for index, (one, what) in enumerate(subjects)
+        ]
         for choice in choices:
             place = out / folder_name(choice.label)
             decode_many(source, choice, items, sampling, place, many, how, draws=True)
             scores[choice.label] = session.score(read_images(place, label=choice.label), reference)
         report(session, scores, reference, len(subjects), pipe.sampling(sampling))
         return
-    with kept(out) as where, Interruptible() as block, progress(quiet=how.as_json) as bar:
+    holder = tempfile.TemporaryDirectory(prefix="mmspec-") if out is None else nullcontext(out)
+    with holder as kept, Interruptible() as block, progress(quiet=how.as_json) as bar:
+        where = Path(kept)
         work = bar.add_task("drawing", total=(len(choices) + (rival is not None)) * len(subjects))
         draw = partial(
             draw_images,
@@ -168,15 +172,6 @@ def score_folder(
     report(session, {found.label: session.score(found, reference)}, reference, count)
 
 
-def items_of(subjects: Sequence[Asked]) -> list[Item]:
-    """Items of work for many workers: they take the seeds that one machine would."""
-    from mmspec.many.work import Item
-
-    return [
-        Item(index, prompt, label=asked.get("class_labels")) for index, (prompt, asked) in enumerate(subjects)
-    ]
-
-
 def is_accelerator(against: str | None) -> bool:
     """True for what is neither scenes, nor a file of statistics, nor a folder."""
     return against not in (None, SCENES) and not (
@@ -212,16 +207,6 @@ def check_empty(out: Path | None) -> None:
     """Raise InputError where there is something in the way of new images."""
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError("--out", str(out), "a new or empty folder: images of two runs are never mixed")
-
-
-@contextmanager
-def kept(out: Path | None) -> Iterator[Path]:
-    """The folder to draw into; a temporary one where none is named."""
-    if out is not None:
-        yield out
-        return
-    with tempfile.TemporaryDirectory(prefix="mmspec-") as folder:
-        yield Path(folder)
 
 
 def folder_name(label: str) -> str:

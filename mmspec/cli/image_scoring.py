@@ -57,15 +57,12 @@ class Scoring:
 
 
 class Session:
-    """The networks and the reference of one run.
+    """The networks and the reference of one run; `left_out` says what metrics lack that cannot be computed.
 
     Args:
         scoring, how: options of the command.
         metrics, named: what is measured, and whether the user said so.
         source: the model or folder, in which a reader of its own may lie.
-
-    Attributes:
-        left_out: metrics that cannot be computed here, and what they lack.
     """
 
     def __init__(
@@ -112,9 +109,7 @@ class Session:
         """Settle what is measured, and read what images are compared with; before anything is drawn.
 
         Args:
-            count: of images.
-            size: of them.
-            prompts: of each, or None.
+            count, size, prompts: of the images.
             of_scenes: the prompts are those of the scenes that are rendered, so that the two can be compared
                 though nobody said so.
             objects: in scenes that they are compared with; None is any number.
@@ -122,10 +117,6 @@ class Session:
 
         Returns:
             None where distances are left out, or the reference will be drawn.
-
-        Raises:
-            InputError: a metric that was named cannot be computed; or the reference cannot be read, has
-                fewer images, or is of another size.
         """
         from mmspec.evaluation.quality import image_folder, image_scores, reference_statistics
 
@@ -197,26 +188,18 @@ def report(
     from mmspec.evaluation.quality.intervals import jsonable
     from mmspec.evaluation.tables import figures
 
-    about = session.network.described
-    settings = {
-        "n": count,
-        "seed": session.seed,
-        "features": about["network"],
-        "weights": about["weights"][:16],
-    }
-    settings |= {"against": None if reference is None else reference.label, **(sampling or {})}
+    about, against = session.network.described, None if reference is None else reference.label
+    settings = {"n": count, "seed": session.seed, "features": about["network"]}
+    settings |= {"weights": about["weights"][:16], "against": against, **(sampling or {})}
     names = list(next(iter(scores.values())))
     rows = [[name, *(shown(row[name]) for row in scores.values())] for name in names]
     caption = f"value [95 % interval]; features of {about['network']!r}, {session.network.width} of them"
     if about["network"] == SCENES:
         caption += ", a small network that knows scenes only: compare within this table"
-    title = f"{count} images" + ("" if reference is None else f", against {reference.label}")
+    title = f"{count} images" + ("" if against is None else f", against {against}")
     table = figures(("", *scores), rows, title=title, caption=caption, caption_justify="left")
-    value = {
-        "settings": settings,
-        "left_out": session.left_out,
-        "rows": [{"images": label} | jsonable(row) for label, row in scores.items()],
-    }
+    found = [{"images": label} | jsonable(row) for label, row in scores.items()]
+    value = {"settings": settings, "left_out": session.left_out, "rows": found}
     print_result(value, table, session.as_json)
 
 

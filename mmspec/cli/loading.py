@@ -39,11 +39,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def reference_model(name: str = REFERENCE) -> str:
-    """The folder of a reference model.
-
-    Raises:
-        InputError: it is not there; the message says what to do.
-    """
+    """The folder of a reference model."""
     from mmspec.assets import find_assets, reference_models
 
     if (folder := reference_models().get(name)) is not None:
@@ -55,11 +51,7 @@ def reference_model(name: str = REFERENCE) -> str:
 
 
 def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
-    """The drafters that a model's folder names and that are in folders here, by label; {} for a hub id.
-
-    Raises:
-        CheckpointError: its `drafters.json` cannot be used.
-    """
+    """The drafters that a model's folder names and that are in folders here, by label; {} for a hub id."""
     from mmspec import assets
 
     return {
@@ -74,10 +66,6 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
 
     Its own option `drafter` comes first, then what the command line names for all accelerators, and last what
     the model's folder names.
-
-    Raises:
-        InputError: it needs a drafter and there is none, or has no use for the one it names.
-        CheckpointError: the drafter that the model's folder names for it is not there.
     """
     from mmspec.pipelines.drafter import find_drafter
 
@@ -105,11 +93,7 @@ def absolute_options(choice: AcceleratorChoice) -> dict[str, Any]:
 
 
 def compared_choices(accelerators: str, model: str, drafter: str | None) -> list[AcceleratorChoice]:
-    """Read accelerators to compare, separated by commas, with their drafters; plain decoding comes along.
-
-    Raises:
-        InputError: as `parse_choices` and `with_drafter`.
-    """
+    """Read accelerators to compare, separated by commas, with their drafters; plain decoding comes along."""
     choices = [with_drafter(choice, model, drafter) for choice in parse_choices(accelerators)]
     has_plain = any(choice.label == "none" for choice in choices)
     return choices if has_plain else [parse_choice("none"), *choices]
@@ -127,11 +111,7 @@ def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
 
 
 def choose(accelerator: str | None, model: str, drafter: str | None) -> AcceleratorChoice:
-    """The named accelerator with its drafter; else the named drafter's, the model's default, or copying.
-
-    Raises:
-        InputError: as `parse_choice` and `with_drafter`.
-    """
+    """The named accelerator with its drafter; else the named drafter's, the model's default, or copying."""
     from mmspec import assets
 
     if accelerator is not None:
@@ -143,11 +123,7 @@ def choose(accelerator: str | None, model: str, drafter: str | None) -> Accelera
 
 
 def read_dtype(name: str) -> torch.dtype | None:
-    """The dtype of that name; None for "auto".
-
-    Raises:
-        InputError: no such dtype.
-    """
+    """The dtype of that name; None for "auto"."""
     if name not in DTYPES:
         raise InputError("--dtype", name, did_you_mean(name, DTYPES))
     import torch
@@ -157,11 +133,7 @@ def read_dtype(name: str) -> torch.dtype | None:
 
 
 def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeline:
-    """Load a checkpoint with plain decoding; accelerators are set up on it afterwards.
-
-    Raises:
-        InputError: no such dtype, or a device that does not work here.
-    """
+    """Load a checkpoint with plain decoding; accelerators are set up on it afterwards."""
     dtype = read_dtype(how.dtype)
     note(f"loading {model}")
     import torch

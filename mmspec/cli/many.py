@@ -42,11 +42,7 @@ class RayOptions:
 
 
 def items_of(prompt_file: str | None, images: Sequence[str] = (), prompt: str | None = None) -> list[Item]:
-    """The items of a file of prompts, or of images with one prompt.
-
-    Raises:
-        InputError: a file that cannot be used, or neither.
-    """
+    """The items of a file of prompts, or of images with one prompt."""
     from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.many.work import Item
 
@@ -80,10 +76,6 @@ def decode_many(
     """Decode all items with many workers into a folder; returns a record for each.
 
     Beside a file for each item stands `images.jsonl` or `texts.jsonl` with all records, once all are done.
-
-    Raises:
-        InputError: something that cannot be used, before any worker starts.
-        MissingDependencyError: Ray is not installed.
     """
     from mmspec.many.pool import check_ray, run_many
     from mmspec.many.work import Work

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,11 +81,7 @@ class Question:
         return "own prompts" if self.prompts or self.images else self.prompt_file or self.task
 
     def examples(self) -> list[Example]:
-        """The user's own prompts and images, or those of their file; [] where there is nothing of theirs.
-
-        Raises:
-            InputError: both a file and prompts, or something that cannot be used.
-        """
+        """The user's own prompts and images, or those of their file; [] where there is nothing of theirs."""
         from mmspec.evaluation.examples import own_examples
         from mmspec.evaluation.prompt_files import read_prompt_file
 
@@ -118,6 +114,11 @@ class Subject:
     others: Callable[[int], list[Example]] | None = None
     form: dict[str, Any] = field(default_factory=dict)
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens of an answer as text, without special tokens."""
+        text: str = self.pipe.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
     def contender(self, choice: AcceleratorChoice) -> Contender:
         """Set an accelerator up on the pipeline, here and only here."""
         from mmspec.evaluation.contenders import contender
@@ -126,17 +127,7 @@ class Subject:
 
 
 def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict[str, Any]) -> Subject:
-    """Load a model and bring together what it is asked.
-
-    Args:
-        source: folder or hub id.
-        asked: by the command line.
-        how: to load and to sample.
-        defaults: for text: `task` and settings.
-
-    Raises:
-        InputError: something is asked for that this model does not give.
-    """
+    """Load a model and bring together what it is asked; `defaults` are the task and settings of text."""
     from mmspec.evaluation.contenders import GENERATE, load_images
     from mmspec.evaluation.examples import read_tasks, scene_examples
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline

@@ -14,10 +14,7 @@ from mmspec.cli.options import AsJson, unpack_options
 __all__ = ["Start", "TrainingOptions", "train_app"]
 
 Start = Annotated[Path | None, typer.Option("--from", help="Trained folder to begin with.")]
-Height = Annotated[
-    int | None, typer.Option(help="Pixels of images that the target draws.", show_default="the model's own")
-]
-Width = Annotated[
+Pixels = Annotated[
     int | None, typer.Option(help="Pixels of images that the target draws.", show_default="the model's own")
 ]
 
@@ -78,8 +75,8 @@ def drafter(
             "images: image, and prompt or class; cjd and ssd need none. Scenes if not given."
         ),
     ] = None,
-    height: Height = None,
-    width: Width = None,
+    height: Pixels = None,
+    width: Pixels = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Skip conversations of more tokens.")] = None,
     regenerate: Annotated[
         int, typer.Option(min=0, help="Longest reply that the target writes itself; 0 learns the data's.")

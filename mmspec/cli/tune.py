@@ -117,20 +117,11 @@ def shown(trials: Any, best: str, described: dict[str, Any]) -> Any:
     from mmspec.evaluation.tables import figures, with_interval
 
     columns = ("accelerator", "promise", "stage", "prompts", "tokens/\nforward", "identical", "speed-up", "")
-    rows = [
-        (
-            trial.label,
-            trial.record.exactness,
-            str(trial.stage),
-            str(trial.record.samples),
-            f"{trial.record.acceptance_length:.2f}",
-            f"{trial.record.identical:.0%}",
-            with_interval(trial.record.speedup, trial.record.speedup_interval, "x"),
-            "best" if trial.label == best else "",
-        )
-        for trial in trials
-    ]
-    title = ", ".join(
-        f"{name} {value}" for name, value in described.items() if name in ("model", "task", "dtype")
-    )
+    rows = []
+    for trial in trials:
+        one = trial.record
+        counted = str(trial.stage), str(one.samples), f"{one.acceptance_length:.2f}", f"{one.identical:.0%}"
+        speedup = with_interval(one.speedup, one.speedup_interval, "x")
+        rows.append((trial.label, one.exactness, *counted, speedup, "best" if trial.label == best else ""))
+    title = ", ".join(f"{name} {described[name]}" for name in ("model", "task", "dtype") if name in described)
     return figures(columns, rows, title=f"{title}; speed-ups over plain decoding in the same stage")

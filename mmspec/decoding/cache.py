@@ -35,24 +35,15 @@ RowStates = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass
 class WritePlan:
-    """Buffer places that the next forward writes, shared by all layers.
-
-    Attributes:
-        rows, capacity: size of the buffers.
-        prefill_row: the row that is prefilled, or None in a scoring forward.
-        tokens: number of tokens n of this forward, in every row that it reads.
-        keeps: False if nothing is written at all.
-        slots: [B * n] flat buffer places of the new nodes.
-        width: number of columns that attention looks at.
-    """
+    """Buffer places that the next forward writes, shared by all layers."""
 
     rows: int
-    capacity: int
-    prefill_row: int | None = None
-    tokens: int = 0
-    keeps: bool = True
-    slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-    width: int = 0
+    capacity: int  # of the buffers, in tokens
+    prefill_row: int | None = None  # None in a scoring forward
+    tokens: int = 0  # n of this forward, in every row that it reads
+    keeps: bool = True  # False if nothing is written at all
+    slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # [B * n] of new nodes
+    width: int = 0  # columns that attention looks at
 
 
 class RaggedLayer(CacheLayerMixin):

@@ -19,7 +19,6 @@ from torch.nn.functional import layer_norm
 
 from mmspec.decoding.distribution import PROPOSALS, Continuous, keep_first
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
 from mmspec.errors import InputError
@@ -40,6 +39,7 @@ __all__ = [
 
 NORM_EPS = 1e-6
 SHAPES = ("linear", "cosine", "two-stage")
+OF_NODES = ("condition", "unconditional", "scale", "temperature", "drawn")
 ROUNDING = 1e-9  # 45 * (1 - 1 / 3) is 30, and not a little less
 
 
@@ -123,6 +123,8 @@ class StepSchedule(Protocol):
     @property
     def steps(self) -> int: ...
 
+    def __hash__(self) -> int: ...
+
 
 @lru_cache(maxsize=1024)
 def with_steps(schedule: StepSchedule, steps: int) -> StepSchedule:
@@ -178,25 +180,20 @@ class Denoising(Continuous):
     @once
     def process(self) -> DenoisingProcess:
         """The chains of all nodes, one after another."""
-        rows = (each.flatten(0, -2) if isinstance(each, Tensor) else each for each in self._fields())
-        condition, unconditional, scale, temperature, _ = rows
-        return self.source.process(condition, unconditional, scale, temperature, self.schedule)
+        rows = self.map(lambda each: each.flatten(0, -2))
+        settings = rows.scale, rows.temperature, self.schedule
+        return self.source.process(rows.condition, rows.unconditional, *settings)
 
-    def __getitem__(self, nodes: slice) -> Denoising:
-        return self._map(lambda each: each[:, nodes])
-
-    def at(self, node: Tensor) -> Denoising:
-        return self._map(lambda each: take(each, node))
-
-    def flat(self) -> Denoising:
-        return self._map(lambda each: each.flatten(0, 1))
+    def map(self, change: Callable[[Tensor], Tensor]) -> Denoising:
+        held = {name: getattr(self, name) for name in OF_NODES}
+        changed: Any = {name: change(v) for name, v in held.items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
 
     @classmethod
     def stack(cls, parts: Sequence[Denoising]) -> Denoising:
-        columns = zip(*(part._fields() for part in parts), strict=True)
-        return parts[0]._with(
-            [torch.stack(list(c), 1) if isinstance(c[0], Tensor) else c[0] for c in columns]
-        )
+        held = [name for name in OF_NODES if isinstance(getattr(parts[0], name), Tensor)]
+        columns: Any = {name: torch.stack([getattr(part, name) for part in parts], 1) for name in held}
+        return replace(parts[0], **columns)
 
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         return self.value_of(self.draw(random, place, purpose))
@@ -261,16 +258,6 @@ class Denoising(Continuous):
 
     def is_finite(self) -> Tensor:
         return self.condition.isfinite().all(-1)
-
-    def _fields(self) -> list[Any]:
-        return [self.condition, self.unconditional, self.scale, self.temperature, self.drawn]
-
-    def _with(self, fields: Sequence[Any]) -> Denoising:
-        names = ("condition", "unconditional", "scale", "temperature", "drawn")
-        return replace(self, **dict(zip(names, fields, strict=True)))
-
-    def _map(self, pick: Any) -> Denoising:
-        return self._with([pick(each) if isinstance(each, Tensor) else each for each in self._fields()])
 
 
 def run_chain(

@@ -51,16 +51,20 @@ class Distribution(ABC):
         """Number format of the uniforms that densities are compared with."""
 
     @abstractmethod
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the distributions of which each tensor [T, n, ...] is changed."""
+
     def __getitem__(self, nodes: slice) -> Self:
         """Return the distributions at a range of nodes."""
+        return self.map(lambda each: each[:, nodes])
 
-    @abstractmethod
     def at(self, node: Tensor) -> Self:
         """Return the distributions at one node [T] of each row, as [T]."""
+        return self.map(lambda each: take(each, node))
 
-    @abstractmethod
     def flat(self) -> Self:
         """Return distributions [T, n] as [T * n], the nodes of each row one after another."""
+        return self.map(lambda each: each.flatten(0, 1))
 
     @classmethod
     @abstractmethod
@@ -133,14 +137,8 @@ class Categorical(Distribution):
     def dtype(self) -> torch.dtype:
         return self.p.dtype
 
-    def __getitem__(self, nodes: slice) -> Categorical:
-        return Categorical(self.p[:, nodes])
-
-    def at(self, node: Tensor) -> Categorical:
-        return Categorical(take(self.p, node))
-
-    def flat(self) -> Categorical:
-        return Categorical(self.p.flatten(0, 1))
+    def map(self, change: Callable[[Tensor], Tensor]) -> Categorical:
+        return Categorical(change(self.p))
 
     @classmethod
     def stack(cls, parts: Sequence[Categorical]) -> Categorical:
@@ -304,14 +302,8 @@ class Gaussian(Continuous):
     def dtype(self) -> torch.dtype:
         return self.mean.dtype
 
-    def __getitem__(self, nodes: slice) -> Self:
-        return self._map(lambda each: each[:, nodes])
-
-    def at(self, node: Tensor) -> Self:
-        return self._map(lambda each: take(each, node))
-
-    def flat(self) -> Self:
-        return self._map(lambda each: each.flatten(0, 1))
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(change(self.mean), change(self.std))
 
     @classmethod
     def stack(cls, parts: Sequence[Self]) -> Self:
@@ -354,7 +346,7 @@ class Gaussian(Continuous):
         plain = self.sample(random, place, purpose)
         u = random.uniform(place[:, None], Purpose.RETRY, proposals * (self._uniforms + 1), self.dtype)
         u = u.view(len(place), proposals, -1)
-        p, q = (one._map(lambda each: each[:, None]) for one in (self, q))
+        p, q = (one.map(lambda each: each[:, None]) for one in (self, q))
         y = p.draw(u[..., 1:])  # [T, proposals, d]
         stays = u[..., 0] < -torch.expm1((q.log_density(y) - p.log_density(y)).clamp_max(0.0))
         return keep_first(y, stays, judged, plain)
@@ -365,9 +357,6 @@ class Gaussian(Continuous):
     @property
     def _uniforms(self) -> int:
         return 2 * self.mean.shape[-1]
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(change(self.mean), change(self.std))
 
 
 def keep_first(y: Tensor, stays: Tensor, judged: Tensor, plain: Tensor) -> tuple[Tensor, Tensor]:

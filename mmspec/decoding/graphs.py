@@ -30,19 +30,12 @@ def can_capture(device: torch.device) -> bool:
 
 
 class Graph(NamedTuple):
-    """A captured call.
-
-    Attributes:
-        replay: runs it again, from `inputs` to `output`.
-        inputs: tensors that the graph reads, with as many rows as it has.
-        output: tensor that the graph writes.
-        function: what was captured; keeps alive the tensors that it holds, which the graph reads too.
-    """
+    """A captured call, which `replay` runs again from `inputs` to `output`."""
 
     replay: Callable[[], object]
     inputs: tuple[Tensor, ...]
     output: Tensor
-    function: Callable[..., Tensor]
+    function: Callable[..., Tensor]  # keeps alive the tensors that it holds, which the graph reads too
 
 
 class Side(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,20 +34,14 @@ CONV, STATE = ("conv", 0), ("recurrent", 0)  # the only ones of mixers with a cl
 
 
 class NodeUpdates(NamedTuple):
-    """Update of a recurrent state of the gated delta rule by each node of a draft.
+    """Updates of the gated delta rule by each node of a draft, as `gated_delta_tree` computes them.
 
-    `mmspec.kernels.gated_delta_tree` computes what each node adds to the committed state S: its key k and its
-    update u, under the decay G from that state on.
-
-    Attributes:
-        keys: [B, heads, n, d_k].
-        values: [B, heads, n, d_v] u above: a value, less what the state before it recalls for its key.
-        decay: [B, heads, n] log decay G from the committed state to the node, itself included.
+    A node adds its key k and its update u to the committed state S, under the decay G from that state on.
     """
 
-    keys: Tensor
-    values: Tensor
-    decay: Tensor
+    keys: Tensor  # [B, heads, n, d_k]
+    values: Tensor  # [B, heads, n, d_v] u: a value, less what the state before it recalls for its key
+    decay: Tensor  # [B, heads, n] log decay G from the committed state to the node, itself included
 
 
 def state_after(state: Tensor, updates: NodeUpdates, path: Tensor, node: Tensor) -> Tensor:
@@ -99,31 +93,16 @@ class Paths:
         return Paths(self.ancestors.to(device), self.taps.to(device))
 
 
-class Scored(Protocol):
-    """All nodes of a draft that a mixer has read."""
+@dataclass(frozen=True)
+class ScoredPaths:
+    """Nodes of a draft that were computed in closed form; held until the next draft."""
+
+    paths: Paths
+    known: Tensor  # [R, k - 1 + n, C] last committed inputs of the convolution, then those of the nodes
+    updates: NodeUpdates | None = None  # of the recurrent state, where there is one
 
     def after(self, committed: States, node: Tensor) -> States:
         """States after one node [R] of each row."""
-
-    def nbytes(self) -> int:
-        """Bytes held until the next draft."""
-
-
-@dataclass(frozen=True)
-class ScoredPaths:
-    """Nodes that were computed in closed form.
-
-    Attributes:
-        paths: of the draft.
-        known: [R, k - 1 + n, C] inputs of the convolution: the last committed ones, then those of the nodes.
-        updates: of the recurrent state; None where there is none.
-    """
-
-    paths: Paths
-    known: Tensor
-    updates: NodeUpdates | None = None
-
-    def after(self, committed: States, node: Tensor) -> States:
         states = {CONV: pick(self.known, take(self.paths.taps, node)).transpose(1, 2)}
         if self.updates is not None:
             states[STATE] = state_after(
@@ -160,7 +139,7 @@ class RecurrentLayer(LinearAttentionLayer):
     """
 
     is_croppable = False
-    scored: Scored
+    scored: ScoredPaths | ScoredSteps
     _known: Tensor
 
     def __init__(self, plan: WritePlan, number_of_states: int = 1) -> None:

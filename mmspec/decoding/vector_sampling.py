@@ -10,47 +10,16 @@ from typing import Any, Self
 from torch import Tensor
 
 from mmspec.decoding.denoising import Denoising, DenoisingSource, StepSchedule, with_steps
-from mmspec.decoding.distribution import Gaussian
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import RowSettings, check_setting, read_setting
 from mmspec.errors import InputError
-from mmspec.kernels.sampling import widen
 from mmspec.registry import did_you_mean
 from mmspec.validation import require_number
 
-__all__ = ["DenoisingSampler", "GaussianSampler"]
+__all__ = ["DenoisingSampler"]
 
 GUIDANCE_SCHEDULES = ("constant", "rising", "falling")
-
-
-@dataclass(frozen=True)
-class GaussianSampler(RowSettings):
-    """Sampling settings of continuous tokens with a Gaussian head.
-
-    Args:
-        temperature: factor of the standard deviations, or one for each of the B rows; 0 is the mean.
-
-    Raises:
-        InputError: a value outside its range.
-    """
-
-    temperature: float | Sequence[float] = 1.0
-
-    def __post_init__(self) -> None:
-        check = partial(require_number, low=0.0, high=1e4, allowed="0 (the mean) to 10000")
-        object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, check))
-
-    def of_model(self, model: Any) -> Self:
-        """The same settings for another model: a Gaussian head is part of what the model says."""
-        return self
-
-    def __call__(
-        self, parameters: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
-    ) -> Gaussian:
-        """Make distributions of a head's parameters [B, n, 2 d]: mean and log standard deviation."""
-        mean, log_std = widen(parameters).chunk(2, -1)
-        return Gaussian(mean, log_std.exp() * self.numbers("temperature", mean))
 
 
 @dataclass(frozen=True, kw_only=True)

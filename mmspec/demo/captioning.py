@@ -45,13 +45,7 @@ class Conversation:
 
 
 class Captioning:
-    """The page and what its buttons do.
-
-    Args:
-        pipe: with the accelerator to show.
-        model: name of the model, for the heading.
-        pictures: paths of examples.
-    """
+    """The page and what its buttons do; `pictures` are paths of examples."""
 
     def __init__(self, pipe: VisionLanguagePipeline, model: str, pictures: Sequence[str] = ()) -> None:
         self.pipe, self.model, self.pictures = pipe, model, list(pictures)
@@ -96,13 +90,7 @@ class Captioning:
     ) -> Iterator[tuple[str, Conversation]]:
         """Answer a question, yielding what to show as it grows; stops within a round once the flag is set.
 
-        Args:
-            question: of the visitor.
-            racing: whether plain decoding answers too.
-            max_new_tokens, temperature, seed: as of the pipeline.
-            frames: most frames of a video to look at.
-            talk: the conversation so far; None at its beginning.
-            flag: set when the visitor stops.
+        Where `racing`, plain decoding answers too; of a video at most so many frames are looked at.
 
         Raises:
             InputError: no question or a very long one, or what the pipeline refuses.

@@ -31,11 +31,7 @@ COLOURS = np.array([(49, 46, 129), (37, 99, 165), (16, 152, 151), (92, 200, 99),
 
 
 class CommitMap:
-    """Record of which forward committed each cell of an image.
-
-    Args:
-        grid: layout of the image.
-    """
+    """Record of which forward committed each cell of an image."""
 
     def __init__(self, grid: ImageGrid) -> None:
         self._grid = grid
@@ -138,12 +134,7 @@ class Drawing:
 
 
 class Methods:
-    """The accelerators that fit a pipeline; what one loads is loaded once.
-
-    Args:
-        pipe: of images.
-        drafters: accelerator name -> options with the drafter that the user names for it.
-    """
+    """The accelerators that fit a pipeline, with the user's own drafters; what one loads is loaded once."""
 
     def __init__(
         self, pipe: ImageGenerationPipeline, drafters: Mapping[str, Mapping[str, Any]] | None = None
@@ -195,13 +186,7 @@ def draw(
 ) -> Iterator[Drawing]:
     """Draw one image, yielding it after every forward and once when it has ended.
 
-    Args:
-        pipe: the pipeline.
-        methods: those that fit it.
-        method: one of them.
-        options: "window" and "delta", for methods that have them.
-        what: prompt or class, and settings, as of the pipeline.
-        flag: once it is set, the model stops within a round.
+    Once the flag is set, the model stops within a round. A method takes those of the options that it has.
 
     Raises:
         InputError: what the method or the pipeline refuses.

@@ -29,15 +29,7 @@ EMPTY = '<p class="mm-empty">The forwards that commit the cells of the image are
 
 
 class ImageGeneration:
-    """The page and what its buttons do.
-
-    Args:
-        pipe: of images.
-        model: its name, for the heading.
-        prompts: examples.
-        method: the accelerator that is chosen at first; None is the pipeline's default.
-        drafters: as of `Methods`.
-    """
+    """The page and what its buttons do; `method` is chosen at first, None is the pipeline's default."""
 
     def __init__(
         self,
@@ -80,10 +72,8 @@ class ImageGeneration:
         """Draw one image, yielding what there is of it, its heat map and its figures as they grow.
 
         Args:
-            subject: prompt or class.
-            method: an accelerator.
-            settings: window, delta, guidance, temperature and seed as the visitor set them, and the flag that
-                is set when the visitor stops.
+            subject, method: prompt or class, and an accelerator.
+            settings: as of `_updates`.
 
         Raises:
             InputError: what the method or the pipeline refuses.

@@ -78,11 +78,7 @@ TITLES = {True: "proposed by the draft, accepted by the model", False: "the mode
 
 
 def coloured_text(pieces: Sequence[str], drafted: Sequence[bool]) -> str:
-    """Mark up text by the origin of its tokens; neighbours of one origin share a mark.
-
-    Args:
-        pieces: the text of each token, joining to the whole; tokens that complete no text are empty.
-        drafted: for each token, True if it came from the draft.
+    """Mark up the text of each token by its origin; neighbours of one origin share a mark.
 
     Raises:
         ValueError: not one flag for each piece.

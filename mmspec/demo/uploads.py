@@ -24,25 +24,14 @@ UPLOAD_LIMITS = MediaLimits(
 
 @dataclass(frozen=True)
 class Upload:
-    """A file that can be read.
-
-    Attributes:
-        kind: "image" or "video".
-        path: where Gradio keeps it.
-        frames: of the video; 1 of an image.
-    """
+    """A file that can be read, an "image" or a "video", and its number of frames."""
 
     kind: str
     path: str
     frames: int = 1
 
     def media(self, frames: int, *, takes_videos: bool) -> dict[str, Any]:
-        """Arguments of a pipeline's call.
-
-        Args:
-            frames: most to take of a video.
-            takes_videos: whether the model has an input for videos; if not, it sees the frames as images.
-        """
+        """Arguments of a pipeline's call; models without an input for videos see so many frames as images."""
         if self.kind == "image":
             return {"images": [self.path]}
         count = min(frames, self.frames)
@@ -52,11 +41,7 @@ class Upload:
 
 
 def read_upload(kind: str, payload: Mapping[str, Any] | None) -> Upload | None:
-    """Check a file that Gradio received; None if there is none.
-
-    Args:
-        kind: "image" or "video".
-        payload: what an event without preprocessing gets, with `path` and `orig_name`.
+    """Check a file that Gradio received, as an event without preprocessing gets it; None if there is none.
 
     Raises:
         MediaError: it cannot be read, or is over a limit; the message names it as the visitor does.

@@ -147,30 +147,21 @@ class CorrectedSession(StateWindowSession):
 
 
 class Places(NamedTuple):
-    """m places of C chains, one chain after another: the fields of `Window`, [B, C * m, ...].
-
-    `known` is None where no grammar forces tokens.
-    """
+    """m places of C chains, one chain after another: the fields of `Window`, [B, C * m, ...]."""
 
     stood: Tensor
     tokens: Tensor
     p: Tensor
     noise: Tensor
-    known: Tensor | None
+    known: Tensor | None  # where a grammar forces tokens
 
 
 class Front(NamedTuple):
-    """The first places, where chains part.
+    """The first places, where chains part."""
 
-    Attributes:
-        branches: candidates at each of them; none for a single chain.
-        noise: [B, 1, V] Gumbel noise at each with more than one.
-        choices: [C, f] which of the candidates each chain goes through.
-    """
-
-    branches: tuple[int, ...]
-    noise: list[Tensor]
-    choices: Tensor
+    branches: tuple[int, ...]  # candidates at each of them; none for a single chain
+    noise: list[Tensor]  # [B, 1, V] Gumbel noise at each with more than one
+    choices: Tensor  # [C, f] which of the candidates each chain goes through
 
 
 def draw_corrected(

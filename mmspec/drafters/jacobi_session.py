@@ -109,23 +109,15 @@ class WindowDrafter(Drafter):
 
 @dataclass(frozen=True)
 class Observed(Rows):
-    """The last draft of a window, and what became of it.
-
-    Attributes:
-        draft: without its q.
-        q: [B, n, V] what its tokens were drawn from, or packed; None for coupled ones.
-        p: the target's distribution after each node, likewise.
-        finite: [B, n] whether p is.
-        accepted: [B] number of accepted tokens.
-    """
+    """The last draft of a window, and what became of it."""
 
     row_fields = named("draft", "q", "p", "finite", "accepted")
 
-    draft: Draft
-    q: Tensor | SparseDistribution | None
-    p: Tensor | SparseDistribution
-    finite: Tensor
-    accepted: Tensor
+    draft: Draft  # without its q
+    q: Tensor | SparseDistribution | None  # [B, n, V] what its tokens were drawn from; None for coupled ones
+    p: Tensor | SparseDistribution  # the target's after each node
+    finite: Tensor  # [B, n] whether p is
+    accepted: Tensor  # [B] number of accepted tokens
 
     def joined(self, other: Observed, counts: tuple[int, int]) -> Observed:
         """Return what became of these rows, followed by others; rows with and without top-k may meet."""
@@ -137,25 +129,15 @@ class Observed(Rows):
 
 @dataclass(frozen=True)
 class Window:
-    """A new window: slot 0 holds the root, the others drafts.
+    """A new window of W slots: slot 0 holds the root, the others drafts."""
 
-    Attributes:
-        place: [B, W] output index of each slot.
-        tokens: [B, W].
-        p: [B, W, V] what each was drawn from.
-        node: [B, W] the node of the last draft that gave p.
-        stood: [B, W] the node of the last draft that stood in the slot; 0 where none did.
-        known: [B, W] the token that grammar or a neighbour put there, or FREE.
-        noise: [B, W, 3] or [B, W, V] what each was drawn with, if anything: uniforms, or Gumbel noise.
-    """
-
-    place: Tensor
-    tokens: Tensor
-    p: Tensor
-    node: Tensor
-    stood: Tensor
-    known: Tensor
-    noise: Tensor
+    place: Tensor  # [B, W] output index of each slot
+    tokens: Tensor  # [B, W]
+    p: Tensor  # [B, W, V] what each was drawn from
+    node: Tensor  # [B, W] the node of the last draft that gave p
+    stood: Tensor  # [B, W] the node of the last draft that stood in the slot; 0 where none did
+    known: Tensor  # [B, W] the token that grammar or a neighbour put there, or FREE
+    noise: Tensor  # [B, W, 3] uniforms or [B, W, V] Gumbel noise that each was drawn with
 
 
 class Candidates(NamedTuple):

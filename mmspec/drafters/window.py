@@ -160,17 +160,11 @@ class WindowTree:
 
 
 class LastDraft(NamedTuple):
-    """The last draft, as places are drawn anew with it.
-
-    Attributes:
-        tokens: [B, n].
-        valid: [B, n] False where one means nothing.
-        q: [B, n, V] what they were drawn from; None where new tokens are drawn independently of them.
-    """
+    """The last draft, as places are drawn anew with it: tokens [B, n], and which of them mean something."""
 
     tokens: Tensor
     valid: Tensor
-    q: Tensor | None
+    q: Tensor | None  # [B, n, V] of the tokens; None where new ones are drawn independently of them
 
     @staticmethod
     def of(draft: Draft, coupling: str) -> LastDraft:

@@ -30,19 +30,13 @@ SAMPLED = 16  # numbers of a codebook
 
 @dataclass(frozen=True)
 class Read(Rows):
-    """Tokens, hidden states and logits of a draft that the target has scored.
-
-    Attributes:
-        tokens: [B, n] of its nodes; FREE for the end of a prompt.
-        states: [B, n, s] what is kept of the target's.
-        logits: [B, n, V] guided, not warped.
-    """
+    """Tokens, hidden states and logits of a draft that the target has scored."""
 
     row_fields = named("tokens", "states", "logits")
 
-    tokens: Tensor
-    states: Tensor
-    logits: Tensor
+    tokens: Tensor  # [B, n] of its nodes; FREE for the end of a prompt
+    states: Tensor  # [B, n, s] what is kept of the target's
+    logits: Tensor  # [B, n, V] guided, not warped
 
 
 class StateWindowSession(JacobiSession):

@@ -69,13 +69,17 @@ def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
     """
     if task not in TASKS:
         raise InputError("task", task, did_you_mean(task, TASKS))
-    largest = (HELD_OUT_SEEDS.stop - FIRST_SEED) // 2
-    if not 1 <= count <= largest or not 0 <= seed <= largest:
-        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
+    _check_held_out(count, seed, FIRST_SEED)
     kinds = ("caption", "describe", "question") if task == "mixed" else (task,)
     return [
         _scene_example(kinds[index % len(kinds)], FIRST_SEED + seed + index, index) for index in range(count)
     ]
+
+
+def _check_held_out(count: int, seed: int, first: int) -> None:
+    largest = (HELD_OUT_SEEDS.stop - first) // 2
+    if not 1 <= count <= largest or not 0 <= seed <= largest:
+        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
 
 
 def read_tasks(text: str, *others: str) -> tuple[str, ...]:
@@ -139,8 +143,6 @@ def held_out_captions(count: int, seed: int = 0) -> list[str]:
     Raises:
         InputError: more than there are.
     """
-    largest = (HELD_OUT_SEEDS.stop - FIRST_IMAGE_SEED) // 2
-    if not 1 <= count <= largest or not 0 <= seed <= largest:
-        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
+    _check_held_out(count, seed, FIRST_IMAGE_SEED)
     start = FIRST_IMAGE_SEED + seed
     return [caption(sample_scene(start + index, profile=IMAGE_TOKENS)) for index in range(count)]

@@ -18,22 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["OPTIONAL", "REQUIRED", "environment", "examine"]
 
 REQUIRED = (
-    "torch",
-    "torchvision",
-    "transformers",
-    "diffusers",
-    "accelerate",
-    "safetensors",
-    "timm",
-    "einops",
-    "num2words",
-    "numpy",
-    "packaging",
-    "pillow",
-    "psutil",
-    "tqdm",
-    "typer",
-    "rich",
+    *("torch", "torchvision", "transformers", "diffusers", "accelerate", "safetensors", "timm", "einops"),
+    *("num2words", "numpy", "packaging", "pillow", "psutil", "tqdm", "typer", "rich"),
 )
 OPTIONAL = {
     "triton": ("fast kernels on a GPU; the torch twins are used without it", "pip install triton (Linux)"),
@@ -87,11 +73,18 @@ def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _package(name: str, purpose: str, remedy: str) -> dict[str, Any]:
+    version: str | None
     try:
-        version = importlib.metadata.version(name)
+        version, remedy_needed = importlib.metadata.version(name), None
     except importlib.metadata.PackageNotFoundError:
-        return {"name": name, "ok": False, "version": None, "for": purpose, "remedy": remedy}
-    return {"name": name, "ok": True, "version": version, "for": purpose, "remedy": None}
+        version, remedy_needed = None, remedy
+    return {
+        "name": name,
+        "ok": version is not None,
+        "version": version,
+        "for": purpose,
+        "remedy": remedy_needed,
+    }
 
 
 def _noted(package: dict[str, Any]) -> dict[str, Any]:
@@ -107,19 +100,13 @@ def _devices() -> list[dict[str, Any]]:
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    devices = [
-        {
-            "name": "cpu",
-            "ok": True,
-            "detail": f"{processor_name()}, usable cores: {cores}, torch threads: {torch.get_num_threads()}",
-        }
-    ]
+    detail = f"{processor_name()}, usable cores: {cores}, torch threads: {torch.get_num_threads()}"
+    devices = [{"name": "cpu", "ok": True, "detail": detail}]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(index)
-            detail = (
-                f"{about.name}, {about.total_memory / 2**30:.0f} GiB, compute {about.major}.{about.minor}"
-            )
+            memory, compute = f"{about.total_memory / 2**30:.0f} GiB", f"compute {about.major}.{about.minor}"
+            detail = f"{about.name}, {memory}, {compute}"
             devices.append({"name": f"cuda:{index}", "ok": True, "detail": detail})
     else:
         built = torch.version.cuda or torch.version.hip
@@ -173,12 +160,11 @@ def _accelerator(name: str, preset: Any) -> dict[str, Any]:
         exactness, problem = preset.promise[0], None  # asking imports the plug-in
     except Exception as error:  # a plug-in that does not import is a finding, not a crash
         exactness, problem = None, f"{type(error).__name__}: {error}"
-    needs = f"--drafter: {preset.needs}" if preset.needs else None
     return {
         "name": name,
         "ok": problem is None,
         "exactness": exactness,
         "summary": preset.summary,
-        "needs": needs,
+        "needs": f"--drafter: {preset.needs}" if preset.needs else None,
         "problem": problem,
     }

@@ -31,12 +31,8 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _NOT_PUBLIC = [
     ipaddress.ip_network(network)
     for network in (
-        "168.63.129.16/32",
-        "192.0.0.0/24",
-        "64:ff9b:1::/48",
-        "3fff::/20",
-        "5f00::/16",
-        "fec0::/10",
+        *("168.63.129.16/32", "192.0.0.0/24"),
+        *("64:ff9b:1::/48", "3fff::/20", "5f00::/16", "fec0::/10"),
     )
 ]
 _CHUNK = 2**16

@@ -49,20 +49,8 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 
 # What Pillow raises on damaged files and closed images: its parsers index and unpack without checking.
 _DAMAGED = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    AssertionError,
-    EOFError,
-    OverflowError,
-    MemoryError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
+    *(OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError),
+    *(EOFError, OverflowError, MemoryError, RuntimeError, struct.error, zlib.error),
     Image.DecompressionBombError,
 )
 

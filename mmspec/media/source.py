@@ -20,41 +20,35 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")  # two letters at least: C:// i
 _ACCEPTED = "pass a path, bytes, a data: URL or an https:// URL"
 _PIXELS = {"image": "a PIL image, array or tensor", "video": "a list or array of frames"}
 
-# First bytes -> name. Formats that we refuse are here too, so that the refusal can say what the file really
-# is.
-_SIGNATURES = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\x00", "TIFF"),
-    (b"MM\x00*", "TIFF"),
-    (b"II+\x00", "TIFF"),
-    (b"MM\x00+", "TIFF"),
-    (b"%PDF", "PDF"),
-    (b"%!PS", "PostScript"),
-    (b"\xc5\xd0\xd3\xc6", "PostScript"),
-    (b"8BPS", "Photoshop"),
-    (b"SIMPLE  =", "FITS"),
-    (b"\x00\x00\x01\x00", "ICO"),
-    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\x1aE\xdf\xa3", "Matroska or WebM"),
-    (b"#EXTM3U", "HLS playlist"),
-    (b"OggS", "Ogg"),
-    (b"ID3", "MP3"),
-    (b"PK\x03\x04", "ZIP"),
-    (b"\x1f\x8b", "gzip"),
-)
+# Name -> first bytes. Formats that we refuse are here too, so that a refusal can say what the file really is.
+_SIGNATURES = {
+    "JPEG": (b"\xff\xd8\xff",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+"),
+    "PDF": (b"%PDF",),
+    "PostScript": (b"%!PS", b"\xc5\xd0\xd3\xc6"),
+    "Photoshop": (b"8BPS",),
+    "FITS": (b"SIMPLE  =",),
+    "ICO": (b"\x00\x00\x01\x00",),
+    "JPEG 2000": (b"\x00\x00\x00\x0cjP  ",),
+    "JPEG XL": (b"\xff\x0a",),
+    "Matroska or WebM": (b"\x1aE\xdf\xa3",),
+    "HLS playlist": (b"#EXTM3U",),
+    "Ogg": (b"OggS",),
+    "MP3": (b"ID3",),
+    "ZIP": (b"PK\x03\x04",),
+    "gzip": (b"\x1f\x8b",),
+}
 _RIFF_FORMATS = {b"WEBP": "WEBP", b"AVI ": "AVI", b"WAVE": "WAV"}
 _STILL_BRANDS = {b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"}
 
 
 def file_format(data: bytes) -> str:
     """Name the format of a file by its first bytes ("PNG", "HTML", "MP4", "text", "unknown", ...)."""
-    for signature, name in _SIGNATURES:
-        if data.startswith(signature):
+    for name, signatures in _SIGNATURES.items():
+        if data.startswith(signatures):
             return name
     if data.startswith(b"RIFF"):
         return _RIFF_FORMATS.get(data[8:12], "RIFF")

@@ -26,19 +26,6 @@ from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import check_source, load_checked
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
 
-__all__ = [
-    "autoencoder_from_ldm",
-    "decode_tokens",
-    "encode_image",
-    "is_vq",
-    "ldm_name",
-    "ldm_shape",
-    "load_autoencoder",
-    "load_chameleon_vq",
-    "vq_from_official",
-    "vq_from_taming",
-]
-
 PREFIX = "model.vqmodel."
 CODEBOOK = "quantize.embedding.weight"
 # usage statistics; the discriminator of a training file, and its averages

@@ -21,6 +21,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     TokenizersBackend,
 )
 from transformers import __version__ as transformers_version
@@ -387,7 +388,7 @@ def with_own_tokenizer(processor: Any, source: str, **where: Any) -> Any:
     return processor
 
 
-def check_vocabulary(tokenizer: Any, model: PreTrainedModel) -> None:
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """Raise CheckpointError if the tokenizer has ordinary tokens that the model has no embedding for."""
     added = tokenizer.get_added_vocab()
     largest = max((index for token, index in tokenizer.get_vocab().items() if token not in added), default=-1)
@@ -397,7 +398,9 @@ def check_vocabulary(tokenizer: Any, model: PreTrainedModel) -> None:
         raise CheckpointError("tokenizer", f"token ids up to {largest}", allowed)
 
 
-def check_same_tokenizer(target: Any, draft: Any, source: str) -> None:
+def check_same_tokenizer(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, source: str
+) -> None:
     """Raise CheckpointError unless both tokenizers give every token the same id.
 
     Added special tokens may differ; a draft never has to propose them.

@@ -65,7 +65,6 @@ class CorrectorConfig(WindowHeadConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and a width that suits the target."""
         width = min(int(text.hidden_size), max(NARROW, int(text.hidden_size) // SHARE))
         return super().sizes_for(text, vocabulary) | {"width": width // 8 * 8}
 
@@ -200,11 +199,9 @@ class CorrectorHead(WindowHead):
             states: [B, n, w] of `of_states`; anything where the target's are unknown.
             old: [B, n] the tokens that they are of; -1 for no token.
             is_known: [B, n] whether there are any states.
-            tables: of the target.
 
         Returns:
-            Two tensors [B, n, w], for places whose token stays and for places whose token is replaced; the
-            part of the new token is still to be added to either.
+            Two tensors [B, n, w], for places whose token stays and for places whose token is replaced.
         """
         known = states - tables.of_old(old)
         known = known.where(is_known[..., None], 0.0) + self.places.weight[: states.shape[1]]

@@ -23,16 +23,6 @@ from mmspec.models.feature_head import DraftingHead
 from mmspec.models.head_config import check_taps
 from mmspec.models.head_layers import FULL, SLIDING, PartialRotary, PublishedLayerConfig
 
-__all__ = [
-    "MARKOV_HEADS",
-    "MAX_SLOTS",
-    "DFlashConfig",
-    "DFlashHead",
-    "DSparkConfig",
-    "DSparkHead",
-    "DominoHead",
-]
-
 MAX_SLOTS = 64
 MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
 
@@ -132,7 +122,6 @@ class DFlashConfig(PublishedLayerConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of layers like the target's, and three taps."""
         sizes = super().sizes_for(text, vocabulary) | {"taps": three_taps(int(text.num_hidden_layers))}
         return sizes | {"markov_rank": min(256, int(text.hidden_size))}
 
@@ -267,14 +256,6 @@ class DFlashHead(DraftingHead):
         super()._init_weights(module)
         if module is self and self.mask_embedding is not None:
             nn.init.normal_(self.mask_embedding, std=self.config.initializer_range)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(self.config.taps)
-
-    @property
-    def draft_tokens(self) -> Tensor | None:
-        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
         """Hidden states at the taps, each [..., d] -> rows of the context [..., d]."""

@@ -31,13 +31,7 @@ KEYS = ("accelerator", "drafter")
 
 @dataclass(frozen=True)
 class OwnDrafter:
-    """An entry of the file.
-
-    Attributes:
-        accelerator: the name of what runs it.
-        written: its folder or hub id, as the file has it.
-        folder: the folder that was found; None if there is none here, or it is a hub id.
-    """
+    """An entry: the accelerator that runs it, its folder or hub id as written, the folder if found."""
 
     accelerator: str
     written: str
@@ -46,13 +40,7 @@ class OwnDrafter:
 
 @dataclass(frozen=True)
 class OwnDrafters:
-    """The drafters that a model's folder names.
-
-    Attributes:
-        path: of the file.
-        entries: by label, in the order of the file.
-        default: the label of the one to use where nothing is said.
-    """
+    """The drafters that a model's folder names, by label; `default` is the label used if none is said."""
 
     path: Path
     entries: dict[str, OwnDrafter] = field(default_factory=dict)

@@ -5,7 +5,6 @@ It has no output matrix, and no embedding unless its config says so: those are i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import field, replace
 from typing import Any
 
@@ -109,13 +108,6 @@ class EagleHead(FeatureHead):
                 nn.init.zeros_(module.bias)
         elif all(module is not part for part in self.compressor.modules()):  # they know how to begin
             super()._init_weights(module)
-
-    @property
-    def one_axis(self) -> bool:
-        return self.config.one_axis
-
-    def embed(self, tokens: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        return embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         """Make rows as every head does; `summary` may be [B, n, d] too, of another image for each row."""

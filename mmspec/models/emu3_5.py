@@ -7,8 +7,6 @@ weights. Their text tokenizer is remote code, which the user must allow or conve
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -26,19 +24,10 @@ class Emu3p5Config(Qwen3Config):
 
     model_type = "Emu3"
 
-    def __init__(
-        self,
-        eol_token_id: int = 151846,
-        img_token_id: int = 151851,
-        boi_token_id: int = 151852,
-        eoi_token_id: int = 151853,
-        **settings: Any,
-    ) -> None:
-        self.eol_token_id = eol_token_id
-        self.img_token_id = img_token_id
-        self.boi_token_id = boi_token_id
-        self.eoi_token_id = eoi_token_id
-        super().__init__(**settings)
+    eol_token_id: int = 151846  # the end of a row of image tokens
+    img_token_id: int = 151851  # the last token before the image's own
+    boi_token_id: int = 151852  # the begin of an image, before its size in words
+    eoi_token_id: int = 151853  # in place of the last row's end; the codes follow it
 
 
 class Emu3p5Model(Qwen3Model):

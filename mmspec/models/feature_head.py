@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import AutoConfig, AutoModel, Cache, PreTrainedModel
 
@@ -85,22 +85,19 @@ class DraftingHead(PreTrainedModel):
     @property
     def taps(self) -> tuple[int, ...]:
         """Hidden states of the target that it reads; see `TargetOutput.taps`."""
-        return (HIDDEN,)
+        return tuple(getattr(self.config, "taps", (HIDDEN,)))
 
     @property
     def draft_tokens(self) -> Tensor | None:
         """[V'] the target's tokens that it knows, ascending; None if it knows all of them."""
-        return None
+        offsets: Tensor | None = getattr(self, "d2t", None)
+        return None if offsets is None else torch.arange(len(offsets), device=offsets.device) + offsets
 
 
 class WindowHead(DraftingHead):
     """A head on the target's states in a Jacobi window, of the conditional and the unconditional prompt."""
 
     config: WindowHeadConfig
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(self.config.taps)
 
     def join(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
         """Put all states of a place side by side: [R, n, d] at each tap -> [B, n, 2d * taps]; R is B or 2B.
@@ -138,7 +135,7 @@ class FeatureHead(DraftingHead):
     @property
     def one_axis(self) -> bool:
         """Whether that position is the token's index, though the target's positions have several axes."""
-        return False
+        return bool(getattr(self.config, "one_axis", False))
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
         """Hidden states at the taps, each [..., d] -> features [..., d]; by default there is one tap."""
@@ -147,7 +144,8 @@ class FeatureHead(DraftingHead):
 
     def embed(self, tokens: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
         """Embed tokens [...] that come after the prompts, by the target's `embed` unless it has its own."""
-        return embed(tokens)
+        own: nn.Embedding | None = getattr(self, "embed_tokens", None)
+        return embed(tokens) if own is None else own(tokens)
 
     @abstractmethod
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:

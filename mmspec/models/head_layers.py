@@ -25,23 +25,6 @@ import mmspec.models.llamagen  # noqa: F401  its model type is then one that `Au
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.head_config import HeadConfig, SizedHeadConfig
 
-__all__ = [
-    "AXES",
-    "FULL",
-    "KNOWN",
-    "MORE",
-    "PART",
-    "SCALINGS",
-    "SLIDING",
-    "PartialRotary",
-    "PublishedLayerConfig",
-    "LlamaLayerConfig",
-    "MultimodalRotary",
-    "TargetLayerConfig",
-    "one_layer",
-    "single_layer",
-]
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 PartialRotary: Any = Glm4MoeRotaryEmbedding  # tables of the part of a head that turns, for every scaling
 KNOWN = "original_max_position_embeddings"
@@ -99,7 +82,6 @@ class LlamaLayerConfig(SizedHeadConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and of a layer with a quarter of the target's heads for keys."""
         width, heads = int(text.hidden_size), int(text.num_attention_heads)
         return super().sizes_for(text, vocabulary) | {
             "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * width),
@@ -171,7 +153,6 @@ class TargetLayerConfig(HeadConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and the target's own layer."""
         layer = text.to_dict() | {"num_hidden_layers": 1}
         types = getattr(text, "layer_types", None)
         if types is not None:
@@ -205,11 +186,7 @@ class TargetLayerConfig(HeadConfig):
 
 
 def single_layer(layer: PreTrainedConfig, *, norm: str | None = None) -> PreTrainedModel:
-    """Build a decoder of the target's family whose only weights are those of one layer.
-
-    Args:
-        layer: the config of such a decoder.
-        norm: name of the last norm, if that is kept.
+    """Build a decoder of the target's family with one layer's weights, and the last norm of that name if any.
 
     Raises:
         UnsupportedModelError: the family's decoder is not a stack of `layers`, or has no norm of that name.

@@ -46,10 +46,8 @@ def load_vq(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
 def load_chameleon_tokenizer(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
     """The image tokenizer of a Chameleon, in single precision.
 
-    Args:
-        source: of the model; taken where a subfolder holds the tokenizer, or its own weights do (Anole).
-        vq: Meta's `vqgan.ckpt`, a folder of such weights, or one of diffusers.
-        where: passed through to transformers.
+    It is in a subfolder of the model's or among its weights (Anole), or in `vq`: Meta's `vqgan.ckpt`, a
+    folder of such weights, or one of diffusers.
 
     Raises:
         CheckpointError: there is none with a decoder, or it is damaged.

@@ -22,21 +22,6 @@ from torch import Tensor, nn
 from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import MAX_CONFIG_BYTES, SHARDS, read_index, read_json
 
-__all__ = [
-    "INDEX",
-    "check_indexed",
-    "check_layout",
-    "fill",
-    "find_file",
-    "find_tensors",
-    "measure",
-    "open_checkpoint",
-    "read_config",
-    "read_shards",
-    "replace_prefix",
-    "tensor_names",
-]
-
 INDEX = ".index.json"  # behind the name of a file that is in shards
 
 # of DDP, of torch.compile, of plain attributes
@@ -167,8 +152,6 @@ def find_tensors(
     """The state dict: that of the first container that holds one, or the content; without wrapper prefixes.
 
     Args:
-        path: for the message.
-        content: of the file.
         containers: names that it may hold a state dict under.
         parts: whether names may be outside of the wrapper, as of `unwrapped`.
 
@@ -226,13 +209,7 @@ def measure(path: Path, tensors: Mapping[str, Tensor], pattern: str, axis: int =
 def check_layout(
     path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], ignored: str
 ) -> None:
-    """Compare names and shapes.
-
-    Args:
-        path: for the message.
-        tensors: what was found.
-        expected: what the model has, by the file's own names.
-        ignored: pattern of whole names that may be there and are not needed.
+    """Compare names and shapes with those that a model has; `ignored` are names that are not needed.
 
     Raises:
         CheckpointError: keys are missing, unknown, or of another shape; the message names them.

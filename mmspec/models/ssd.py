@@ -35,7 +35,6 @@ class VerticalConfig(WindowHeadConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and a width that suits the target."""
         width = max(NARROW, int(text.hidden_size) // SHARE)
         return super().sizes_for(text, vocabulary) | {"width": width}
 

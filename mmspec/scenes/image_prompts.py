@@ -42,12 +42,6 @@ class ImagePrompt:
     background: str | None
     ordered: bool = True
 
-    @property
-    def asked(self) -> int:
-        """Number of facts that are asked for."""
-        facts = [value for thing in self.objects for value in thing]
-        return sum(fact is not None for fact in [*facts, self.background])
-
 
 def sample_image_prompt(scene: Scene, rng: np.random.Generator) -> ImagePrompt:
     """Sample a prompt that asks for this scene, or leaves some of it open."""

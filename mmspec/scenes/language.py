@@ -1,11 +1,10 @@
-"""Words for scenes: captions, descriptions, questions with their only right answers, and a caption reader.
+"""Words for scenes: captions, descriptions, and questions with their only right answers.
 
 Deterministic given the scene, so that a sentence is right or wrong. All text is lower case.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +14,7 @@ import numpy as np
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.scenes.world import (
-    BACKGROUNDS,
     COLOURS,
-    MAX_OBJECTS,
-    PATTERNS,
     SHAPES,
     SIZES,
     Scene,
@@ -28,31 +24,17 @@ from mmspec.scenes.world import (
 
 __all__ = [
     "CAPTION_PROMPTS",
-    "CaptionReading",
     "DESCRIPTION_PROMPTS",
     "KINDS",
     "Question",
     "ask",
     "caption",
     "describe",
-    "name",
-    "parse_caption",
     "questions",
-    "vertical_relation",
 ]
 
 NUMBERS = ("zero", "one", "two", "three")
 ORDINALS = ("first", "second", "third")
-_NAME = rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(PATTERNS)}) ({'|'.join(SHAPES)})"
-_CAPTION = re.compile(rf"{_NAME}(?: left of {_NAME}){{0,{MAX_OBJECTS - 1}}} on ({'|'.join(BACKGROUNDS)})\.")
-
-
-@dataclass(frozen=True, slots=True)
-class CaptionReading:
-    """Facts of a caption: the attributes of each object, from left to right, and the background."""
-
-    objects: tuple[tuple[str, str, str, str], ...]
-    background: str
 
 
 def name(thing: SceneObject) -> str:
@@ -70,15 +52,6 @@ def vertical_relation(one: SceneObject, other: SceneObject) -> str:
 def caption(scene: Scene) -> str:
     """One sentence with every object from left to right, and the background."""
     return " left of ".join(f"a {name(thing)}" for thing in scene.objects) + f" on {scene.background}."
-
-
-def parse_caption(text: str) -> CaptionReading | None:
-    """Read a caption back; None where it does not follow the grammar."""
-    text = text.strip()
-    if _CAPTION.fullmatch(text) is None:
-        return None
-    found = re.findall(_NAME, text)
-    return CaptionReading(tuple(found), text.rsplit(" ", 1)[1][:-1])
 
 
 def describe(scene: Scene) -> str:
@@ -254,19 +227,13 @@ def _two_references(scene: Scene, rng: np.random.Generator) -> tuple[_Reference,
     return _choose(rng, options[0]), _choose(rng, options[1])
 
 
-def _ask_side(scene: Scene, rng: np.random.Generator) -> tuple[str, str] | None:
+def _ask_relation(scene: Scene, rng: np.random.Generator, kind: str) -> tuple[str, str] | None:
     chosen = _two_references(scene, rng)
     if chosen is None:
         return None
     one, other = chosen
-    return f"is {one.text} left of {other.text}?", "yes" if one.thing.x < other.thing.x else "no"
-
-
-def _ask_height(scene: Scene, rng: np.random.Generator) -> tuple[str, str] | None:
-    chosen = _two_references(scene, rng)
-    if chosen is None:
-        return None
-    one, other = chosen
+    if kind == "side":
+        return f"is {one.text} left of {other.text}?", "yes" if one.thing.x < other.thing.x else "no"
     text = f"is {one.text} above, below or level with {other.text}?"
     return text, vertical_relation(one.thing, other.thing).split()[0]
 
@@ -283,8 +250,8 @@ _ASKERS: dict[str, Callable[[Scene, np.random.Generator], tuple[str, str] | None
     "where": _ask_where,
     "count": _ask_count,
     "exists": _ask_exists,
-    "side": _ask_side,
-    "height": _ask_height,
+    "side": partial(_ask_relation, kind="side"),
+    "height": partial(_ask_relation, kind="height"),
     "background": _ask_background,
 }
 KINDS = tuple(_ASKERS)

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mmspec.errors import InputError
-from mmspec.scenes.language import name
 from mmspec.scenes.world import (
     BACKGROUNDS,
     CANVAS,
@@ -29,7 +28,6 @@ from mmspec.scenes.world import (
 __all__ = [
     "Clip",
     "DIRECTIONS",
-    "clip_caption",
     "object_masks",
     "render",
     "render_clip",
@@ -280,16 +278,6 @@ def render_clip(clip: Clip, size: int = CANVAS) -> np.ndarray:
     """Render every frame on the same background: uint8 array `[frames, size, size, 3]`."""
     images = [render(replace(clip.scene, objects=clip.at(frame)), size) for frame in range(clip.frames)]
     return np.stack(images)
-
-
-def clip_caption(clip: Clip) -> str:
-    """One sentence that says who moves where, from left to right in the first frame."""
-    clauses = [
-        f"the {name(thing)} " + ("stays still" if direction == "still" else f"moves {direction}")
-        for thing, direction in zip(clip.scene.objects, clip.directions, strict=True)
-    ]
-    joined = clauses[0] if len(clauses) == 1 else ", ".join(clauses[:-1]) + " and " + clauses[-1]
-    return f"{joined} on {clip.scene.background}."
 
 
 def _is_sound(objects: tuple[SceneObject, ...]) -> bool:

@@ -38,17 +38,13 @@ def create_app(
     api_key: str | None = None,
     origins: Sequence[str] = (),
 ) -> ASGIApp:
-    """Make the application; its engines start and end with it.
+    """Make the ASGI application; its engines start and end with it.
 
     Args:
         engines: not started yet.
-        metrics: that the engines count in.
-        limits: of every request.
+        metrics, limits: of the server; the engines count in these metrics.
         api_key: bearer token of clients; None asks for nothing.
         origins: of web pages that may read answers, as `read_origin` returns them.
-
-    Returns:
-        An ASGI application.
     """
 
     @asynccontextmanager

@@ -91,14 +91,7 @@ class StopText:
 
 
 class ChatAnswer:
-    """The answer to one request, in both forms.
-
-    Args:
-        model: its name.
-        ticket: of the request, which has entered the batch.
-        limits: of the server.
-        texts: of its choices, which end them at stop strings.
-    """
+    """The answer to a request that has entered the batch, whole or as a stream; `texts` end its choices."""
 
     def __init__(self, model: str, ticket: Ticket, limits: ServerLimits, texts: list[StopText]) -> None:
         self._ticket, self._seconds, self._texts = ticket, limits.run_seconds, texts

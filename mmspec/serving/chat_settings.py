@@ -45,12 +45,7 @@ class TextRules:
         return settings
 
     def deltas(self, pipe: Any, before: Sequence[int]) -> TextDeltas:
-        """Make the decoder of the answer's tokens into text.
-
-        Args:
-            pipe: the pipeline.
-            before: last tokens of the prompt, where the answer goes on with their text.
-        """
+        """Make the decoder of an answer that goes on with the text of the tokens before it."""
         hidden = [] if self.body.include_stop_str_in_output else self._ends(pipe)
         return TextDeltas(pipe.tokenizer, before, hidden, self.body.skip_special_tokens)
 
@@ -73,12 +68,7 @@ class TextRules:
 
 
 def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[dict[str, Any]]:
-    """The settings of each choice: choice i has the seed of the request plus i.
-
-    Args:
-        body: of the request.
-        limits: of the server.
-        usual: most new tokens where a request names no number.
+    """The settings of each choice; `usual` tokens at most where a request names no number.
 
     Raises:
         RequestError: a number above its limit.

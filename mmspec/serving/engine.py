@@ -168,13 +168,6 @@ class Engine:
     Rows join between rounds while there are places, first come first. A request that is cancelled leaves
     before the next round. A row that fails is told so, and the others go on; a round that fails ends the
     rows in it, and the batch begins anew.
-
-    Args:
-        name: of the model, for clients.
-        pipeline: used by this engine alone.
-        rows: places in the batch.
-        max_waiting: rows that may wait for one.
-        metrics: counters of this model.
     """
 
     def __init__(self, name: str, pipeline: Any, rows: int, max_waiting: int, metrics: ModelMetrics) -> None:
@@ -237,7 +230,7 @@ class Engine:
                     return
                 for handle in [one for one, row in self._running.items() if row.ticket.is_cancelled]:
                     batch.cancel(handle)
-                    self.metrics.count_cancelled()
+                    self.metrics.cancelled.inc()
                     del self._running[handle]
                 while batch.free and (row := self.waiting.take()) is not None:
                     if not self._enter(batch, row):
@@ -290,5 +283,5 @@ class Engine:
 
     def _fail(self, rows: Sequence[Row], error: BaseException) -> None:
         for row in rows:
-            self.metrics.count_failed()
+            self.metrics.failed.inc()
             row.tell(Event(error=as_request_error(error, row.ticket.names)))

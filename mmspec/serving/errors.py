@@ -34,15 +34,7 @@ KEY = re.compile(r"\['(\w+)'\]")
 
 
 class RequestError(MMSpecError):
-    """A request that is answered with an error.
-
-    Args:
-        status: of the answer.
-        message: for the client.
-        param: the field of the request that is wrong.
-        code: OpenAI's name of the error, where it has one.
-        retry_after: seconds after which the same request may succeed.
-    """
+    """A request that is answered with an error: OpenAI's `code`, and seconds after which it may succeed."""
 
     def __init__(
         self,
@@ -62,12 +54,7 @@ class RequestError(MMSpecError):
 
 
 def as_request_error(error: BaseException, names: Mapping[str, str] | None = None) -> RequestError:
-    """The answer to an exception; the texts of those that we do not raise ourselves stay in the log.
-
-    Args:
-        error: of a request.
-        names: of fields of the request, by the arguments of the pipeline that they became.
-    """
+    """The answer to an exception, with a chat's own names; texts that are not ours stay in the log."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, InputError):
@@ -95,10 +82,6 @@ def field_error(problems: Sequence[Any], body: Any) -> RequestError:
 
     Where a field may have several forms there is a problem for each form; those of the same value are told
     together.
-
-    Args:
-        problems: of pydantic.
-        body: in which they were found.
     """
     if problems[0]["type"] == "json_invalid":
         return RequestError(400, "the body is not valid JSON", code="invalid_json")

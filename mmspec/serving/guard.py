@@ -29,11 +29,6 @@ class Guard:
 
     The body is read within its limit before anything else happens. The client is watched from then on: the
     application is cancelled when it goes. The log gets ids, sizes and times, never a prompt.
-
-    Args:
-        app: the application.
-        limits: of the server.
-        api_key: what clients of /v1 send as a bearer token; None asks for nothing.
     """
 
     def __init__(self, app: ASGIApp, limits: ServerLimits, api_key: str | None = None) -> None:
@@ -93,13 +88,7 @@ class Guard:
 
 
 class Sender:
-    """Sends a response with the request's id; a client that reads nothing for too long is given up.
-
-    Attributes:
-        request_id: of the request.
-        status: of the response.
-        is_complete: True once all of it was sent.
-    """
+    """Sends a response with the request's id; a client that reads nothing for too long is given up."""
 
     def __init__(self, send: Send, request_id: str, limits: ServerLimits) -> None:
         self._send, self._seconds, self.request_id = send, limits.idle_seconds, request_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -36,19 +37,11 @@ class Metrics:
         self.cancelled = self._counter(
             "rows_cancelled", "Rows that were taken out of the batch", "", "mmspec"
         )
-        self.seconds = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "From a request's arrival to the end of a row",
-            ["model_name"],
-            registry=self.registry,
-            buckets=SECONDS,
-        )
-        self.running = Gauge(
-            "vllm:num_requests_running", "Rows in the batch", ["model_name"], registry=self.registry
-        )
-        self.waiting = Gauge(
-            "vllm:num_requests_waiting", "Rows that wait", ["model_name"], registry=self.registry
-        )
+        own: dict[str, Any] = {"labelnames": ["model_name"], "registry": self.registry}
+        latency = "From a request's arrival to the end of a row"
+        self.seconds = Histogram("vllm:e2e_request_latency_seconds", latency, buckets=SECONDS, **own)
+        self.running = Gauge("vllm:num_requests_running", "Rows in the batch", **own)
+        self.waiting = Gauge("vllm:num_requests_waiting", "Rows that wait", **own)
 
     def of_model(self, name: str) -> ModelMetrics:
         """The metrics of one model."""
@@ -60,16 +53,12 @@ class Metrics:
 
 
 class ModelMetrics:
-    """The metrics of one model, whose counters stand at 0 from the start.
-
-    Args:
-        metrics: of the server.
-        name: of the model.
-    """
+    """The metrics of one model, whose counters stand at 0 from the start."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self._of, self._name = metrics, name
-        for counter in ("drafts", "draft_tokens", "accepted", "tokens", "forwards", "failed", "cancelled"):
+        self.failed, self.cancelled = metrics.failed.labels(name), metrics.cancelled.labels(name)
+        for counter in ("drafts", "draft_tokens", "accepted", "tokens", "forwards"):
             getattr(metrics, counter).labels(name)
 
     def watch(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
@@ -91,11 +80,3 @@ class ModelMetrics:
         of.forwards.labels(name).inc(sum(stats.nfe))
         of.finished.labels(name, REASONS.get(reason, reason)).inc()
         of.seconds.labels(name).observe(perf_counter() - began)
-
-    def count_failed(self) -> None:
-        """Count a row that ended in an error."""
-        self._of.failed.labels(self._name).inc()
-
-    def count_cancelled(self) -> None:
-        """Count a row that was taken out of the batch."""
-        self._of.cancelled.labels(self._name).inc()

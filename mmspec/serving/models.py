@@ -16,11 +16,7 @@ __all__ = ["Models", "model_routes"]
 
 
 class Models:
-    """The engines of a server.
-
-    Args:
-        engines: the first of each kind answers requests that name no model.
-    """
+    """The engines of a server; the first of each kind answers requests that name no model."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = engines

@@ -35,11 +35,7 @@ class Event:
 
 
 class TextRows:
-    """Requests of one row each in a batch, with new text in the place of new tokens.
-
-    Args:
-        batch: a `RunningBatch`, or `Turns`.
-    """
+    """Requests of one row each in a `RunningBatch` or in `Turns`, with text in the place of tokens."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -52,11 +48,6 @@ class TextRows:
 
     def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Any, Event]:
         """Read a prompt and let its row in; returns its handle, and its first event.
-
-        Args:
-            prompt: of one row.
-            rules: of its text; None for images.
-            settings: of the pipeline.
 
         Raises:
             InputError: an argument of the pipeline cannot be used.
@@ -100,54 +91,54 @@ class Turn:
 
 
 class Turns:
-    """Rows that take turns: each is a call of its own, and a round is one step of every call.
+    """Rows that take turns, by the methods of `RunningBatch`: a round is one step of the call of each.
 
-    They enter and leave between rounds, by the methods of `RunningBatch`; each gives exactly what it gives
-    alone.
-
-    Args:
-        pipe: the pipeline, in use by nobody else.
-        rows: most rows at a time.
+    Each gives exactly what it gives alone.
     """
 
     def __init__(self, pipe: Any, rows: int) -> None:
         self.pipe, self._rows = pipe, rows
-        self._turns: list[Turn] = []
+        self._turns: dict[int, Turn] = {}
+        self._count = 0
 
     @property
     def free(self) -> int:
         return self._rows - len(self._turns)
 
-    def enter(self, prompt: Any, **settings: Any) -> Turn:
+    def enter(self, prompt: Any, **settings: Any) -> int:
         call, make_output = self.pipe._prepare_request(prompt, settings)
-        self._turns.append(Turn(call, call.rounds(), make_output))
-        return self._turns[-1]
+        self._count += 1
+        self._turns[self._count] = Turn(call, call.rounds(), make_output)
+        return self._count
 
-    def prompt_tokens(self, turn: Turn) -> int:
-        return int(turn.call.canvas.prompt_lengths[0])
+    def prompt_tokens(self, handle: int) -> int:
+        return int(self._turns[handle].call.canvas.prompt_lengths[0])
 
-    def text_before(self, turn: Turn) -> list[int]:
-        return list(turn.call.requests[0].text_before)
+    def text_before(self, handle: int) -> list[int]:
+        return list(self._turns[handle].call.requests[0].text_before)
 
-    def step(self) -> list[Any]:
-        updates = [self._step(turn) for turn in self._turns]
-        self._turns = [one.handle for one in updates if one.output is None and one.error is None]
+    def step(self) -> list[RowUpdate]:
+        updates = [self._step(handle, turn) for handle, turn in self._turns.items()]
+        for update in updates:
+            if update.output is not None or update.error is not None:
+                del self._turns[update.handle]
         return updates
 
-    def cancel(self, turn: Turn) -> None:
-        self._turns.remove(turn)
+    def cancel(self, handle: int) -> None:
+        del self._turns[handle]
 
-    def _step(self, turn: Turn) -> Any:
+    def _step(self, handle: int, turn: Turn) -> RowUpdate:
         canvas = turn.call.canvas
         try:
             step = next(turn.rounds, None)
             tokens = [[]] if step is None else step.emission.tokens
             if step is not None and canvas.finish_reasons[0] is None:
-                return RowUpdate(turn, tokens)
+                return RowUpdate(handle, tokens)
             output = turn.make_output(canvas)
         except Exception as error:  # of this row alone
-            return RowUpdate(turn, [[]], error=error)
-        return RowUpdate(turn, tokens, output, canvas.errors[0])
+            failed: Any = error
+            return RowUpdate(handle, [[]], error=failed)
+        return RowUpdate(handle, tokens, output, canvas.errors[0])
 
 
 def why_in_turn(pipe: Any) -> str | None:

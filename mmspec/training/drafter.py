@@ -15,7 +15,7 @@ from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterData, acceptance_length
 from mmspec.training.data.sources import MakeData, Rows, open_target
 from mmspec.training.methods import METHODS, check_method, written
-from mmspec.training.record import donor, save_trained, training_record
+from mmspec.training.record import save_trained, taken_over, training_record
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
 
 __all__ = ["train_drafter", "train_on"]
@@ -92,7 +92,8 @@ def train_drafter(
     model = METHODS[method].build(teacher, **settings)
     if not how.get("resume"):
         METHODS[method].learner.prepare(model, source)
-    before = [] if start is None else take_weights(model, Path(start))
+    allowed = "a drafter that `mmspec train drafter` wrote for a target of the same shape"
+    before = taken_over(start, allowed, lambda folder: take_weights(model, folder))
     train_on(training, model, method, teacher, source, settings)
     if accelerator.is_main_process:
         options = {
@@ -152,17 +153,9 @@ def train_on(
         setattr(model.config, name, value)
 
 
-def take_weights(model: PreTrainedModel, folder: Path) -> list[dict[str, Any]]:
-    """Take over a trained drafter; returns the stages of its training.
-
-    Raises:
-        CheckpointError: there is none of the same shape in the folder.
-    """
-    with donor(
-        folder, "a drafter that `mmspec train drafter` wrote for a target of the same shape"
-    ) as stages:
-        config = AutoConfig.from_pretrained(folder)
-        if type(config) is not type(model.config):
-            raise ValueError(config.model_type)
-        model.load_state_dict(type(model).from_pretrained(folder, dtype=torch.float32).state_dict())
-    return stages
+def take_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Take over a trained drafter of the same kind and shape."""
+    config = AutoConfig.from_pretrained(folder)
+    if type(config) is not type(model.config):
+        raise ValueError(config.model_type)
+    model.load_state_dict(type(model).from_pretrained(folder, dtype=torch.float32).state_dict())

@@ -36,9 +36,7 @@ def muon_and_adamw(
 
     Args:
         named: parameters with their names; those without gradient are left out.
-        slow: parameters whose name holds this text learn at `slow_factor` times the rate.
-        slow_factor: see `slow`.
-        outer: parts of names of further matrices that AdamW takes.
+        slow, slow_factor, outer: see `Stage`.
     """
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
@@ -77,11 +75,8 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 class KernelMuon(torch.optim.Optimizer):
     """Muon for convolutions, which `torch.optim.Muon` refuses: each kernel is a matrix of its outputs.
 
-    Args:
-        params: parameters or groups, as in any optimizer.
-        lr: in AdamW's units: an update's root mean square is a fifth of it.
-        momentum: of Nesterov's kind.
-        weight_decay: decoupled, as in AdamW.
+    Rates are in AdamW's units: an update's root mean square is a fifth of it. The momentum is of Nesterov's
+    kind, weight decay decoupled.
     """
 
     def __init__(

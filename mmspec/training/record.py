@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 from mmspec.errors import CheckpointError
 from mmspec.training.run import Training
 
-__all__ = ["donor", "half_precision", "read_record", "save_trained", "training_record", "write_record"]
+__all__ = ["half_precision", "save_trained", "taken_over", "training_record", "write_record"]
 
 RECORD = "training.json"
 
@@ -57,11 +56,8 @@ def save_trained(
 ) -> None:
     """Save a model in half precision, with a config by which it is loaded in single precision.
 
-    Args:
-        model: with whole weights.
-        folder: to write.
-        training: the record; None writes none.
-        parts: configs inside the config that say their own precision.
+    The `training` is its record, if there is to be one; `parts` are configs inside the config that say their
+    own precision.
     """
     model.save_pretrained(folder, state_dict=half_precision(model))
     # transformers loads in the dtype that config.json names; half precision is many times slower on a CPU.
@@ -79,19 +75,6 @@ def write_record(folder: Path, training: Mapping[str, Any]) -> None:
     (folder / RECORD).write_text(json.dumps(training, indent=2) + "\n")
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """Read the record of a training from the model's folder.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError("folder", str(folder), f"a folder with the {RECORD} of its training") from error
-    return record
-
-
 def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
     """The weights in fp16, on the CPU, contiguous; buffers of other kinds as they are."""
     return {
@@ -102,18 +85,22 @@ def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-@contextmanager
-def donor(folder: Path, allowed: str) -> Iterator[list[dict[str, Any]]]:
-    """Take over the weights of a trained folder in this block; gives the stages of its training.
+def taken_over(
+    start: str | Path | None, allowed: str, load: Callable[[Path], object]
+) -> list[dict[str, Any]]:
+    """Load the weights of a trained folder, if there is one; returns the stages of its training.
 
     Raises:
-        CheckpointError: the block, or the folder's record, cannot be read or does not fit.
+        CheckpointError: the weights, or the folder's record, cannot be read or do not fit.
     """
+    if start is None:
+        return []
     try:
-        stages: list[dict[str, Any]] = json.loads((folder / RECORD).read_text())["stages"]
-        yield stages
+        stages: list[dict[str, Any]] = json.loads((Path(start) / RECORD).read_text())["stages"]
+        load(Path(start))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError("start", str(folder), allowed) from error
+        raise CheckpointError("start", str(start), allowed) from error
+    return stages
 
 
 def _shown(value: Any) -> str:

@@ -32,12 +32,10 @@ from mmspec.errors import CheckpointError, InputError, MissingDependencyError
 from mmspec.training.optimizers import learning_rate, muon_and_adamw
 
 __all__ = [
-    "Budget",
     "Stage",
     "Training",
     "RunOptions",
     "flush_subnormals",
-    "held_out_figures",
     "open_accelerator",
 ]
 
@@ -83,32 +81,6 @@ class RunOptions(TypedDict, total=False):
     on_step: OnStep | None
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Length of a training in steps or in seconds; exactly one of the two is given."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.steps is None) == (self.seconds is None):
-            raise InputError("steps", self.steps, "either steps or minutes, not both and not neither")
-        if self.steps is not None and self.steps < 1:
-            raise InputError("steps", self.steps, "at least 1")
-        if self.seconds is not None and self.seconds <= 0:
-            raise InputError("minutes", self.seconds / 60, "more than 0")
-
-    def share(self, fraction: float) -> Budget:
-        """A part of this budget, of at least one step."""
-        if self.steps is not None:
-            return Budget(steps=max(1, round(self.steps * fraction)))
-        return Budget(seconds=max(1e-9, (self.seconds or 0.0) * fraction))
-
-    def progress(self, step: int, seconds: float) -> float:
-        """Share of the budget that is used up: 0 at the start, 1 and more at the end."""
-        return step / self.steps if self.steps is not None else seconds / (self.seconds or 1.0)
-
-
 @dataclass
 class Stage:
     """A stage of training: learner, data, checks on held-out data.
@@ -134,18 +106,6 @@ class Stage:
     halved: bool = False
 
 
-def held_out_figures(
-    batch: Batch, device: torch.device, digits: int = 3
-) -> Callable[[nn.Module], dict[str, float]]:
-    """Make the check of a learner that returns its figures beside the loss: those of held-out data."""
-
-    def check(module: nn.Module) -> dict[str, float]:
-        _, figures = module(batch.to(device))
-        return {name: round(float(value), digits) for name, value in figures.items()}
-
-    return check
-
-
 class Training:
     """A training at work: its seed, length and accelerator, and its progress in stages, steps and seconds.
 
@@ -159,11 +119,10 @@ class Training:
         accumulate, log_dir: see `open_accelerator`; the run is logged under the folder's name.
 
     Attributes:
-        length: as options of the command line.
         finished: what stages came to: title, steps, seconds, held-out figures.
 
     Raises:
-        InputError: not exactly one of `minutes` and `steps`, or no length at all; see `open_accelerator` too.
+        InputError: both `minutes` and `steps`, or no length at all; see `open_accelerator` too.
         CheckpointError: it is to be resumed, and there is no state that can be read.
     """
 
@@ -179,10 +138,15 @@ class Training:
         accumulate: int = 1,
         log_dir: Path | None = None,
     ) -> None:
-        steps, asked = options.get("steps"), options.get("minutes")
-        asked = minutes if steps is None and asked is None else asked
-        self.budget = Budget(steps, None if asked is None else asked * 60)
-        self.length: dict[str, float | int | None] = {"minutes": asked, "steps": steps}
+        self.steps, self.minutes = options.get("steps"), options.get("minutes")
+        if self.steps is None and self.minutes is None:
+            self.minutes = minutes
+        elif self.steps is not None and self.minutes is not None:
+            raise InputError("steps", self.steps, "either steps or minutes, not both and not neither")
+        if self.steps is not None and self.steps < 1:
+            raise InputError("steps", self.steps, "at least 1")
+        if self.minutes is not None and self.minutes <= 0:
+            raise InputError("minutes", self.minutes, "more than 0")
         self.seed, self.batch_size = options.get("seed", 0), options.get("batch_size", batch_size)
         self.checkpoint_s = options.get("checkpoint_s", checkpoint_s)
         self.check_s, self.on_step = options.get("check_s", check_s), options.get("on_step")
@@ -198,8 +162,19 @@ class Training:
             self.restored = read_state(self.path)
             self.stage, self.finished = self.restored["stage"], self.restored["finished"]
 
+    @property
+    def length(self) -> dict[str, float | int | None]:
+        """The length as options of the command line."""
+        return {"minutes": self.minutes, "steps": self.steps}
+
+    def progress(self, share: float = 1.0) -> float:
+        """Part that this stage has used of a share of the length: 0 at the start, 1 and more at the end."""
+        if self.steps is not None:
+            return self.step / max(1, round(self.steps * share))
+        return self.seconds / max(1e-9, 60 * share * (self.minutes or 0.0))
+
     def train(self, stage: Stage, share: float = 1.0) -> None:
-        """Train until a share of the budget is used up; then a state is on disk, and the weights are whole.
+        """Train for a share of the length; then a state is on disk, and the weights are whole.
 
         Under FSDP a twin of the learner is sharded and trained. The learner itself stays an ordinary module,
         and takes over the twin's weights whenever they are looked at, in all processes after the same steps.
@@ -207,7 +182,7 @@ class Training:
         Raises:
             CheckpointError: the state to go on from is that of another model.
         """
-        accelerator, budget = self.accelerator, self.budget.share(share)
+        accelerator = self.accelerator
         learner = stage.learner.to(accelerator.device)
         if self.restored is not None:
             try:
@@ -236,7 +211,7 @@ class Training:
         )
         saved_at = checked_at = self.seconds
         shown: dict[str, float] = {}
-        while (progress := budget.progress(self.step, self.seconds)) < 1:
+        while (progress := self.progress(share)) < 1:
             started = time.monotonic()
             loss, figures = self._step(stage, module, prepared, progress)
             self.step, self.seconds = self.step + 1, self._agree(self.seconds + time.monotonic() - started)
@@ -249,7 +224,7 @@ class Training:
                 self._save(trained, optimizers)
                 saved_at = self.seconds
             bar.set_postfix(step=self.step, loss=f"{loss:.4f}", **shown, refresh=False)
-            bar.update(min(100.0, 100 * budget.progress(self.step, self.seconds)) - bar.n)
+            bar.update(min(100.0, 100 * self.progress(share)) - bar.n)
             if self.on_step is not None:
                 self.on_step(self.step, loss)
         gather()

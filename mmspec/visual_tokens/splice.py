@@ -79,16 +79,7 @@ def compress_images(
     spans: Sequence[Sequence[ImageSpan]],
     questions: Tensor,
 ) -> VisualTokens:
-    """Compress the images of prompts, each for the question of its own prompt.
-
-    Args:
-        rows: [B, L, d] of the prompts.
-        spans: B lists of images.
-        questions: [B, d] what the prompts ask.
-
-    Returns:
-        [P, C, d], prompt by prompt.
-    """
+    """Compress the images of prompts [B, L, d], each for the question [d] of its own prompt: [P, C, d]."""
     owners = [row for row, found in enumerate(spans) for _ in found]
     owner = torch.tensor(owners, dtype=torch.long, device=rows.device)
     return compressor(gather_images(rows, spans), questions[owner])

@@ -89,20 +89,11 @@ def distances(seed: int, rule: AcceptanceRule, **options: Any) -> dict[str, floa
     return {name: distance(values, expected[name]) for name, values in found.items()}
 
 
-def joint_distribution_holds(seed: int = 0, rule: AcceptanceRule | None = None) -> None:
-    """Assert that cells have the joint distribution of plain decoding."""
+@pytest.mark.parametrize("rule", [CSpD(), SpeculativeSampling()])
+def test_joint_distribution_is_that_of_plain_decoding(rule: AcceptanceRule) -> None:
     alarm = math.sqrt(math.log(2 / ALARM) / ROWS)
-    for name, found in distances(seed, rule or CSpD()).items():
+    for name, found in distances(0, rule).items():
         assert found < alarm, name
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_joint_distribution_is_that_of_plain_decoding(seed: int) -> None:
-    joint_distribution_holds(seed)
-
-
-def test_whole_chains_of_cells_are_exact_too() -> None:
-    joint_distribution_holds(0, SpeculativeSampling())
 
 
 def test_prefill_is_plain_decoding_of_the_first_cells() -> None:
@@ -116,22 +107,15 @@ def test_keeping_what_was_drafted_behind_a_refused_cell_is_a_bias_that_shows() -
     assert distances(0, CSpD(rollback=False))["difference 0"] > 0.05
 
 
-@pytest.mark.parametrize(
-    "settings", [{"temperature": 42.0}, {"variance_factor": "published", "max_tries": 100}, {"max_tries": 1}]
-)
-def test_every_other_switch_is_a_bias_that_shows(settings: dict[str, Any]) -> None:
-    assert max(distances(0, CSpD(**settings)).values()) > 0.06
-
-
 def test_a_candidate_without_its_last_noise_is_a_bias_that_shows() -> None:
     assert max(distances(0, CSpD(), last_noise=False).values()) > 0.06
 
 
 def test_a_temperature_as_released_gives_the_distribution_of_the_draft() -> None:
     """N(0, 1) with drafts of N(0.5, 1) at 42: nearly all are accepted, so 2 Phi(1 / 4) - 1 = 0.197 apart."""
-    one, rows = Head(steps=1, keeps=0.0), 20_000
+    one, rows = Head(steps=1, keeps=0.0), 5_000
     p, q = (field(1, bias=bias - 0.3, std=1.0, head=one) for bias in (0.0, 0.5))
-    for temperature, low, high in ((42.0, 0.18, 0.21), (1.0, 0.0, 0.014)):
+    for temperature, low, high in ((42.0, 0.17, 0.22), (1.0, 0.0, 0.028)):
         rule = CSpD(temperature=temperature)
         cells = cells_of(decode_cells(p, rows, CellModelDrafter(q, 1, 0.0), rule))[:, 0]
         below = torch.special.ndtr(cells.sort().values)
@@ -151,17 +135,13 @@ def ratios(rule: CSpD, rows: int = 50_000) -> Tensor:
     return (rule.last(p, own).log_density(x) - rule.last(q, q.drawn).log_density(x)).exp()[:, 0]
 
 
-def variance_factors_are_those_of_earlier_steps() -> None:
-    """Assert that ratios have mean 1, and with a factor its mean: two steps of 1.1 times the deviation."""
+def test_ratios_of_drafts_have_mean_one_and_those_with_a_variance_factor_another() -> None:
+    """With a factor that of two steps of 1.1 times the deviation."""
     for factor, mean in (("none", 1.0), ("published", 1.1**2), ("released", 1.1**-2)):
         found = ratios(CSpD(variance_factor=factor, max_tries=100))
         error = float(found.std()) / len(found) ** 0.5
         assert abs(float(found.mean()) - mean) < 3 * error
         assert (abs(float(found.mean()) - 1) > 10 * error) == (factor != "none")
-
-
-def test_ratios_of_drafts_have_mean_one_and_those_with_a_variance_factor_another() -> None:
-    variance_factors_are_those_of_earlier_steps()
 
 
 def around(mean: float) -> Denoising:
@@ -194,10 +174,10 @@ def test_tries_that_are_spent_leave_zeros_and_no_limit_leaves_none() -> None:
     close = field(pull=1.0, bias=0.02)
     drafter = CellModelDrafter(close, 4, 0.0)
     zeros = [
-        int((cells_of(decode_cells(target(), 3_000, drafter, CSpD(max_tries=tries))) == 0).sum())
+        int((cells_of(decode_cells(target(), 1_500, drafter, CSpD(max_tries=tries))) == 0).sum())
         for tries in (10, None)
     ]
-    assert zeros[0] > 10 and zeros[1] == 0
+    assert zeros[0] > 5 and zeros[1] == 0
 
 
 @dataclass
@@ -255,8 +235,7 @@ def scrambled(draft: Draft) -> Draft:
 
 
 @torch.inference_mode()
-def conditions_follow_candidates() -> None:
-    """Assert that each cell is predicted given the candidates of the cells before it."""
+def test_the_target_sees_the_candidates_before_each_cell() -> None:
     draft = first_draft()
     slots, tokens = draft.nodes.slots[:, ::2], draft.nodes.tokens[:, 1::2]
     found = conditions(draft)
@@ -269,10 +248,6 @@ def conditions_follow_candidates() -> None:
             image[0, cell], known[0, cell] = tokens[row, lane], True
 
 
-def test_the_target_sees_the_candidates_before_each_cell() -> None:
-    conditions_follow_candidates()
-
-
 def test_scrambled_candidates_show_where_they_are_seen_and_nowhere_else() -> None:
     blind = first_draft(see_drafts=False)
     assert torch.equal(conditions(blind), conditions(scrambled(blind)))
@@ -282,9 +257,8 @@ def test_scrambled_candidates_show_where_they_are_seen_and_nowhere_else() -> Non
     assert ((before[:, 1:] - after[:, 1:]).abs().amax(-1) > 1e-2).all()
 
 
-@pytest.mark.parametrize("scale", [1.0, 1_000.0])
-def test_the_target_as_its_own_draft_is_accepted_whole(scale: float) -> None:
-    settings: dict[str, Any] = {"guidance_scale": scale, "guidance_schedule": "rising"}
+def test_the_target_as_its_own_draft_is_accepted_whole() -> None:
+    settings: dict[str, Any] = {"guidance_scale": 1_000.0, "guidance_schedule": "rising"}
     canvas = decode_cells(masked(), 20, CellModelDrafter(masked(), 4, 0.1), CSpD(), **settings)
     assert canvas.stats.acceptance_rate > 0.99  # but for the rounding of forwards with more rows
     if canvas.stats.acceptance_rate == 1.0:
@@ -312,20 +286,6 @@ def test_the_guidance_scale_of_a_cell_is_that_of_its_place_in_the_order() -> Non
     decode_cells(masked(), 1, CellModelDrafter(masked(), 4, 0.2), Watching(), **settings)
     known = torch.tensor([3, 4, 5, 6, 7, 8, 8])  # with the cell itself; at most all but one, as published
     torch.testing.assert_close(torch.cat(scales)[:7], 1 + 2 * known / 9)  # the last one has no cell left
-
-
-@pytest.mark.parametrize("rule", [CSpD(), LastStep()])
-def test_images_of_a_masked_model_have_the_distribution_of_plain_decoding(rule: AcceptanceRule) -> None:
-    rows, drafter = 2_000, CellModelDrafter(masked(0.1), 4)
-    canvas = decode_cells(masked(), rows, drafter, rule)
-    assert 0.2 < canvas.stats.acceptance_rate < 0.95
-    both = [torch.stack(each.outputs()) for each in (canvas, decode_cells(masked(), rows, seed=100))]
-    alarm = math.sqrt(math.log(2 / ALARM) / rows)
-    for size in range(4):
-        pairs = zip(both, (0, 100), strict=True)
-        found, expected = (statistics(in_order(cells[..., size], seed)) for cells, seed in pairs)
-        for name, values in found.items():
-            assert distance(values, expected[name]) < alarm, (size, name)
 
 
 def test_what_deviates_says_so() -> None:

@@ -17,13 +17,10 @@ CASES = [
     (SpeculativeSampling(), 1, IID),
     (SpeculativeSampling(), 1, WITHOUT),
     (RecursiveRejection(), 1, IID),
-    (RecursiveRejection(), 2, IID),
     (RecursiveRejection(), 3, IID),
     (RecursiveRejection(), 1, WITHOUT),
-    (RecursiveRejection(), 2, WITHOUT),
     (RecursiveRejection(), 3, WITHOUT),
     (KSequential(), 1, IID),
-    (KSequential(), 2, IID),
     (KSequential(), 3, IID),
 ]
 NAMES = [f"{type(rule).__name__}-{k}-{kind.value}" for rule, k, kind in CASES]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, T5Config
 
-from mmspec.errors import CheckpointError, MMSpecError, UnsupportedModelError
+from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.pipelines import MMSpecPipeline
 from tests.bad_inputs.refusals import Bench, Row
 from tests.tiny_models import tiny_llama, tiny_mamba, tiny_tokenizer
@@ -21,41 +21,29 @@ Damage = Callable[[Path], object]
 WEIGHTS = "model.safetensors"
 
 
-def load(bench: Bench, folder: object) -> object:
-    """Load it as users do."""
+def load(folder: object) -> object:
     return MMSpecPipeline.from_pretrained(folder, accelerator="none")  # type: ignore[arg-type]
 
 
 def damaged(
-    number: int,
-    name: str,
-    damage: Damage,
-    argument: str,
-    *expected: str,
-    error: type[MMSpecError] = CheckpointError,
+    number: int, name: str, damage: Damage, argument: str, *expected: str, error: Any = CheckpointError
 ) -> Row:
-    """A row that loads a checkpoint after something was done to it."""
-
     def call(bench: Bench) -> object:
         folder = bench.copy()
         damage(folder)
-        return load(bench, folder)
+        return load(folder)
 
     return Row(number, name, call, argument, tuple(expected), error)
 
 
-def place(name: str, *expected: str, source: object, argument: str = "model") -> Row:
-    """A row that loads from somewhere without a checkpoint; a function makes the place in the folder."""
-
+def place(name: str, *expected: str, source: object) -> Row:
     def call(bench: Bench) -> object:
-        return load(bench, source(bench) if callable(source) else source)
+        return load(source(bench) if callable(source) else source)
 
-    return Row(54, name, call, argument, tuple(expected), CheckpointError)
+    return Row(54, name, call, "model", tuple(expected), CheckpointError)
 
 
 def draft(name: str, damage: Callable[[Bench], object], *expected: str) -> Row:
-    """A row that gives the text pipeline an unsuitable draft model."""
-
     def call(bench: Bench) -> object:
         return bench.text.set_accelerator("draft_model", drafter=damage(bench))  # type: ignore[arg-type]
 
@@ -63,8 +51,6 @@ def draft(name: str, damage: Callable[[Bench], object], *expected: str) -> Row:
 
 
 def weights(data: Callable[[bytes], bytes]) -> Damage:
-    """Rewrite the weights' file byte by byte."""
-
     def damage(folder: Path) -> None:
         path = folder / WEIGHTS
         path.write_bytes(data(path.read_bytes()))
@@ -73,8 +59,6 @@ def weights(data: Callable[[bytes], bytes]) -> Damage:
 
 
 def header(change: Callable[[dict[str, Any]], object]) -> Damage:
-    """Rewrite the header of the weights' file."""
-
     def rewrite(data: bytes) -> bytes:
         size = int.from_bytes(data[:8], "little")
         table = json.loads(data[8 : 8 + size])
@@ -85,20 +69,16 @@ def header(change: Callable[[dict[str, Any]], object]) -> Damage:
     return weights(rewrite)
 
 
-def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
-    """Change the tensors of the weights' file."""
-
+def tensors(change: Callable[[dict[str, torch.Tensor]], object], file: str = WEIGHTS) -> Damage:
     def damage(folder: Path) -> None:
-        table = load_file(folder / WEIGHTS)
+        table = load_file(folder / file)
         change(table)
-        save_file(table, folder / WEIGHTS, metadata={"format": "pt"})
+        save_file(table, folder / file, metadata={"format": "pt"})
 
     return damage
 
 
 def config(**changes: object) -> Damage:
-    """Change keys of config.json; None removes one."""
-
     def damage(folder: Path) -> None:
         path = folder / "config.json"
         table = {**json.loads(path.read_text()), **changes}
@@ -108,20 +88,16 @@ def config(**changes: object) -> Damage:
 
 
 def text(name: str, content: str | bytes) -> Damage:
-    """Write a file."""
     data = content.encode() if isinstance(content, str) else content
     return lambda folder: (folder / name).write_bytes(data)
 
 
 def index(*shards: str) -> Damage:
-    """An index that points to other files."""
     table = {"metadata": {}, "weight_map": {f"weight {i}": shard for i, shard in enumerate(shards)}}
     return text(f"{WEIGHTS}.index.json", json.dumps(table))
 
 
 def other(name: str) -> Any:
-    """Another entry of the header than this one's data."""
-
     def change(table: dict[str, Any]) -> None:
         names = sorted(key for key in table if key != "__metadata__")
         match name:
@@ -136,7 +112,6 @@ def other(name: str) -> Any:
 
 
 def only_pickle(folder: Path) -> None:
-    """Weights as `torch.save` writes them."""
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
 
@@ -149,23 +124,19 @@ class Code:
 
 
 def renamed_pickle(folder: Path) -> None:
-    """A pickle with another suffix."""
     (folder / WEIGHTS).write_bytes(pickle.dumps(Code()))
 
 
 def spoil(name: str, value: float) -> Damage:
-    """Put a number into one weight."""
     return tensors(lambda table: table[name].view(-1)[3:4].fill_(value))
 
 
 def transpose(table: dict[str, torch.Tensor]) -> None:
-    """Turn a matrix that is not square."""
     name = "model.layers.0.mlp.up_proj.weight"
     table[name] = table[name].T.contiguous()
 
 
 def saved(bench: Bench, model: Any = None, tokenizer: Any = None) -> Path:
-    """A checkpoint of another model or tokenizer."""
     folder = bench.folder / "other"
     with torch.random.fork_rng():
         (model or tiny_llama(vocab=128)).save_pretrained(folder)
@@ -174,7 +145,6 @@ def saved(bench: Bench, model: Any = None, tokenizer: Any = None) -> Path:
 
 
 def other_tokenizer(bench: Bench) -> Path:
-    """A draft whose words have other numbers."""
     folder = saved(bench)
     path = folder / "tokenizer.json"
     table = json.loads(path.read_text())
@@ -187,7 +157,6 @@ def other_tokenizer(bench: Bench) -> Path:
 
 
 def wrong_case(bench: Bench) -> Path:
-    """A name that exists in other letters."""
     return bench.copy().parent / "CheckPoint"
 
 

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from mmspec.errors import CheckpointError, InputError, MMSpecError, NumericalError, UnknownArgumentError
-from mmspec.pipelines import ImagePipeline, MMSpecPipeline
+from mmspec.pipelines import ImagePipeline
+from tests.bad_inputs.checkpoint_rows import damaged, tensors
 from tests.bad_inputs.refusals import Bench, Row
 from tests.tiny_models import tiny_tokenizer
-from tests.tiny_models.llamagen import (
-    CODES,
-    STRIDE,
-    save_llamagen,
-    tiny_llamagen,
-    tiny_text_encoder,
-    tiny_vq,
-)
+from tests.tiny_models.llamagen import CODES, STRIDE, save_llamagen, tiny_llamagen, tiny_text_encoder, tiny_vq
 
 NAN, INF = float("nan"), float("inf")
 GRID = 2
@@ -39,30 +31,25 @@ class DrawingBench(Bench):
 
     @cached_property
     def classes(self) -> Any:
-        """A tiny LlamaGen of classes."""
         return quiet(ImagePipeline(tiny_llamagen("class", grid=GRID), None, "none", vq=tiny_vq()))
 
     @cached_property
     def captions(self) -> Any:
-        """A tiny LlamaGen of captions."""
         parts: dict[str, Any] = {"vq": tiny_vq(), "text_encoder": tiny_text_encoder()}
         return quiet(ImagePipeline(tiny_llamagen("caption", grid=GRID), tiny_tokenizer(), "none", **parts))
 
     @cached_property
     def sound(self) -> Path:
-        """A sound checkpoint."""
         return save_llamagen(self.base / "drawing", "caption", grid=GRID)
 
 
 def quiet(pipe: ImagePipeline) -> ImagePipeline:
-    """Turn the progress bar off."""
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
 def label(number: int, argument: str, *expected: str, **call: Any) -> Row:
-    """A row that asks a model of classes for images."""
-    return Row(number, f"class {call}"[:60], lambda b: drawing(b).classes(**call), argument, tuple(expected))
+    return Row(number, f"class {call}"[:60], lambda b: b.classes(**call), argument, tuple(expected))
 
 
 def text(
@@ -73,59 +60,24 @@ def text(
     prompt: object = "red",
     **call: Any,
 ) -> Row:
-    """A row that asks a model of captions for images."""
     title = f"caption {dict(prompt=prompt, **call)}"[:60]
-    return Row(number, title, lambda b: drawing(b).captions(prompt, **call), argument, tuple(expected), error)
+    return Row(number, title, lambda b: b.captions(prompt, **call), argument, tuple(expected), error)
 
 
 def method(number: int, name: str, argument: str, *expected: str, **options: Any) -> Row:
-    """A row that asks for an accelerator."""
-    title = f"{name} {options}"
-    return Row(
-        number,
-        title,
-        lambda b: drawing(b).classes.set_accelerator(name, **options),
-        argument,
-        tuple(expected),
-    )
+    def call(bench: DrawingBench) -> object:
+        return bench.classes.set_accelerator(name, **options)
 
-
-def drawing(bench: Bench) -> Any:
-    """The bench of these rows."""
-    return bench
-
-
-def damaged(number: int, name: str, damage: Callable[[Path], object], argument: str, *expected: str) -> Row:
-    """A row that loads a checkpoint after something was done to it."""
-
-    def call(bench: Bench) -> object:
-        folder = bench.copy()
-        damage(folder)
-        return MMSpecPipeline.from_pretrained(folder, accelerator="none")
-
-    return Row(number, name, call, argument, tuple(expected), CheckpointError)
-
-
-def edit(file: str, change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    """Rewrite weights."""
-
-    def damage(folder: Path) -> None:
-        weights = load_file(folder / file)
-        change(weights)
-        save_file(weights, folder / file, metadata={"format": "pt"})
-
-    return damage
+    return Row(number, f"{name} {options}", call, argument, tuple(expected))
 
 
 def replaced_vq(folder: Path) -> None:
-    """An image tokenizer of one more code."""
     shutil.rmtree(folder / "vq")
     tiny_vq(codes=CODES + 1).save_pretrained(folder / "vq")
 
 
-def poisoned(bench: Bench) -> object:
-    """An image of a class whose embedding is lost."""
-    pipe = drawing(bench).classes
+def poisoned(bench: DrawingBench) -> object:
+    pipe = bench.classes
     table = pipe.model.model.cls_embedding.embedding_table.weight
     before = table.detach().clone()
     try:
@@ -137,7 +89,7 @@ def poisoned(bench: Bench) -> object:
             table.copy_(before)
 
 
-ROOT, VQ = "model.safetensors", "vq/diffusion_pytorch_model.safetensors"
+VQ = "vq/diffusion_pytorch_model.safetensors"
 ENCODER, RAW = "text_encoder/model.safetensors", "vq/raw_codebook.safetensors"
 SPARE = {"spare.weight": torch.ones(2)}
 GENERATOR = torch.Generator()
@@ -191,31 +143,31 @@ IMAGES = [
       for keyword, near in UNKNOWN],
     text(48, "callback_on_step_end", "a function", callback_on_step_end=5),
     damaged(49, "cut image tokenizer", lambda f: (f / VQ).write_bytes((f / VQ).read_bytes()[:500]), "vq"),
-    damaged(50, "missing key", edit(ROOT, lambda w: w.pop("model.norm.weight")), "model",
+    damaged(50, "missing key", tensors(lambda w: w.pop("model.norm.weight")), "model",
             "missing keys: model.norm.weight"),
-    damaged(50, "surplus key", edit(ROOT, lambda w: w.update(SPARE)), "model", "unknown keys: spare.weight"),
-    damaged(50, "missing key of the image tokenizer", edit(VQ, lambda w: w.pop("quant_conv.bias")), "vq",
+    damaged(50, "surplus key", tensors(lambda w: w.update(SPARE)), "model", "unknown keys: spare.weight"),
+    damaged(50, "missing key of the image tokenizer", tensors(lambda w: w.pop("quant_conv.bias"), VQ), "vq",
             "missing keys: quant_conv.bias"),
-    damaged(50, "surplus key of the image tokenizer", edit(VQ, lambda w: w.update(SPARE)), "vq",
+    damaged(50, "surplus key of the image tokenizer", tensors(lambda w: w.update(SPARE), VQ), "vq",
             "unknown keys: spare.weight"),
-    damaged(50, "NaN in the image tokenizer", edit(VQ, lambda w: w["quant_conv.bias"].fill_(NAN)), "vq",
+    damaged(50, "NaN in the image tokenizer", tensors(lambda w: w["quant_conv.bias"].fill_(NAN), VQ), "vq",
             "NaN", "quant_conv.bias"),
     damaged(50, "missing key of the text encoder",
-            edit(ENCODER, lambda w: w.pop("encoder.final_layer_norm.weight")), "text_encoder",
+            tensors(lambda w: w.pop("encoder.final_layer_norm.weight"), ENCODER), "text_encoder",
             "missing keys: encoder.final_layer_norm.weight"),
-    damaged(50, "surplus key of the text encoder", edit(ENCODER, lambda w: w.update(SPARE)), "text_encoder",
+    damaged(50, "surplus key of its encoder", tensors(lambda w: w.update(SPARE), ENCODER), "text_encoder",
             "unknown keys: spare.weight"),
     damaged(54, "no image tokenizer", lambda f: shutil.rmtree(f / "vq"), "vq", "vq=..."),
     damaged(54, "no text encoder", lambda f: shutil.rmtree(f / "text_encoder"), "text_encoder",
             "text_encoder=..."),
     damaged(54, "no tokenizer of words", lambda f: shutil.rmtree(f / "tokenizer"), "text_encoder",
             "tokenizer"),
-    Row(54, "no image tokenizer in memory", lambda b: ImagePipeline(drawing(b).classes.model), "vq",
+    Row(54, "no image tokenizer in memory", lambda b: ImagePipeline(b.classes.model), "vq",
         ("turns tokens into pixels",), CheckpointError),
     damaged(55, "codebook of another size", replaced_vq, "vq", f"{CODES + 1} entries", str(CODES)),
-    damaged(55, "raw codebook of another size", edit(RAW, lambda w: w.update(codebook=torch.ones(7, 4))),
+    damaged(55, "raw codebook of another size", tensors(lambda w: w.update(codebook=torch.ones(7, 4)), RAW),
             "codebook", "7 vectors"),
-    damaged(55, "raw codebook under another name", edit(RAW, lambda w: w.update(book=w.pop("codebook"))),
+    damaged(55, "raw codebook under another name", tensors(lambda w: w.update(book=w.pop("codebook")), RAW),
             "vq", "raw_codebook"),
     damaged(55, "captions of another width",
             lambda f: tiny_text_encoder(width=32).save_pretrained(f / "text_encoder"), "text_encoder",

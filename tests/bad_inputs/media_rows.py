@@ -9,7 +9,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -19,6 +18,7 @@ from PIL import Image
 
 from mmspec.errors import MediaError
 from mmspec.media import load_image, load_images, load_video
+from tests.bad_inputs.refusals import Row
 from tests.media import files
 from tests.media.files import clip, encoded, noise
 
@@ -30,45 +30,19 @@ PNG = encoded(noise(), "PNG")
 CLIP = clip()
 
 
-@dataclass(frozen=True)
-class Row:
-    """One bad input.
-
-    Attributes:
-        number: the kind of fault; rows of one kind share it.
-        name: what is bad.
-        call: makes the input in a folder and passes it; anything but a MediaError is a failure.
-        expected: fragments of the message.
-        argument: the argument that the error names.
-    """
-
-    number: int
-    name: str
-    call: Callable[[Path], object]
-    expected: tuple[str, ...]
-    argument: str = "images"
-
-    def __str__(self) -> str:
-        return f"{self.number} {self.name}"
-
-
 def image(number: int, name: str, source: object, *expected: str, argument: str = "images") -> Row:
-    """A row for `load_image`; a function makes the input in the folder it is given."""
     make = source if isinstance(source, FunctionType) else lambda folder: source
-    return Row(number, name, lambda folder: load_image(make(folder)), expected, argument)
+    return Row(number, name, lambda folder: load_image(make(folder)), argument, expected)
 
 
 def video(
     number: int, name: str, source: object, *expected: str, argument: str = "videos", **options: Any
 ) -> Row:
-    """A row for `load_video`; a function makes the input in the folder it is given."""
     make = source if isinstance(source, FunctionType) else lambda folder: source
-    return Row(number, name, lambda folder: load_video(make(folder), **options), expected, argument)
+    return Row(number, name, lambda folder: load_video(make(folder), **options), argument, expected)
 
 
 def file(name: str, data: bytes) -> Callable[[Path], Path]:
-    """Write a file when the row is tried."""
-
     def make(folder: Path) -> Path:
         path = folder / name
         path.write_bytes(data)
@@ -78,19 +52,16 @@ def file(name: str, data: bytes) -> Callable[[Path], Path]:
 
 
 def pipe(folder: Path) -> Path:
-    """A named pipe that nobody writes to."""
     os.mkfifo(folder / "pipe")
     return folder / "pipe"
 
 
 def loop(folder: Path) -> Path:
-    """A symbolic link to itself."""
     (folder / "loop").symlink_to(folder / "loop")
     return folder / "loop"
 
 
 def unreadable(folder: Path) -> Path:
-    """A socket, which has a name in the file system and cannot be opened."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(folder / "s"))
     server.close()
@@ -98,25 +69,21 @@ def unreadable(folder: Path) -> Path:
 
 
 def closed(image: Image.Image) -> Image.Image:
-    """The image after `close`."""
     image.close()
     return image
 
 
 def long_text_chunk() -> bytes:
-    """A PNG whose text takes 100 MB unpacked and 0.1 MB packed."""
     text = b"iTXtkey\0\1\0\0\0" + zlib.compress(bytes(100_000_000), 1)
     chunk = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
     return PNG[:33] + chunk + PNG[33:]
 
 
 def cut(data: bytes, percent: int) -> bytes:
-    """The first part of a file."""
     return data[: len(data) * percent // 100]
 
 
 def data_url(data: bytes, media_type: str = "image/png") -> str:
-    """The bytes in a base64 `data:` URL."""
     return f"data:{media_type};base64," + base64.b64encode(data).decode()
 
 
@@ -188,9 +155,9 @@ IMAGES = [
     image(18, "path of 5,000 characters", "x" * 5000, "(5000 characters)", "cannot be read"),
     *[image(19, f"object {i}: {type(thing).__name__}", thing, "pass a path, bytes")
       for i, thing in enumerate(NOT_SOURCES)],
-    Row(19, "empty list", lambda folder: load_images([]), ("at least one image",)),
-    Row(19, "list in a list", lambda folder: load_images([noise(), [noise()]]), ("class list",), "images[1]"),
-    Row(19, "dictionary in place of a list", lambda folder: load_images({"a": 1}), ("class dict",)),
+    Row(19, "empty list", lambda folder: load_images([]), "images", ("at least one image",)),
+    Row(19, "list in a list", lambda folder: load_images([noise(), [noise()]]), "images[1]", ("class list",)),
+    Row(19, "dictionary in place of a list", lambda folder: load_images({"a": 1}), "images", ("class dict",)),
     image(20, "closed image", lambda folder: closed(noise()), "a PIL image", DAMAGED),
 ]  # fmt: skip
 

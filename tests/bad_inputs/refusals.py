@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -51,22 +52,18 @@ class Bench:
 
     @cached_property
     def vlm(self) -> VisionLanguagePipeline:
-        """A tiny LLaVA."""
         return VisionLanguagePipeline(*tiny_llava(), "copy")
 
     @cached_property
     def text(self) -> VisionLanguagePipeline:
-        """A tiny Llama without a chat template."""
         return VisionLanguagePipeline(tiny_llama(vocab=128), tiny_tokenizer(), "copy")
 
     @cached_property
     def image(self) -> Image.Image:
-        """An image."""
         return tiny_image()
 
     @cached_property
     def sound(self) -> Path:
-        """A sound checkpoint of the tiny Llama."""
         self.text.model.save_pretrained(self.base / "sound")
         self.text.processor.save_pretrained(self.base / "sound")
         return self.base / "sound"
@@ -94,7 +91,7 @@ class Row:
     Attributes:
         number: the kind of fault; rows of one kind share it.
         name: what is bad.
-        call: tries it.
+        call: tries it with a bench, or with a folder where it is about media.
         argument: the argument that the error names.
         expected: fragments of the message.
         error: the class of the error.
@@ -103,7 +100,7 @@ class Row:
 
     number: int
     name: str
-    call: Callable[[Bench], object]
+    call: Callable[[Any], object]
     argument: str
     expected: tuple[str, ...] = ()
     error: type[MMSpecError] = InputError

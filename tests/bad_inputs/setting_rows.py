@@ -16,7 +16,6 @@ BEAMS = GenerationConfig(num_beams=2)
 
 
 def setting(number: int, name: str, value: object, *expected: str, **others: Any) -> Row:
-    """A row that passes one bad keyword."""
     shown = repr(value)[:24]
     return Row(
         number,
@@ -28,7 +27,6 @@ def setting(number: int, name: str, value: object, *expected: str, **others: Any
 
 
 def method(number: int, title: str, argument: str, name: Any, *expected: str, **options: Any) -> Row:
-    """A row that asks for an accelerator."""
     error: type[MMSpecError] = UnknownArgumentError if argument.startswith("option") else InputError
     return Row(
         number,
@@ -51,7 +49,6 @@ class Returns(LogitsProcessor, StoppingCriteria):  # type: ignore[misc]
 
 
 def callback(name: str, keyword: str, result: object, *expected: str) -> Row:
-    """A row with a callback that returns rubbish."""
     return Row(
         48,
         f"{keyword}: {name}",
@@ -63,7 +60,6 @@ def callback(name: str, keyword: str, result: object, *expected: str) -> Row:
 
 
 def numbers(name: str, change: Callable[[torch.Tensor], torch.Tensor], **keywords: Any) -> Row:
-    """A row whose logits, after a processor, are no numbers."""
     return Row(
         56,
         name,

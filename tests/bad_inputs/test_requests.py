@@ -86,25 +86,19 @@ def test_odd_but_good_input_is_accepted(bench: Bench) -> None:
         assert all(1 <= len(row) <= 256 for row in call(bench).tokens), name
 
 
-def test_no_new_tokens_is_an_empty_answer_without_a_forward(bench: Bench) -> None:
+def test_nothing_asked_for_is_an_empty_answer_without_a_forward(bench: Bench) -> None:
     with no_forward():
-        output = bench.vlm(["red", "blue"], max_new_tokens=0)
-    assert output.text == ["", ""]
-    assert output.finish_reasons == ["length", "length"]
-
-
-def test_no_prompts_give_an_empty_result_without_a_forward(bench: Bench) -> None:
-    with no_forward():
-        output = bench.vlm([])
-    assert (output.text, output.tokens, output.finish_reasons) == ([], [], [])
-    assert str(output)
+        output, empty = bench.vlm(["red", "blue"], max_new_tokens=0), bench.vlm([])
+    assert (output.text, output.finish_reasons) == (["", ""], ["length", "length"])
+    assert (empty.text, empty.tokens, empty.finish_reasons) == ([], [], []) and str(empty)
 
 
 def test_no_draft_tokens_is_plain_decoding(bench: Bench) -> None:
-    wanted = bench.text("red blue", apply_chat_template=False, max_new_tokens=9)
+    asked: dict[str, Any] = {"prompt": "red blue", "apply_chat_template": False, "max_new_tokens": 9}
+    wanted = bench.text(**asked)
     bench.text.set_accelerator("copy", num_draft_tokens=0)
     try:
-        output = bench.text("red blue", apply_chat_template=False, max_new_tokens=9)
+        output = bench.text(**asked)
     finally:
         bench.text.set_accelerator("copy")
     assert output.tokens == wanted.tokens
@@ -161,20 +155,8 @@ def test_a_failed_row_leaves_the_others_whole(bench: Bench) -> None:
     assert output.tokens[1] == wanted.tokens[1][:2]
 
 
-def test_a_short_row_does_not_wait_for_or_disturb_a_long_one(bench: Bench) -> None:
-    settings: dict[str, Any] = {"apply_chat_template": False}
-    free = bench.text(["red", "blue"], max_new_tokens=200, **settings)
-    end = free.tokens[0][0]
-    output = bench.text(["red", "blue"], max_new_tokens=200, eos_token_id=end, **settings)
-    cut = free.tokens[1].index(end) + 1 if end in free.tokens[1] else 200
-    assert output.tokens == [[end], free.tokens[1][:cut]]
-
-
-def test_chat_template_that_refuses_the_turns_is_named(bench: Bench) -> None:
-    template = bench.vlm.processor.chat_template
-    bench.vlm.processor.chat_template = "{{ raise_exception('turns must alternate') }}"
-    try:
-        with pytest.raises(InputError, match="prompt: .*turns must alternate"), no_forward():
-            bench.vlm("red")
-    finally:
-        bench.vlm.processor.chat_template = template
+def test_chat_template_that_refuses_the_turns_is_named(bench: Bench, monkeypatch) -> None:
+    refusing = "{{ raise_exception('turns must alternate') }}"
+    monkeypatch.setattr(bench.vlm.processor, "chat_template", refusing)
+    with pytest.raises(InputError, match="prompt: .*turns must alternate"), no_forward():
+        bench.vlm("red")

@@ -8,14 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
 from tests.tiny_models import save_family, tiny_images
+from tests.tiny_models.llamagen import save_llamagen
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory) -> Path:
     return save_family("llava", tmp_path_factory.mktemp("models") / "tiny-llava")
+
+
+@pytest.fixture(scope="session")
+def llamagens(tmp_path_factory) -> dict[str, Path]:
+    """Tiny LlamaGens by what they draw: "class" and "caption"."""
+    base = tmp_path_factory.mktemp("llamagens")
+    return {condition: save_llamagen(base / condition, condition) for condition in ("class", "caption")}
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +38,20 @@ def heads(tmp_path_factory) -> dict[str, Path]:
     for name, head in made.items():
         head.save_pretrained(folder / name)
     return {name: folder / name for name in made}
+
+
+@pytest.fixture(scope="session")
+def eagle3_head(tmp_path_factory) -> Path:
+    """An EAGLE-3 head of random weights for the reference model."""
+    from transformers import AutoConfig
+
+    torch.manual_seed(0)
+    config = Eagle3Config.for_target(
+        AutoConfig.from_pretrained("assets/scenes-llava"), 418, intermediate_size=64
+    )
+    folder = tmp_path_factory.mktemp("eagle3") / "head"
+    Eagle3Head(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
@@ -80,11 +104,6 @@ def run_json(run) -> Callable[..., object]:
         return json.loads(result.stdout)
 
     return invoke
-
-
-@pytest.fixture
-def no_reference_models(monkeypatch) -> None:
-    monkeypatch.setattr("mmspec.assets.reference_models", dict)
 
 
 @pytest.fixture

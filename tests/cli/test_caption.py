@@ -5,7 +5,7 @@ import json
 import pytest
 
 
-@pytest.mark.parametrize("accelerator", ["none", "copy", "draft_model:num_draft_tokens=3"])
+@pytest.mark.parametrize("accelerator", ["copy", "draft_model:num_draft_tokens=3"])
 def test_captions_are_those_of_plain_decoding(run_json, tiny_folder, images, accelerator):
     records = run_json(
         "caption", *images, "--model", tiny_folder, "--accelerator", accelerator, "--drafter", tiny_folder,
@@ -20,27 +20,12 @@ def test_captions_are_those_of_plain_decoding(run_json, tiny_folder, images, acc
         assert record["exactness"] == "exact"
 
 
-def test_text_goes_to_stdout_and_figures_to_stderr(run, tiny_folder, images):
-    result = run("caption", images[0], "--model", tiny_folder, "--max-new-tokens", 8)
-    assert len(result.stdout.split()) >= 4
-    assert "forwards" not in result.stdout
-    assert "target forwards" in result.stderr
-
-
-def test_several_images_are_told_apart(run, tiny_folder, images):
-    result = run("caption", *images, "--model", tiny_folder, "--max-new-tokens", 8)
-    lines = result.stdout.splitlines()
-    assert [line.split(": ")[0] for line in lines] == images
-
-
-def test_the_stream_joins_to_the_text(run, tiny_folder, images):
-    common = ["caption", images[0], "--model", tiny_folder, "--max-new-tokens", 12]
-    assert run(*common, "--stream").stdout == run(*common).stdout
-
-
-def test_without_an_image_a_scene_is_described(run_json, tiny_folder):
-    (record,) = run_json("caption", "--model", tiny_folder, "--max-new-tokens", 4)
-    assert record["image"].startswith("scene ")
+def test_text_goes_to_stdout_with_the_name_of_its_image_and_figures_to_stderr(run, tiny_folder, images):
+    common = ["caption", *images, "--model", tiny_folder, "--max-new-tokens", 12]
+    result = run(*common)
+    assert [line.split(": ")[0] for line in result.stdout.splitlines()] == images
+    assert "forwards" not in result.stdout and "target forwards" in result.stderr
+    assert run(*common, "--stream").stdout == result.stdout, "the stream joins to the text"
 
 
 def test_by_default_the_drafter_is_the_one_that_the_models_folder_names(
@@ -65,20 +50,3 @@ def test_a_difference_is_exit_code_1(run, tiny_folder, images, monkeypatch):
     result = run("caption", *images, "--model", tiny_folder, "--compare", "--max-new-tokens", 32)
     assert result.exit_code == 1
     assert "NOT the tokens of plain decoding" in result.stderr
-
-
-def test_an_interrupt_keeps_what_is_done(run, tiny_folder, images, monkeypatch):
-    from mmspec.cli import caption
-
-    decode, calls = caption._decode, []
-
-    def interrupted(*arguments, **options):
-        calls.append(arguments)
-        if len(calls) > 1:
-            raise KeyboardInterrupt
-        return decode(*arguments, **options)
-
-    monkeypatch.setattr(caption, "_decode", interrupted)
-    result = run("caption", *images, "--model", tiny_folder, "--max-new-tokens", 4, "--json")
-    assert result.exit_code == 130
-    assert [record["image"] for record in json.loads(result.stdout)] == images[:1]

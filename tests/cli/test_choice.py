@@ -6,16 +6,11 @@ from mmspec.cli.choice import alternatives, parse_choice, parse_choices
 from mmspec.errors import InputError
 
 
-def test_options_are_typed():
+def test_options_are_typed_and_entries_of_a_table_are_written_with_a_dot():
     choice = parse_choice("draft_model:num-draft-tokens=3:acceptance=greedy:x=0.5:y=true")
-    assert (choice.name, choice.label) == (
-        "draft_model",
-        "draft_model:num-draft-tokens=3:acceptance=greedy:x=0.5:y=true",
-    )
+    assert choice.name == "draft_model"
     assert choice.options == {"num_draft_tokens": 3, "acceptance": "greedy", "x": 0.5, "y": True}
-
-
-def test_a_list_keeps_its_order_and_drops_repeats():
+    assert parse_choice("copy:a.b-c=3:a.d=pooling").options == {"a": {"b_c": 3, "d": "pooling"}}
     assert [choice.label for choice in parse_choices("copy, none,copy")] == ["copy", "none"]
 
 
@@ -23,10 +18,6 @@ def test_what_cannot_be_read_is_refused():
     for text in ["", " , ", "copy:", "copy:a", "copy:=3", "nothing", "copy:a.=3", "copy:a=3:a.b=4"]:
         with pytest.raises(InputError):
             parse_choices(text)
-
-
-def test_entries_of_a_table_are_written_with_a_dot():
-    assert parse_choice("copy:a.b-c=3:a.d=pooling").options == {"a": {"b_c": 3, "d": "pooling"}}
 
 
 def test_alternatives_are_written_out() -> None:

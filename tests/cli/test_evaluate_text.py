@@ -38,35 +38,3 @@ def test_own_questions_in_batches_have_all_figures(run, run_json, tiny_folder, i
     assert {"exact", "bleu", "rouge", "cider", "identical", "promise"} <= set(plain)
     assert plain["exact"]["value"] == 0.0 and copied["differences"] == []
     assert "identical" in run(*asked, "--metrics", "rouge").stdout
-
-
-def test_bad_files_and_options_are_refused_in_one_line(fails, tiny_folder, tmp_path):
-    for content, arguments, words in [
-        ("{", (), "own.jsonl:1"),
-        ('{"prompt": "a", "references": "b"}\n{"prompt": "a"}', (), "own.jsonl:2: references"),
-        ('{"prompt": "a", "references": "b"}', (), "at least 3 of each category"),
-        ("", (), "at least one prompt"),
-        ('{"prompt": "a", "references": "b"}', ("--metrics", "blue"), "did you mean 'bleu'"),
-        ('{"prompt": "a", "references": "b"}\n' * 3, ("--accelerator", "coppy"), "did you mean 'copy'"),
-    ]:
-        (tmp_path / "own.jsonl").write_text(content)
-        asked = ("evaluate", "text", tiny_folder, "--prompt-file", tmp_path / "own.jsonl", *arguments)
-        assert words in fails(*asked)
-
-
-def test_an_interruption_prints_the_accelerators_that_are_done(run, tiny_folder, monkeypatch):
-    from mmspec.evaluation import contenders
-
-    decode, called = contenders.decode_conversations, []
-
-    def interrupted(*arguments, **options):
-        called.append(arguments)
-        if len(called) > 6:  # three scenes, a caption and an answer each
-            raise KeyboardInterrupt
-        return decode(*arguments, **options)
-
-    monkeypatch.setattr(contenders, "decode_conversations", interrupted)
-    asked = ("--accelerator", "copy", "--samples", 3, "--max-new-tokens", 4)
-    result = run("evaluate", "text", tiny_folder, *asked)
-    assert result.exit_code == 130
-    assert "none" in result.stdout and "copy" not in result.stdout

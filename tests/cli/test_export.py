@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.published.eagle3 import read_eagle3
 from mmspec.models.published.mtp import read_mtp
 from mmspec.targets import CausalTarget
@@ -17,33 +17,20 @@ from tests.tiny_models import tiny_llama, tiny_qwen3_5
 LLAVA = "assets/scenes-llava"
 
 
-@pytest.fixture
-def head(tmp_path):
-    from transformers import AutoConfig
-
-    torch.manual_seed(0)
-    target = AutoConfig.from_pretrained(LLAVA)
-    made = Eagle3Head(Eagle3Config.for_target(target, 418, intermediate_size=64))
-    made.save_pretrained(tmp_path / "head")
-    return tmp_path / "head"
-
-
 @pytest.mark.parametrize("layout", ["speculators", "specforge"])
-def test_a_head_is_written_and_drafts_as_before(run, tmp_path, head, layout):
+def test_a_head_is_written_and_drafts_as_before(run, tmp_path, eagle3_head, layout):
     from transformers import AutoConfig
 
     out = tmp_path / "out"
-    result = run("export", head, out, "--to", layout, "--target", LLAVA, "--json")
+    result = run("export", eagle3_head, out, "--to", layout, "--target", LLAVA, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["taps"] == [3, 4, 5]
     again = read_eagle3(out, AutoConfig.from_pretrained(LLAVA))
-    stored = Eagle3Head.from_pretrained(head).state_dict()
+    stored = Eagle3Head.from_pretrained(eagle3_head).state_dict()
     assert stored.keys() == again.state_dict().keys()
     assert all(torch.equal(stored[name], weight) for name, weight in again.state_dict().items())
-    captioned = run(
-        "caption", "--accelerator", "eagle3", "--drafter", out, "--compare", "--max-new-tokens", 12
-    )
-    assert captioned.exit_code == 0, captioned.output
+    asked = ("--accelerator", "eagle3", "--drafter", out, "--compare", "--max-new-tokens", 6)
+    assert run("caption", *asked).exit_code == 0
 
 
 def test_a_draft_model_is_one_that_transformers_generates_with(run, tmp_path):
@@ -57,25 +44,6 @@ def test_a_draft_model_is_one_that_transformers_generates_with(run, tmp_path):
     assert torch.equal(
         target.generate(ids, max_new_tokens=8, do_sample=False, assistant_model=small), expected
     )
-
-
-def test_what_cannot_be_written_is_refused(fails, tmp_path, head):
-    for arguments, named in [
-        (["{head}", "{out}", "--to", "speculators"], "--target"),
-        (
-            ["{head}", "{out}", "--to", "specforge", "--target", "assets/scenes-llava-small"],
-            "hidden_size 128",
-        ),
-        (["{head}", "{head}", "--to", "specforge", "--target", LLAVA], "new or empty"),
-        (["{head}", "{out}", "--to", "transformers"], "a whole model"),
-        (["assets/scenes-llava-flash", "{out}", "--to", "speculators", "--target", LLAVA], "eagle3"),
-        (["assets/scenes-llava-small", "{out}", "--to", "transformers", "--target", LLAVA], "--target"),
-        (["nowhere/to/be/found", "{out}", "--to", "transformers"], "nowhere"),
-    ]:
-        out = tmp_path / "out"
-        said = fails("export", *(str(one).format(head=head, out=out) for one in arguments))
-        assert named in said.replace("\n", " ")
-        assert not out.exists()
 
 
 def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:
@@ -93,18 +61,8 @@ def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:
     assert model.config.mtp_num_hidden_layers == 1
     assert generate(model, [3, 1, 4, 1, 5], 8) == generate(target.model, [3, 1, 4, 1, 5], 8)
     with pytest.raises(CheckpointError, match="this one has one"):
-        run(
-            "export",
-            tmp_path / "head",
-            tmp_path / "again",
-            "--to",
-            "checkpoint",
-            "--target",
-            tmp_path / "both",
-        )
+        run("export", tmp_path / "head", tmp_path / "again", *where[:3], tmp_path / "both")
     assert not (tmp_path / "again").exists()
     tiny_llama().save_pretrained(tmp_path / "llama")
     with pytest.raises(InputError, match="own target, of 4"):
         run("export", tmp_path / "head", tmp_path / "c", *where[:3], tmp_path / "llama")
-    with pytest.raises(InputError, match="a folder: it is copied"):
-        run("export", tmp_path / "head", tmp_path / "c", *where[:3], "org/model")

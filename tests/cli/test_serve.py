@@ -1,53 +1,35 @@
-"""`mmspec serve` from the outside: what it says, what it refuses, how it ends."""
+"""`mmspec serve` and `mmspec demo` at work: what they say, and how Ctrl-C ends them."""
+
+from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.packaging.source_tree import ROOT
 
 
-def test_a_port_in_use_is_refused_before_models_are_loaded(fails):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert str(port) in fails("serve", "--port", port)
+def fetch(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.load(answer)
 
 
-def test_an_address_of_another_machine_is_refused(fails):
-    assert "--host" in fails("serve", "--host", "192.0.2.1", "--port", "0")
-
-
-def test_a_limit_that_is_none_is_refused(fails):
-    for option in [
-        "--wait-seconds=0",
-        "--run-seconds=nan",
-        "--allow-url-domain=http://a.org/",
-        "--allow-origin=a.org",
-    ]:
-        assert fails("serve", option, "--port", "0")
-
-
-def test_two_models_of_one_name_are_refused(fails, tiny_folder):
-    assert "different names" in fails(
-        "serve", tiny_folder, tiny_folder, "--port", "0", "--accelerator", "none"
-    )
-
-
-def test_a_missing_package_is_named(hide, fails):
-    hide("uvicorn")
-    assert "pip install 'mmspec[serve]'" in fails("serve")
-
-
-def test_it_says_where_it_is_and_ends_with_ctrl_c(tiny_folder):
+def test_a_real_process_serves_from_another_folder_and_ends_with_ctrl_c(tiny_folder, tmp_path):
     command = [sys.executable, "-m", "mmspec", "serve", str(tiny_folder), "--port", "0", "--json"]
     with subprocess.Popen(
         command,
+        cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs of a shell may ignore it
     ) as server:
         assert server.stdout is not None
@@ -57,10 +39,37 @@ def test_it_says_where_it_is_and_ends_with_ctrl_c(tiny_folder):
             assert line, server.communicate()[1]
             said += line
         where = json.loads(said)
-        with urllib.request.urlopen(where["url"] + "/health", timeout=60) as answer:
-            assert json.load(answer)["models"] == where["models"] == [tiny_folder.name]
+        assert fetch(where["url"] + "/health")["models"] == where["models"] == [tiny_folder.name]
         server.send_signal(signal.SIGINT)
         _, errors = server.communicate(timeout=60)
     assert server.returncode == 130
     assert "Traceback" not in errors
     assert "stopped" in errors
+
+
+def test_a_demo_serves_until_it_is_interrupted(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmspec.cli import demo
+
+    launch, configs, main = demo.launch, [], threading.main_thread().ident
+
+    def visited(*arguments: Any, **options: Any) -> str:
+        url = launch(*arguments, **options)
+
+        def visit() -> None:
+            try:
+                configs.append(fetch(url + "/config"))
+            finally:
+                signal.pthread_kill(main, signal.SIGINT)
+
+        threading.Thread(target=visit).start()
+        return url
+
+    monkeypatch.setattr(demo, "launch", visited)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may ignore it
+    try:
+        result = run("demo", "caption", "--accelerator", "copy", "--port", 0, "--json")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130 and "stopped" in result.stderr
+    assert json.loads(result.stdout)["model"] == "assets/scenes-llava"
+    assert configs[0]["analytics_enabled"] is False

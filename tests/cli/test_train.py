@@ -1,27 +1,12 @@
 """`mmspec train drafter`: the options arrive at the trainer."""
 
+import inspect
+
+from mmspec.training import drafter
 from mmspec.training.run import RunOptions
 
 
-def test_a_method_of_drafters_is_written_with_its_settings(run, run_json, monkeypatch, tmp_path):
-    called = {}
-
-    def train_drafter(target, out, **options):
-        called.update(options)
-        return out
-
-    monkeypatch.setattr("mmspec.training.drafter.train_drafter", train_drafter)
-    method = "flash:block=10:compressor=latent"
-    result = run_json("train", "drafter", "--target", "t", "--out", tmp_path / "x", "--method", method)
-    assert (called["method"], called["settings"]) == ("flash", {"block": 10, "compressor": "latent"})
-    assert result["method"] == method
-
-
-def test_options_of_drafters_are_those_of_the_trainer(run, monkeypatch, tmp_path):
-    import inspect
-
-    from mmspec.training import drafter
-
+def test_options_of_drafters_are_those_of_the_trainer(run, run_json, monkeypatch, tmp_path):
     called, known = {}, {*inspect.signature(drafter.train_drafter).parameters, *RunOptions.__annotations__}
 
     def train_drafter(target, out, **options):
@@ -29,14 +14,18 @@ def test_options_of_drafters_are_those_of_the_trainer(run, monkeypatch, tmp_path
         return out
 
     monkeypatch.setattr(drafter, "train_drafter", train_drafter)
+    train = ("train", "drafter", "--target", "llava-hf/llava-1.5-7b-hf", "--method")
     asked = ["--data", "a.jsonl", "--max-length", 9, "--regenerate", 64, "--dtype", "bfloat16"]
     asked += ["--accumulate", 4, "--log-dir", tmp_path / "logs"]
-    result = run("train", "drafter", "--target", "llava-hf/llava-1.5-7b-hf", "--method", "flash", *asked)
+    result = run(*train, "flash", *asked)
     assert result.exit_code == 0 and set(called) <= known
     assert str(called["out"]) == "llava-1.5-7b-hf-flash", "nothing else is needed"
     assert called["target"] == "llava-hf/llava-1.5-7b-hf" and called["data"].name == "a.jsonl"
     assert (called["max_length"], called["regenerate"], called["accumulate"]) == (9, 64, 4)
     assert (called["dtype"], called["log_dir"]) == ("bfloat16", tmp_path / "logs")
+    method = "flash:block=10:compressor=latent"
+    assert run_json(*train, method, "--out", tmp_path / "x")["method"] == method
+    assert (called["method"], called["settings"]) == ("flash", {"block": 10, "compressor": "latent"})
 
 
 def test_the_help_names_every_method_of_drafters(run):

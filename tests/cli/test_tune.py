@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -25,19 +26,14 @@ def cache(tmp_path, monkeypatch):
 
 
 def trials_of(seconds, repeats=3):
-    clock = Clock()
-    decoders, calls = {}, dict.fromkeys(seconds, 0)
+    clock, calls = Clock(), dict.fromkeys(seconds, 0)
 
-    def decoder(name):
-        def decode(batch):
-            clock.now += seconds[name]
-            calls[name] += 1
-            return Decoded([[1]], [stats()])
+    def decode(name, batch):
+        clock.now += seconds[name]
+        calls[name] += 1
+        return Decoded([[1]], [stats()])
 
-        return decode
-
-    for name in seconds:
-        decoders[name] = decoder(name)
+    decoders = {name: partial(decode, name) for name in seconds}
     batches = batches_of([Example(("x",), identifier=str(i)) for i in range(8)], 1)
     trials = search(decoders, batches, repeats, torch.device("cpu"), clock=clock)
     return trials, calls
@@ -52,11 +48,8 @@ def test_the_fastest_wins_and_slow_ones_are_left_early():
     assert calls["c"] == calls["none"] == 3 * warm_ups + 2 + 4 * 2 + 8 * 3
     assert [trial.stage for trial in trials] == sorted((trial.stage for trial in trials), reverse=True)
     assert len(trials) == 7
-
-
-def test_plain_decoding_wins_where_nothing_is_faster():
     trials, _ = trials_of({"none": 1.0, "a": 1.0, "b": 1.1})
-    assert fastest(trials).label == "none"
+    assert fastest(trials).label == "none", "nothing is faster"
 
 
 def test_only_bounds_within_the_allowance_are_tried():
@@ -87,22 +80,19 @@ def test_options_and_drafters_of_a_winner_are_used(tiny_folder):
     assert (pipe.accelerator.name, pipe.accelerator.drafter.num_draft_tokens) == ("copy", 7)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_wrong_options_of_auto_are_refused_before_a_model_is_loaded(tiny_folder, monkeypatch):
+    pipe = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="none")
+    monkeypatch.setattr("mmspec.pipelines.base.load_model", None)
+    for options, words in [
         ({"window": 3}, "batch_size and tv"),
         ({"drafter": "head"}, "'auto' has the one it was tuned with"),
         ({"batch_size": 0}, "batch_size: got 0"),
         ({"tv": 1.5}, "tv: got 1.5"),
-    ],
-)
-def test_wrong_options_of_auto_are_refused_before_a_model_is_loaded(tiny_folder, options, words, monkeypatch):
-    pipe = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="none")
-    with pytest.raises(InputError, match=words):
-        pipe.set_accelerator("auto", **options)
-    monkeypatch.setattr("mmspec.pipelines.base.load_model", None)
-    with pytest.raises(InputError, match=words):
-        MMSpecPipeline.from_pretrained(tiny_folder, accelerator="auto", **options)
+    ]:
+        with pytest.raises(InputError, match=words):
+            pipe.set_accelerator("auto", **options)
+        with pytest.raises(InputError, match=words):
+            MMSpecPipeline.from_pretrained(tiny_folder, accelerator="auto", **options)
 
 
 def test_a_winner_is_of_its_weights_alone():
@@ -133,8 +123,3 @@ def test_windows_fit_the_image():
     assert variants("cjd", Drawing, 0.0)[0] == "cjd:window=8:passes=2"
     assert variants("ssd", Drawing, 0.1) == ["ssd:window=8", "ssd:window=16"]
     assert variants("none", Drawing, 0.0) == ["none"]
-
-
-def test_auto_before_a_search_says_what_to_run(fails, tiny_folder):
-    asked = ("caption", "assets/images/scene.png", "--model", tiny_folder, "--accelerator", "auto")
-    assert "mmspec tune" in fails(*asked)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.acceptance.rejection import RecursiveRejection, SpeculativeSampling
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.random_stream import RandomStream
@@ -23,16 +22,21 @@ from tests.contracts.running import as_request
 from tests.tiny_models import tiny_llama
 
 PROMPTS = [[1, 2, 3, 4], [5, 6]]
+
+
+def small() -> CausalTarget:
+    return CausalTarget(tiny_llama(layers=1))
+
+
 CASES: dict[str, Callable[[], tuple[Drafter, AcceptanceRule]]] = {
-    "chain": lambda: (DraftModelDrafter(CausalTarget(tiny_llama()), 3), SampleAndMatch()),
-    "tree": lambda: (JacobiDrafter(4, "exact", front="3x2", reach=2), SampleAndMatch()),
-    "window": lambda: (JacobiDrafter(4), SpeculativeSampling()),
+    "chain": lambda: (DraftModelDrafter(small(), 2, "sampled"), SpeculativeSampling()),
+    "tree": lambda: (JacobiDrafter(4, front="3x2", reach=2), RecursiveRejection()),
 }
 
 
 def round_of(drafter: Drafter, rule: AcceptanceRule) -> Callable[[], Tensor]:
     """One round after the prefill, up to the report that the host would read."""
-    target, sampler, random = CausalTarget(tiny_llama()), Sampler(0.8), RandomStream.from_seed(0, 2)
+    target, sampler, random = small(), Sampler(0.8), RandomStream.from_seed(0, 2)
     requests = [as_request(prompt) for prompt in PROMPTS]
     canvas = Canvas(PROMPTS, Stopping(64), DecodingStats(), target.device)
     state, prefill = target.prefill([request.inputs for request in requests], 128, drafter.taps)

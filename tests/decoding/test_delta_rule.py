@@ -62,28 +62,12 @@ def read_token_by_token(
     return torch.einsum("hkv,hk->hv", state, query), state
 
 
-def updates_of(parts: tuple[Tensor, ...], state: Tensor, draft: Draft) -> NodeUpdates:
-    _, *updates = gated_delta.gated_delta_tree(*parts, state, draft.ancestors)
-    return NodeUpdates(*updates)
-
-
 def test_every_node_reads_its_own_path() -> None:
     draft, (parts, state) = ragged_draft(), inputs()
     out, *_ = gated_delta.gated_delta_tree(*parts, state, draft.ancestors)
     for row, node, path in paths_of(draft):
         expected, _ = read_token_by_token(parts, state, row, path)
         assert (out[row, node] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
-
-
-def test_the_state_after_any_node() -> None:
-    draft, (parts, state) = ragged_draft(), inputs()
-    updates = updates_of(parts, state, draft)
-    for node in range(NODES):
-        at = torch.full((ROWS,), node)
-        after = recurrent.state_after(state, updates, draft.ancestors[:, node], at)
-        for row, _, path in paths_of(draft)[node::NODES]:
-            _, expected = read_token_by_token(parts, state, row, path)
-            assert (after[row] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
 
 
 def test_decay_that_leaves_nothing_is_no_overflow() -> None:

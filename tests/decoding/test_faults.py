@@ -75,7 +75,7 @@ def test_a_bad_row_ends_with_an_error_and_the_others_go_on(name: str, temperatur
         assert position - 5 <= error.position <= position, "a block that touches the fault is not emitted"
 
 
-@pytest.mark.parametrize("name", ["speculative_sampling", "k_sequential", "budget", "suffix"])
+@pytest.mark.parametrize("name", ["speculative_sampling", "budget"])
 def test_rejection_rules_keep_bad_rows_apart(name: str) -> None:
     drafter = SampledTreeDrafter(dirichlet(VOCABULARY, VOCABULARY, seed=4), (1, 1), DraftKind.IID)
     rule, sampler = fitted(ACCEPTANCE_RULES[name](), VOCABULARY), Sampler(0.8)

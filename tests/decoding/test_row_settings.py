@@ -15,7 +15,6 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.vector_sampling import GaussianSampler
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
@@ -57,14 +56,6 @@ def test_rows_are_warped_as_they_are_alone_bit_for_bit(dtype: torch.dtype) -> No
         assert torch.equal(own.logits[0], scores.logits[row])
         assert torch.equal(own.p[0], by_lanes.p[2 * row : 2 * row + 2].flatten(0, 1))
         assert torch.equal(mixed.part([row]).scores(single.guided(given)).p, own.p)
-
-
-def test_rows_of_continuous_tokens_have_temperatures_of_their_own() -> None:
-    root = Draft.chain(torch.zeros(3, 1, 4), DraftKind.POINT)
-    parameters = torch.randn(3, 1, 8, generator=torch.Generator().manual_seed(1))
-    mixed = GaussianSampler([0.0, 0.7, 1.0])(parameters, root, [])
-    for row, temperature in enumerate([0.0, 0.7, 1.0]):
-        assert torch.equal(mixed.std[row], GaussianSampler(temperature)(parameters, root, []).std[row])
 
 
 def rows_equal_single_calls(drafter: Drafter, rule: AcceptanceRule | None, settings: dict[str, Any]) -> None:
@@ -152,9 +143,7 @@ def test_a_value_out_of_range_is_named(name: str, values: list[Any]) -> None:
     assert caught.value.argument == name
 
 
-@pytest.mark.parametrize(
-    "sampler", [Sampler([0.0, 1.0]), Sampler(1.0, top_k=[1, 2, 3, 4]), GaussianSampler([0, 1])]
-)
+@pytest.mark.parametrize("sampler", [Sampler([0.0, 1.0]), Sampler(1.0, top_k=[1, 2, 3, 4])])
 def test_values_of_another_batch_are_refused(sampler: Any) -> None:
     requests = [as_request(prompt) for prompt in PROMPTS]
     with pytest.raises(InputError, match="one for each of the 3 rows"):

@@ -51,14 +51,6 @@ def test_a_row_that_ends_at_once_waits_beside_one_that_goes_on() -> None:
     assert run.stats.rounds[0] == 0 and run.stats.new_tokens == [len(row) for row in expected]
 
 
-@pytest.mark.parametrize("limit", [0, 1])
-def test_no_token_and_one_token_are_allowed(limit: int) -> None:
-    known = futures(llama(), PROMPTS, max_new_tokens=8)
-    run = decode(llama(), PROMPTS, OracleDrafter(known, 3, VOCABULARY), max_new_tokens=limit)
-    assert run.outputs == [output[:limit] for output in known.values()]
-    assert run.stats.target_forwards == limit and run.stats.acceptance_length == 1.0
-
-
 def test_what_was_cut_off_is_not_counted() -> None:
     prompt = PROMPTS[0]
     known = {tuple(prompt): generate(llama().model, prompt, 16)}

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from html import unescape
 
 import gradio as gr
-import pytest
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.demo.buttons import Stops
@@ -49,11 +48,6 @@ def test_the_text_is_whole_and_no_markup_of_the_model_gets_through() -> None:
     assert unescape(re.sub(r"</?span[^>]*>", "", html)) == "".join(pieces)
 
 
-def test_a_flag_for_every_piece() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        coloured_text(["a", "b"], [True])
-
-
 def test_a_race_is_even_by_the_clocks_of_the_lanes() -> None:
     slow, fast = Lane("none", rounds(0.3, 1, 6), Letters()), Lane("flash", rounds(0.1, 2, 6), Letters())
     order = [(lane.name, "".join(lane.pieces)) for lane in race([slow, fast]) if not lane.finished]
@@ -66,14 +60,11 @@ def test_a_race_is_even_by_the_clocks_of_the_lanes() -> None:
     ]
     assert slow.finished and fast.finished
     assert slow.pieces == fast.pieces == list("abcdef")
-
-
-def test_closing_a_race_closes_its_lanes() -> None:
     CLOSED.clear()
     running = race([Lane("a", rounds(1, 1, 9), Letters()), Lane("b", rounds(1, 3, 9), Letters())])
     next(running), next(running)
     running.close()
-    assert sorted(CLOSED) == [1, 3]
+    assert sorted(CLOSED) == [1, 3], "closing a race closes its lanes"
 
 
 def test_a_turn_shows_question_answer_and_figures() -> None:

@@ -12,11 +12,7 @@ from packaging.requirements import Requirement
 from tests.packaging.source_tree import ROOT, pyproject
 
 COMMAND_OF = {"captioning": "caption", "image_generation": "generate"}
-FOLDERS = {path.name: path for path in sorted((ROOT / "demos").iterdir()) if path.is_dir()}
-
-
-def test_every_demo_has_a_command() -> None:
-    assert set(FOLDERS) == set(COMMAND_OF)
+FOLDERS = {path.name: path for path in sorted((ROOT / "demos").iterdir()) if path.is_dir()}  # each a Space
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mmspec.demo.uploads import UPLOAD_LIMITS, Upload, read_upload
+from mmspec.demo.uploads import Upload, read_upload
 from mmspec.errors import MediaError
 from tests.media.files import clip
 
@@ -31,14 +31,6 @@ def test_a_picture_and_nothing() -> None:
 def test_what_is_no_picture_or_video_is_refused_by_its_name(kind: str, payload: Any, said: str) -> None:
     with pytest.raises(MediaError, match=said):
         read_upload(kind, payload)
-
-
-def test_a_large_file_is_refused_by_its_size(tmp_path: Path) -> None:
-    path = tmp_path / "large.png"
-    with path.open("wb") as file:
-        file.truncate(UPLOAD_LIMITS.max_bytes + 1)
-    with pytest.raises(MediaError, match="10,000,000 bytes"):
-        read_upload("image", {"path": str(path)})
 
 
 def test_a_model_without_videos_is_shown_frames(tmp_path: Path) -> None:

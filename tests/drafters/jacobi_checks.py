@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,23 +16,21 @@ from transformers import PreTrainedModel
 
 from mmspec.accelerators.accelerator import default_rule
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import FREE, ImageGrid
-from mmspec.decoding.interfaces import Drafter, PromptOutput, Request, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.interfaces import Drafter, PromptOutput, TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.none import NoDrafter
 from mmspec.targets import ImageTokenTarget
 from mmspec.targets.image_tokens import PromptPair
 from tests.contracts import checks
-from tests.contracts.running import decode
+from tests.contracts.running import Run, decode
 from tests.contracts.toy import TableState, TableTarget, dirichlet
 from tests.tiny_models import tiny_lm
 
 PROMPTS = ((1, 2), (0, 4))  # conditional, unconditional; the first token says which table
 CELLS = ImageGrid(rows=2, columns=2, codebook_size=5, row_end=5)
-ROWS = 25_000
 
 GRID = ImageGrid(rows=5, columns=6, codebook_size=62, row_end=62, ending=(63,))
 SAMPLER = Sampler(0.9, top_k=40, top_p=0.95)
@@ -90,55 +88,12 @@ class ToyImages(ImageTokenTarget):
         raise AssertionError("not asked here")
 
 
-@dataclass
-class Tape:
-    """Stand-in for a canvas, with as much of one as drafters read."""
-
-    tokens: Tensor
-    emitted: Tensor
-    root: Tensor
-
-    def before(self, count: int) -> Tensor:
-        place = self.emitted[:, None] + torch.arange(-count, 0)
-        return self.tokens.gather(1, place.clamp_min(0))
-
-
-def sample(
-    target: ImageTable, drafter: Drafter, sampler: Sampler, rows: int = ROWS, seed: int = 11
-) -> tuple[Tensor, Tensor]:
-    """The loop without its host: outputs [rows, length] and forwards [rows], the prompt's among them.
-
-    Thousands of rows a second, where the real loop's bookkeeping of every row takes longer than its tensors.
-    """
-    length, guided = target.grid.length, sampler.guidance_scale != 1.0
-    inputs = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
-    request = Request(inputs[0], negative_inputs=inputs[1], grid=target.grid)
-    random = RandomStream.from_seed(seed, rows)
+def sample(target: ImageTable, drafter: Drafter, sampler: Sampler, rows: int, seed: int = 11) -> Run:
+    """Draw many images of one prompt; rows of one batch are the sample."""
+    how = {"max_new_tokens": target.grid.length, "seed": seed, "grid": target.grid}
+    negatives = [PROMPTS[1]] * rows if sampler.is_guided else None
     rule = default_rule(drafter)
-    prompts = [inputs[0]] * rows + [inputs[1]] * rows * guided
-    state, prefill = target.prefill(prompts, length + 2 * drafter.max_nodes)
-    session = drafter.start([request] * rows, prefill, sampler, random)
-    nothing = Draft.chain(torch.zeros(rows, 1, dtype=torch.long), DraftKind.POINT)
-    emitted, forwards = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.long)
-    root = sampler(prefill.logits, nothing, ()).choose(nothing, random, emitted)[:, 0]
-    outputs = torch.zeros(rows, length + 2 * drafter.max_nodes, dtype=torch.long)
-    outputs[:, 0], emitted = root, emitted + 1
-    active = emitted < length
-    while active.any():
-        draft = session.propose(Tape(outputs, emitted, root))
-        output = target.score(state, draft)
-        scores = sampler(output.logits, draft, ())
-        verdict = rule.verify(draft, scores, random, emitted)
-        target.commit(state, draft, verdict, active)
-        session.observe(draft, output, scores, verdict)
-        path = draft.tokens.gather(1, verdict.path).roll(-1, 1)
-        path.scatter_(1, verdict.accepted[:, None], verdict.next_token[:, None])
-        places = emitted[:, None] + torch.arange(path.shape[1])
-        outputs.scatter_(1, torch.where(active[:, None], places, length + 1), path)
-        root, forwards = verdict.next_token, forwards + active
-        emitted = emitted + (verdict.accepted + 1) * active
-        active = emitted < length
-    return outputs[:, :length], forwards
+    return decode(target, [PROMPTS[0]] * rows, drafter, rule, sampler, negatives=negatives, **how)  # type: ignore[arg-type]
 
 
 @functools.cache

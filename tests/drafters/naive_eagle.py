@@ -1,4 +1,4 @@
-"""What an EAGLE head should propose, the slow way: no cache, no batch, one candidate's path at a time."""
+"""Proposals of an EAGLE head, the slow way: no cache, no batch, one candidate's path at a time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class NaiveEagle:
     def rows(
         self, prompt: dict[str, Any], taps: dict[int, Tensor], positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What `committed` gives, of the target's states and positions at the whole sequence."""
+        """Make the result of `committed`, of the target's states and positions at the whole sequence."""
         return self.head.fuse(taps[0][:, 1:], taps[-1][:, :-1]), positions[..., 1:], None
 
     def dynamic(self, output: list[int], shape: DynamicTree) -> set[Path]:

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head should propose, the slow way: its layer written out, one path at a time."""
+"""Proposals of an EAGLE-3 head, the slow way: its layer written out, one path at a time."""
 
 from __future__ import annotations
 

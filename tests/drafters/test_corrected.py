@@ -69,7 +69,7 @@ def test_outputs_follow_the_targets_distribution(name: str) -> None:
 
 @torch.inference_mode()
 def test_corrections_read_no_draft_of_their_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stood in a place and behind it may be anything: what the place is drawn from stays as it is."""
+    """A place is drawn from the same q, whatever stood there and behind it."""
     fill, changed = CorrectedSession._fill, []
 
     def compare(self: CorrectedSession, window: Window, seen: Draft) -> Candidates:

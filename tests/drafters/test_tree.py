@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmspec.decoding.draft import check_tree
-from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape, best, best_first, renumber
+from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape, best_first, renumber
 
 LEVELS = (
     -2.0,
@@ -104,20 +104,12 @@ def test_named_trees_hold_the_start_of_each_path(name: str) -> None:
     assert shape.num_draft_tokens == len(paths) and shape.depth == max(map(len, paths))
 
 
-def test_frontiers_hold_the_best_in_their_order() -> None:
-    scores = torch.tensor([[-1.0, -3.0, -1.0, -2.0]])
-    assert DynamicTree(3, 2, 2).frontier(1, scores).tolist() == [[0, 2]]
-    for order in itertools.permutations(range(3)):
-        ranked = -torch.tensor([order], dtype=torch.float)
-        assert best(ranked, 3)[0].tolist() == [order.index(i) for i in range(3)]
-
-
 Rates = list[list[float]]
 
 
 @st.composite
 def rates_of_heads(draw: st.DrawFn) -> Rates:
-    """Of up to three heads, up to four ranks each, likelier ones first."""
+    """Rates of up to three heads, up to four ranks each, likelier ones first."""
     one = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4)
     return [sorted(draw(one), reverse=True) for _ in range(draw(st.integers(1, 3)))]
 

@@ -79,6 +79,8 @@ def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
     window = min(8, requests[0].grid.length)
     corrector = {"model": corrected_checks.head_for(target), "corrected": 5}
     for name, options, coupling in (
+        ("sjd", {"init": "above"}, "exact"),
+        ("sjd", {}, "maximal"),
         ("cjd", corrector, "exact"),
         ("cjd", corrector, "maximal"),
         ("ssd", {"model": vertical_checks.head_for(target)}, "exact"),

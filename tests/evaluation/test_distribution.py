@@ -28,22 +28,16 @@ from tests.drafters.staircase_checks import SAMPLED, draw, lines, rasters, reque
 GUIDED = Sampler(0.8, top_k=12, guidance_scale=2.0)
 
 
-def uniforms(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def test_the_mass_before_a_token_counts_likelier_ones_and_a_share_of_its_own() -> None:
+def test_the_mass_before_a_token_counts_likelier_ones_and_is_uniform_for_draws() -> None:
     distribution = torch.tensor([[0.1, 0.4, 0.4, 0.1]], dtype=torch.float64).expand(4, 4)
     got = mass_before(distribution, torch.arange(4), torch.tensor([0.5, 0.0, 1.0, 0.5], dtype=torch.float64))
-    assert got.tolist() == pytest.approx([0.85, 0.0, 0.8, 0.95])
-
-
-def test_it_is_uniform_for_draws_from_the_distributions() -> None:
-    distribution = torch.rand(20_000, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64) ** 3
+    assert got.tolist() == pytest.approx([0.85, 0.0, 0.8, 0.95])  # and a share of its own
+    one, two, three = (torch.Generator().manual_seed(seed) for seed in range(3))
+    distribution = torch.rand(20_000, 9, generator=two, dtype=torch.float64) ** 3
     distribution /= distribution.sum(-1, keepdim=True)
-    tokens = distribution.multinomial(1, generator=torch.Generator().manual_seed(2))[:, 0]
-    values = mass_before(distribution, tokens, uniforms(20_000)).sort().values
-    gap = (values - torch.linspace(0, 1, 20_000, dtype=torch.float64)).abs().max()
+    tokens = distribution.multinomial(1, generator=three)[:, 0]
+    values = mass_before(distribution, tokens, torch.rand(20_000, generator=one, dtype=torch.float64))
+    gap = (values.sort().values - torch.linspace(0, 1, 20_000, dtype=torch.float64)).abs().max()
     assert gap < 2.5 / 20_000**0.5  # Kolmogorov-Smirnov: 7e-6 beyond 2.5
 
 
@@ -130,16 +124,10 @@ def images(seed: int, like: float = 0.0) -> Tensor:
     return values
 
 
-def test_two_samples_of_one_distribution_pass() -> None:
+def test_two_samples_of_one_distribution_pass_and_others_are_found() -> None:
     found = [energy_test(images(seed), images(100 + seed)) for seed in range(8)]
     assert all(test.passed for test in found)
     assert min(test.p_value for test in found) < 0.6, "the p-values spread"
-
-
-def test_another_mean_is_found() -> None:
     assert not energy_test(images(0) + 0.5, images(1)).passed
-
-
-def test_neighbours_that_agree_are_found_where_every_marginal_is_right() -> None:
-    test = energy_test(images(0, like=0.9), images(1))
-    assert not test.passed and test.places == 2 * IMAGES * PLACES
+    neighbours_agree = energy_test(images(0, like=0.9), images(1))  # where every marginal is right
+    assert not neighbours_agree.passed and neighbours_agree.places == 2 * IMAGES * PLACES

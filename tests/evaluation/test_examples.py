@@ -4,7 +4,7 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import TASKS, held_out_captions, own_examples, read_tasks, scene_examples
-from mmspec.scenes import HELD_OUT_SEEDS, parse_caption
+from mmspec.scenes import HELD_OUT_SEEDS, parse_image_prompt
 
 IMAGES = {"two_images": 2, "clip": 4}
 
@@ -22,15 +22,9 @@ def test_scenes_are_held_out_and_the_same_every_time():
         assert len(set(pixels)) == len(pixels), "every prompt has images of its own"
 
 
-def test_mixed_scenes_have_three_categories():
+def test_mixed_scenes_have_three_categories_and_impossible_ones_are_refused():
     assert {example.category for example in scene_examples("mixed", 6)} == {"caption", "describe", "question"}
-
-
-def test_other_seeds_give_other_scenes():
     assert scene_examples("caption", 1, seed=1)[0].identifier != scene_examples("caption", 1)[0].identifier
-
-
-def test_impossible_scenes_are_refused():
     for task, count, seed in [("captions", 1, 0), ("caption", 0, 0), ("caption", 1, -1)]:
         with pytest.raises(InputError):
             scene_examples(task, count, seed)
@@ -47,7 +41,7 @@ def test_prompts_and_images_are_paired():
 def test_captions_are_the_same_every_time():
     captions = held_out_captions(20, seed=3)
     assert captions == held_out_captions(40, seed=3)[:20] != held_out_captions(20)
-    assert all(parse_caption(text) is not None for text in captions)
+    assert all(parse_image_prompt(text) is not None for text in captions)
     with pytest.raises(InputError):
         held_out_captions(10**7)
 

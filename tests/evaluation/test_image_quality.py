@@ -220,17 +220,6 @@ def test_what_a_metric_lacks_is_known_beforehand():
     assert "--against" in missing_for("kid", 9, Counting().network, has_reference=False, prompts=None)
 
 
-def save_dinov2(folder):
-    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
-
-    config = Dinov2Config(
-        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    Dinov2Model(config).save_pretrained(folder)
-    sides = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
-    BitImageProcessor(**sides).save_pretrained(folder)
-
-
 def save_timm(folder):
     from transformers import TimmWrapperConfig, TimmWrapperImageProcessor, TimmWrapperModel
 
@@ -242,7 +231,7 @@ def save_timm(folder):
     TimmWrapperImageProcessor(config.pretrained_cfg, architecture="resnet10t").save_pretrained(folder)
 
 
-@pytest.mark.parametrize(("save", "width"), [(save_dinov2, 12), (save_timm, 512), (save_clip, None)])
+@pytest.mark.parametrize(("save", "width"), [(save_timm, 512), (save_clip, None)])
 def test_networks_of_transformers_and_timm_give_one_vector_an_image(tmp_path, save, width):
     save(tmp_path)
     network, images = load_network(str(tmp_path)), real_scenes(3, (40, 40))
@@ -274,39 +263,29 @@ def test_weights_that_cannot_be_had_are_named(tmp_path, monkeypatch):
 
 def test_inception_is_that_of_torch_fidelity(monkeypatch):
     """With random weights: features and classes are those of its own extractor, in our order."""
-    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3 as Inception
+    from torch_fidelity import feature_extractor_inceptionv3 as theirs
 
-    here = "torch_fidelity.feature_extractor_inceptionv3.load_state_dict_from_url"
-    monkeypatch.setattr(here, lambda *arguments, **options: {})
-    monkeypatch.setattr(Inception, "load_state_dict", lambda self, state: None)
-    torch.manual_seed(0)
-    network = load_network("inception")
-    torch.manual_seed(0)
-    theirs = Inception("inception-v3-compat", ["2048", "logits_unbiased"])
-    images = real_scenes(2, (64, 64))
+    made, inception = [], theirs.FeatureExtractorInceptionV3
+    monkeypatch.setattr(theirs, "load_state_dict_from_url", lambda *arguments, **options: {})
+    monkeypatch.setattr(inception, "load_state_dict", lambda self, state: made.append(self))
+    network, images = load_network("inception"), real_scenes(2, (64, 64))
     pixels = torch.from_numpy(np.stack([np.asarray(one) for one in images])).permute(0, 3, 1, 2)
-    features, logits = theirs(pixels)
-    assert torch.allclose(network.features(images), features)
+    features, logits = made[0](pixels)
+    assert torch.allclose(network.features(images), features) and features.shape == (2, 2048)
     assert torch.allclose(network.classify(images), logits)
 
 
-def test_clip_score_is_that_of_torchmetrics(clip_folder):
-    from torchmetrics.functional.multimodal import clip_score
+@torch.inference_mode()
+def test_clip_score_is_the_cosine_of_image_and_prompt(clip_folder):
     from transformers import CLIPModel, CLIPProcessor
 
-    class Old(CLIPModel):  # as torchmetrics expects it
-        def get_image_features(self, *arguments, **options):
-            return super().get_image_features(*arguments, **options).pooler_output
-
-        def get_text_features(self, *arguments, **options):
-            return super().get_text_features(*arguments, **options).pooler_output
-
-    parts = Old.from_pretrained(clip_folder), CLIPProcessor.from_pretrained(clip_folder)
+    model, processor = CLIPModel.from_pretrained(clip_folder), CLIPProcessor.from_pretrained(clip_folder)
     images, prompts = real_scenes(3, (40, 40)), ["a red ring", "grass", "two stars"]
     found = clip_scorer(clip_folder)(images, prompts)
     for image, prompt, value in zip(images, prompts, found, strict=True):
-        pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
-        assert value == pytest.approx(float(clip_score(pixels, prompt, lambda: parts)), abs=1e-3)
+        seen = model.get_image_features(**processor(images=image, return_tensors="pt")).pooler_output
+        said = model.get_text_features(**processor(text=prompt, return_tensors="pt")).pooler_output
+        assert value == pytest.approx(100 * max(0.0, float(torch.cosine_similarity(seen, said))), abs=1e-3)
     assert len(set(found)) == 3
 
 

@@ -1,10 +1,10 @@
 """transformers' own `generate` beside our accelerators: the same tokens, counted forwards, stated gaps."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, PreTrainedModel
 
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError
@@ -14,7 +14,6 @@ from mmspec.evaluation.speed.peers import (
     ASSISTED,
     LOOKUP,
     MTP,
-    GuidedHalves,
     image_peers,
     text_peers,
     watched,
@@ -49,13 +48,13 @@ def test_every_way_gives_our_tokens_over_several_turns(pipe):
     assert set(peers.decoders) == {PEER, LOOKUP, ASSISTED}
     assert peers.missing == {MTP: "the model has no layers that predict several tokens"}
     ours = contender(pipe, "none").decoder(max_new_tokens=12, temperature=0.0)(examples).tokens
-    for decode in peers.decoders.values():
-        decoded = decode(examples)
-        assert decoded.tokens == ours
-        for stats in decoded.stats:
+    decoded = {name: decode(examples) for name, decode in peers.decoders.items()}
+    for one in decoded.values():
+        assert one.tokens == ours
+        for stats in one.stats:
             assert stats.new_tokens == [12]
             assert 0 < stats.prompt_seconds <= stats.prefill_seconds < stats.seconds
-    plain, assisted = (peers.decoders[name](examples).stats[0] for name in (PEER, ASSISTED))
+    plain, assisted = (decoded[name].stats[0] for name in (PEER, ASSISTED))
     assert plain.target_forwards == 12 and plain.drafted == [0] and plain.acceptance_length == 1.0
     assert assisted.target_forwards < 12 and assisted.draft_passes > 0 and assisted.draft_seconds > 0
     assert assisted.accepted[0] == 12 - assisted.target_forwards <= assisted.drafted[0]
@@ -72,7 +71,7 @@ def test_a_batch_is_padded_for_plain_generate_and_the_rest_says_why_it_does_not_
 
 
 def test_a_way_that_fails_is_reported_and_the_others_run(pipe, examples, monkeypatch):
-    generate = PreTrainedModel.generate if hasattr(PreTrainedModel, "generate") else type(pipe.model).generate
+    generate = type(pipe.model).generate
 
     def no_lookup(self, *args, prompt_lookup_num_tokens=None, **kwargs):
         if prompt_lookup_num_tokens is not None:
@@ -91,18 +90,16 @@ def test_a_temperature_is_refused(pipe, examples):
 
 
 def test_forwards_are_no_longer_counted_afterwards():
-    model, stats = tiny_lm(), DecodingStats()
-    tokens = torch.tensor([[3, 4, 5]])
+    model, stats, tokens = tiny_lm(), DecodingStats(), torch.tensor([[3, 4, 5]])
     with pytest.raises(RuntimeError, match="stop"), watched(model, None, stats, torch.device("cpu")):
         model(tokens)
         model(input_ids=tokens)
         raise RuntimeError("stop")
-    assert isinstance(model, LlamaForCausalLM)
     model(tokens)
     assert stats.target_forwards == 2
 
 
-@pytest.mark.parametrize(("condition", "scale"), [("class", 1.0), ("class", 2.0), ("caption", 3.0)])
+@pytest.mark.parametrize(("condition", "scale"), [("class", 1.0), ("caption", 3.0)])
 def test_llamagen_draws_our_images_with_its_own_generate(tmp_path, condition, scale):
     pipe = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "model", condition))
     pipe.set_progress_bar_config(disable=True)
@@ -134,15 +131,8 @@ def test_janus_draws_our_images_with_its_own_generate():
 
 
 def test_a_family_without_generate_says_so():
-    class Pipe:
-        model = type("Model", (), {"config": type("Config", (), {"model_type": "mar"})})
-
-    assert image_peers(Pipe(), [Example(("x",))]).missing == {PEER: "mar has no `generate` that draws"}
-
-
-def test_guided_halves_get_the_same_scores():
-    scores = torch.tensor([[1.0, 5.0], [3.0, 4.0]])
-    assert torch.equal(GuidedHalves(2.0)(torch.zeros(2, 1), scores), torch.tensor([[-1.0, 6.0]] * 2))
+    pipe = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(model_type="mar")))
+    assert image_peers(pipe, [Example(("x",))]).missing == {PEER: "mar has no `generate` that draws"}
 
 
 def test_ratios_to_generate_are_of_pairs_and_their_middle_half_is_shown():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 WIDTH, HEADS, VOCABULARY, GRID = 32, 2, 48, 4
@@ -70,3 +73,16 @@ def fill(shapes: dict[str, tuple[int, ...]], seed: int, embeddings: tuple[str, .
         else:
             state[name] = noise / math.sqrt(math.prod(shape[1:])) * (3 if name == "output.weight" else 1)
     return state
+
+
+def store(
+    folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], file: str = "pytorch_model.bin"
+) -> Path:
+    """A folder as authors publish it: weights in a pickle or in safetensors, beside their config.json."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if file.endswith(".safetensors"):
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    else:
+        torch.save(tensors, folder / file)
+    return folder

@@ -1,14 +1,12 @@
 """Official files of LlamaGen and LANTERN: every container is read, and whatever does not fit is named."""
 
 import argparse
-import json
 import math
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from mmspec.errors import CheckpointError, InputError
@@ -21,6 +19,7 @@ from tests.models.official_layout import (
     GRID,
     HEADS,
     IMAGE_SIZE,
+    store,
     transformer_shapes,
     transformer_state,
 )
@@ -235,9 +234,7 @@ def lantern_folder(folder, condition, tensors=None, **changes):
         "caption_dim": 12,
         **changes,
     }
-    folder.mkdir()
-    save_file(tensors or lantern_tensors(state), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
+    store(folder, tensors or lantern_tensors(state), config, "model.safetensors")
     return state
 
 

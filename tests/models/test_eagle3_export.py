@@ -43,6 +43,10 @@ TARGETS: dict[str, Any] = {
 }
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+PART = {"partial_rotary_factor": 0.5}
+
+
 def head_of(target: Any, **settings: Any) -> Eagle3Head:
     torch.manual_seed(0)
     head = Eagle3Head(Eagle3Config.for_target(target, 40, **{"draft_vocabulary": 12, **settings}))
@@ -76,6 +80,8 @@ def logits_of(head: Eagle3Head, *, flat: bool = False) -> Tensor:
         ("specforge", "qwen2_5_vl", {"draft_vocabulary": 40}),
         ("speculators", "qwen3_vl", {"fc_norm": True, "qk_norm": True}),
         ("specforge", "qwen3_vl", {"fc_norm": True, "qk_norm": True}),
+        ("speculators", "llama", {"sliding_window": 4, "rotary": YARN | PART, "qk_norm": True}),
+        ("specforge", "llama", {"rotary": PART, "attention_bias": True, "mlp_bias": True}),
     ],
 )
 def test_what_is_written_reads_as_the_same_head(

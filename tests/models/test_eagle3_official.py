@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers import LlamaConfig
 from mmspec.errors import CheckpointError
 from mmspec.models.published.eagle3 import read_eagle3
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
-from tests.models.official_layout import Changes, changed
+from tests.models.official_layout import Changes, changed, store
 
 WIDTH, WORDS, KNOWN, HEADS, GROUPS, INNER, LAYERS = 8, 13, 5, 2, 1, 12, 9
 THETA = 500.0
@@ -58,12 +57,6 @@ def published(layer: str = "midlayer.") -> dict[str, Tensor]:
         "d2t": CHOSEN - torch.arange(KNOWN),
         "t2d": torch.isin(torch.arange(WORDS), CHOSEN),
     }
-
-
-def store(folder: Path, weights: dict[str, Tensor], config: dict[str, Any] = EAGLE) -> Path:
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.save(weights, folder / "pytorch_model.bin")
-    return folder
 
 
 ONE, EACH = {"input_norm.weight": 3 * WIDTH}, {f"fc_norm.{place}.weight": WIDTH for place in range(3)}
@@ -116,9 +109,9 @@ def test_a_table_that_was_left_out_is_made_and_a_full_vocabulary_needs_none(tmp_
     weights = published()
     full = weights | {"lm_head.weight": torch.randn(WORDS, WIDTH)}
     del weights["t2d"]
-    head = read_eagle3(store(tmp_path, weights), TARGET)
+    head = read_eagle3(store(tmp_path, weights, EAGLE), TARGET)
     assert head is not None and head.t2d is not None and torch.equal(head.t2d.nonzero()[:, 0], CHOSEN)
-    head = read_eagle3(store(tmp_path, full), TARGET)
+    head = read_eagle3(store(tmp_path, full, EAGLE), TARGET)
     assert head is not None and head.d2t is None and head.draft_tokens is None
 
 

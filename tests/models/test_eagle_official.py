@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.drafters.eagle_checks import Examined, Gullible, head_for
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.visual_checks import NaiveVisual
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
-from tests.models.official_layout import Changes, changed
+from tests.models.official_layout import Changes, changed, store
 
 WIDTH, WORDS, HEADS, GROUPS, INNER = 8, 13, 2, 1, 12
 CONFIG: dict[str, Any] = {
@@ -57,13 +56,6 @@ def with_adaptor(queries: int = 2) -> dict[str, Tensor]:
     return made | {f"imadpt.{name}_proj.weight": torch.randn(WIDTH, WIDTH) for name in "kvo"}
 
 
-def store(folder: Path, weights: dict[str, Tensor], config: dict[str, Any] | None = None) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG | (config or {})))
-    torch.save(weights, folder / "pytorch_model.bin")
-    return folder
-
-
 def read(folder: Path, target: PreTrainedConfig = TARGET) -> EagleHead:
     head = read_eagle(folder, target)
     assert head is not None
@@ -71,7 +63,7 @@ def read(folder: Path, target: PreTrainedConfig = TARGET) -> EagleHead:
 
 
 def forward(weights: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """What the release computes of rows [L, d] that have passed `fc`."""
+    """States [L, d] of the release at rows that have passed `fc`."""
     layer = {name.removeprefix("layers.0."): weight for name, weight in weights.items()}
     norm = layer.get("input_layernorm.weight")
     rows = rows + attention(layer, rows if norm is None else rms_norm(rows, norm))
@@ -88,7 +80,7 @@ def test_eagle_is_read(tmp_path: Path, bias: bool, norm: bool) -> None:
     if norm:
         weights["layers.0.input_layernorm.weight"] = torch.rand(WIDTH) + 0.5
     old = weights | {"layers.0.self_attn.rotary_emb.inv_freq": torch.randn(2)}
-    head = read(store(tmp_path, {f"module.{name}": weight for name, weight in old.items()}))
+    head = read(store(tmp_path, {f"module.{name}": weight for name, weight in old.items()}, CONFIG))
     assert (head.config.bias, head.config.input_norm, head.config.vocabulary) == (bias, norm, WORDS)
     embeddings, features = torch.randn(2, 1, 6, WIDTH)
     state = head(head.fuse(embeddings, features), torch.arange(6)[None])[0]
@@ -97,7 +89,7 @@ def test_eagle_is_read(tmp_path: Path, bias: bool, norm: bool) -> None:
 
 
 def test_a_padded_vocabulary_is_the_same_and_another_is_not(tmp_path: Path) -> None:
-    store(tmp_path, published())
+    store(tmp_path, published(), CONFIG)
     for more, known in ((64, WORDS + 64), (127, WORDS + 127), (128, WORDS), (-1, WORDS)):
         target = LlamaConfig(**CONFIG | {"vocab_size": WORDS + more})
         assert read(tmp_path, target).config.vocabulary == known
@@ -116,7 +108,7 @@ def test_msd_is_known_by_its_name_or_its_config(
 ) -> None:
     """Its visual rows are embeddings as they are."""
     weights = published()
-    head = read(store(tmp_path / folder, weights, config))
+    head = read(store(tmp_path / folder, weights, CONFIG | config))
     assert head.config.visual == visual
     embeddings, features = torch.randn(2, 1, 6, WIDTH)
     spans = [[ImageSpan(2, raster(1, 2))]]
@@ -129,7 +121,7 @@ def test_msd_is_known_by_its_name_or_its_config(
 
 def test_vispec_is_read(tmp_path: Path) -> None:
     weights = with_adaptor(3)
-    head = read(store(tmp_path, weights))
+    head = read(store(tmp_path, weights, CONFIG))
     embeddings, features = torch.randn(2, 1, 8, WIDTH)
     spans = [[ImageSpan(2, raster(2, 2))]]
     made = head.read_prompts(Prompts(embeddings, features, [8], spans, torch.tensor([7])))
@@ -168,12 +160,12 @@ def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ]
     for changes, config, named in cases:
         with pytest.raises((CheckpointError, InputError), match=named):
-            read_eagle(store(tmp_path, changed(published(), changes), config), TARGET)
+            read_eagle(store(tmp_path, changed(published(), changes), CONFIG | config), TARGET)
     target = Qwen2_5_VLConfig(
         text_config=CONFIG | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0]}}
     )
     with pytest.raises(CheckpointError, match=r"M-RoPE sections are \[1, 1, 0\]"):
-        read_eagle(store(tmp_path, published()), target)
+        read_eagle(store(tmp_path, published(), CONFIG), target)
 
 
 def publish(folder: Path, head: EagleHead, config: dict[str, Any]) -> Path:
@@ -182,9 +174,7 @@ def publish(folder: Path, head: EagleHead, config: dict[str, Any]) -> Path:
     theirs |= {"compressor.attention.": "imadpt."}
     weights = {replace_prefix(name, theirs): each.float() for name, each in head.state_dict().items()}
     weights["imadpt.q"] = weights["imadpt.q"].transpose(0, 1).contiguous()
-    store(folder, weights)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return store(folder, weights, config)
 
 
 def test_vispec_of_one_axis_runs_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import LlamaConfig
 from mmspec.errors import CheckpointError
 from mmspec.models.hydra import HydraConfig, HydraHead
 from mmspec.models.published.levels import read_hydra
-from tests.models.official_layout import Changes, changed
+from tests.models.official_layout import Changes, changed, store
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 3
 TARGET = LlamaConfig(hidden_size=8, vocab_size=13, num_attention_heads=2, head_dim=4, rms_norm_eps=1e-6)
@@ -76,15 +75,10 @@ def published(prefix: bool) -> dict[str, Tensor]:
     return made
 
 
-def store(folder: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> None:
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.save(weights, folder / "hydra_lm_head.pt")
-
-
 @pytest.mark.parametrize("prefix", [False, True])
 def test_published_heads_are_read(tmp_path: Path, prefix: bool) -> None:
     weights = published(prefix)
-    store(tmp_path, weights, PLUS if prefix else CONFIG)
+    store(tmp_path, weights, PLUS if prefix else CONFIG, "hydra_lm_head.pt")
     read = read_hydra(tmp_path, TARGET)
     assert read is not None and read.config.prefix_attention is prefix
     hidden = read(vectors(1, 5), torch.arange(5)[None])[0, -1]
@@ -127,6 +121,6 @@ def test_published_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({}, {"hidden_state_offset": 1}, "hidden_state_offset"),
     ]
     for changes, config, named in cases:
-        store(tmp_path, changed(published(prefix=True), changes), PLUS | config)
+        store(tmp_path, changed(published(prefix=True), changes), PLUS | config, "hydra_lm_head.pt")
         with pytest.raises(CheckpointError, match=named):
             read_hydra(tmp_path, TARGET)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from mmspec.errors import InputError
 from mmspec.models.llamagen import (
@@ -111,48 +110,6 @@ def test_generate_of_transformers_draws_padded_captions(caption_model, caption_s
         prefix = caption_prefix(caption_state, features)
         logits = naive_logits(caption_state, HEADS, GRID, prefix, drawn[:-1], 6 - length)
         assert logits[5:].argmax(-1).tolist() == drawn and len(set(drawn)) > 3
-
-
-@torch.inference_mode()
-def test_chunks_through_a_cache_equal_the_full_forward(class_model):
-    prompt = with_tokens(class_prompt(class_model.config, [1, 2]), TOKENS)
-    full = class_model(**prompt).logits
-    cache, pieces = DynamicCache(config=class_model.config), []
-    for ids in prompt["input_ids"].split([1, 7, 1, 8], dim=1):
-        pieces.append(class_model(input_ids=ids, **{CACHE: cache}, use_cache=True).logits)
-    torch.testing.assert_close(torch.cat(pieces, dim=1), full, **CLOSE)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@torch.inference_mode()
-def test_every_path_of_a_masked_tree_equals_its_own_full_forward_and_can_be_rolled_back(
-    class_model, attention
-):
-    class_model.set_attn_implementation(attention)
-    committed = with_tokens(class_prompt(class_model.config, [4]), TOKENS[:6])["input_ids"]
-    paths = [[7], [7, 8], [7, 9], [7, 9, 10], [11]]  # nodes of a tree, each by its tokens from the root
-    parents = [[path[: length + 1] for length in range(len(path))] for path in paths]
-    visible = torch.ones(1, 1, len(paths), committed.shape[1] + len(paths), dtype=torch.bool)
-    visible[..., committed.shape[1] :] = torch.tensor([[node in seen for node in paths] for seen in parents])
-    mask = visible
-    if attention == "eager":
-        mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
-    depths = torch.tensor([[len(path) - 1 for path in paths]])
-    cache = DynamicCache(config=class_model.config)
-    class_model(input_ids=committed, **{CACHE: cache}, use_cache=True)
-    for _ in range(2):
-        logits = class_model(
-            input_ids=torch.tensor([[path[-1] for path in paths]]),
-            attention_mask=mask,
-            position_ids=committed.shape[1] + depths,
-            **{CACHE: cache},
-            use_cache=True,
-        ).logits
-        for node, path in enumerate(paths):
-            alone = class_model(torch.cat([committed, torch.tensor([path])], dim=1)).logits[0, -1]
-            torch.testing.assert_close(logits[0, node], alone, **CLOSE)
-        cache.crop(-len(paths))
-    class_model.set_attn_implementation("sdpa")
 
 
 @torch.inference_mode()

@@ -24,6 +24,7 @@ from tests.drafters.flash_checks import target_of as target_of_images
 from tests.drafters.naive_eagle import NaiveEagle, read_whole
 from tests.drafters.naive_eagle import Path as Tokens
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
+from tests.models.official_layout import store
 from tests.models.test_eagle3_official import (
     CHOSEN,
     GROUPS,
@@ -35,7 +36,6 @@ from tests.models.test_eagle3_official import (
     WIDTH,
     WORDS,
     published,
-    store,
 )
 from tests.targets import loop
 from tests.tiny_models import tiny_llama

@@ -167,28 +167,6 @@ def test_positions_of_several_axes_turn_a_part_of_each_head() -> None:
         head_of(mrope_section=[2, 1, 1], rotary=YARN)
 
 
-@pytest.mark.parametrize(
-    ("layout", "settings"),
-    [
-        ("speculators", {"sliding_window": 4, "rotary": YARN | PART, "qk_norm": True}),
-        ("specforge", {"rotary": PART, **BIASES}),
-    ],
-)
-def test_what_is_exported_reads_as_the_same_head(
-    tmp_path: Path, layout: str, settings: dict[str, Any]
-) -> None:
-    head = head_of(**settings)
-    config, weights = export_head(head, layout, "a/target", TARGET)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(weights, tmp_path / "model.safetensors")
-    read = read_eagle3(tmp_path, TARGET)
-    assert read is not None
-    torch.testing.assert_close(said(read.double()), said(head), rtol=1e-5, atol=1e-5)  # stored in single
-    head.save_pretrained(tmp_path / "ours")
-    again = Eagle3Head.from_pretrained(tmp_path / "ours", dtype=torch.float64)
-    torch.testing.assert_close(said(again), said(head), rtol=1e-9, atol=1e-9)
-
-
 REFUSED: dict[str, dict[str, Any]] = {
     "rope_type: got 'dynamic'": {NEW: {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
     "rope_type: got 'longrope'": {

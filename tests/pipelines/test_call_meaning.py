@@ -1,4 +1,4 @@
-"""Whatever the caller of `generate` gives acts, or is refused by name before the first forward.
+"""All that the caller of `generate` gives acts, or is refused by name before the first forward.
 
 With `custom_generate=` it is refused; in a model that was enabled the call is what it was before.
 """

@@ -79,16 +79,6 @@ def test_later_calls_compile_nothing_new() -> None:
     assert graphs() == known
 
 
-def test_images_stay_the_same() -> None:
-    pipe = ImagePipeline(*tiny_janus(), accelerator="sjd", window=4)
-    pipe.set_progress_bar_config(disable=True)
-    settings = {"seed": 3, "output_type": "latent"}
-    expected = pipe("a red circle", **settings).tokens
-    pipe.compile()
-    assert graphs() > 0
-    assert pipe("a red circle", **settings).tokens == expected
-
-
 def test_the_passes_of_a_corrector_are_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
     pipe = ImagePipeline(*tiny_janus(), accelerator="none")
     pipe.set_progress_bar_config(disable=True)
@@ -96,7 +86,7 @@ def test_the_passes_of_a_corrector_are_compiled_too(caplog: pytest.LogCaptureFix
     expected = pipe("a red circle", **settings).tokens
     head = head_for(pipe.target)
     pipe.set_accelerator(trained_head("cjd", head, window=6, coupling="exact", front="2x2")).compile()
-    assert isinstance(pipe.accelerator.drafter.draw, steps.CompiledForward)
+    assert isinstance(pipe.accelerator.drafter.draw, steps.CompiledForward) and graphs() > 0
     assert pipe("a red circle", **settings).tokens == expected
     assert not counters["graph_break"] and "without torch.compile" not in caplog.text
 

@@ -172,21 +172,6 @@ def test_every_warper_is_applied_as_generate_prepares_it(model: PreTrainedModel)
     assert torch.equal(plain, model.generate(**ONE, max_new_tokens=16)), "of one token, as greedy decoding"
 
 
-@pytest.mark.parametrize(("family", "name"), [("llava", "draft_model"), ("qwen2_5_vl", "copy")])
-def test_vision_language_models_are_equal_with_images(family: str, name: str) -> None:
-    model, processor = VISION_LANGUAGE_FAMILIES[family]()
-    draft = VISION_LANGUAGE_FAMILIES[family]()[0]
-    options: dict[str, Any] = {"drafter": draft} if name == "draft_model" else {}
-    for images in ([tiny_image(1), tiny_image(2)], []):
-        inputs = encode(processor, user_message("describe the picture", images))
-        for keywords in ({}, {"repetition_penalty": 1.2}):
-            function = mmspec.accelerate(name, **options)
-            wanted = model.generate(**inputs, max_new_tokens=24, **keywords)
-            got = model.generate(**inputs, max_new_tokens=24, custom_generate=function, **keywords)
-            assert torch.equal(got, wanted), (images, keywords)
-            assert name != "draft_model" or function.stats.acceptance_rate > 0.5 or keywords
-
-
 def test_a_loaded_head_drafts() -> None:
     model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
     head = eagle_checks.head_for(VisionLanguageTarget(model))

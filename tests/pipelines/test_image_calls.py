@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ import torch
 from PIL import Image
 from transformers.utils import logging
 
-from mmspec.errors import InputError, MMSpecError, NumericalError, PipelineBusyError
-from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.errors import MMSpecError, NumericalError, PipelineBusyError
 from mmspec.pipelines import (
     ImageOutput,
     ImagePipeline,
@@ -115,26 +115,8 @@ def test_seeds_of_a_list_give_what_single_calls_give(captions: Any) -> None:
     assert captions(PROMPTS, generator=generators).tokens == wanted
     assert captions(PROMPTS, seed=3).tokens[0] == wanted[0]
     assert captions(PROMPTS, seed=3).tokens[1] != wanted[1]
-
-
-def test_images_of_one_prompt_are_rows_of_their_own(captions: Any) -> None:
-    four = captions(PROMPTS, seed=[3, 9], num_images_per_prompt=2)
-    assert len({tuple(row) for row in four.tokens}) == 4
-    for index, seed in enumerate((3, 9)):
-        alone = captions(PROMPTS[index], seed=seed, num_images_per_prompt=2)
-        assert four.tokens[2 * index : 2 * index + 2] == alone.tokens
     firsts = captions(PROMPTS[0], seed=[3, 9, 4], num_images_per_prompt=3)  # one seed per image
     assert firsts.tokens == [captions(PROMPTS[0], seed=seed).tokens[0] for seed in (3, 9, 4)]
-
-
-def test_images_do_not_depend_on_the_batch(classes: Any) -> None:
-    asked: dict[str, Any] = {"class_labels": [0, 1, 2], "seed": 2}
-    whole = classes(**asked)
-    parts = classes(**asked, batch_size=2)
-    assert parts.tokens == whole.tokens
-    assert whole.stats.target_forwards == CELLS
-    assert parts.stats.target_forwards == 2 * CELLS
-    assert parts.stats.nfe == whole.stats.nfe
 
 
 def test_exact_coupling_draws_what_plain_decoding_draws(captions: Any) -> None:
@@ -148,20 +130,6 @@ def test_exact_coupling_draws_what_plain_decoding_draws(captions: Any) -> None:
     assert found.stats.exactness == "exact"
 
 
-def test_a_trained_head_drafts_by_its_folder(captions: Any, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPTS, "seed": 7}
-    wanted = captions(**asked)
-    with torch.random.fork_rng():
-        head = EagleHead(EagleConfig.for_target(captions.model.config, captions.target.vocabulary))
-    head.save_pretrained(tmp_path / "head")
-    captions.set_accelerator("eagle", drafter=tmp_path / "head")
-    found = captions(**asked)
-    assert found.tokens == wanted.tokens  # sample and match: bitwise that of plain sampling
-    assert found.stats.accelerator == "eagle" and sum(found.stats.drafted) > 0
-    with pytest.raises(InputError, match="for images"):
-        captions.set_accelerator("draft_model", drafter=tmp_path / "head")
-
-
 def test_guidance_and_negative_prompt_count(captions: Any) -> None:
     asked: dict[str, Any] = {"prompt": PROMPTS[0], "temperature": 0}
     default = captions(**asked).tokens
@@ -173,8 +141,6 @@ def test_guidance_and_negative_prompt_count(captions: Any) -> None:
 
 
 def test_what_was_published_counts_where_the_folder_says_nothing(folders: Path, tmp_path: Path) -> None:
-    import shutil
-
     silent = Path(shutil.copytree(folders / "class", tmp_path / "silent"))
     (silent / "generation_config.json").unlink()
     pipe = load(silent)

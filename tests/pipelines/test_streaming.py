@@ -71,15 +71,6 @@ def test_what_is_watched_grows_to_the_output_of_a_call(text: VisionLanguagePipel
     assert text("the red", **RAW).tokens == wanted.tokens
 
 
-def test_closing_the_iterator_frees_the_pipeline(text: VisionLanguagePipeline) -> None:
-    deltas = text.stream("red", **RAW)
-    assert next(deltas)  # type: ignore[call-overload]
-    with pytest.raises(PipelineBusyError):
-        text("red", **RAW)
-    deltas.close()  # type: ignore[attr-defined]
-    assert len(text("red", **RAW).tokens[0]) == 24
-
-
 class Recorder:
     """A streamer that keeps what it is given, and may act on it."""
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def test_the_loss_of_image_tokens_can_be_lowered() -> None:
     tokenizer = build_caption_tokenizer()
     learner = ImageLoss(build_transformer(TINY, "caption"), build_text_encoder(TINY, tokenizer))
     batch = image_batch(np.arange(4), tokenizer)
-    batch.tokens = torch.randint(0, TINY.entries, (4, 256))
+    batch = replace(batch, tokens=torch.randint(0, TINY.entries, (4, 256)))
     optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-2)
     told = []
     for _ in range(12):
@@ -168,7 +168,7 @@ def test_training_and_inference_give_a_caption_the_same_distribution() -> None:
     learner = ImageLoss(transformer, encoder).eval()
     learner.write_null_embedding()
     batch = image_batch(np.arange(40), tokenizer, dropped=0.4)
-    batch.tokens = torch.randint(0, TINY.entries, (40, 256))
+    batch = replace(batch, tokens=torch.randint(0, TINY.entries, (40, 256)))
     expected = []
     with torch.no_grad():
         nats = learner(batch)[1]["nats"]

@@ -19,7 +19,6 @@ from mmspec.scenes import (
     ask,
     caption,
     describe,
-    parse_caption,
     parse_image_prompt,
     questions,
     sample_image_prompt,
@@ -28,6 +27,7 @@ from mmspec.scenes import (
 from mmspec.scenes.language import NUMBERS, PLURALS
 from reference.processors import DIGITS, PUNCTUATION, build_processor, words
 from reference.vlm_data import IGNORED, MENTION_CLASSES, conversation_batch, mentions
+from reference.vlm_scores import _score_parts
 
 SEEDS = st.integers(min_value=0, max_value=2**62)
 
@@ -40,10 +40,11 @@ def split(text: str) -> list[str]:
 @settings(max_examples=100, deadline=None)
 def test_a_caption_is_read_as_a_caption_and_as_a_prompt(seed: int) -> None:
     scene = sample_scene(seed)
-    asked, read = parse_image_prompt(caption(scene)), parse_caption(caption(scene))
-    assert read is not None and asked is not None and asked.ordered
-    assert read.objects == asked.objects == tuple(thing.attributes for thing in scene.objects)
-    assert read.background == asked.background == scene.background
+    asked = parse_image_prompt(caption(scene))
+    assert asked is not None and asked.ordered and asked.background == scene.background
+    assert asked.objects == tuple(thing.attributes for thing in scene.objects)
+    parts = _score_parts([caption(scene)], [scene])
+    assert {parts["count"], parts["background"], *parts["attributes"].values()} == {1.0}
 
 
 @given(SEEDS)
@@ -79,7 +80,8 @@ def test_what_people_write_is_understood() -> None:
     for text in ("", "a corgi in space", "red on grass", "left of"):
         assert parse_image_prompt(text) is None, text
     for text in ("", "a red circle on sand.", "a small red plain circle", "a small red plain cat on sand."):
-        assert parse_caption(text) is None, text
+        parts = _score_parts([text], [sample_scene(0)])
+        assert {parts["count"], parts["background"], *parts["attributes"].values()} == {0.0}, text
 
 
 @given(SEEDS)

@@ -3,7 +3,9 @@
 import base64
 import contextlib
 import functools
+import http.client
 import io
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ from mmspec.serving.engine import Engine
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import Metrics
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 @dataclass
@@ -39,6 +41,18 @@ class Server:
         )
 
 
+def post(server, body: object, path: str = "/v1/chat/completions", method: str = "POST", **headers: str):
+    """Status, headers and JSON of the answer to a body: bytes, or what becomes JSON."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, data, {"Content-Type": "application/json", **headers})
+    with connection.getresponse() as response:
+        given = {name.lower(): value for name, value in response.getheaders()}
+        text = response.read()
+        return response.status, given, json.loads(text) if text[:1] == b"{" else None
+
+
 def load(name: str) -> MMSpecPipeline:
     accelerator = "flash" if name == "scenes-llava" else "sjd"
     pipe = MMSpecPipeline.from_pretrained(f"assets/{name}", accelerator=accelerator, dtype=torch.float32)
@@ -48,6 +62,7 @@ def load(name: str) -> MMSpecPipeline:
 
 
 reference = functools.cache(load)  # to compare with: a server has its pipelines for itself
+spare = functools.cache(lambda name: load(name))  # of servers that run one after another
 
 
 @contextlib.contextmanager
@@ -61,7 +76,7 @@ def running(
 ) -> Iterator[Server]:
     """Run a server of reference models, or of the pipelines that are passed."""
     metrics, limited = Metrics(), ServerLimits(**limits)
-    pipelines = pipelines or {name: load(name) for name in names}
+    pipelines = pipelines or {name: spare(name) for name in names}
     engines = {
         name: Engine(name, pipe, rows, limited.max_waiting, metrics.of_model(name))
         for name, pipe in pipelines.items()
@@ -85,6 +100,14 @@ def running(
         listener.close()
 
 
+@contextlib.contextmanager
+def without_moves(pipe: MMSpecPipeline) -> Iterator[MMSpecPipeline]:
+    """The pipeline as one whose rows cannot enter or leave a batch, and so take turns."""
+    pipe.accelerator.drafter.rows_move = False
+    yield pipe
+    del pipe.accelerator.drafter.rows_move
+
+
 def data_url(image: Image.Image) -> str:
     file = io.BytesIO()
     image.save(file, "PNG")
@@ -101,7 +124,7 @@ def until(is_true: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with running("scenes-llava", "scenes-llamagen") as one:
+    with running(pipelines={name: load(name) for name in ("scenes-llava", "scenes-llamagen")}) as one:
         yield one
 
 

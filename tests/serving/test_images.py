@@ -8,7 +8,7 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.serving.conftest import reference
+from tests.serving.conftest import reference, running, without_moves
 
 PROMPT = "a red ring left of a small blue cross"
 
@@ -17,24 +17,26 @@ def pixels(datum) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(datum.b64_json))))
 
 
-def test_images_are_those_of_the_pipeline(server):
+def generate(server, **settings: object):
+    what = {"model": "scenes-llamagen", "prompt": PROMPT, "response_format": "b64_json", **settings}
+    return server.client.images.generate(**what)
+
+
+def test_images_are_those_of_the_pipeline_in_a_batch_and_in_turn(server):
     pipe = reference("scenes-llamagen")
     expected = pipe(PROMPT, num_images_per_prompt=2, seed=[3, 4], guidance_scale=2.0)
     size = "{}x{}".format(*expected.images[0].size)
-    answer = server.client.images.generate(
-        model="scenes-llamagen",
-        prompt=PROMPT,
-        n=2,
-        size=size,
-        response_format="b64_json",
-        extra_body={"seed": 3, "guidance_scale": 2.0},
-    )
-    assert len(answer.data) == 2
-    for datum, image in zip(answer.data, expected.images, strict=True):
-        assert (pixels(datum) == np.asarray(image)).all()
-    assert (pixels(answer.data[0]) != pixels(answer.data[1])).any()
-    assert answer.usage.output_tokens == sum(expected.stats.new_tokens)
-    assert answer.size == size
+    asked = {"n": 2, "size": size, "extra_body": {"seed": 3, "guidance_scale": 2.0}}
+    batched = generate(server, **asked)
+    with without_moves(pipe), running(pipelines={"scenes-llamagen": pipe}) as other:
+        in_turn = generate(other, **{**asked, "n": 1})
+    first, second = map(pixels, batched.data)
+    assert (first == np.asarray(expected.images[0])).all() and (
+        second == np.asarray(expected.images[1])
+    ).all()
+    assert (first != second).any() and (pixels(in_turn.data[0]) == first).all()
+    assert batched.size == in_turn.size == size
+    assert batched.usage.output_tokens == sum(expected.stats.new_tokens) == 2 * in_turn.usage.output_tokens
 
 
 WRONG = [
@@ -57,6 +59,6 @@ WRONG = [
 def test_a_wrong_field_is_named(server):
     for wrong, name in WRONG:
         with pytest.raises(openai.BadRequestError) as refused:
-            server.client.images.generate(**{"model": "scenes-llamagen", "prompt": PROMPT, **wrong})
+            generate(server, **wrong)
         assert refused.value.param == name
         assert name in str(refused.value)

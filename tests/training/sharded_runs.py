@@ -2,7 +2,9 @@
 
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
@@ -24,32 +26,9 @@ def shard() -> None:
     AcceleratorState._shared_state["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
 
 
-def train_head(folder: Path, name: str, *, resume: bool = False, stop: int = 0) -> None:
-    """Train a FLASH head of the target in a folder on its rows, of which some have no image."""
-
-    def interrupt(step: int, loss: float) -> None:
-        if step == stop:
-            raise Interrupted
-
-    with contextlib.suppress(Interrupted):
-        train_drafter(
-            folder / "target",
-            folder / name,
-            method="flash",
-            settings={"block": 2},
-            data=folder / "rows.jsonl",
-            steps=STEPS,
-            batch_size=2,
-            checkpoint_s=0.0 if stop else 1e9,
-            check_s=0.0,
-            resume=resume,
-            on_step=interrupt,
-        )
-
-
-def train_model(folder: Path, name: str, *, resume: bool = False, stop: int = 0) -> None:
-    """Train a vision-language model, three steps in each of its stages."""
-    done = 3 if resume else 0
+def train(trainer: Callable[..., Path], *given: Path, stop: int = 0, **how: Any) -> None:
+    """Train, and stop after so many steps, unless they are none."""
+    done = 0
 
     def interrupt(step: int, loss: float) -> None:
         nonlocal done
@@ -58,16 +37,19 @@ def train_model(folder: Path, name: str, *, resume: bool = False, stop: int = 0)
             raise Interrupted
 
     with contextlib.suppress(Interrupted):
-        train_vlm(
-            folder / name,
-            size="tiny",
-            steps=STEPS,
-            tower_share=0.5,
-            batch_size=2,
-            checkpoint_s=0.0 if stop else 1e9,
-            resume=resume,
-            on_step=interrupt,
-        )
+        how |= {"steps": STEPS, "batch_size": 2, "checkpoint_s": 0.0 if stop else 1e9, "on_step": interrupt}
+        trainer(*given, **how)
+
+
+def train_head(folder: Path, name: str, **how: Any) -> None:
+    """Train a FLASH head of the target in a folder on its rows, of which some have no image."""
+    how |= {"method": "flash", "settings": {"block": 2}, "data": folder / "rows.jsonl", "check_s": 0.0}
+    train(train_drafter, folder / "target", folder / name, **how)
+
+
+def train_model(folder: Path, name: str, **how: Any) -> None:
+    """Train a vision-language model, three steps in each of its stages."""
+    train(train_vlm, folder / name, size="tiny", tower_share=0.5, **how)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,18 @@ from safetensors.torch import load_file
 from mmspec.errors import CheckpointError, InputError, MediaError
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversation_file import read_conversation, read_conversations
-from mmspec.training.data.conversations import TRIAL_ROWS, Conversation, ConversationReader, ConversationRows
+from mmspec.training.data.conversations import TRIAL_ROWS, ConversationReader, ConversationRows
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
 from mmspec.training.methods import METHODS
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_image
+
+
+@pytest.fixture(autouse=True)
+def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out replies of eight tokens, and one batch to measure heads on: those tests are elsewhere."""
+    monkeypatch.setattr("mmspec.training.data.conversations.TRIAL_TOKENS", 8)
+    monkeypatch.setattr("mmspec.training.drafter.MEASURED_BATCHES", 1)
 
 
 @functools.cache
@@ -73,57 +80,47 @@ def test_replies_are_the_targets_own_if_asked_for() -> None:
     )
 
 
-def files(folder: Path, count: int, damaged: Collection[int]) -> list[Conversation]:
+def files(folder: Path, count: int, damaged: Collection[int]) -> list[dict[str, Any]]:
     """Rows of one image each, some of them cut short."""
     for index in range(count):
         tiny_image(index).save(folder / f"{index}.png")
         data = (folder / f"{index}.png").read_bytes()
         (folder / f"{index}.png").write_bytes(data[: len(data) // 2] if index in damaged else data)
     return [
-        read_conversation(
-            {"image": f"{index}.png", "prompt": "describe", "response": "the circle"},
-            f"data[{index}]",
-            folder,
-        )
-        for index in range(count)
+        {"image": f"{index}.png", "prompt": "describe", "response": "the circle"} for index in range(count)
     ]
+
+
+def damaged_rows(folder: Path, count: int, damaged: Collection[int], **options: Any) -> ConversationRows:
+    rows = enumerate(files(folder, count, damaged))
+    told = [read_conversation(row, f"data[{index}]", folder) for index, row in rows]
+    return ConversationRows(reader(), told, 3, 0, **options)
 
 
 @pytest.mark.parametrize("regenerate", [0, 3])
 def test_rows_with_damaged_images_are_skipped_named_and_counted(
     regenerate: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = files(tmp_path, 12, damaged={2, 10})
-    made = ConversationRows(reader(), rows, 3, 0, regenerate=regenerate)
+    made = damaged_rows(tmp_path, 12, {2, 10}, regenerate=regenerate)
     assert [row.where for row in made.held_out] == ["data[7]", "data[8]", "data[9]", "data[11]"]
     assert len(made.trial().requests) == TRIAL_ROWS
-    batches = [made.batch(step, 0) for step in range(8)]
+    batches = [made.batch(step, 0) for step in range(6)]
     assert all(len(batch.examples) == 3 for batch in batches)
     assert {"data[2]", "data[10]"} == {*made.damaged.found} and len(made.left_out["damaged"]) == 2
     assert "data[2]" in caplog.text and "2.png" in caplog.text and "2 of 12" in caplog.text
     # one that goes on in the middle draws what the other one drew
-    again = ConversationRows(reader(), rows, 3, 0, regenerate=regenerate)
-    for step in (7, 3):
+    again = damaged_rows(tmp_path, 12, {2, 10}, regenerate=regenerate)
+    for step in (5, 3):
         for one, other in zip(batches[step].examples, again.batch(step, 0).examples, strict=True):
             assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
             assert torch.equal(one.inputs["pixel_values"], other.inputs["pixel_values"])
 
 
 def test_too_many_damaged_images_end_a_training(tmp_path: Path) -> None:
-    made = ConversationRows(reader(), files(tmp_path, 24, damaged=range(0, 20, 2)), 3, 0)
+    made = damaged_rows(tmp_path, 24, range(0, 20, 2))
     with pytest.raises(MediaError, match=r"5 of 24 rows with files that cannot be read.*data\[\d+\].*\.png"):
         for step in range(50):
             made.batch(step, 0)
-
-
-def test_skipped_rows_are_in_the_record(tmp_path: Path) -> None:
-    target = save_family("llava", tmp_path / "target")
-    files(tmp_path, 9, damaged={8})
-    rows = [{"image": f"{index}.png", "prompt": "describe", "response": "no"} for index in range(9)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    out = train_drafter(target, tmp_path / "out", data=tmp_path / "rows.jsonl", steps=1, batch_size=1)
-    (damaged,) = json.loads((out / "training.json").read_text())["skipped_rows"]["damaged"]
-    assert "data, line 9" in damaged and "8.png" in damaged
 
 
 @pytest.mark.parametrize(
@@ -135,29 +132,24 @@ def test_skipped_rows_are_in_the_record(tmp_path: Path) -> None:
     ],
 )
 def test_heads_are_trained_on_a_file(family: str, method: str, tmp_path: Path) -> None:
-    """Every method, with and without images, for a target in half precision."""
+    """Every method, with and without images and with a damaged one, for a target in half precision."""
     target, file = save_family(family, tmp_path / "target"), tmp_path / "rows.jsonl"
-    given = rows()
-    for index, row in enumerate(given):
-        if "image" in row:
-            row["image"].save(tmp_path / f"{index}.png")
-            row["image"] = f"{index}.png"
+    given = [{"prompt": "describe the circle", "response": "it is red"}, *files(tmp_path, 7, damaged={6})]
     file.write_text("\n".join(map(json.dumps, given)))
     losses: list[float] = []
-    out = train_drafter(
-        target,
-        tmp_path / "out",
-        method=method,
-        data=file,
-        max_length=200,
-        dtype="bfloat16",
-        steps=2,
-        batch_size=2,
-        accumulate=2,
-        on_step=lambda step, loss: losses.append(loss),
-    )
+    how: dict[str, Any] = {
+        "max_length": 200,
+        "dtype": "bfloat16",
+        "steps": 2,
+        "batch_size": 2,
+        "accumulate": 2,
+    }
+    how["on_step"] = lambda step, loss: losses.append(loss)
+    out = train_drafter(target, tmp_path / "out", method=method, data=file, **how)
     made = json.loads((out / "training.json").read_text())
     assert made["stages"][0]["acceptance"] >= 1 and made["target_dtype"] == "bfloat16"
+    (damaged,) = made["skipped_rows"]["damaged"]
+    assert "data, line 8" in damaged and "6.png" in damaged
     assert len(losses) == 2 and all(0 < loss < 100 for loss in losses)
     ending = f"--steps 2 --data {file.as_posix()} --max-length 200 --dtype bfloat16 --accumulate 2"
     assert made["command"].endswith(ending)
@@ -166,30 +158,20 @@ def test_heads_are_trained_on_a_file(family: str, method: str, tmp_path: Path) -
 
 
 def test_data_are_checked_before_weights_are_read(tmp_path: Path) -> None:
-    target = save_family("llava", tmp_path / "target")
+    target, out = save_family("llava", tmp_path / "target"), tmp_path / "out"
+    with pytest.raises(InputError, match="max_length"):
+        train_drafter(target, out, scene_data, max_length=9, steps=1)
     (target / "model.safetensors").rename(target / "x.safetensors")
     with pytest.raises(InputError, match="line 1"):
         (tmp_path / "rows.jsonl").write_text("{}")
-        train_drafter(target, tmp_path / "out", data=tmp_path / "rows.jsonl", steps=1)
+        train_drafter(target, out, data=tmp_path / "rows.jsonl", steps=1)
+    with pytest.raises(InputError, match="learns from images"):
+        train_drafter(target, out, data=rows(), method="cjd", steps=1)
     with pytest.raises(CheckpointError, match="target"):
-        train_drafter(target, tmp_path / "out", data=rows(), steps=1)
+        train_drafter(target, out, data=rows(), steps=1)
     template = target / "chat_template.jinja"
     without_system = "for message in messages if message['role'] != 'system'"
     template.write_text(template.read_text().replace("for message in messages", without_system))
     with pytest.raises(InputError, match=r"data\[0\].*what the system says"):
         row = {"prompt": "describe", "response": "no", "system": "be brief"}
-        train_drafter(target, tmp_path / "out", data=[row] * 6, steps=1)
-
-
-def test_a_method_for_images_is_refused_before_weights_are_read(tmp_path: Path) -> None:
-    target = save_family("llava", tmp_path / "target")
-    (target / "model.safetensors").rename(target / "x.safetensors")
-    with pytest.raises(InputError, match="learns from images"):
-        train_drafter(target, tmp_path / "out", data=rows(), method="cjd", steps=1)
-
-
-def test_a_length_without_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="max_length"):
-        train_drafter(
-            save_family("llava", tmp_path / "target"), tmp_path / "out", scene_data, max_length=9, steps=1
-        )
+        train_drafter(target, out, data=[row] * 6, steps=1)

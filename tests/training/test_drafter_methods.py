@@ -117,9 +117,3 @@ def test_keywords_of_the_loss_are_settings_too() -> None:
     assert (model.config.depth, model.config.top_k) == (2, 5)
     assert method.learn(model, target(), top_k=5).noise == 0.1
     assert method.learn(model, target(), noise=0.3).noise == 0.3
-
-
-def test_every_method_is_run_by_an_accelerator() -> None:
-    assert {name: method.accelerator for name, method in METHODS.items()} == {
-        name: "eagle" if name in ("msd", "specvlm", "vispec") else name for name in METHODS
-    }

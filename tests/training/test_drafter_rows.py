@@ -16,30 +16,31 @@ from mmspec.training.data.conversation_file import read_conversation, read_conve
 from mmspec.training.data.conversations import message
 
 ASKED, SAID = "what is there ?", "a red circle"
-ROWS: Mapping[str, dict[str, Any]] = {
-    "prompt and response": {"image": "a.png", "prompt": ASKED, "response": SAID},
-    "llava": {
-        "id": "1",
-        "image": "a.png",
-        "conversations": [
-            {"from": "human", "value": f"<image>\n{ASKED}"},
-            {"from": "gpt", "value": SAID},
-        ],
-    },
-    "messages": {
-        "image": "a.png",
-        "messages": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}],
-    },
-    "messages in parts": {
-        "messages": [
-            {
-                "role": "user",
-                "content": [{"type": "image", "path": "a.png"}, {"type": "text", "text": ASKED}],
-            },
-            {"role": "assistant", "content": [{"type": "text", "text": SAID}]},
-        ],
-    },
-}
+REPLY = {"role": "assistant", "content": SAID}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def chat(content: Any, reply: Mapping[str, Any] = REPLY, **columns: Any) -> dict[str, Any]:
+    return {"messages": [user(content), reply], **columns}
+
+
+def told(asked: str, **columns: Any) -> dict[str, Any]:
+    turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": SAID}]
+    return {"conversations": turns, **columns}
+
+
+PROMPT = {"prompt": ASKED, "response": SAID}
+LLAVA = told(f"<image>\n{ASKED}", id="1", image="a.png")
+IN_PARTS = [{"type": "image", "path": "a.png"}, {"type": "text", "text": ASKED}]
+ROWS: list[dict[str, Any]] = [
+    {"image": "a.png", **PROMPT},
+    LLAVA,
+    chat(ASKED, image="a.png"),
+    chat(IN_PARTS, {"role": "assistant", "content": [{"type": "text", "text": SAID}]}),
+]
 
 
 @pytest.fixture
@@ -50,14 +51,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_all_forms_say_the_same(folder: Path) -> None:
-    for row in ROWS.values():
+    for row in ROWS:
         read = read_conversation(row, "row", folder)
         assert read.messages == (message("user", ASKED, 1), message("assistant", SAID))
         assert read.images == (folder / "a.png",)
 
 
 def test_files_and_iterables_give_the_same(folder: Path) -> None:
-    rows = list(ROWS.values())
+    rows = ROWS
     (folder / "rows.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
     (folder / "rows.json").write_text(json.dumps(rows))
     lines, table = read_conversations(folder / "rows.jsonl"), read_conversations(str(folder / "rows.json"))
@@ -87,96 +88,49 @@ def test_images_stand_where_they_are_placed(folder: Path) -> None:
     assert read.images == (folder / "a.png", folder / "b.png")
 
 
-WRONG: Mapping[str, tuple[Any, str]] = {
-    "no table": ([1], "allowed|image"),
-    "no reply": ({"image": "a.png", "prompt": ASKED}, "response"),
-    "a reply before a question": ({"messages": [{"role": "assistant", "content": SAID}]}, "user says"),
-    "an unknown speaker": ({"messages": [{"role": "tool", "content": SAID}]}, "messages"),
-    "no list": ({"conversations": "hello"}, "conversations"),
-    "no image there": ({"image": "c.png", "prompt": ASKED, "response": SAID}, "path of an image"),
-    "an address": ({"image": "https://x.y/a.png", "prompt": ASKED, "response": SAID}, "path of an image"),
-    "more places than images": (
-        {"conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": SAID}]},
-        "one for each place",
-    ),
-    "more images than places": ({**ROWS["llava"], "image": ["a.png", "b.png"]}, "as many as it has places"),
-    "the placeholder in a text": ({"prompt": "a <image> of", "response": SAID}, "stands for an image"),
-    "a video": ({"video": "a.mp4", "prompt": ASKED, "response": SAID}, "rows"),
-    "a placeholder of a video": ({"prompt": f"<video>\n{ASKED}", "response": SAID}, "without '<video>'"),
-    "a placeholder of another format": (
-        {"image": "a.png", "prompt": f"<|image_1|> {ASKED}", "response": SAID},
-        r"without '<\|image_1\|>'",
-    ),
-    "more places in messages than images": (
-        {"messages": [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": SAID}]},
-        "one for each place",
-    ),
-    "an image in a reply": ({"image": "a.png", "prompt": ASKED, "response": "<image>"}, "user's turns"),
-    "a column that nothing reads": ({**ROWS["llava"], "tools": "[]"}, "'tools'|rows"),
-    "two columns of images": ({**ROWS["llava"], "images": ["a.png"]}, "one of the two"),
-    "two forms": ({**ROWS["llava"], "prompt": ASKED}, "messages"),
-    "a system column and a system turn": (
-        {
-            "system": "be brief",
-            "messages": [
-                {"role": "system", "content": "be brief"},
-                {"role": "user", "content": ASKED},
-                {"role": "assistant", "content": SAID},
-            ],
-        },
+WRONG: list[tuple[Any, str]] = [
+    ([1], "allowed|image"),
+    ({"image": "a.png", "prompt": ASKED}, "response"),
+    ({"messages": [REPLY]}, "user says"),
+    ({"messages": [{"role": "tool", "content": SAID}]}, "messages"),
+    ({"conversations": "hello"}, "conversations"),
+    ({**PROMPT, "image": "c.png"}, "path of an image"),
+    ({**PROMPT, "image": "https://x.y/a.png"}, "path of an image"),
+    (told("<image>"), "one for each place"),
+    ({**LLAVA, "image": ["a.png", "b.png"]}, "as many as it has places"),
+    ({**PROMPT, "prompt": "a <image> of"}, "stands for an image"),
+    ({**PROMPT, "video": "a.mp4"}, "rows"),
+    ({**PROMPT, "prompt": f"<video>\n{ASKED}"}, "without '<video>'"),
+    ({**PROMPT, "image": "a.png", "prompt": f"<|image_1|> {ASKED}"}, r"without '<\|image_1\|>'"),
+    (chat("<image>"), "one for each place"),
+    ({**PROMPT, "image": "a.png", "response": "<image>"}, "user's turns"),
+    ({**LLAVA, "tools": "[]"}, "'tools'|rows"),
+    ({**LLAVA, "images": ["a.png"]}, "one of the two"),
+    ({**LLAVA, "prompt": ASKED}, "messages"),
+    (
+        {"system": "be brief", "messages": [{"role": "system", "content": "no"}, user(ASKED), REPLY]},
         "one of the two",
     ),
-    "a call of a tool": (
-        {
-            "messages": [
-                {"role": "user", "content": ASKED},
-                {"role": "assistant", "content": SAID, "tool_calls": [{"name": "f"}]},
-            ]
-        },
-        "no more",
-    ),
-    "a part with what is not read": (
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "image", "path": "a.png", "max_pixels": 9}]},
-                {"role": "assistant", "content": SAID},
-            ]
-        },
-        "type 'image' or 'text'",
-    ),
-    "images in another order": (
-        {
-            "images": ["a.png", "b.png"],
-            "messages": [
-                {"role": "user", "content": [{"type": "image", "index": 1}, {"type": "image", "index": 0}]},
-                {"role": "assistant", "content": SAID},
-            ],
-        },
+    (chat(ASKED, {**REPLY, "tool_calls": [{"name": "f"}]}), "no more"),
+    (chat([{"type": "image", "path": "a.png", "max_pixels": 9}]), "type 'image' or 'text'"),
+    (
+        chat([{"type": "image", "index": 1}, {"type": "image", "index": 0}], images=["a.png", "b.png"]),
         "order of their places",
     ),
-    "a part of another type": (
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "video"}]},
-                {"role": "assistant", "content": SAID},
-            ]
-        },
-        "type 'image' or 'text'",
-    ),
-}
+    (chat([{"type": "video"}]), "type 'image' or 'text'"),
+]
 
 
 def test_what_cannot_be_used_is_refused_by_its_line(folder: Path) -> None:
-    for case, (row, allowed) in WRONG.items():
-        (folder / "rows.jsonl").write_text("\n".join(json.dumps(each) for each in (ROWS["llava"], row)))
+    for row, allowed in WRONG:
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, (LLAVA, row))))
         with pytest.raises(InputError) as caught:
             read_conversations(folder / "rows.jsonl", "<image>")
-        assert caught.value.argument == "data, line 2" and re.search(allowed, str(caught.value)), case
+        assert caught.value.argument == "data, line 2" and re.search(allowed, str(caught.value)), row
 
 
 def test_placeholders_in_chat_messages_and_system_columns_are_used(folder: Path) -> None:
-    said = [{"role": "user", "content": f"<image>{ASKED}"}, {"role": "assistant", "content": SAID}]
-    row = {"images": ["a.png"], "messages": said, "system": "be brief", "video": None, "tools": [], "id": 3}
+    row = chat(f"<image>{ASKED}", images=["a.png"], system="be brief", video=None, tools=[], id=3)
     read = read_conversation(row, "row", folder)
     assert read.messages == (
         message("system", "be brief"),
@@ -184,25 +138,21 @@ def test_placeholders_in_chat_messages_and_system_columns_are_used(folder: Path)
         message("assistant", SAID),
     )
     assert read.images == (folder / "a.png",)
-    turns = [{"role": "user", "content": f"<image>\n{ASKED}"}, {"role": "assistant", "content": SAID}]
-    assert (
-        read_conversation({"image": "a.png", "conversations": turns}, "row", folder).messages
-        == read.messages[1:]
-    )
+    turns = {"image": "a.png", "conversations": [user(f"<image>\n{ASKED}"), REPLY]}
+    assert read_conversation(turns, "row", folder).messages == read.messages[1:]
     indexed = [{"type": "text", "text": ASKED, "index": None}, {"type": "image", "text": None, "index": 0}]
-    said = [{"role": "user", "content": indexed}, said[1]]
-    read = read_conversation({"images": ["a.png"], "messages": said}, "row", folder)
+    read = read_conversation(chat(indexed, images=["a.png"]), "row", folder)
     assert [part["type"] for part in read.messages[0]["content"]] == ["text", "image"]
 
 
 def test_an_image_must_be_one(folder: Path) -> None:
     row = {"image": {"bytes": None, "path": "a.png"}, "prompt": ASKED, "response": SAID}
     with pytest.raises(InputError, match=r"data\[1\].*the path of an image, or an image"):
-        read_conversations([ROWS["llava"] | {"image": Image.new("RGB", (8, 8))}, row])
+        read_conversations([LLAVA | {"image": Image.new("RGB", (8, 8))}, row])
 
 
 def test_the_whole_file_is_checked_and_the_first_bad_rows_are_named(folder: Path) -> None:
-    good, bad = ROWS["llava"], {"prompt": ASKED}
+    good, bad = LLAVA, {"prompt": ASKED}
     rows = [good, bad, good, {**good, "video": "a.mp4"}, bad, bad, bad]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError) as caught:
@@ -215,7 +165,7 @@ def test_the_whole_file_is_checked_and_the_first_bad_rows_are_named(folder: Path
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_lines_end_at_line_feeds_alone(mark: str, folder: Path) -> None:
     odd = "a\u2028b\u2029c\u0085d"
-    lines = [json.dumps({"prompt": ASKED, "response": odd}, ensure_ascii=False), json.dumps(ROWS["llava"])]
+    lines = [json.dumps({"prompt": ASKED, "response": odd}, ensure_ascii=False), json.dumps(LLAVA)]
     for end in ("\n", "\r\n"):
         (folder / "rows.jsonl").write_bytes((mark + end.join([*lines, ""])).encode())
         read = read_conversations(folder / "rows.jsonl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines.drafter_prompts import ImagePrompts
+from mmspec.training.data.images import PromptedImages
 from mmspec.training.drafter import train_drafter
 from mmspec.training.methods import METHODS
 from tests.tiny_models import tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina
@@ -57,11 +59,15 @@ def prompts_in(folder: Path, *lines: str) -> Path:
     return file
 
 
-LEARNT = [*((family, METHOD) for family in FAMILIES), ("emu3", "ssd"), ("lumina_mgpt", "ssd")]
+LEARNT = [*((family, METHOD) for family in FAMILIES if family != "emu3"), ("emu3", "ssd")]
 
 
 @pytest.mark.parametrize(("family", "method"), LEARNT)
-def test_heads_of_every_family(family: str, method: str, tmp_path: Path) -> None:
+def test_heads_of_every_family(
+    family: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = PromptedImages.trial
+    monkeypatch.setattr(PromptedImages, "trial", lambda data: replace(whole(data), new_tokens=8))
     FAMILIES[family](tmp_path / family)
     file, losses = prompts_in(tmp_path), []
     size = SIZES.get(family)
@@ -71,25 +77,16 @@ def test_heads_of_every_family(family: str, method: str, tmp_path: Path) -> None
         ImagePrompts(file, size, size),
         method=method,
         settings=SETTINGS if method == METHOD else {"width": 16, "window": 8},
-        steps=6,
+        steps=3,
         batch_size=2,
         on_step=lambda step, loss: losses.append(loss),
     )
     # distributions of random targets are peaked: their divergence from stale ones has no small bound
-    assert len(losses) == 6 and all(loss > 0 and math.isfinite(loss) for loss in losses)
+    assert len(losses) == 3 and all(loss > 0 and math.isfinite(loss) for loss in losses)
     record = json.loads((out / "training.json").read_text())
     assert record["stages"][0]["acceptance"] >= 1 and file.name in record["command"]
     head = AutoModel.from_pretrained(out)
     assert type(head) is METHODS[method].head and head.config.width == 16
-
-
-BAD_LINES = ["{", "[]", "{}", '{"prompt": 2.5}', '{"class": true}']
-
-
-def test_a_line_that_asks_for_nothing_is_refused(tmp_path: Path) -> None:
-    for line in BAD_LINES:
-        with pytest.raises(InputError, match="data, line 5"):
-            ImagePrompts(prompts_in(tmp_path, line))
 
 
 def test_lines_are_counted_and_split_at_line_feeds_alone(tmp_path: Path) -> None:
@@ -101,9 +98,9 @@ def test_lines_are_counted_and_split_at_line_feeds_alone(tmp_path: Path) -> None
     file.write_bytes(f"{line}\n\n{{}}\n{line}\n[]\n".encode())
     with pytest.raises(InputError, match=r"2 rows that cannot be used.*data, line 3: .*data, line 5: "):
         ImagePrompts(file)
-    file.write_text(json.dumps({"prompt": "a", "class": 3}))
-    with pytest.raises(InputError, match="data, line 1"):
-        ImagePrompts(file)
+    for wrong in ("{", "[]", "{}", '{"prompt": 2.5}', '{"class": true}', '{"prompt": "a", "class": 3}'):
+        with pytest.raises(InputError, match="data, line 5"):
+            ImagePrompts(prompts_in(tmp_path, wrong))
 
 
 def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
@@ -118,13 +115,10 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
         train_drafter(tmp_path / "janus", tmp_path / "out", ImagePrompts(file), regenerate=5, **how)
     with pytest.raises(InputError, match="height"):
         train_drafter(tmp_path / "janus", tmp_path / "out", ImagePrompts(file, height=7), **how)
+    FAMILIES["glm_image"](tmp_path / "glm")
+    (tmp_path / "processor").rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="processor"):
+        train_drafter(tmp_path / "glm", tmp_path / "out", ImagePrompts(file), **how)
     file.write_text(json.dumps({"prompt": "a circle"}))
     with pytest.raises(InputError, match="more than 2"):
         train_drafter(tmp_path / "janus", tmp_path / "out", ImagePrompts(file), **how)
-
-
-def test_a_glm_image_without_a_processor_is_refused(tmp_path: Path) -> None:
-    tiny_glm_pipeline().vision_language_encoder.save_pretrained(tmp_path / "glm")
-    data = ImagePrompts(prompts_in(tmp_path))
-    with pytest.raises(CheckpointError, match="processor"):
-        train_drafter(tmp_path / "glm", tmp_path / "out", data, method=METHOD, steps=1)

@@ -78,7 +78,7 @@ def test_it_learns(batch: tuple[LlamaGenTarget, CellBatch]) -> None:
     loss = METHODS["ssd"].learn(head, target)
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
     told = []
-    for _ in range(60):
+    for _ in range(40):
         value, figures = loss(cells)
         told.append(float(figures["distance"]))
         optimizer.zero_grad()

@@ -127,8 +127,8 @@ def test_sequences_with_clips_are_read_together(family: str) -> None:
     assert forwards_of(VisionLanguageTarget(model), sequences) == 1
 
 
-def of_captions() -> tuple[CausalTarget, list[Inputs]]:
-    """Captions of several lengths, and whole or begun images."""
+def test_images_after_captions_of_any_length_are_read_together() -> None:
+    """Whole images and begun ones."""
     model = tiny_llamagen("caption")
     target = image_target(model)
     assert target is not None
@@ -140,11 +140,7 @@ def of_captions() -> tuple[CausalTarget, list[Inputs]]:
         ids = torch.cat([prompt["input_ids"], words(row, tokens, CODES)], 1)
         positions = torch.arange(ids.shape[1])[None] + offset
         sequences.append({**prompt, "input_ids": ids, "position_ids": positions})
-    return target, sequences
-
-
-def test_images_after_captions_of_any_length_are_read_together() -> None:
-    assert forwards_of(*of_captions()) == 1
+    assert forwards_of(target, sequences) == 1
 
 
 def test_images_of_classes_are_read_together() -> None:
@@ -169,21 +165,15 @@ def test_images_of_models_that_read_words_are_read_together() -> None:
         assert forwards_of(target, sequences) == 1, family
 
 
-def of_long_rope() -> tuple[CausalTarget, list[Inputs]]:
+def test_no_sequence_lends_its_length_to_the_rotations_of_others() -> None:
     """A Llama whose rotations are others beyond 8 tokens, and sequences on both sides."""
     config = tiny_llama().config
     factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "factor": 8.0}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8}
     config.rope_parameters = rope | factors
     target = CausalTarget(randomise(LlamaForCausalLM(config), 0))
-    return target, [{"input_ids": words(row, length, 64)} for row, length in enumerate((7, 9))]
-
-
-def test_no_sequence_lends_its_length_to_the_rotations_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert forwards_of(*of_long_rope()) == 2
-    monkeypatch.setattr("mmspec.targets.batches.GLOBAL_ROPE", ())
-    with pytest.raises(AssertionError, match="not close"):
-        forwards_of(*of_long_rope())
+    sequences = [{"input_ids": words(row, length, 64)} for row, length in enumerate((7, 9))]
+    assert forwards_of(target, sequences) == 2
 
 
 def test_what_is_not_known_is_read_alone() -> None:

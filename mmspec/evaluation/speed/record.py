@@ -32,49 +32,35 @@ class Record:
         accelerator: as the caller named it, options included.
         exactness: "exact", "tv<=x" or "lossy".
         identical: share of outputs that equal those of plain decoding, token for token.
-        samples: conversations in one repeat.
-        new_tokens, target_forwards: of one repeat (the first).
+        samples: conversations in one repeat; `new_tokens`, `target_forwards` are of the first one.
         acceptance_length: tokens per scoring forward, bonus token included; plain decoding has 1.
         acceptance_rate: accepted draft tokens / draft tokens.
         acceptance_by_position: share of rounds that accepted at least 1, 2, ... draft tokens.
-        seconds: median over repeats of the wall-clock for all batches.
-        speedup: median seconds of plain decoding / median seconds; then the extremes of the ratio within a
-            repeat.
-        speedup_interval: 95 % bootstrap interval of `speedup` over prompts (batches), paired; None for fewer
-            than three.
-        acceptance_interval: the same of `acceptance_length`.
-        joules_per_token: median over repeats of the device's energy by new tokens; None where its driver does
-            not tell.
-        decode_speedup: ratio to plain decoding of median seconds per token without reading the prompts: what
-            follows the first token. 1 where nothing does.
-        tokens_per_second: new_tokens / seconds.
-        time_to_first_token: median over calls of the seconds that reading the prompt took the target.
-        time: parts of the seconds, which sum to 1: `prompt` and `target`, the target's reading of the prompts
-            and its scoring; `draft`, the drafter; `verify`, warping, verifying and committing; and `rest`:
-            the loop, the canvas, and what the pipeline does before and after.
-        draft_passes: forwards of the drafter's own model in a round.
-        nfe_mean, nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair
-            is one.
-        step_compression: times fewer target forwards than plain decoding took: its nfe_mean / nfe_mean.
-        tv: `mean` and `max` of the measured total variation to the target at judged places; None where
-            nothing was measured, as for exact rules.
-        drift: `mean` and `max` distance of kept candidates to the target's own vectors; None where none was
-            measured.
-        overlap: 1 minus the total variation between the chains of draft and target, which no rule that judges
-            whole chains can accept more of; None where chains have no density.
-        rollbacks: rounds of a row that refused a candidate.
-        state_bytes: keys and values of the target.
-        pixel_seconds: median over repeats of the wall-clock from image tokens to pixels, which `seconds` and
-            `speedup` leave out; 0 for text.
-        speedup_with_pixels: the ratio of medians with them.
-        peak_memory_bytes: the most held during any of its runs; `memory_kind` says what that measures.
-        over_generate: ratio to transformers' plain `generate` of the seconds on the same prompts in the same
-            repeat: `median` of all pairs, `low` and `high` quartile; None where it did not run.
-        quality: scores of the images that were drawn (`score_images`) by name, each as `value`, `low` and
-            `high`; distances are to images of plain decoding with other seeds. None where they were not read.
-        category: the group of examples this is about; empty for all of them.
-        own: settings of this accelerator alone: its drafter, window, promise and so on.
-        settings: of the whole run: model, device, dtype, versions, batch size and so on.
+        seconds: wall-clock for all batches; `tokens_per_second` is new_tokens / seconds.
+        speedup: seconds of plain decoding / seconds; then the extremes of the ratio within a repeat.
+        speedup_interval, acceptance_interval: 95 % bootstrap intervals over prompts (batches), paired; None
+        for fewer than three. decode_speedup: ratio to plain decoding of seconds per token without reading the
+        prompts: what follows the first token. 1 where nothing does. time_to_first_token: median over calls of
+        the seconds that reading the prompt took the target. time: parts of the seconds, which sum to 1:
+        `prompt` and `target`, the target's reading of the prompts and its scoring; `draft`, the drafter;
+        `verify`, warping, verifying and committing; and `rest`: the loop, the canvas, and what the pipeline
+        does before and after. draft_passes: forwards of the drafter's own model in a round. nfe_mean,
+        nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair is one.
+        step_compression: times fewer target forwards than plain decoding took: its nfe_mean / nfe_mean. tv:
+        `mean` and `max` of the measured total variation to the target at judged places; None where nothing
+        was measured, as for exact rules. drift: `mean` and `max` distance of kept candidates to the target's
+        own vectors, or None. overlap: 1 minus the total variation between the chains of draft and target,
+        which no rule that judges whole chains can accept more of; None where chains have no density.
+        rollbacks: rounds of a row that refused a candidate. state_bytes: keys and values of the target.
+        pixel_seconds: wall-clock from image tokens to pixels, which `seconds` and `speedup` leave out and
+        `speedup_with_pixels` does not; 0 for text. peak_memory_bytes: the most held during any of its runs;
+        `memory_kind` says what that measures. joules_per_token: the device's energy by new tokens; None where
+        its driver does not tell. over_generate: ratio to transformers' plain `generate` of the seconds on the
+        same prompts in the same repeat: `median` of all pairs, `low` and `high` quartile; None where it did
+        not run. quality: scores of the images that were drawn (`score_images`) by name, each as `value`,
+        `low` and `high`; distances are to images of plain decoding with other seeds. None where they were not
+        read. category: the group of examples this is about; empty for all of them. own, settings: of this
+        accelerator alone (drafter, window, promise), and of the whole run.
     """
 
     accelerator: str

@@ -25,13 +25,9 @@ __all__ = ["DenoisingHead", "DenoisingHeadConfig", "DenoisingProcess"]
 
 @dataclass(frozen=True)
 class DenoisingHeadConfig:
-    """The shape of a denoising head.
+    """The shape of a denoising head of tokens [d] and conditions [D], and of its network.
 
-    Attributes:
-        input_size: d of a token.
-        condition_size: D of a condition.
-        width, depth: of the network.
-        kind: "ddpm" predicts noise and variance, "flow" a velocity.
+    `kind` "ddpm" predicts noise and variance, "flow" a velocity.
     """
 
     input_size: int

@@ -64,15 +64,12 @@ class DenoisingSchedule(ABC):
         """[S, 4 or 7] coefficients of each step, as `denoising_transition` takes them."""
 
     def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
-        """The next state's normal distribution.
+        """The next state's normal distribution: mean and deviation, which is 0 where a step adds no noise.
 
         Args:
             x: [M, d] states; [S, M, d] with `slice(None)` for the step.
             step: index, 0 for pure noise.
             output: of the network, [M, d or 2 d]; [S, M, d or 2 d].
-
-        Returns:
-            Mean and standard deviation, of x's shape; the deviation is 0 where a step adds no noise.
         """
         return denoising_transition(x, output.unsqueeze(-3), self.coefficients[step])
 

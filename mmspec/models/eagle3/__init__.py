@@ -201,14 +201,6 @@ class Eagle3Head(FeatureHead):
         """With several axes, a row stands where the target has the token that its feature is of."""
         return None if self.config.mrope_section is None else 1
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(self.config.taps)
-
-    @property
-    def draft_tokens(self) -> Tensor | None:
-        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
-
     def learn_vocabulary(self, tokens: Tensor) -> None:
         """Draft from these tokens of the target [V'] from now on; the output matrix is for others then.
 
@@ -313,9 +305,6 @@ class ParallelHead(Eagle3Head):
         words = config.vocabulary, config.hidden_size
         self.embed_tokens = nn.Embedding(*words) if config.own_embedding else None
         self.post_init()
-
-    def embed(self, tokens: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        return embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
 
     @property
     def mask_feature(self) -> Tensor:

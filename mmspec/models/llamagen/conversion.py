@@ -26,14 +26,6 @@ from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
 from mmspec.models.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint, read_config
 
-__all__ = [
-    "RAW_CODEBOOK_FILE",
-    "config_from_lantern",
-    "convert_checkpoint",
-    "is_lantern",
-    "llamagen_from_official",
-]
-
 CONDITIONS = {"c2i": "class", "t2i": "caption"}
 # fields that their config has under our names, where it has them
 FIELDS = (

@@ -33,19 +33,6 @@ from mmspec.models.llamagen.configuration import LlamaGenConfig
 from mmspec.transformers_versions import CACHE, CACHE_NAMES, takes_cache
 from mmspec.validation import is_integer
 
-__all__ = [
-    "CaptionEmbedding",
-    "ClassEmbedding",
-    "LlamaGenForCausalLM",
-    "LlamaGenModel",
-    "LlamaGenPreTrainedModel",
-    "caption_prompt",
-    "class_prompt",
-    "null_caption_prompt",
-    "raster_rotation",
-    "rotate_pairs",
-]
-
 
 class ClassEmbedding(nn.Module):
     """Labels to vectors; the last row is the null class."""
@@ -330,14 +317,7 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
 
 
 def class_prompt(config: LlamaGenConfig, labels: Sequence[int | None]) -> dict[str, Tensor]:
-    """Prompts of class labels; None is the null class.
-
-    Returns:
-        `input_ids` [B, 1]: `vocab_size` plus the label.
-
-    Raises:
-        InputError: the model is conditioned on captions, or there is no such label.
-    """
+    """Prompts [B, 1] of class labels, None for the null class: `vocab_size` plus the label."""
     if config.condition_type != "class":
         raise InputError("class_labels", list(labels), "nothing: this checkpoint is conditioned on captions")
     ids = []

@@ -75,10 +75,8 @@ class Choice(NamedTuple):
     """Tokens that a forward computes through all blocks, chosen from those that it is given.
 
     Attributes:
-        required: [B, n] those that are computed in any case.
-        absent: [B, n] those that are padding.
-        counts: [B] how many are computed in each row.
-        most: the largest of them, on the host.
+        required, absent: [B, n] those that are computed in any case, and those that are padding.
+        counts, most: [B] how many are computed in each row, and the largest of them, on the host.
         mask: [B, 1, 1, P] added to the attention scores of all places, or None.
     """
 
@@ -114,38 +112,37 @@ class CachedBlocks:
         # Of the test layer, when a token was last computed to the end: small changes add up until it is.
         self.tested = like.new_zeros(shape)
 
-    def compute_all(self, hidden: Tensor, places: Tensor, mask: Tensor | None) -> Tensor:
-        """Run all blocks on all tokens [R, n, D], and keep keys and values of the first rows."""
-        for block in self.before:
-            hidden = block(hidden, attn_mask=mask)
-        for layer, block in enumerate(self.blocks):
-            query, key, value = project(block, hidden)
-            self._keep(layer, places, key, value)
-            if layer == 0:
-                put(self.tested, places[: len(self.tested)], value[: len(self.tested)])
-            hidden = finish(block, hidden, query, key, value, mask)
-        return hidden
-
-    def compute_some(
-        self, hidden: Tensor, places: Tensor, mask: Tensor | None, choice: Choice
+    def compute(
+        self, hidden: Tensor, places: Tensor, mask: Tensor | None, choice: Choice | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Run the blocks before the test layer on all tokens, and the rest on those that are chosen.
+        """Run all blocks on all tokens, or the test layer and those behind it on tokens that are chosen.
 
-        Tokens that are not chosen keep the keys and values that they had in later blocks. Gives the hidden
-        states [B, m, D] of the chosen after the last block, and their places [B, m].
+        Tokens that are not chosen keep the keys and values that they had in later blocks.
+
+        Args:
+            hidden: [R, n, D] inputs of the first block; as many first rows as the cache has are kept.
+            places: [R, n] their places.
+            mask: [R, 1, 1, n] added to attention scores, or None.
+            choice: of the tokens; None for all.
+
+        Returns:
+            [R, m, D] hidden states of the chosen after the last block, and their places [R, m].
         """
+        rows = len(self.tested)
         for block in self.before:
             hidden = block(hidden, attn_mask=mask)
         for layer, block in enumerate(self.blocks):
             query, key, value = project(block, hidden)
             self._keep(layer, places, key, value)
             if layer == 0:
-                chosen, is_chosen = self._choose(value, places, choice)
-                hidden, query, value = (pick(each, chosen) for each in (hidden, query, value))
-                places = pick(places, chosen).where(is_chosen, self.tested.shape[1] - 1)
-                put(self.tested, places, value)
-            keys, values = self.keys[layer][:, :-1], self.values[layer][:, :-1]
-            hidden = finish(block, hidden, query, keys, values, choice.mask)
+                if choice is not None:
+                    chosen, is_chosen = self._choose(value, places, choice)
+                    hidden, query, value = (pick(each, chosen) for each in (hidden, query, value))
+                    places = pick(places, chosen).where(is_chosen, self.tested.shape[1] - 1)
+                put(self.tested, places[:rows], value[:rows])
+            if choice is not None:
+                key, value, mask = self.keys[layer][:, :-1], self.values[layer][:, :-1], choice.mask
+            hidden = finish(block, hidden, query, key, value, mask)
         return hidden, places
 
     def nbytes(self) -> int:
@@ -210,17 +207,13 @@ class FeatureCache:
         self.forwards = 0
 
     def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
-        """Read the known tokens and give the conditions of all cells, some of them as they were before.
+        """Read the known tokens and give the conditions [R, N, D] of all cells, some as they were before.
 
         The host reads the device once, as often as without a cache.
 
         Args:
-            tokens: [R, N, d], known: [R, N] and labels: [R], as of the model; conditional rows before
-                unconditional ones.
+            tokens, known, labels: as of the model; conditional rows before unconditional ones.
             cells: [B, k] those whose conditions are wanted, and computed in every forward.
-
-        Returns:
-            [R, N, D] conditions of the head.
         """
         is_full = self.caching.is_full(self.forwards)
         self.forwards += 1
@@ -248,11 +241,11 @@ class FeatureCache:
         hidden = model.encoder_inputs(tokens, order, labels)
         mask = None if fewest == most else model.key_mask(is_seen, hidden.dtype)
         at = self._places(order)
-        features = model.features(self.encoder.compute_all(hidden, at, mask))
+        features = model.features(self.encoder.compute(hidden, at, mask)[0])
         put(self.features, at[:kept], features[:kept])
 
         hidden = model.decoder_inputs(features, order, is_seen)
-        hidden = self.decoder.compute_all(hidden, self._everywhere(len(tokens)), None)
+        hidden, _ = self.decoder.compute(hidden, self._everywhere(len(tokens)), None)
         self.hidden[:, :-1] = hidden[:kept]
         self.known = known[:kept].clone()
         conditions = model.read_out(hidden)
@@ -277,13 +270,13 @@ class FeatureCache:
         is_new = torch.cat([new.new_zeros(len(new), buffer), pick(new, order)], dim=1)
         is_padding = torch.cat([new.new_zeros(len(new), buffer), ~is_seen], dim=1)
         choice = Choice(is_new, is_padding, reads, most_reads, model.key_mask(known, hidden.dtype))
-        hidden, places = self.encoder.compute_some(hidden, at, mask, choice)
+        hidden, places = self.encoder.compute(hidden, at, mask, choice)
         put(self.features, places, model.features(hidden))
 
         hidden = model.decoder_inputs(pick(self.features, at), order, is_seen)
         wanted = torch.cat([new.new_zeros(len(new), buffer), wanted], dim=1)
         choice = Choice(wanted, torch.zeros_like(wanted), computes, most_computes, None)
-        hidden, places = self.decoder.compute_some(hidden, self._everywhere(len(known)), None, choice)
+        hidden, places = self.decoder.compute(hidden, self._everywhere(len(known)), None, choice)
         put(self.hidden, places, hidden)
         self.known = known.clone()
         return model.read_out(self.hidden[:, :-1])
@@ -294,11 +287,7 @@ class FeatureCache:
         return count + (self.caching.share * (total - count)).round().long()
 
     def _places(self, order: Tensor) -> Tensor:
-        """[B, buffer + n] places of the buffer and of the cells at `order` [B, n].
-
-        Padding has places of its own, those of unknown cells: what is written there is masked until the cell
-        is known, and then written anew.
-        """
+        """[B, buffer + n] places of the buffer and of cells at `order`; padding has those of unknown ones."""
         return torch.cat([self._everywhere(len(order))[:, : self.buffer], order + self.buffer], dim=1)
 
     def _everywhere(self, rows: int) -> Tensor:

@@ -33,7 +33,6 @@ class MtpConfig(TargetLayerConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
-        """Attributes of every head, and the target's last layer: published ones have experts where it has."""
         sizes = super().sizes_for(text, vocabulary)
         kinds = getattr(text, "mlp_layer_types", None)
         last = int(text.num_hidden_layers) - 1

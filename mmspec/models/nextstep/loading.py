@@ -81,14 +81,10 @@ def load_nextstep_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
 
 
 def load_nextstep_vae(source: str | Path) -> AutoencoderKL:
-    """The image tokenizer, in single precision.
+    """The image tokenizer of a folder or its subfolder vae, published or of diffusers, in float32.
 
     Its decoder is all of the published one. Its encoder lacks the normalisation of latents that comes after
     it where the published config says `encoder_norm`.
-
-    Args:
-        source: a published folder (config.json, checkpoint.pt) or one of diffusers; or a folder of the model,
-            which holds either in its subfolder vae.
 
     Raises:
         CheckpointError: there is none, or keys are missing, unknown, or of another shape.

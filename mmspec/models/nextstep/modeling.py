@@ -15,15 +15,6 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.models.denoising import DenoisingHead, DenoisingHeadConfig
 from mmspec.transformers_versions import CACHE_NAMES
 
-__all__ = [
-    "SPECIAL_TOKENS",
-    "NextStepConfig",
-    "NextStepForImageGeneration",
-    "normalize_tokens",
-    "place_embeddings",
-    "prompt_ids",
-]
-
 MAX_PERIOD = 10_000
 
 IMAGE_AREA, BEGIN_OF_IMAGE = "<|image_area|>", "<|begin_of_image|>"
@@ -206,15 +197,7 @@ class NextStepForImageGeneration(PreTrainedModel):
         return rearrange(latents, "b c (h p) (w q) -> b (h w) (c p q)", p=size, q=size)
 
     def unpatchify(self, tokens: Tensor, rows: int | None = None, columns: int | None = None) -> Tensor:
-        """Latents [B, C, rows * p, columns * p] of image tokens [B, rows * columns, C * p * p].
-
-        Args:
-            tokens: row by row.
-            rows, columns: of the image; both None for a square one.
-
-        Raises:
-            InputError: there are not rows * columns tokens.
-        """
+        """Latents [B, C, rows * p, columns * p] of image tokens; by default of a square image."""
         count, size = tokens.shape[1], self.config.latent_patch_size
         if rows is None and columns is None:
             rows = columns = math.isqrt(count)

@@ -188,15 +188,10 @@ class Layout:
 def table_of_layer(
     found: Found, parts: Sequence[Mapping[str, Any]], obeyed: Collection[str]
 ) -> dict[str, Any]:
-    """A copy of the config of a head's layers, after a look at all fields.
+    """A copy of the config of a head's layers, after a look at all fields but those of `obeyed`.
 
     Where each type of layers has rotary positions of its own (`rope_parameters` of Gemma or Laguna, copied
     into a head's config), those of sliding layers count for all, as in speculators.
-
-    Args:
-        found: whose `stored` is that table, or has it as `transformer_layer_config`.
-        parts: tables of fields to look at.
-        obeyed: fields that the caller reads, beside those of every layer.
 
     Raises:
         CheckpointError: a field, which is named, is not obeyed and might change what the head computes; or
@@ -224,11 +219,7 @@ def table_of_layer(
 
 
 def read_layer(file: Path, shape: Any) -> dict[str, Any]:
-    """Settings of a `PublishedLayerConfig` by the config of transformers that describes the layer.
-
-    Raises:
-        CheckpointError: its rotary positions are scaled in another way than in `SCALINGS`.
-    """
+    """Settings of a `PublishedLayerConfig` by the config of transformers that describes the layer."""
     rope = dict(getattr(shape, "rope_parameters", None) or {})
     kind, theta = rope.pop("rope_type", None) or "default", rope.pop("rope_theta", None)
     rope.pop("type", None)
@@ -259,19 +250,10 @@ def read_layer(file: Path, shape: Any) -> dict[str, Any]:
 def read_windows(
     file: Path, table: Mapping[str, Any], shape: Any, layers: int
 ) -> tuple[list[str], int | None]:
-    """Which layers see a window, and how wide that is.
+    """Type of each layer, `FULL` or `SLIDING`, and the window, None where no layer has one.
 
     A number in `sliding_window` says nothing alone: configs copy the target's. `layer_types` says which
     layers have it, or else `use_sliding_window` with `max_window_layers`, as in transformers.
-
-    Args:
-        file: for messages.
-        table: as published.
-        shape: the config of transformers made of it.
-        layers: how many there are.
-
-    Returns:
-        The type of each layer, `FULL` or `SLIDING`; and the window, None where no layer has one.
 
     Raises:
         CheckpointError: other types, another number of them, or a window that is none.

@@ -128,13 +128,9 @@ def _with_bias(tensors: dict[str, Tensor], expected: Mapping[str, tuple[int, ...
 
 
 def read_mtp(folder: Path, target: PreTrainedConfig) -> MtpHead | None:
-    """Read the MTP layer in the checkpoint of a target; None if there is none.
+    """Read the MTP layer in a target's checkpoint of safetensors; None if there is none.
 
     Of several layers the first is read, and goes on from its own states.
-
-    Args:
-        folder: of the target's checkpoint, in safetensors.
-        target: its config.
 
     Raises:
         CheckpointError: a file is damaged; keys are missing, unknown or of another shape; experts are of

@@ -20,7 +20,7 @@ from torch import Tensor
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.copy import CopyDrafter
-from mmspec.errors import InputError, MediaError
+from mmspec.errors import InputError
 from mmspec.media import load_image
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import to_device
@@ -88,12 +88,7 @@ class Conversation:
 
 
 class ConversationReader:
-    """Tokeniser of conversations for a target.
-
-    Args:
-        target: the model that is drafted for.
-        processor: its processor, with a chat template.
-    """
+    """Tokeniser of conversations for a target, by its processor and that one's chat template."""
 
     def __init__(self, target: CausalTarget, processor: Any) -> None:
         self.target, self.processor = target, processor
@@ -103,11 +98,7 @@ class ConversationReader:
         self.end_token_ids = frozenset(known)
 
     def inputs(self, said: Conversation, *, answering: bool) -> dict[str, Tensor]:
-        """The target's inputs for a conversation [1, L], unpadded.
-
-        Args:
-            said: what is to be read.
-            answering: whether the assistant is to speak next.
+        """The target's inputs for a conversation [1, L], unpadded, whether or not the assistant speaks next.
 
         Raises:
             InputError: the chat template refuses it.
@@ -125,10 +116,7 @@ class ConversationReader:
             for each in said.messages
         ]
         how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
-        try:
-            inputs = self.processor.apply_chat_template(messages, add_generation_prompt=answering, **how)
-        except TemplateError as error:  # templates refuse turns in an order they do not know
-            raise InputError(said.where, said.messages, f"the chat template says: {error}"[:200]) from error
+        inputs = apply_template(self.processor, said, messages, add_generation_prompt=answering, **how)
         return {
             name: value.to(self.target.dtype) if value.is_floating_point() else value
             for name, value in to_device(inputs, self.target.device).items()
@@ -168,13 +156,9 @@ class ConversationReader:
         return int((ids[:length] == first[:length]).long().cumprod(0).sum())
 
     def regenerated(self, conversations: Sequence[Conversation], new_tokens: int) -> list[Conversation]:
-        """Replace the replies by the target's own, greedy, each after those that it gave before.
+        """Replace the replies by the target's own, greedy, of at most `new_tokens` tokens.
 
-        A drafter imitates its target, not whoever wrote the data.
-
-        Args:
-            conversations: whose replies are replaced; they speak together, turn by turn.
-            new_tokens: longest reply.
+        The conversations speak together, turn by turn. A drafter imitates its target, not who wrote the data.
         """
         told = [each.opened() for each in conversations]
         for turn in range(max(len(each.messages) for each in told)):
@@ -231,7 +215,7 @@ class ConversationRows:
         left, held_out = list(rows), list[Conversation]()
         while left and len(held_out) < TRIAL_ROWS:
             row = left.pop()
-            held_out += [row] if self.opened(row) is not None else []
+            held_out += [row] if self.damaged.opened(row.where, row.opened) is not None else []
         if not left:
             raise InputError("data", f"{len(rows)} rows", f"more than {TRIAL_ROWS} with images to read")
         self.rows, self.held_out = left, held_out[::-1]
@@ -263,20 +247,13 @@ class ConversationRows:
 
     def tell(self, drawn: Sequence[int]) -> None:
         """Have the target reply to rows that it has not yet replied to."""
-        opened = {index: self.opened(self.rows[index]) for index in sorted({*drawn} - {*self.told})}
+        rows = {index: self.rows[index] for index in sorted({*drawn} - {*self.told})}
+        opened = {index: self.damaged.opened(row.where, row.opened) for index, row in rows.items()}
         new = {index: said for index, said in opened.items() if said is not None}
         if new:
             told = self.reader.regenerated(list(new.values()), self.regenerate)
             for index, said in zip(new, told, strict=True):
                 self.told[index] = replace(said, images=self.rows[index].images)
-
-    def opened(self, said: Conversation) -> Conversation | None:
-        """The conversation with its images; None, with a warning, if one of them cannot be read."""
-        try:
-            return None if said.where in self.damaged.found else said.opened()
-        except MediaError as error:
-            self.damaged.add(said.where, error)
-            return None
 
     def example(self, index: int) -> TrainingExample | None:
         """The sequence of a row; None if it is too long, or has images that cannot be read."""
@@ -284,10 +261,11 @@ class ConversationRows:
             return None
         if self.regenerate:
             self.tell([index])
-        said = self.opened(self.told.get(index, self.rows[index]))
-        if said is None:
+        said = self.told.get(index, self.rows[index])
+        opened = self.damaged.opened(said.where, said.opened)
+        if opened is None:
             return None
-        example = self.reader.example(said)
+        example = self.reader.example(opened)
         length = len(example.learnt)
         if self.max_length is None or length <= self.max_length:
             return example
@@ -303,18 +281,23 @@ class ConversationRows:
         return None
 
 
-def written(processor: Any, said: Conversation, *, answering: bool) -> str:
-    """A conversation as the chat template of a processor writes it.
+def apply_template(processor: Any, said: Conversation, messages: Sequence[Message], **how: Any) -> Any:
+    """Apply the chat template of a processor to the messages of a conversation.
 
     Raises:
-        InputError: the template refuses it.
+        InputError: the template refuses them.
     """
     try:
-        text: str = processor.apply_chat_template(
-            list(said.messages), tokenize=False, add_generation_prompt=answering
-        )
+        return processor.apply_chat_template(list(messages), **how)
     except TemplateError as error:  # templates refuse turns in an order they do not know
         raise InputError(said.where, said.messages, f"the chat template says: {error}"[:200]) from error
+
+
+def written(processor: Any, said: Conversation, *, answering: bool) -> str:
+    """A conversation as the chat template of a processor writes it."""
+    text: str = apply_template(
+        processor, said, said.messages, tokenize=False, add_generation_prompt=answering
+    )
     return text
 
 

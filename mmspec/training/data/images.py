@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,11 +70,14 @@ class LlamaGenImages(ABC):
             encoder.eval().requires_grad_(False)
             self.text_encoder = on_device(encoder, target.device)
 
-    def examples(self, prompts: Sequence[Inputs], pixels: Tensor) -> tuple[TrainingExample, ...]:
-        """Training examples of prompts and images [B, 3, H, W] in [-1, 1], tokenised."""
+    def examples(
+        self, asked: Sequence[Tensor | int], dropped: Sequence[bool], pixels: Tensor
+    ) -> tuple[TrainingExample, ...]:
+        """Training examples of images [B, 3, H, W] in [-1, 1], each after its prompt or the empty one."""
         codes = encode_image(self.vq, pixels.to(self.target.device)).flatten(1)
         examples = []
-        for prompt, tokens in zip(prompts, codes, strict=True):
+        for said, is_dropped, tokens in zip(asked, dropped, codes, strict=True):
+            prompt = self.condition(said, dropped=is_dropped)
             _, offset = self.target.positions(prompt)  # of the prompt alone: it ends where the image begins
             ids = torch.cat([prompt["input_ids"], tokens[None]], 1)
             positions = torch.arange(ids.shape[1], device=ids.device)[None] + offset
@@ -141,10 +145,8 @@ class ImageFile(LlamaGenImages):
         rows = read_all(
             json_lines(text, "data, line {}".format, self.form), lambda row, where: self.row(file, row, where)
         )
-        if len(rows) <= TRIAL_IMAGES:
-            raise InputError("data", f"{len(rows)} rows", f"more than {TRIAL_IMAGES}, which are held out")
-        self.rows, self.held_out = rows[:-TRIAL_IMAGES], rows[-TRIAL_IMAGES:]
-        self.damaged = DamagedFiles(len(rows))
+        self.asked = PromptedImages([row.asked for row in rows], self.trial_of, batch_size, seed)
+        self.rows, self.damaged = rows[:-TRIAL_IMAGES], DamagedFiles(len(rows))
 
     @property
     def form(self) -> str:
@@ -179,20 +181,15 @@ class ImageFile(LlamaGenImages):
     def batch(self, step: int, process: int) -> DrafterBatch:
         rng = np.random.default_rng([self.seed, STAGE, step, process])
         drawn = [self.opened(index) for index in rng.integers(len(self.rows), size=self.batch_size)]
-        rows = [row for row, _ in drawn]
-        dropped = rng.random(self.batch_size) < DROPPED
-        prompts = [
-            self.condition(row.asked, dropped=bool(drop)) for row, drop in zip(rows, dropped, strict=True)
-        ]
-        pixels = torch.stack([image for _, image in drawn])
-        return DrafterBatch(self.examples(prompts, pixels), int(rng.integers(2**62)))
+        asked, dropped = [row.asked for row, _ in drawn], rng.random(self.batch_size) < DROPPED
+        examples = self.examples(asked, dropped.tolist(), torch.stack([image for _, image in drawn]))
+        return DrafterBatch(examples, int(rng.integers(2**62)))
 
     def prompts(self, step: int, process: int) -> Trial:
-        rng = np.random.default_rng([self.seed, STAGE, step, process])
-        return self.trial_of([self.rows[n].asked for n in rng.integers(len(self.rows), size=self.batch_size)])
+        return self.asked.prompts(step, process)
 
     def trial(self) -> Trial:
-        return self.trial_of([row.asked for row in self.held_out])
+        return self.asked.trial()
 
     def opened(self, index: int) -> tuple[Row, Tensor]:
         """A row and its image; the next row, with a warning, where that cannot be read.
@@ -202,12 +199,9 @@ class ImageFile(LlamaGenImages):
         """
         for place in range(index, index + len(self.rows)):
             row = self.rows[place % len(self.rows)]
-            if row.where in self.damaged.found:
-                continue
-            try:
-                return row, self.pixels(row)
-            except MediaError as error:
-                self.damaged.add(row.where, error)
+            pixels = self.damaged.opened(row.where, partial(self.pixels, row))
+            if pixels is not None:
+                return row, pixels
         raise MediaError("data", f"{len(self.rows)} rows", "a row with an image that can be read")
 
     def pixels(self, row: Row) -> Tensor:

@@ -82,19 +82,22 @@ class DamagedFiles:
     def __init__(self, count: int) -> None:
         self.count, self.found = count, dict[str, str]()
 
-    def add(self, where: str, error: MediaError) -> None:
-        """Note a row.
+    def opened(self, where: str, load: Callable[[], T]) -> T | None:
+        """The files of a row, loaded; None, with a warning at first, if they cannot be read.
 
         Raises:
             MediaError: more than four rows, and than a hundredth of all, have such files.
         """
         if where in self.found:
-            return
-        self.found[where] = str(error)
-        logger.warning("%s; the row is skipped, as %d of %d so far", error, len(self.found), self.count)
-        if len(self.found) > max(DAMAGED_ROWS, DAMAGED_SHARE * self.count):
-            reasons = "; ".join([*self.found.values()][:NAMED_ERRORS])
-            got = f"{len(self.found)} of {self.count} rows with files that cannot be read"
-            raise MediaError(
-                "data", got, f"at most {DAMAGED_ROWS}, or 1 %, are skipped: {reasons}"
-            ) from error
+            return None
+        try:
+            return load()
+        except MediaError as error:
+            self.found[where] = str(error)
+            logger.warning("%s; the row is skipped, as %d of %d so far", error, len(self.found), self.count)
+            if len(self.found) > max(DAMAGED_ROWS, DAMAGED_SHARE * self.count):
+                reasons = "; ".join([*self.found.values()][:NAMED_ERRORS])
+                got = f"{len(self.found)} of {self.count} rows with files that cannot be read"
+                allowed = f"at most {DAMAGED_ROWS}, or 1 %, are skipped: {reasons}"
+                raise MediaError("data", got, allowed) from error
+            return None

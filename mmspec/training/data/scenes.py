@@ -147,10 +147,8 @@ class SceneImages(LlamaGenImages):
     def batch(self, step: int, process: int) -> DrafterBatch:
         seeds = training_seeds(self.seed, IMAGE_STAGE, step, process, self.batch_size)
         told = PromptedScenes.of(seeds)
-        asked = zip(self.asked(told), told.dropped.tolist(), strict=True)
-        prompts = [self.condition(words, dropped=dropped) for words, dropped in asked]
         pixels = image_pixels(told.scenes, self.target.grid.rows * PIXELS_A_TOKEN)
-        return DrafterBatch(self.examples(prompts, pixels), int(seeds[0]))
+        return DrafterBatch(self.examples(self.asked(told), told.dropped.tolist(), pixels), int(seeds[0]))
 
     def prompts(self, step: int, process: int) -> Trial:
         seeds = training_seeds(self.seed, IMAGE_STAGE, step, process, self.batch_size)

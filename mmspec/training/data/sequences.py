@@ -7,7 +7,7 @@ what an uninterrupted one would have seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
 import torch
@@ -20,7 +20,16 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.targets import CausalTarget
 
-__all__ = ["DrafterBatch", "DrafterData", "TrainingExample", "Trial", "acceptance_length", "decode"]
+__all__ = [
+    "DrafterBatch",
+    "DrafterData",
+    "PromptData",
+    "TensorBatch",
+    "TrainingExample",
+    "Trial",
+    "acceptance_length",
+    "decode",
+]
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,15 @@ class DrafterBatch:
 
 
 @dataclass(frozen=True)
+class TensorBatch:
+    """Base of batches whose fields are all tensors."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same with every tensor on that device."""
+        return type(self)(*(getattr(self, each.name).to(device) for each in fields(self)))
+
+
+@dataclass(frozen=True)
 class Trial:
     """Held-out prompts, with the settings that they are decoded with."""
 
@@ -82,6 +100,13 @@ class DrafterData(Protocol):
 
     def trial(self) -> Trial:
         """Held-out prompts."""
+
+
+class PromptData(Protocol):
+    """A source of prompts, for images that the target draws itself."""
+
+    def prompts(self, step: int, process: int) -> Trial:
+        """The prompts of a step, in one of the processes that train."""
 
 
 def acceptance_length(target: CausalTarget, drafter: Drafter, trial: Trial) -> float:

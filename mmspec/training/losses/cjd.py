@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from mmspec.drafters.window_states import learnt_images
 from mmspec.errors import InputError
 from mmspec.models.cjd import EXCLUDED, CorrectorHead
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import Trial
+from mmspec.training.data.sequences import PromptData, TensorBatch, Trial
 from mmspec.training.losses.base import DrafterLoss
 from mmspec.validation import is_integer
 
@@ -46,7 +46,7 @@ FRONT, EVERYWHERE, REACH = 1.5, 0.4, 5.0  # weight of place j: EVERYWHERE + FRON
 
 
 @dataclass(frozen=True)
-class WindowBatch:
+class WindowBatch(TensorBatch):
     """Windows of B images, and what the target said of their drafts.
 
     Attributes:
@@ -64,10 +64,6 @@ class WindowBatch:
     new: Tensor
     goal: Tensor
     counted: Tensor
-
-    def to(self, device: torch.device) -> Self:
-        """The same with every tensor on that device."""
-        return type(self)(*(getattr(self, each.name).to(device) for each in fields(self)))
 
     @classmethod
     def join(cls, parts: Sequence[WindowBatch]) -> WindowBatch:
@@ -116,10 +112,6 @@ class RecordingDrafter(CorrectedDrafter):
 
 class Rollout:
     """Images in progress, decoded with the head as it is.
-
-    Args:
-        drafter: with the head that learns.
-        target: scores.
 
     Attributes:
         records: its last windows.
@@ -190,8 +182,8 @@ class CorrectorLoss(DrafterLoss):
         self.rollouts = [Rollout(drafter, target) for _ in range(LIVE)]
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
-    def make(self, data: Any, step: int, process: int) -> WindowBatch:
-        """Windows for a step, some of them new; data have `prompts`, as `LlamaGenImages`."""
+    def make(self, data: PromptData, step: int, process: int) -> WindowBatch:  # type: ignore[override]
+        """Windows for a step, some of them new."""
         index = step % LIVE
         rollout = self.rollouts[index]
         is_new = not rollout.records
@@ -227,13 +219,7 @@ class CorrectorLoss(DrafterLoss):
 
 
 def correct_window(head: CorrectorHead, target: CausalTarget, stale: StaleWindow, new: Tensor) -> Tensor:
-    """Correct all places of a window at once, given the tokens that were drawn.
-
-    Args:
-        head: as in decoding, which goes place by place.
-        target: whose embedding the head reads.
-        stale: n slots.
-        new: [B, n] their tokens.
+    """Correct all n places of a window at once, given the tokens [B, n] that were drawn.
 
     Returns:
         [B, n, V] guided logits of the place after each slot, in float32.

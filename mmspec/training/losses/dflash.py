@@ -81,13 +81,7 @@ def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:
 
 
 def denoise(head: DFlashHead, target: CausalTarget, reading: Reading, blocks: Blocks) -> Tensor:
-    """Denoise blocks behind given tokens, all in one forward.
-
-    Args:
-        head: whose slots are computed.
-        target: whose embedding makes the noise.
-        reading: of whole sequences.
-        blocks: m places in them.
+    """Denoise m blocks in whole sequences, all in one forward.
 
     Returns:
         [m, D, d] states of the slots that predict, as decoding computes each block by itself.

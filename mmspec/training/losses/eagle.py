@@ -89,12 +89,7 @@ class EagleLoss(DrafterLoss):
 def imitation(
     predicted: Tensor, true: Tensor, logits: Tensor, distribution: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """EAGLE's loss (2401.15077, section 4.2), and its parts.
-
-    Args:
-        predicted, true: [m, d] the head's and the target's hidden states.
-        logits, distribution: [m, V] the logits of the former, the distribution that the latter mean.
-    """
+    """EAGLE's loss (2401.15077, section 4.2) of hidden states [m, d] and what they mean [m, V]; its parts."""
     count = max(1, len(true))
     states = smooth_l1_loss(predicted, true, reduction="none").mean(-1).sum() / count
     tokens = -(distribution * logits.log_softmax(-1)).sum() / count

@@ -146,10 +146,7 @@ class Eagle3Loss(DrafterLoss):
 def choose_vocabulary(head: Eagle3Head, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
     """Let a new head of a reduced vocabulary know the tokens that are learnt most often, then the first ones.
 
-    Args:
-        head: nothing happens to one that knows all tokens.
-        data: what it will learn from; every process counts the same batches.
-        batches: how many are counted.
+    Every process counts the same batches of the data.
     """
     if head.draft_tokens is None:
         return

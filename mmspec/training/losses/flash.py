@@ -75,13 +75,7 @@ class FlashLoss(DrafterLoss):
 
 @torch.no_grad()
 def own_states(head: FlashHead, reading: Reading, features: Tensor) -> Tensor:
-    """[B, L, d] states as the head predicts them from the token before; in images, the target's.
-
-    Args:
-        head: predicts.
-        reading: of the target.
-        features: [B, L, d] what the head reads.
-    """
+    """[B, L, d] states as the head predicts them, reading features [B, L, d]; in images, the target's."""
     states = reading.taps[HIDDEN]
     spliced, hidden = run(head, reading, features)
     predicted = head.predict(hidden, 1)[..., 0, :].to(states)

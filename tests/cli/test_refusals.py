@@ -1,0 +1,166 @@
+"""Refusals of the commands: one line on stderr, exit code 2, and no model is loaded where none is needed."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_models.continuous import folder_of
+from tests.tiny_models.llamagen import save_llamagen
+
+LLAVA, NOWHERE = "assets/scenes-llava", "no such folder"
+ROWS = {
+    "the options of accelerators": [
+        (f"bench {NOWHERE!r} --accelerators none,copi", "did you mean 'copy'"),
+        ("check x --accelerator draft_modle", "did you mean 'draft_model'"),
+        ("caption x.png --accelerator copy:oops --model x", "name=value"),
+        ("check x --accelerator draft_model", "--drafter"),
+        ("check {tiny} --accelerator copy:max_draft_token=3 --samples 1", "max_draft_token"),
+        (f"bench {NOWHERE!r} --accelerators flash", "a head that was trained"),
+        (f"bench {NOWHERE!r} --accelerators copy:drafter=x", "no draft model"),
+        ("caption assets/images/scene.png --model {tiny} --accelerator auto", "mmspec tune"),
+    ],
+    "what a model is asked": [
+        ("check /no/such/folder", "folder that holds a checkpoint"),
+        ("check x --dtype bfloat", "did you mean 'bfloat16'"),
+        ("caption zz.png --model {tiny}", "zz.png"),
+        ("check {tiny} --guidance 2", "--guidance"),
+        ("scenes --out /proc/none/x.png", "--out"),
+    ],
+    "a bench": [
+        ("bench {tiny} --task captions", "did you mean 'caption'"),
+        ("bench {tiny} --best luck --accelerators copy", "seconds or forwards"),
+        ("bench {tiny} --quality", "a model that draws"),
+        ("bench {tiny} --peers --temperature 1 --samples 1 --repeats 1", "--temperature"),
+        ("bench {tiny} --accelerators copy:num_draft_tokens=2|3 --prompt a", "one setting of each"),
+        ("bench {tiny} --batch-size 2 --results lines", "--batch-size 1"),
+        ("bench {tiny} --html {tmp}/none/page.html", "--html"),
+    ],
+    "a bench of images": [
+        ("bench {class} --max-new-tokens 12", "an image of this model has 36 tokens"),
+        ("bench {class} --task caption", "generate"),
+        ("bench {class} --task generat", "did you mean 'generate'"),
+        ("bench {class} --image a.png", "this model draws them"),
+        ("bench {class} --accelerators zipar:zipar_window=99", "zipar_window"),
+        ("check {mar} --max-new-tokens 5", "max-new-tokens"),
+    ],
+    "drawing": [
+        ("generate --accelerator sjdd", "did you mean 'sjd'"),
+        ("generate --compare none,sjdd", "did you mean 'sjd'"),
+        ("generate --compare none --accelerator sjd", "not both"),
+        ("generate --compare ,", "separated by commas"),
+        ("generate --model {five} --accelerator none --window 8 --out {tmp}/a.png", "has a window"),
+        ("generate --model {five} --compare none,sjd --class 1 --out {tmp}/a.png", "window: got 32"),
+        ("generate --model {five} --window 0 --class 1 --out {tmp}/a.png", "window: got 0"),
+        ("generate --model {five} --out /dev/null/x.png --class 1", "--out"),
+        ("generate --model {five} --out image.txt --class 1", "an image file"),
+        ("generate --model {five} --out . --class 1", "an image file"),
+        ("generate --model {five} --window 8 --class 9 --out {tmp}/a.png", "class_labels[0]: got 9"),
+        ("generate --model {five} --window 8 a --out {tmp}/a.png", "class_labels"),
+        ("generate --model {five} --window 8 a --class 1 --out {tmp}/a.png", "not both"),
+        ("generate --model {five} --window 8 --class 1 --top-p 2 --out {tmp}/a.png", "top_p: got 2"),
+        ("generate --model {five} --window 8 --class 1 --height 7 --out {tmp}/a.png", "height, width"),
+        ("generate --model {tiny} red --out {tmp}/a.png", "draws no images"),
+        ("generate --model {nextstep} red --top-k 5 --steps 3 --out {tmp}/a.png", "top_k"),
+    ],
+    "scores of images": [
+        ("evaluate images {class} --metrics fidd", "did you mean 'fid'"),
+        ("evaluate images {class} --features incepton", "did you mean 'inception'"),
+        ("evaluate images {class} --accelerator sjdd", "did you mean 'sjd'"),
+        ("evaluate images {class} --against nobody", "nobody"),
+        ("evaluate images {class} --prompt-file none.txt", "none.txt"),
+        ("evaluate images --folder nowhere", "FileNotFoundError"),
+        ("evaluate images {class} --device nothing", "a device that works here"),
+        ("evaluate images --folder . --accelerator sjd", "either a folder, or a model"),
+        ("evaluate images {class} --metrics fid --n 100", "at least 129 images, not 100"),
+        ("evaluate images {class} --out .", "a new or empty folder"),
+    ],
+    "scores of answers": [
+        ("evaluate text {tiny} --prompt-file {damaged}", "damaged.jsonl:1"),
+        ("evaluate text {tiny} --prompt-file {two}", "at least 3 of each category"),
+        ("evaluate text {tiny} --prompt-file {two} --metrics blue", "did you mean 'bleu'"),
+        ("evaluate text {tiny} --accelerator coppy", "did you mean 'copy'"),
+    ],
+    "an export": [
+        ("export {head} {tmp}/out --to speculators", "--target"),
+        ("export {head} {tmp}/out --to specforge --target assets/scenes-llava-small", "hidden_size 128"),
+        ("export {head} {head} --to specforge --target " + LLAVA, "new or empty"),
+        ("export {head} {tmp}/out --to transformers", "a whole model"),
+        ("export assets/scenes-llava-flash {tmp}/out --to speculators --target " + LLAVA, "eagle3"),
+        ("export assets/scenes-llava-small {tmp}/out --to transformers --target " + LLAVA, "--target"),
+        ("export {head} {tmp}/out --to checkpoint --target org/model", "a folder: it is copied"),
+        ("export nowhere/to/be/found {tmp}/out --to transformers", "nowhere"),
+    ],
+    "many workers": [
+        ("generate --ray --out x", "--prompt-file"),
+        ("generate a --ray --compare none,sjd --out x", "--compare"),
+        ("caption --ray --prompt-file assets/prompts/mmspec/mmspec.jsonl", "--out"),
+        ("caption --ray --out x", "--prompt-file"),
+        ("caption a.png --prompt-file b.txt", "either a file, or images"),
+        ("caption a.png --ray --prompt-file b.txt --out x", "either a file, or images"),
+        ("caption a.png --ray --out x --compare", "--compare"),
+        ("caption a.png --out x", "--ray"),
+        ("evaluate images --ray --n 4", "--out"),
+        ("generate a --prompt-file none.txt --out x.png", "none.txt"),
+    ],
+    "servers": [
+        ("serve --port {taken}", "an address that is free"),
+        ("serve --host 192.0.2.1 --port 0", "--host"),
+        ("serve --wait-seconds=0 --port 0", "wait_seconds"),
+        ("serve --run-seconds=nan --port 0", "run_seconds"),
+        ("serve --allow-url-domain=http://a.org/ --port 0", "--allow-url-domain"),
+        ("serve --allow-origin=a.org --port 0", "--allow-origin"),
+        ("serve {tiny} {tiny} --port 0 --accelerator none", "different names"),
+        ("demo caption --port {taken}", "an address that is free"),
+        ("demo generate --port {taken}", "an address that is free"),
+        ("demo caption --accelerator nine", "accelerator"),
+        ("demo generate --accelerator sjd:window=8", "a name alone"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, tiny_folder: Path, llamagens, eagle3_head: Path) -> dict[str, Any]:
+    """Folders and files that rows name."""
+    base = tmp_path_factory.mktemp("places")
+    (base / "damaged.jsonl").write_text("{")
+    (base / "two.jsonl").write_text('{"prompt": "a", "references": "b"}\n' * 2)
+    files = {"damaged": base / "damaged.jsonl", "two": base / "two.jsonl", "head": eagle3_head}
+    five = save_llamagen(base / "five", "class", grid=5)  # fewer tokens than the default window
+    drawing = {"five": five, "mar": folder_of("mar"), "nextstep": folder_of("nextstep"), **llamagens}
+    return {"tiny": tiny_folder, **files, **drawing}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_what_cannot_be_done_is_said_in_one_line(kind, places, fails: Callable[..., str], tmp_path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        named = {**places, "tmp": tmp_path, "taken": taken.getsockname()[1]}
+        for command, words in ROWS[kind]:
+            arguments = [word.format(**named) for word in shlex.split(command)]
+            assert words in fails(*arguments), command
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["bench", "generate red"])
+def test_without_reference_models_the_error_says_where_they_come_from(fails, monkeypatch, command):
+    monkeypatch.setattr("mmspec.assets.reference_models", dict)
+    assert "comes with a clone" in fails(*command.split())
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "command"),
+    [
+        ("uvicorn", "serve", "serve"),
+        ("gradio", "demo", "demo caption"),
+        ("gradio", "demo", "demo generate"),
+        ("matplotlib", "eval", "bench nowhere --plot plot.png"),
+    ],
+)
+def test_a_missing_extra_is_named_before_a_model_is_loaded(hide, fails, package, extra, command):
+    hide(package)
+    assert f"pip install 'mmspec[{extra}]'" in fails(*command.split())
