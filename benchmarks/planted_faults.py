@@ -48,7 +48,6 @@ class Fault(NamedTuple):
     tests: tuple[str, ...]
 
 
-CONTRACTS = ("tests/contracts",)
 DRAFTERS = ("tests/drafters", "tests/contracts")
 TARGETS = ("tests/targets", "tests/contracts")
 DECODING = ("tests/decoding", "tests/contracts")

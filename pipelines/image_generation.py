@@ -132,22 +132,23 @@ class ImageGenerationPipeline(MMSpecPipeline):
         and errors, as of `__call__`, without `callback_on_step_end` and `return_dict`.
         """
         with self._busy():
-            call = self._prepare_all(prompt, arguments)
+            call = self.prepare(prompt, arguments)
             for _ in call.rounds():
                 yield call
                 if self._interrupted.is_set():
                     break
         call.check()
 
-    def prepare(self, prompt: Any, keywords: dict[str, Any], **what: Any) -> ImageCall:
-        """Check all arguments of a call (`keywords` are its settings) and encode the prompts.
+    def prepare(self, prompt: Any, keywords: dict[str, Any], **others: Any) -> ImageCall:
+        """Check all arguments of a call, in `keywords` or as `others`, and encode the prompts.
 
         Nothing heavy has happened when this raises. The rounds of what is returned can be watched.
         """
-        settings = self.settings.from_keywords(self.target, keywords)
-        what = plain_numbers(what)
-        grid = self._find_grid(what.pop("height", None), what.pop("width", None))
-        given = what.get("class_labels") if prompt is None else prompt
+        asked = {**keywords, **others}
+        what = plain_numbers({name: asked.pop(name, None) for name in OF_PROMPTS})
+        settings = self.settings.from_keywords(self.target, asked)
+        grid = self._find_grid(what.pop("height"), what.pop("width"))
+        given = what["class_labels"] if prompt is None else prompt
         prompts = len(given) if isinstance(given, list | tuple) else 1
         sampler = self._sampler(settings, prompts, grid)
         self.accelerator.check(sampler)
@@ -164,10 +165,6 @@ class ImageGenerationPipeline(MMSpecPipeline):
         )
         return ImageCall(self, requests, settings, sampler, random)
 
-    def _prepare_all(self, prompt: Any, arguments: dict[str, Any]) -> ImageCall:
-        what = {name: arguments.get(name) for name in OF_PROMPTS}
-        return self.prepare(prompt, {k: v for k, v in arguments.items() if k not in what}, **what)
-
     def _find_grid(self, height: Any, width: Any) -> ImageGrid:
         """Find the grid of a size, by default the model's; InputError if it draws no image of that size."""
         return find_grid(self.target, height, width)
@@ -179,7 +176,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
     def _prepare_request(
         self, prompt: Any, arguments: dict[str, Any]
     ) -> tuple[Call, Callable[[Canvas], ImageOutput]]:
-        drawing = self._prepare_all(prompt, arguments)
+        drawing = self.prepare(prompt, arguments)
         call = drawing.batch(0, len(drawing.requests))
 
         def output(canvas: Canvas) -> ImageOutput:

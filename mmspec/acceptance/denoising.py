@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmspec.acceptance.verification import ChainRejection, last_purpose, sampled_distribution
 from mmspec.decoding.denoising import Denoising, require_noise
@@ -52,7 +53,7 @@ class Reflection(AcceptanceRule):
         kept, mirrored = reflect(scores[:-1], q[1:], u)
         drawn = draft.valid[:, 1:]
         node = (drawn & kept.all(-1)).long().cumprod(-1).sum(-1)
-        judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])
+        judged = pad(drawn, (0, 1)).gather(1, node[:, None])
         here = scores.at(node)
         noise, known = here.noise(random, emitted + node, last_purpose(draft)), None
         if draft.max_depth:
@@ -60,7 +61,8 @@ class Reflection(AcceptanceRule):
             chain, agrees = take(q.drawn[:, 1:], at), take(kept, at)
             first = agrees.long().cumprod(-1).sum(-1)[:, None]  # [B, 1] the step that was refused
             state = torch.arange(steps + 1, device=node.device)
-            chain = torch.where((state == first + 1)[:, :, None], pad_first(take(mirrored, at)), chain)
+            after = pad(take(mirrored, at), (0, 0, 1, 0))  # [B, S + 1, d] with room for the first state
+            chain = torch.where((state == first + 1)[:, :, None], after, chain)
             known = chain, (state <= first + 1) & judged
         return Verdict.at(draft, node, here.value_of(here.process.run(noise, known)))
 
@@ -98,11 +100,6 @@ def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
     return kept.view(u.shape), mirrored.view(*u.shape, -1)
 
 
-def pad_first(states: Tensor) -> Tensor:
-    """[B, S, d] states after each step -> [B, S + 1, d], with room for the one before the first."""
-    return torch.cat([torch.zeros_like(states[:, :1]), states], 1)
-
-
 class LastStep(ChainRejection):
     """Judge the last transition alone, behind chains of target and draft with the same noise.
 
@@ -125,17 +122,12 @@ class LastStep(ChainRejection):
         return self.last(scores, own), self.last(q, q.drawn)
 
     def last(self, distribution: Denoising, chains: Tensor) -> Gaussian:
-        """Return the distributions that the last states of chains are compared by; see `last_transition`."""
-        return last_transition(distribution, chains)
-
-
-def last_transition(distribution: Denoising, chains: Tensor) -> Gaussian:
-    """The normal distributions [T, n] of the last states of chains [T, n, S + 1, d]."""
-    process = distribution.process
-    require_noise(process)
-    mean, std = process.transition(chains[..., -2, :].flatten(0, 1), process.steps - 1)
-    shape = (*chains.shape[:2], process.size)
-    return Gaussian(mean.view(shape), std.view(shape))
+        """Distributions [T, n] that the last states of chains [T, n, S + 1, d] are compared by."""
+        process = distribution.process
+        require_noise(process)
+        mean, std = process.transition(chains[..., -2, :].flatten(0, 1), process.steps - 1)
+        shape = (*chains.shape[:2], process.size)
+        return Gaussian(mean.view(shape), std.view(shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +191,7 @@ class CSpD(LastStep):
         return super().verify(draft, scores, random, emitted)
 
     def last(self, distribution: Denoising, chains: Tensor) -> Surrogate:
-        last = last_transition(distribution, chains)
+        last = super().last(distribution, chains)
         log_weight = torch.zeros_like(last.mean[..., 0])
         sign = VARIANCE_FACTORS[self.variance_factor]
         if sign:

@@ -51,8 +51,8 @@ def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None)
         InputError: `out` is not empty.
     """
     config = read_config(folder)
-    queries = config.get("num_attention_heads")
-    heads = {"q": queries, "k": config.get("num_key_value_heads") or queries}
+    queries: Any = config.get("num_attention_heads")
+    heads: dict[str, Any] = {"q": queries, "k": config.get("num_key_value_heads") or queries}
     shards = sorted(folder.glob("*.safetensors"))
     if not shards or not all(isinstance(count, int) and count > 0 for count in heads.values()):
         allowed = "a folder of safetensors, whose config.json has num_attention_heads"
@@ -93,17 +93,16 @@ def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None)
 
 
 def _check_norms(shard: Path, heads: dict[str, int]) -> None:
+    """Raise CheckpointError unless the rows of all norms of a shard divide the heads."""
     try:
         with safe_open(shard, framework="pt") as file:
-            names = file.keys()
-            found = [norm for name in names if (norm := NORM.fullmatch(name))]
-            shapes = {norm: file.get_slice(norm.string).get_shape() for norm in found}
+            found = [norm for name in file.keys() if (norm := NORM.fullmatch(name))]  # noqa: SIM118
+            shapes = {norm: tuple(file.get_slice(norm.string).get_shape()) for norm in found}
     except Exception as error:  # safetensors raises its own, and the system's
-        raise CheckpointError(
-            "checkpoint", str(shard), f"a whole safetensors file ({error})"[:200]
-        ) from error
+        allowed = f"a whole safetensors file ({error})"[:200]
+        raise CheckpointError("checkpoint", str(shard), allowed) from error
     wrong = [
-        f"{norm.string} is {tuple(shape)}"
+        f"{norm.string} is {shape}"
         for norm, shape in shapes.items()
         if len(shape) != 2 or not shape[0] or heads[norm["side"]] % shape[0]
     ]

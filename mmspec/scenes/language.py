@@ -227,19 +227,13 @@ def _two_references(scene: Scene, rng: np.random.Generator) -> tuple[_Reference,
     return _choose(rng, options[0]), _choose(rng, options[1])
 
 
-def _ask_side(scene: Scene, rng: np.random.Generator) -> tuple[str, str] | None:
+def _ask_relation(scene: Scene, rng: np.random.Generator, kind: str) -> tuple[str, str] | None:
     chosen = _two_references(scene, rng)
     if chosen is None:
         return None
     one, other = chosen
-    return f"is {one.text} left of {other.text}?", "yes" if one.thing.x < other.thing.x else "no"
-
-
-def _ask_height(scene: Scene, rng: np.random.Generator) -> tuple[str, str] | None:
-    chosen = _two_references(scene, rng)
-    if chosen is None:
-        return None
-    one, other = chosen
+    if kind == "side":
+        return f"is {one.text} left of {other.text}?", "yes" if one.thing.x < other.thing.x else "no"
     text = f"is {one.text} above, below or level with {other.text}?"
     return text, vertical_relation(one.thing, other.thing).split()[0]
 
@@ -256,8 +250,8 @@ _ASKERS: dict[str, Callable[[Scene, np.random.Generator], tuple[str, str] | None
     "where": _ask_where,
     "count": _ask_count,
     "exists": _ask_exists,
-    "side": _ask_side,
-    "height": _ask_height,
+    "side": partial(_ask_relation, kind="side"),
+    "height": partial(_ask_relation, kind="height"),
     "background": _ask_background,
 }
 KINDS = tuple(_ASKERS)

@@ -186,6 +186,10 @@ def test_trees_report_distances() -> None:
         ("cool", {"omega": 0.9}),
         ("cool", {"nu": -1.0}),
         ("suffix", {"confidence": 1.5}),
+        ("typical", {"epsilon": -0.1}),
+        ("typical", {"delta": float("nan")}),
+        ("budget", {"delta": True}),
+        ("lantern", {"delta": 1.1}),
     ],
 )
 def test_a_setting_out_of_range_is_named(name: str, options: dict[str, object]) -> None:

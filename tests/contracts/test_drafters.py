@@ -87,7 +87,7 @@ def of_blocks(length: int, dtype: torch.dtype) -> Drafter:
 
 def of_chains(length: int, dtype: torch.dtype) -> Drafter:
     shape = {"depth": min(length, 4), "top_k": min(length, 4)}
-    return fitted("dspark", dtype, {"kind": "dspark, rnn"}, num_draft_tokens=length, **shape)
+    return fitted("dspark", dtype, num_draft_tokens=length, **shape)
 
 
 def cjd(length: int, dtype: torch.dtype, coupling: str = "maximal") -> Drafter:
@@ -103,7 +103,7 @@ HEADS: dict[str, tuple[Callable[..., HeadDrafter], Callable[..., Any]]] = {
     "mtp": (MtpDrafter, mtp_checks.head_for),
     "flash": (FlashDrafter, flash_checks.head_for),
     "dflash": (DFlashDrafter, dflash_checks.head_for),
-    "dspark": (DSparkDrafter, dflash_checks.head_for),
+    "dspark": (DSparkDrafter, functools.partial(dflash_checks.head_for, kind="dspark, rnn")),
     "medusa": (MedusaDrafter, heads_checks.medusa_for),
     "hydra": (HydraDrafter, heads_checks.hydra_for),
 }

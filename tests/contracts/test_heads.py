@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from mmspec import heads
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
-from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter, MtpDrafter
-from mmspec.drafters.flash import FlashDrafter
 from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.level_heads import HydraDrafter, MedusaDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
-from mmspec.heads import HEADS
-from mmspec.models.feature_head import DraftingHead
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
-from tests.drafters import dflash_checks, eagle3_checks, eagle_checks, flash_checks, heads_checks, mtp_checks
+from tests.contracts.test_drafters import HEADS
 from tests.drafters.flash_checks import MESSAGES, answer, inputs_of, target_of
 from tests.drafters.visual_checks import KINDS as VISUAL
 from tests.targets import loop
@@ -30,52 +24,35 @@ from tests.tiny_models import tiny_llama, tiny_mistral_sliding
 
 FAMILIES = ("llava", "qwen2_5_vl")
 SAMPLER, SEEDS = Sampler(0.8, top_p=0.95), [3, 4, 5, 6]
-Build = Callable[..., DraftingHead]
 SMALL = {"num_draft_tokens": 8, "depth": 3, "top_k": 3}
-#: Class of the drafter, what makes its head of random weights for a target, and the shape of its drafts.
-HEAD: dict[str, tuple[Callable[..., HeadDrafter], Build, dict[str, Any]]] = {
-    "eagle": (EagleDrafter, eagle_checks.head_for, {}),
-    "eagle, static": (EagleDrafter, eagle_checks.head_for, {"tree": "eagle"}),
-    "eagle, chain": (EagleDrafter, eagle_checks.head_for, {"num_draft_tokens": 3, "top_k": 1}),
-    **{
-        name: (EagleDrafter, functools.partial(eagle_checks.head_for, **settings), SMALL)
-        for name, settings in VISUAL.items()
-        if settings
-    },
-    "eagle3": (Eagle3Drafter, eagle3_checks.head_for, {}),
-    "eagle3, some words": (
-        Eagle3Drafter,
-        functools.partial(eagle3_checks.head_for, draft_vocabulary=13),
-        {"num_draft_tokens": 9, "top_k": 3},
-    ),
-    "mtp": (MtpDrafter, mtp_checks.head_for, {}),
-    "flash": (FlashDrafter, flash_checks.head_for, {}),
-    "flash, a token a pass": (FlashDrafter, flash_checks.head_for, {"block": 1}),
-    "flash, blocks in a row": (
-        FlashDrafter,
-        flash_checks.head_for,
-        {"num_draft_tokens": 9, "top_k": 2, "depth": 6, "block": 3},
-    ),
-    "flash, chain": (FlashDrafter, flash_checks.head_for, {"top_k": 1, "depth": 7, "block": 3}),
-    "dflash": (DFlashDrafter, dflash_checks.head_for, {}),
-    "dspark": (DSparkDrafter, functools.partial(dflash_checks.head_for, kind="dspark, rnn"), SMALL),
-    "medusa": (MedusaDrafter, heads_checks.medusa_for, {}),
-    "medusa, static": (MedusaDrafter, heads_checks.medusa_for, {"tree": "medusa"}),
-    "hydra": (HydraDrafter, heads_checks.hydra_for, {}),
+IN_A_ROW = {"num_draft_tokens": 9, "top_k": 2, "depth": 6, "block": 3}
+#: Kind, settings of its head of random weights, and the shape of its drafts.
+HEAD: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    **{kind: (kind, {}, {}) for kind in HEADS},
+    "dspark": ("dspark", {}, SMALL),
+    "eagle, static": ("eagle", {}, {"tree": "eagle"}),
+    "eagle, chain": ("eagle", {}, {"num_draft_tokens": 3, "top_k": 1}),
+    **{name: ("eagle", settings, SMALL) for name, settings in VISUAL.items() if settings},
+    "eagle3, some words": ("eagle3", {"draft_vocabulary": 13}, {"num_draft_tokens": 9, "top_k": 3}),
+    "flash, a token a pass": ("flash", {}, {"block": 1}),
+    "flash, blocks in a row": ("flash", {}, IN_A_ROW),
+    "flash, chain": ("flash", {}, {"top_k": 1, "depth": 7, "block": 3}),
+    "medusa, static": ("medusa", {}, {"tree": "medusa"}),
     "hydra, without prefix attention": (
-        HydraDrafter,
-        functools.partial(heads_checks.hydra_for, prefix_attention=False),
+        "hydra",
+        {"prefix_attention": False},
         {"num_draft_tokens": 5, "depth": 2},
     ),
 }
-KINDS = [name for name in HEAD if "," not in name and name not in VISUAL or name == "eagle"]
+KINDS = list(HEADS)
 PAIRS = [(name, FAMILIES[index % 2]) for index, name in enumerate(HEAD)]
 
 
-def drafter_for(name: str, target: CausalTarget, **settings: Any) -> HeadDrafter:
+def drafter_for(name: str, target: CausalTarget) -> HeadDrafter:
     """A drafter with a head of random weights, not fitted yet."""
-    drafter, build, shape = HEAD[name]
-    return drafter(build(target, **settings), **shape)
+    kind, head, shape = HEAD[name]
+    drafter, build = HEADS[kind]
+    return drafter(build(target, **head), **shape)
 
 
 @functools.cache
@@ -94,7 +71,7 @@ def sampled(family: str) -> list[list[int]]:
 
 def test_every_head_is_tested_here() -> None:
     others = {"assistant", "cjd", "ssd"}  # of one family of targets; heads of windows
-    assert set(KINDS) == set(HEADS) - others
+    assert set(KINDS) == set(heads.HEADS) - others
 
 
 @pytest.mark.parametrize(("name", "family"), PAIRS)
@@ -151,7 +128,7 @@ def test_a_head_of_nan_costs_its_drafts_and_no_word(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_size_out_of_range_is_named(name: str) -> None:
-    drafter, build, _ = HEAD[name]
+    drafter, build = HEADS[name]
     head = build(llama())
     for argument, value in (
         ("num_draft_tokens", 0),
@@ -168,6 +145,6 @@ def test_a_size_out_of_range_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_more_children_than_tokens_are_refused_with_the_target(name: str) -> None:
     target = CausalTarget(tiny_llama(vocab=3))
-    drafter, build, _ = HEAD[name]
+    drafter, build = HEADS[name]
     with pytest.raises(InputError, match="at most 3"):
         drafter(build(target), num_draft_tokens=4, depth=1, top_k=4).fit(target)

@@ -1,7 +1,7 @@
 """Known faults of assisted decoding in transformers 5.23, none of which the loop has.
 
-Plain `generate` without a draft is the judge; "Peer" is what transformers does with one. Rows that belong to
-the pipeline (text streams, warnings) are tested there.
+Plain `generate` without a draft is the judge; "Peer" is what transformers does with one. It refuses batches,
+which test_drafters.py decodes; text streams and warnings are tested with the pipeline.
 """
 
 from __future__ import annotations
@@ -12,37 +12,19 @@ from typing import Any
 import pytest
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, StopStringCriteria
 
-from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.interfaces import Drafter
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
-from tests.contracts import checks
 from tests.contracts.checks import VOCABULARY, llama
-from tests.contracts.distributions import check_distribution
 from tests.contracts.edge_checks import EndsAfter, letters
 from tests.contracts.running import decode, generate, random_prompts
-from tests.contracts.toy import toy_target
-from tests.tiny_models import tiny_llama
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "assistant": lambda: DraftModelDrafter(llama(), 20),
     "prompt look-up": lambda: CopyDrafter(20, min_match=1),
 }
-PROMPTS = random_prompts(24, seed=30)
-
-
-def loops(prompt: list[int]) -> list[int]:
-    """A prompt that repeats itself, so that there is much to copy."""
-    return prompt * 3
-
-
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_batches_are_equal(name: str) -> None:
-    """Peer: ValueError from two rows on."""
-    prompts = [loops(list(prompt)) for prompt in PROMPTS[:6]]
-    expected = [generate(llama().model, prompt, 32) for prompt in prompts]
-    assert decode(llama(), prompts, DRAFTERS[name](), max_new_tokens=32).outputs == expected
+PROMPTS = random_prompts(10, seed=30)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -51,19 +33,18 @@ def test_stop_strings_are_equal_over_many_outputs(name: str) -> None:
     tokenizer, stopped = letters(), 0
     criterion = StopStringCriteria(tokenizer, ["cab", "ddc", "gaf", "hbe", "ee", "bac"])
     for prompt in PROMPTS:
-        expected = generate(llama().model, loops(list(prompt)), 40, stopping_criteria=[criterion])
-        run = decode(
-            llama(), [loops(list(prompt))], DRAFTERS[name](), max_new_tokens=40, criteria=[criterion]
-        )
+        prompt = [*prompt] * 3  # there is much to copy
+        expected = generate(llama().model, prompt, 40, stopping_criteria=[criterion])
+        run = decode(llama(), [prompt], DRAFTERS[name](), max_new_tokens=40, criteria=[criterion])
         assert run.outputs == [expected]
         stopped += run.canvas.finish_reasons == ["stop"]
-    assert stopped >= 8, "the strings must occur"
+    assert stopped >= 3, "the strings must occur"
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_users_criterion_is_equal_with_twenty_drafts(name: str) -> None:
     """Peer: 23 of 23 overshoot by 7 to 20 tokens."""
-    for prompt in PROMPTS[:12]:
+    for prompt in PROMPTS[:6]:
         expected = generate(llama().model, prompt, 40, stopping_criteria=[EndsAfter()])
         run = decode(llama(), [prompt], DRAFTERS[name](), max_new_tokens=40, criteria=[EndsAfter()])
         assert run.outputs == [expected]
@@ -84,15 +65,3 @@ def test_end_tokens_lengths_and_processors_are_equal(name: str) -> None:
         sampler = Sampler(processors=processors)
         run = decode(llama(), prompts, DRAFTERS[name](), sampler=sampler, max_new_tokens=30, end=end)
         assert run.outputs == expected
-
-
-def test_sampling_at_temperature_two_with_top_k_three_is_sound() -> None:
-    """Peer: sound as well; the joint of three tokens at V = 8."""
-    checks.real_model_distribution(sampler=Sampler(2.0, top_k=3), rows=8_000)
-    check_distribution(toy_target(), CopyDrafter(4, min_match=1), SampleAndMatch(), Sampler(2.0, top_k=3))
-
-
-def test_a_draft_of_another_model_in_a_batch_is_equal() -> None:
-    other = DraftModelDrafter(type(llama())(tiny_llama(seed=3)), 5)
-    expected = [generate(llama().model, prompt, 32) for prompt in PROMPTS[:5]]
-    assert decode(llama(), PROMPTS[:5], other, max_new_tokens=32).outputs == expected

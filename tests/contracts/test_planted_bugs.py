@@ -49,25 +49,15 @@ def bug(check: Callable[[], None], where: str, *edits: tuple[str, str]) -> Plant
 
 BUGS = {
     # rejection sampling: the residual, the bonus, the ratio, q, the random numbers
-    "residual is p": bug(
-        few_speculative,
-        RESIDUAL,
-        ("(p - q).clamp_min(0.0)", "p"),
-    ),
-    "residual is |p - q|": bug(
-        few_speculative,
-        RESIDUAL,
-        ("(p - q).clamp_min(0.0)", "(p - q).abs()"),
-    ),
+    "residual is p": bug(few_speculative, RESIDUAL, ("(p - q).clamp_min(0.0)", "p")),
+    "residual is |p - q|": bug(few_speculative, RESIDUAL, ("(p - q).clamp_min(0.0)", "(p - q).abs()")),
     "bonus drawn from q": bug(
         few_speculative,
         CHAIN,
         ("p[row, node]", "torch.where((node == last)[:, None], q[:, -1], p[row, node])"),
     ),
     "bonus from the position before": bug(
-        few_speculative,
-        CHAIN,
-        ("p[row, node]", "p[row, node - (node == last).long()]"),
+        few_speculative, CHAIN, ("p[row, node]", "p[row, node - (node == last).long()]")
     ),
     "ratio is q / p": bug(few_speculative, CHAIN, ("(u * q_x <= p_x)", "(u * p_x <= q_x)")),
     "draft by arg-max, q reported soft": bug(
@@ -102,18 +92,14 @@ BUGS = {
         ("verdict.decided", "(verdict.decided + 1)"),
     ),
     "lenience 1.2": bug(
-        checks.speculative_distribution,
-        CHAIN,
-        ("(u * q_x <= p_x)", "(u * q_x <= 1.2 * p_x)"),
+        checks.speculative_distribution, CHAIN, ("(u * q_x <= p_x)", "(u * q_x <= 1.2 * p_x)")
     ),
     "last accepted token treated as rejected": bug(
         few_speculative, CHAIN, (ACCEPTED, f"{ACCEPTED}.clamp_max(last - 1)")
     ),
     # of SJD's and SCD's code (2410.01699, 2510.24211)
     "q of an older step": bug(
-        few_of_a_model,
-        f"{DRAFTING}.propose",
-        ("*distributions])", "distributions[0], *distributions[:-1]])"),
+        few_of_a_model, f"{DRAFTING}.propose", ("*distributions])", "distributions[0], *distributions[:-1]])")
     ),
     "all rows advance by the least of the batch": bug(
         few_speculative, CHAIN, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(row)")
@@ -132,10 +118,7 @@ BUGS = {
     "a sampled token dropped for its own low q": bug(
         few_speculative,
         "tests.oracles:SampledTreeDrafter.keep",
-        (
-            "return drawable",
-            "return (draft.q.mass(draft.tokens) > 0.25) | (draft.depth == 0)",
-        ),
+        ("return drawable", "return (draft.q.mass(draft.tokens) > 0.25) | (draft.depth == 0)"),
     ),
     "siblings tried with the same p": bug(
         few_iid,
@@ -145,9 +128,7 @@ BUGS = {
     ),
     # of FLASH's and EAGLE's code (2505.12728, 2406.16858), and their like
     "residual of the raw softmax at T = 0.6": bug(
-        few_cold,
-        CHAIN,
-        ("residual(p, q[row, after])", "residual(normalise(p**0.6, p), q[row, after])"),
+        few_cold, CHAIN, ("residual(p, q[row, after])", "residual(normalise(p**0.6, p), q[row, after])")
     ),
     "noise drawn in sequence": bug(
         checks.rows_are_independent,
@@ -208,14 +189,10 @@ BUGS = {
         (".scatter(1, new[:, 0], self.lengths[:, None] + nodes.depths)", ""),
     ),
     "noise not keyed by output index": bug(
-        checks.gumbel_exactness,
-        f"{DISTRIBUTION}:Scores.choose",
-        ("+ torch.arange(", "+ 2 * torch.arange("),
+        checks.gumbel_exactness, f"{DISTRIBUTION}:Scores.choose", ("+ torch.arange(", "+ 2 * torch.arange(")
     ),
     "noise of a tree keyed by node": bug(
-        checks.gumbel_exactness,
-        f"{DISTRIBUTION}:Scores.choose",
-        ("draft.depth)", "0 * draft.depth)"),
+        checks.gumbel_exactness, f"{DISTRIBUTION}:Scores.choose", ("draft.depth)", "0 * draft.depth)")
     ),
     "noise of the draft reused for the residual": bug(
         checks.speculative_distribution,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from mmspec.kernels import rank_ratio, rank_ratio_at
-from tests.acceptance import slow_rules
 
 Both = Callable[..., tuple[Any, Any]]
 UNIT = 2**-10  # masses are multiples of it, so that every sum is exact in float32
@@ -73,15 +72,3 @@ def test_groups_larger_than_a_program_holds(
 ) -> None:
     monkeypatch.setattr("mmspec.kernels.groups.MEMBERS", 4)
     ranks_agree(both, device, (((2, 23), 9),))
-
-
-def test_groups_of_a_token_equal_the_loops(both: Both, device: torch.device) -> None:
-    """The kernels against Python, in float32."""
-    generator = torch.Generator().manual_seed(6)
-    p, q = torch.rand(2, 2, 15, generator=generator).pow(3).unbind(0)
-    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
-    tokens = torch.arange(15).expand(2, -1)
-    kernel, _ = both(rank_ratio_at, p.to(device), q.to(device), tokens.to(device), 4)
-    pairs = list(zip(p.tolist(), q.tolist(), strict=True))
-    expected = torch.tensor([slow_rules.ranked_groups(*pair, 4) for pair in pairs])
-    torch.testing.assert_close(kernel.cpu(), expected, rtol=1e-5, atol=1e-6)

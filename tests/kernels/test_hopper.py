@@ -49,7 +49,7 @@ class Kernel(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What a compiled kernel takes: registers of a thread, spilled bytes, shared memory, and its assembly."""
+    """Registers of a thread, spilled bytes and shared memory that a kernel takes, and its assembly."""
 
     registers: int
     spilled: int

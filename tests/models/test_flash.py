@@ -37,26 +37,6 @@ def rows(seed: int = 1, length: int = 12) -> Tensor:
     return torch.randn(2, length, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_state_sees_its_row_and_those_before() -> None:
-    model, given, places = head(), rows(), torch.arange(12)[None]
-    changed = given.clone()
-    changed[:, 6:] += 1
-    before, after = model(given, places), model(changed, places)
-    assert torch.equal(before[:, :6], after[:, :6]) and not torch.isclose(before[:, 6:], after[:, 6:]).all()
-
-
-def test_grouped_heads_equal_repeated_ones() -> None:
-    """Each query head has the keys of its own group alone (FLASH's release summed over all groups)."""
-    grouped, full = head(), head(num_key_value_heads=4)
-    weights = grouped.state_dict()
-    for name in ("k_proj", "v_proj"):
-        key = f"decoder.layers.0.self_attn.{name}.weight"
-        weights[key] = weights[key].view(2, 4, WIDTH).repeat_interleave(2, 0).flatten(0, 1)
-    full.load_state_dict(weights)
-    places = torch.arange(12)[None]
-    torch.testing.assert_close(grouped(rows(), places), full(rows(), places))
-
-
 def test_offsets_share_the_state_and_nothing_else() -> None:
     model, hidden = head(), rows()[0]
     block = model.predict(hidden, 3)

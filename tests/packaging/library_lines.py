@@ -5,7 +5,6 @@ python tests/packaging/library_lines.py [ROOT]
 
 from __future__ import annotations
 
-import ast
 import io
 import sys
 import tokenize
@@ -14,24 +13,27 @@ from pathlib import Path
 
 FOLDERS = ("mmspec", "pipelines", "kernels")
 LAYOUT = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
-    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
 }
 
 
 def count_lines(source: str) -> int:
-    """Lines of a module that hold code."""
-    code: set[int] = set()
+    """Lines of a module that hold code: statements that are a string alone are docstrings."""
+    lines: set[int] = set()
+    statement: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in LAYOUT:
-            code |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-            if first is not None and is_text and isinstance(first.value.value, str):  # type: ignore[attr-defined]
-                code -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    return len(code)
+            statement.append(token)
+        elif token.type == tokenize.NEWLINE:
+            if [part.type for part in statement] != [tokenize.STRING]:
+                lines |= {line for part in statement for line in range(part.start[0], part.end[0] + 1)}
+            statement = []
+    return len(lines)
 
 
 def count_rooms(root: Path) -> Counter[str]:

@@ -107,21 +107,16 @@ def test_the_front_door_keeps_its_two_lists_the_same():
 
 
 PLUG_INS = {"mmspec.drafters.copy", "mmspec.drafters.eagle"}
-
-
 CACHE, COPY = "mmspec.decoding.cache", "mmspec.drafters.copy"
 
 
 def test_an_import_from_above_is_seen():
     for name, source, problem in (
         (CACHE, "import mmspec.targets.causal", "not on a floor below"),
-        (CACHE, "from mmspec import targets", "not on a floor below"),
-        (CACHE, "from mmspec.media import limits", "not on a floor below"),
         (CACHE, "from ..drafters import copy", "not on a floor below"),
         (CACHE, "from mmspec import MMSpecPipeline", "on no floor"),
         (CACHE, "def f():\n    import mmspec", "the package itself"),
         (CACHE, "if TYPE_CHECKING:\n    from mmspec.cli import main", "not on a floor below"),
-        (CACHE, "def f():\n    from mmspec.cli import main", "not on a floor below"),
         ("mmspec.training.loop", "import mmspec.evaluation.speed.timing", "not on a floor below"),
         (COPY, "from mmspec.drafters.eagle import Eagle", "another plug-in"),
         (COPY, "from . import eagle", "another plug-in"),
@@ -136,7 +131,6 @@ def test_an_import_from_below_is_allowed():
     for name, source in (
         (CACHE, "import torch\nfrom transformers import Cache"),
         (CACHE, "from mmspec.kernels import philox_uniform\nfrom . import draft"),
-        (COPY, "from mmspec.compressors.pooling import Pooling\nfrom mmspec import errors"),
         (COPY, "from mmspec.drafters.suffixes import SuffixAutomaton\nimport mmspec.errors"),
         ("mmspec.cli", "from mmspec import __version__\nimport mmspec"),
     ):

@@ -1,4 +1,4 @@
-"""What an installation brings, on each platform."""
+"""Each platform gets what it needs, and every dependency is needed."""
 
 import ast
 
@@ -34,7 +34,7 @@ NEVER_IMPORTED = {
 
 
 def every_requirement() -> list[Requirement]:
-    """Of every installation, then of the extras."""
+    """The requirements of every installation, then those of the extras."""
     project = pyproject()["project"]
     extras = project["optional-dependencies"].values()
     named = map(Requirement, [*project["dependencies"], *(name for extra in extras for name in extra)])

@@ -1,6 +1,7 @@
 """Rules of the house that a reader of the source can check, for every module of the package."""
 
 import ast
+import re
 import sys
 
 from tests.packaging.source_tree import ROOT, Module, imported_names, modules, parse
@@ -48,23 +49,9 @@ def test_code_from_a_checkpoint_runs_only_when_the_user_says_so():
 
 
 def switches_on_remote_code(node: ast.AST) -> bool:
-    if isinstance(node, ast.keyword):
-        return node.arg == "trust_remote_code" and is_true(node.value)
-    if isinstance(node, ast.Dict):
-        return any(
-            isinstance(key, ast.Constant) and key.value == "trust_remote_code" and is_true(value)
-            for key, value in zip(node.keys, node.values, strict=True)
-        )
-    if isinstance(node, ast.arguments):
-        positional = [*node.posonlyargs, *node.args]
-        defaults = [*zip(positional[len(positional) - len(node.defaults) :], node.defaults, strict=True)]
-        defaults += zip(node.kwonlyargs, node.kw_defaults, strict=True)
-        return any(name.arg == "trust_remote_code" and is_true(default) for name, default in defaults)
-    return False
-
-
-def is_true(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is True
+    """Whether an argument, a default or an entry of a dictionary is `trust_remote_code` with True."""
+    named = isinstance(node, ast.keyword | ast.arguments | ast.Dict)
+    return named and bool(re.search(r"\btrust_remote_code(': |: bool ?= ?|=)True", ast.unparse(node)))
 
 
 def test_every_way_to_switch_on_remote_code_is_seen():

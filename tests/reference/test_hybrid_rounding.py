@@ -1,4 +1,4 @@
-"""How far apart the two forms of a recurrence round, which `mmspec check` allows for."""
+"""The two forms of a recurrence round no further apart than `mmspec check` allows for."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_images_on_a_sheet_fit_their_squares_and_stand_in_lines() -> None:
 
 def test_captions_are_wrapped_and_keep_their_lines() -> None:
     def ink(words: str) -> tuple[int, int]:
-        """How far right and down the letters reach."""
+        """The rightmost and the lowest pixel of the letters."""
         image = Image.new("RGB", (64, 64), RED)
         pixels = np.asarray(image_sheet([image], [words], side=64).convert("L"))[64 + MARGIN :]
         rows, columns = np.nonzero(pixels < 128)

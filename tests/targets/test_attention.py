@@ -1,4 +1,4 @@
-"""What `tree_attention` is told in place of a mask, and which models may be told it."""
+"""The packed form of a mask that `tree_attention` reads, and the models that may be given it."""
 
 from __future__ import annotations
 

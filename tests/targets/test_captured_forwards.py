@@ -140,7 +140,7 @@ def test_two_batches_at_once_have_caches_of_their_own(monkeypatch: pytest.Monkey
 
 
 def test_numbers_of_an_earlier_batch_cannot_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is masked is multiplied by zero, and NaN would stay NaN."""
+    """Zero times NaN is NaN, so that a masked leak would show."""
     target, _ = captured(monkeypatch)
     expected = decode(target, PROMPTS[:1], CopyDrafter(), max_new_tokens=20).outputs
     with torch.inference_mode():

@@ -14,7 +14,7 @@ from mmspec.targets import CausalTarget
 from tests.targets.loop import decode, generate, oracle
 from tests.tiny_models import TEXT_MODELS, tiny_llama
 
-NEW_TOKENS = 64
+NEW_TOKENS = 40
 VOCABULARY = 64
 LENGTHS = [1, 5, 20]
 # the soft cap of Gemma 2 exists in eager attention alone

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
@@ -238,17 +237,6 @@ def test_images_are_those_of_the_naive_loop(family, answers, name):
     assert draw(family.target, made, requests[1:2], scale)[0] == images[1:2]
 
 
-def test_eager_attention_draws_the_same(family, answers):
-    scale, images = answers
-    family.target.model.set_attn_implementation("eager")
-    try:
-        requests = family.requests(TEXTS, guided=scale != 1)
-        made = accelerator("oracle 30 %", requests, images, K)
-        assert draw(family.target, made, requests, scale)[0] == images
-    finally:
-        family.target.model.set_attn_implementation("sdpa")
-
-
 def test_sampled_rows_are_what_they_are_alone_and_drafts_do_not_change_them(family):
     requests = family.requests(TEXTS)
     settings = {"scale": 2.0, "temperature": 1.0}
@@ -308,10 +296,9 @@ def test_codes_become_the_images_of_the_models_own_decoder():
 
 
 @pytest.mark.skipif(OLDEST, reason="JanusForConditionalGeneration.generate fails before 5.23")
-@pytest.mark.parametrize("text", TEXTS[:1])
-def test_janus_draws_what_generate_of_transformers_draws(text):
+def test_janus_draws_what_generate_of_transformers_draws():
     family = janus()
-    (request,) = family.requests([text])
+    (request,) = family.requests(TEXTS[:1])
     ids = request.inputs["input_ids"] - family.target.vocabulary
     tokens = family.target.model.generate(
         ids,
@@ -323,9 +310,8 @@ def test_janus_draws_what_generate_of_transformers_draws(text):
     assert draw(family.target, accelerator("copy", [request], [], K), [request], 3.0)[0] == tokens.tolist()
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_emu3_draws_what_generate_of_transformers_draws(scale):
-    family = emu3()
+def test_emu3_draws_what_generate_of_transformers_draws():
+    family, scale = emu3(), 3.0
     (request,) = family.requests(TEXTS[:1])
     own_ids = family.target.model_ids.tolist()
     ids, negative = (
@@ -350,7 +336,7 @@ def test_emu3_draws_what_generate_of_transformers_draws(scale):
         prefix_allowed_tokens_fn=allowed,
         do_sample=False,
         max_new_tokens=19,
-        **(guided if scale != 1 else {}),
+        **guided,
     )
     expected = [own_ids.index(token) for token in tokens[0, ids.shape[1] :].tolist()]
     assert draw(family.target, accelerator("copy", [request], [], K), [request], scale)[0] == [expected]
@@ -404,14 +390,3 @@ def test_tokens_fed_at_chosen_places_score_as_they_do_in_order(family):
 
 def draw_plain(family, requests):
     return draw(family.target, accelerator("none", requests, [], K), requests)[0][0]
-
-
-def test_norms_of_another_layout_are_refused_by_transformers(tmp_path):
-    """Lumina-mGPT may hold query and key norms as [1, head_dim]; a silent load would draw noise."""
-    model, _ = tiny_lumina()
-    model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    name = "model.layers.0.self_attn.q_norm.weight"
-    save_file({**tensors, name: tensors[name][:1]}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RuntimeError, match="ize"):
-        type(model).from_pretrained(tmp_path)

@@ -204,21 +204,6 @@ def test_rows_of_a_batch_are_the_rows_alone(sampler: Sampler) -> None:
     assert len({tuple(output) for output in together}) == 3
 
 
-def test_places_are_decided_in_any_order_and_emitted_from_the_left() -> None:
-    decided, emitted = [], []
-
-    def watch(canvas: Canvas) -> None:
-        decided.append(canvas.decided[0, :LENGTH].clone())
-        emitted.append(canvas.output_lengths[0])
-
-    drafter = UnmaskingDrafter().fit(target())
-    decode(target(), PROMPTS[:1], drafter, LowConfidence(), max_new_tokens=LENGTH, watch=watch)
-    assert [int(places.sum()) for places in decided] == list(range(LENGTH + 1))
-    assert any(bool(places[count:].any()) for places, count in zip(decided, emitted, strict=True))
-    for places, count in zip(decided, emitted, strict=True):
-        assert places[:count].all() and not places[count : count + 1].any()
-
-
 def test_an_end_token_ends_its_row_once_all_before_it_is_decided() -> None:
     for block in (None, 4):
         whole = unmask(block).outputs

@@ -1,19 +1,34 @@
-"""Memory plans are of the bytes that a cache then holds."""
+"""Memory plans and measurements are of the bytes that decoding then holds; what does not fit is refused."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from mmspec.decoding.cache import CAPACITY_BLOCK
+from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.errors import InputError
-from mmspec.targets import CausalTarget, MaskedTarget
-from mmspec.targets.memory import MemoryPlan
+from mmspec.evaluation.model_support import examine_model
+from mmspec.targets import CausalTarget, MaskedTarget, memory
+from mmspec.targets.memory import MemoryPlan, measure_states
+from mmspec.targets.mixers import find_mixers
 from tests.contracts.running import decode
 from tests.targets.test_masked import tiny_masked
-from tests.tiny_models import TEXT_MODELS, tiny_llama, tiny_lm
+from tests.tiny_models import (
+    HYBRID_TEXT_MODELS,
+    STEPPED_MODELS,
+    TEXT_MODELS,
+    tiny_falcon_h1,
+    tiny_llama,
+    tiny_lm,
+    tiny_qwen3_5,
+)
 
 PROMPTS = [[1, 2, 3], [4, 5]]
+ROWS, NODES = 2, 5
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)
@@ -52,7 +67,74 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(
     plan.check(8, torch.device("cpu"))
 
 
-def test_a_plan_is_printed_in_megabytes() -> None:
-    assert str(MemoryPlan(2 * 10**9, 10**6, 500_000)) == (
-        "2,001.5 MB planned: 2,000.0 MB of weights, 1.0 MB of keys and values, 0.5 MB of logits"
-    )
+@pytest.mark.parametrize("name", HYBRID_TEXT_MODELS)
+def test_a_draft_takes_what_was_measured(name: str) -> None:
+    target = CausalTarget(HYBRID_TEXT_MODELS[name]())
+    measured = measure_states(target.model)
+    prompts = [{"input_ids": torch.arange(1, 4)[None]}] * ROWS
+    state, _ = target.prefill(prompts, 16)
+    held = {}
+    for count in (NODES, 2 * NODES):
+        draft = Draft.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT)
+        target.score(state, draft)
+        held[count] = [layer.scored.nbytes() for layer in state.cache.recurrent]
+    for index, one in enumerate(measured):
+        assert state.cache.recurrent[index].nbytes() == ROWS * one.row > 0
+        assert held[2 * NODES][index] - held[NODES][index] == ROWS * NODES * one.node > 0
+        assert one.is_closed == (name not in STEPPED_MODELS)
+        # the state of every node is what a closed form does not keep
+        assert one.is_closed or one.node == one.row
+    assert target.node_bytes == sum(one.node for one in measured)
+
+
+def test_a_draft_that_does_not_fit_is_refused_with_the_number_that_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, free = CausalTarget(tiny_qwen3_5()), 0
+    free = 7 * ROWS * target.node_bytes
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    state, _ = target.prefill([{"input_ids": torch.tensor([[1, 2]])}] * ROWS, 16)
+
+    def score(count: int) -> Any:
+        return target.score(state, Draft.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT))
+
+    score(7)
+    calls: list[Any] = []
+    handle = find_mixers(target.model)[0].register_forward_pre_hook(lambda *args: calls.append(args))
+    with pytest.raises(InputError, match=r"num_draft_tokens: got 7; at most 6: .* of each of 2 rows"):
+        score(8)
+    handle.remove()
+    assert not calls
+    free = 0
+    assert decode(target, [[1, 2, 3]], max_new_tokens=4).outputs  # plain decoding keeps no draft
+
+
+def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < memory.free_bytes(torch.device("cpu")) < 2**50
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
+    assert memory.free_bytes(torch.device("cuda")) == 130
+
+
+def test_published_sizes_are_told_without_weights(tmp_path: Any) -> None:
+    """Qwen3.5-9B: 48 MiB of states a row, 1.2 MB a drafted token where a state would take 48 MiB."""
+    name = Qwen3_5ForConditionalGeneration.__name__
+    Qwen3_5Config(architectures=[name], dtype="bfloat16").save_pretrained(tmp_path)
+    found = examine_model(str(tmp_path))
+    assert found["ok"] and found["name"] == name
+    assert found["layers"] == {"linear_attention": 24, "full_attention": 8}
+    assert found["token_bytes"] == 8 * 2 * 4 * 256 * 2
+    assert 48 << 20 < found["row_bytes"] < 50 << 20
+    (mixers,) = found["mixers"]
+    # u and k in float32 for each of 32 heads of 128, their decay, and the convolution's 8192 inputs
+    assert mixers["node_bytes"] == 4 * 32 * (128 + 128 + 1) + 2 * 8192
+    assert found["node_bytes"] == 24 * mixers["node_bytes"]
+
+
+def test_a_refused_model_is_named_with_its_layer(tmp_path: Any) -> None:
+    config = tiny_falcon_h1().config
+    config.architectures = ["FalconH1ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    found = examine_model(str(tmp_path))
+    assert not found["ok"] and "layer 0 (hybrid)" in found["problem"]

@@ -131,15 +131,6 @@ def test_a_conversation_is_read_as_afresh(family: str) -> None:
         before = length
 
 
-def test_another_image_is_no_hit() -> None:
-    """The same words about another image of the same size."""
-    inputs = inputs_of("llava", torch.float64)
-    target, fresh = (target_of("llava", torch.float64, limit) for limit in (PLENTY, None))
-    assert_states_agree(target, fresh, [inputs["first"]])
-    *_, known = assert_states_agree(target, fresh, [inputs["another image"]])
-    assert known == 0
-
-
 def test_rows_of_a_batch_share() -> None:
     """Three rows: the second knows the image of the first; a later batch hits in two rows of three."""
     inputs = inputs_of("llava", torch.float64)
@@ -262,15 +253,6 @@ def test_every_drafter_drafts_and_answers_as_afresh(name: str, family: str) -> N
             assert ours.stats.drafted == theirs.stats.drafted, (cases, sampler)
             assert theirs.stats.cached_prompt_tokens == 0
             assert ours.stats.cached_prompt_tokens > 0 or cases == [CONVERSATION[0]]
-
-
-def test_eager_attention() -> None:
-    target, inputs = target_of("qwen2_5_vl"), inputs_of("qwen2_5_vl")
-    target.model.set_attn_implementation("eager")
-    for case in CONVERSATION:
-        run = answer(target, NoDrafter(), [inputs[case]], Sampler(), 12)
-        assert run.outputs() == [generate(target.model, inputs[case], 12)], case
-        assert bool(run.stats.cached_prompt_tokens) == (case != CONVERSATION[0])
 
 
 @pytest.mark.parametrize("make", [tiny_lm, tiny_qwen2_mixed_sliding])

@@ -15,8 +15,6 @@ from transformers.models.auto.modeling_auto import (
 
 from .weights import randomise
 
-__all__ = ["FIRST_SPECIAL", "generative_classes", "tiny_of_class"]
-
 VOCABULARY, FIRST_SPECIAL, LAYERS, HEAD = 128, 100, 4, 16
 MOST_PARAMETERS = 20_000_000
 # the last pattern that a name matches counts; values are only ever made smaller

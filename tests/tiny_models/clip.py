@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
-__all__ = ["save_clip"]
-
 SIDE, WIDTH, SHARED, LENGTH = 32, 16, 8, 32
 
 

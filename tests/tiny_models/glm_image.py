@@ -26,8 +26,6 @@ from transformers import (
 
 from .weights import randomise
 
-__all__ = ["glm_image_inputs", "tiny_glm_image", "tiny_glm_pipeline"]
-
 CODES, BEGINNING, END, PLACEHOLDER = 100, 100, 101, 201
 
 

@@ -29,8 +29,6 @@ from mmspec.models.emu3_5 import Emu3p5Config, Emu3p5ForCausalLM
 from .processors import Special, tiny_tokenizer
 from .weights import randomise
 
-__all__ = ["CODES", "tiny_anole", "tiny_emu3", "tiny_emu3_5", "tiny_janus", "tiny_lumina"]
-
 CODES = 24
 FIRST_CODE = 140  # behind the words, with a gap
 TOKENS = 180

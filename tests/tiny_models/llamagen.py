@@ -14,17 +14,6 @@ from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from .processors import tiny_tokenizer
 from .weights import randomise
 
-__all__ = [
-    "CODES",
-    "GRID",
-    "SEED",
-    "STRIDE",
-    "save_llamagen",
-    "tiny_llamagen",
-    "tiny_text_encoder",
-    "tiny_vq",
-]
-
 CODES, GRID, STRIDE, CLASSES = 48, 6, 4, 5
 CAPTION_WIDTH, CAPTION_LENGTH = 16, 8
 SEED = 6  # of 8 tried: greedy images of captions have 14 and 19 different codes

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-__all__ = ["tiny_clip", "tiny_image", "tiny_images"]
-
 SIZES = [(32, 32), (48, 32), (28, 40), (64, 48)]  # width, height
 
 

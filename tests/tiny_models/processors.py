@@ -37,8 +37,6 @@ from transformers import (
 )
 from transformers.models.smolvlm import processing_smolvlm
 
-__all__ = ["VOCABULARY_SIZE", "build_processor", "tiny_tokenizer"]
-
 VOCABULARY_SIZE = 128
 PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56]]
 

@@ -16,8 +16,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-__all__ = ["let_states_last", "randomise", "scale_head_to_entropy"]
-
 
 def _noise(name: str, like: torch.Tensor, seed: int) -> torch.Tensor:
     """Standard normal noise in float64 of the shape of `like`, keyed by name and seed."""

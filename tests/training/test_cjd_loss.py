@@ -52,7 +52,7 @@ def whole_logits(target: LlamaGenTarget, prompt: dict[str, Tensor], tokens: list
 
 @torch.no_grad()
 def test_the_goal_is_what_the_target_says_of_the_drafts(target: LlamaGenTarget) -> None:
-    """Of a window, against one reading of the image so far and the drafts behind it."""
+    """A window, against one reading of the image so far and the drafts behind it."""
     data = Prompts(target)
     loss = CorrectorLoss(head_for(target), target, learnt_window=WINDOW)
     rollout = loss.rollouts[0]

@@ -1,4 +1,4 @@
-"""What DFlash and DSpark heads learn, against each block computed by itself."""
+"""The loss of DFlash and DSpark heads, against each block computed by itself."""
 
 from __future__ import annotations
 

@@ -125,22 +125,15 @@ def test_templates_of_published_models(form: str) -> None:
     assert said.split() == ["the", "first", "is", "red", "and", "the", "last", "is", "blue", "no"]
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
-    model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
-    processor.chat_template = "{{ messages | length }}" + processor.chat_template
-    forgetful = ConversationReader(VisionLanguageTarget(model), processor)
-    with pytest.raises(InputError, match="first reply"):
-        forgetful.example(chat())
-
-
 SILENT = """
     {%- for message in messages if message['role'] != 'system' %}{{ message['role'] + ' ' }}
     {%- for part in message['content'] if part['type'] == 'text' %}{{ part['text'] + ' ' }}{% endfor %}
     {%- endfor %}{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"""
 
 
-def test_a_template_that_leaves_out_what_is_said_is_refused_by_row() -> None:
-    _, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+def test_templates_that_leave_out_or_rewrite_what_is_said_are_refused_by_row() -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+    original = processor.chat_template
     told = [message("user", "describe"), message("assistant", "no")]
     plain = Conversation(tuple(told), (), "data[0]")
     french = Conversation((message("system", "in French"), *told), (), "data[1]")
@@ -154,11 +147,11 @@ def test_a_template_that_leaves_out_what_is_said_is_refused_by_row() -> None:
     processor.chat_template = "{{ messages | length }}" + PUBLISHED["as LLaVA-1.5's"]
     with pytest.raises(InputError, match=r"data\[0\].*first reply"):
         check_written([plain], processor)
+    processor.chat_template = "{{ messages | length }}" + original
+    with pytest.raises(InputError, match="first reply"):
+        ConversationReader(VisionLanguageTarget(model), processor).example(chat())
     processor.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(InputError, match=r"data\[0\].*chat template says: no"):
         check_written([plain], processor)
-
-
-def test_a_conversation_without_a_reply_is_refused() -> None:
     with pytest.raises(InputError, match="assistant says"):
         reader("llava").example(chat().until(1))

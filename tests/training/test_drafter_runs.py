@@ -1,4 +1,4 @@
-"""How a drafter's training runs: accumulated steps, logs, several processes, and a head that gets better."""
+"""Runs of a training: accumulated steps, logs, interruptions, several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head learns, against the session that drafts with it and the slow way."""
+"""The loss of an EAGLE-3 head, against the session that drafts with it and the slow way."""
 
 from __future__ import annotations
 

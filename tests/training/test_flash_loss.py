@@ -1,4 +1,4 @@
-"""What a FLASH head learns, against the slow way of drafting; and that it learns."""
+"""The loss of a FLASH head, against the slow way of drafting."""
 
 from __future__ import annotations
 

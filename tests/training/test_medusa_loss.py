@@ -1,4 +1,4 @@
-"""What Medusa's and Hydra's heads learn, against the slow way of drafting; and that they learn."""
+"""The losses of Medusa's and Hydra's heads, against the slow way of drafting."""
 
 from __future__ import annotations
 

@@ -102,17 +102,9 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def verify_chain_triton(
-    p: Tensor,
-    q: Tensor | None,
-    tokens: Tensor,
-    valid: Tensor,
-    u: Tensor,
-    key: Tensor,
-    place: Tensor,
-    stream: Tensor,
-    step: Tensor,
+    p: Tensor, q: Tensor | None, tokens: Tensor, *others: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Launch `verify_chain`: p, q [T, n, V], u [T, n - 1] -> node, token [T]."""
+    """Launch `verify_chain`, with its other arguments in order: p, q [T, n, V] -> node, token [T]."""
     rows, nodes, vocabulary = p.shape
     node, token = tokens.new_empty(rows), tokens.new_empty(rows)
     if rows:
@@ -123,7 +115,7 @@ def verify_chain_triton(
         _tile_kernel[(rows, tiles)](
             p.contiguous(),
             None if q is None else q.contiguous(),
-            *(each.contiguous() for each in (tokens, valid, u, key, place, stream, step)),
+            *(each.contiguous() for each in (tokens, *others)),
             node,
             best,
             choice,

@@ -36,11 +36,6 @@ def redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: 
     """
     if use_triton(p.device) and p.dtype == torch.float32:
         return redraw_triton(p, q, tokens, valid, old, u)
-    return _redraw(p, q, tokens, valid, old, u)
-
-
-def _redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
-    """`redraw` in torch."""
     x, q = tokens.gather(1, old), q.gather(1, old[:, :, None].expand_as(p))
     p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (p, q))
     tried = (old > 0) & valid.gather(1, old)

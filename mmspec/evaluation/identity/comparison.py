@@ -190,9 +190,9 @@ def compare(
             # Past its own end the reference has decided nothing: such a difference is never explained.
             first, second, magnitude = gaps[position] if position < len(gaps) else (math.inf, 0.0, 1.0)
             units = (first - second) / ulp(magnitude, dtype)
-            tokens = (row[position] if position < len(row) else None for row in (expected, got))
+            wanted, given = (row[position] if position < len(row) else None for row in (expected, got))
             explained = limit > 0 and units <= limit
-            differences.append(Difference(index, position, *tokens, first - second, units, explained))
+            differences.append(Difference(index, position, wanted, given, first - second, units, explained))
     count = sum(len(expected) for expected, _ in found)
     return Comparison(mode, reference, len(found), count, differences, stats)
 

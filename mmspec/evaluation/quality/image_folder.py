@@ -65,7 +65,8 @@ class Moments:
     def root(self) -> Tensor:
         """Symmetric square root of the covariance."""
         values, vectors = torch.linalg.eigh(self.covariance)
-        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        return root
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from mmspec.text_file import json_lines, read_text
 
 __all__ = [
     "METRICS",
-    "OWN",
     "Referenced",
     "chosen_metrics",
     "first_differences",
@@ -35,8 +34,6 @@ __all__ = [
     "scene_references",
     "score_texts",
 ]
-
-OWN = "own"
 
 
 @dataclass(frozen=True)

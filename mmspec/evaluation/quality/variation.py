@@ -28,11 +28,9 @@ class VariationMeter:
 
     Attributes:
         drawn_from: row and output index -> [V] the distribution that the token was drawn from.
-        measured: output index -> its total variation in each image.
     """
 
     drawn_from: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    measured: dict[int, list[float]] = field(default_factory=dict)
 
     def watch(self, step: Round) -> None:
         """Record the distributions of the tokens that a round decided."""
@@ -58,7 +56,6 @@ class VariationMeter:
                 if drawn_from is None or (request.grid is not None and request.grid.forced[place] != FREE):
                     continue
                 distance = float((drawn_from - distribution[place]).abs().sum() / 2)
-                self.measured.setdefault(place, []).append(distance)
                 canvas.stats.count_measured("tv", distance, distance, 1)
 
 

@@ -133,7 +133,7 @@ class GenerateCaller:
         return SimpleNamespace(text=list(map(decode, tokens)), tokens=tokens, stats=stats)
 
 
-def image_peers(pipe: AnyPipeline, batch: Sequence[Example], **settings: Any) -> Peers:
+def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
     """`generate` of an image model at temperature 0, where its family has one: LlamaGen and Janus.
 
     Raises:

@@ -23,6 +23,7 @@ from mmspec.targets import CausalTarget
 __all__ = [
     "DrafterBatch",
     "DrafterData",
+    "PromptData",
     "TensorBatch",
     "TrainingExample",
     "Trial",
@@ -99,6 +100,13 @@ class DrafterData(Protocol):
 
     def trial(self) -> Trial:
         """Held-out prompts."""
+
+
+class PromptData(Protocol):
+    """A source of prompts, for images that the target draws itself."""
+
+    def prompts(self, step: int, process: int) -> Trial:
+        """The prompts of a step, in one of the processes that train."""
 
 
 def acceptance_length(target: CausalTarget, drafter: Drafter, trial: Trial) -> float:

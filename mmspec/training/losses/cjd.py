@@ -31,7 +31,7 @@ from mmspec.drafters.window_states import learnt_images
 from mmspec.errors import InputError
 from mmspec.models.cjd import EXCLUDED, CorrectorHead
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import TensorBatch, Trial
+from mmspec.training.data.sequences import PromptData, TensorBatch, Trial
 from mmspec.training.losses.base import DrafterLoss
 from mmspec.validation import is_integer
 
@@ -182,8 +182,8 @@ class CorrectorLoss(DrafterLoss):
         self.rollouts = [Rollout(drafter, target) for _ in range(LIVE)]
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
-    def make(self, data: Any, step: int, process: int) -> WindowBatch:
-        """Windows for a step, some of them new; data have `prompts`, as `LlamaGenImages`."""
+    def make(self, data: PromptData, step: int, process: int) -> WindowBatch:  # type: ignore[override]
+        """Windows for a step, some of them new."""
         index = step % LIVE
         rollout = self.rollouts[index]
         is_new = not rollout.records

@@ -29,7 +29,7 @@ from mmspec.drafters.window_states import learnt_images
 from mmspec.models.feature_head import HIDDEN
 from mmspec.models.ssd import VerticalHead
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import TensorBatch, decode
+from mmspec.training.data.sequences import PromptData, TensorBatch, decode
 from mmspec.training.losses.base import DrafterLoss
 
 __all__ = ["CellBatch", "VerticalLoss"]
@@ -128,15 +128,15 @@ class VerticalLoss(DrafterLoss):
         super().__init__(head, target)
         self.drawn: deque[DrawnImages] = deque(maxlen=KEPT)
 
-    def make(self, data: Any, step: int, process: int) -> CellBatch:
-        """Cells for a step, of images drawn lately; data have `prompts`, as `LlamaGenImages`."""
+    def make(self, data: PromptData, step: int, process: int) -> CellBatch:  # type: ignore[override]
+        """Cells for a step, of images drawn lately."""
         if step % EVERY == 0 or not self.drawn:
             self.drawn.append(self._draw(data, step, process))
         rng = torch.Generator().manual_seed(step)
         return self._cells(self.drawn[int(torch.randint(len(self.drawn), (), generator=rng))], rng)
 
     @torch.no_grad()
-    def _draw(self, data: Any, step: int, process: int) -> DrawnImages:
+    def _draw(self, data: PromptData, step: int, process: int) -> DrawnImages:
         """Let the target draw images of new prompts."""
         trial = data.prompts(step, process)
         drafter = RecordingDrafter(self.head)

@@ -1,21 +1,27 @@
-"""The lossy rule: its bound holds, and it is labelled."""
+"""Lossy rules of one formula: the bound of `typical`, the factors of `cool`, the runs of `suffix`."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from mmspec.acceptance.cool import Cool
+from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.acceptance.suffix import Suffix
 from mmspec.acceptance.typical import Typical
-from mmspec.decoding.distribution import Scores
+from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.errors import InputError
+from tests.acceptance import relaxed_checks as checks
+from tests.acceptance import slow_rules
+from tests.acceptance.exact_distribution import exact_distribution
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.contracts.toy import dirichlet
 from tests.oracles import RandomTreeDrafter
 
+IID = DraftKind.IID
 RULES = [Typical(), Typical(epsilon=0.3, delta=0.3), Typical(epsilon=0.9, delta=0.9)]
 
 
@@ -77,9 +83,41 @@ def test_at_temperature_zero_it_is_greedy_decoding() -> None:
     assert decode(llama(), PROMPTS, drafter, Typical(), Sampler(), max_new_tokens=24).outputs == expected
 
 
-def test_a_threshold_out_of_range_is_named() -> None:
-    for name in ("epsilon", "delta"):
-        for value in (-0.1, 1.1, float("nan"), "0.3", True):
-            with pytest.raises(InputError) as caught:
-                Typical(**{name: value})  # type: ignore[arg-type]
-            assert caught.value.argument == name
+def test_the_factors_fall_and_never_below_the_exact_rule() -> None:
+    depth = torch.arange(4, dtype=torch.float64)
+    assert torch.allclose(Cool(3.0, nu=0.7).allowance(depth), (3 * torch.exp(-0.7 * depth)).clamp_min(1))
+    assert Cool(3.0, nu=0.7).allowance(depth).tolist()[2:] == [1.0, 1.0]
+    assert torch.allclose(
+        Cool(2.0, nu=0.0, mu=0.1).allowance(depth), torch.full((4,), 2.0).double() * 0.904837418
+    )
+    p, q = checks.random_distributions(50)
+    torch.testing.assert_close(exact_distribution(Cool(1.0), p, q, 1, IID).output, p, rtol=0, atol=1e-11)
+    gained = exact_distribution(Cool(2.0), p, q, 1, IID)
+    assert (gained.acceptance >= torch.minimum(p, q).sum(-1) - 1e-11).all()
+    assert torch.allclose(gained.acceptance, torch.minimum(q, 2 * p).sum(-1), rtol=0, atol=1e-11)
+
+
+def test_joint_runs_equal_the_loop() -> None:
+    generator = torch.Generator().manual_seed(6)
+    p_x, q_x, u = torch.rand(3, 400, 7, dtype=torch.float64, generator=generator)
+    p_x[:40, 3] = 0.0
+    accepted = Suffix(0.8).count_accepted(p_x, q_x, u)
+    rows = zip(p_x.tolist(), q_x.tolist(), u.tolist(), strict=True)
+    assert accepted.tolist() == [slow_rules.joint_runs(*row, 0.8) for row in rows]
+    exact = ((u * q_x <= p_x) & (p_x > 0)).long().cumprod(-1).sum(-1)
+    assert (accepted >= exact).all() and (accepted > exact).sum() > 20
+
+
+def test_where_probabilities_fall_joint_runs_are_speculative_sampling() -> None:
+    rows, steps, vocabulary = 200, 4, 5
+    p, q = dirichlet(2, rows, steps + 1, vocabulary, seed=7)
+    tokens = p[:, :-1].argmax(-1)
+    p_x = p[:, :-1].gather(-1, tokens[..., None])[..., 0]
+    order = p_x.argsort(-1, descending=True)
+    p = torch.cat([p[:, :-1].gather(1, order[..., None].expand(-1, -1, vocabulary)), p[:, -1:]], 1)
+    tokens = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens.gather(1, order)], 1)
+    draft, scores = Draft.chain(tokens, IID, Categorical(q)), Scores(p.log(), False)
+    random, emitted = RandomStream.from_seed(1, rows), torch.ones(rows, dtype=torch.long)
+    exact, joint = (rule.verify(draft, scores, random, emitted) for rule in (SpeculativeSampling(), Suffix()))
+    assert torch.equal(exact.accepted, joint.accepted) and torch.equal(exact.next_token, joint.next_token)
+    assert joint.tv is None and len(set(exact.accepted.tolist())) > 2
