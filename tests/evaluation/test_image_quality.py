@@ -220,6 +220,13 @@ def test_what_a_metric_lacks_is_known_beforehand():
     assert "--against" in missing_for("kid", 9, Counting().network, has_reference=False, prompts=None)
 
 
+def test_scoring_refuses_a_metric_that_lacks_something():
+    images = ImageSet("drawn", real_scenes(9, (32, 32)), ["a red ring"] * 9)
+    for metric, lacks in [("kid", "--against"), ("clip_score", "a CLIP model"), ("attributes", "a reader")]:
+        with pytest.raises(InputError, match=f"metrics: got '{metric}'.*{lacks}"):
+            score_images(images, None, [metric], Scorer(Counting().network))
+
+
 def save_timm(folder):
     from transformers import TimmWrapperConfig, TimmWrapperImageProcessor, TimmWrapperModel
 

@@ -100,8 +100,7 @@ def score_images(
     Args:
         images: at least three.
         reference: what distances are to; its first images, as many as there are in the set.
-        metrics: of `METRICS`, none of which lacks anything (`missing_for`); entropy and diversity are always
-            in the result.
+        metrics: of `METRICS`; entropy and diversity are always in the result.
         scorer: of what the metrics need.
 
     Returns:
@@ -110,8 +109,20 @@ def score_images(
         (nats), `diversity` (Vendi score).
 
     Raises:
-        InputError: features that are not finite, or other sizes or fewer images in the reference.
+        InputError: a metric lacks what it needs, features are not finite, or the reference has images of
+            another size or fewer of them.
     """
+    has_reference, count = reference is not None, len(images.images)
+    for metric in metrics:
+        lacks = missing_for(
+            metric, count, scorer.network, has_reference=has_reference, prompts=images.prompts
+        )
+        if metric == "clip_score" and scorer.clip is None:
+            lacks = "a CLIP model"
+        if metric == "attributes" and scorer.judge is None:
+            lacks = "a reader of scenes"
+        if lacks is not None:
+            raise InputError("metrics", metric, f"others, or {lacks}")
     features = scorer.network.features(images.images)
     if not features.isfinite().all():
         raise InputError("features", scorer.network.name, f"finite features; those of {images.label} are not")
