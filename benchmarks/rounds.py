@@ -50,7 +50,7 @@ class RoundTime:
 
     @property
     def rest(self) -> float:
-        """What is no part's: the loop, the canvas, and waiting for the device."""
+        """Seconds outside the three parts: the loop, the canvas, and waiting for the device."""
         return max(0.0, self.seconds - self.target - self.draft - self.verify)
 
 

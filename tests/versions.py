@@ -1,4 +1,4 @@
-"""What the oldest transformers that is supported lacks; tests in its continuous integration run skip that."""
+"""Features that the oldest supported transformers lacks, which tests in its CI run skip."""
 
 import transformers
 from packaging.version import Version

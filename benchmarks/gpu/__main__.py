@@ -39,7 +39,7 @@ DEFAULT = ("ceilings", "kernels", "steps", "correctors", "tests")
 
 @dataclass(frozen=True)
 class Setting:
-    """What the parts are run with."""
+    """Settings that all parts are run with."""
 
     out: Path
     device: torch.device

@@ -1,4 +1,4 @@
-"""Which vectors are most alike, and the means of those that are merged: steps of bipartite soft matching."""
+"""Most similar vectors, and the means of those that are merged: steps of bipartite soft matching."""
 
 from __future__ import annotations
 
