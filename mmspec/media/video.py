@@ -33,7 +33,7 @@ __all__ = ["Video", "load_video", "sample_indices"]
 
 @dataclass(frozen=True)
 class Request:
-    """Checked wishes for the frames of a video: their number or rate, its limits, and the argument of errors."""
+    """Checked choice of frames of a video: number or rate, the limits, and the argument of errors."""
 
     num_frames: int | None
     fps: float | None
