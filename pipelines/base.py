@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -37,6 +37,7 @@ from mmspec.models.checkpoint import (
 )
 from mmspec.models.head_checkpoint import load_head, place_head
 from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter
 from mmspec.pipelines.loading import Checkpoint
@@ -63,7 +64,8 @@ class MMSpecPipeline:
     Use `MMSpecPipeline.from_pretrained`, which returns the subclass for the checkpoint.
 
     Attributes:
-        default_accelerator: what is used where none is named.
+        default_accelerator: what is used where none is named; of a class, and of its pipelines where their
+            models allow it.
         model: the transformers model.
         processor: its processor, or tokenizer for a model without images.
         target: the model behind the Target interface.
@@ -71,13 +73,14 @@ class MMSpecPipeline:
         media_limits: limits on images and videos; replace it to change them.
     """
 
-    default_accelerator: ClassVar[str] = "copy"
+    default_accelerator: str = "copy"
 
     def __init__(
         self, model: PreTrainedModel, processor: Any, accelerator: str | None = None, **options: Any
     ) -> None:
         self.model = model
         self.processor = processor
+        self.default_accelerator = self._default_for(model.config)
         self.target = self._adapt(model)
         self._check_parts()
         self.media_limits: MediaLimits = DEFAULT_LIMITS
@@ -176,7 +179,7 @@ class MMSpecPipeline:
             known = TUNED_FOR.union(*(preset.options for preset in ACCELERATORS.values()))
             check_tuned_for(drafter, **{key: found.options[key] for key in found.options if key in known})
             return found.sorted(name, TUNED_FOR, cls._reader), drafter
-        name = cls.default_accelerator if name is None else name
+        name = cls._default_for(found.model_config) if name is None else name
         preset = cls._preset(found.model_config, name) if drafter is None else name
         names = option_names(preset, found.options.get("acceptance"))
         found = found.sorted(name, names, cls._reader)
@@ -192,6 +195,11 @@ class MMSpecPipeline:
     def _preset(cls, config: PreTrainedConfig, name: str) -> str:
         """The name of the preset that an accelerator is run as, without a drafter, for such a model."""
         return name
+
+    @classmethod
+    def _default_for(cls, config: PreTrainedConfig) -> str:
+        """The name of what is used for such a model where none is named."""
+        return "none" if type(config) in MASKED_MODELS else cls.default_accelerator
 
     @classmethod
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:

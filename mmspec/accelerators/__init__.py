@@ -17,6 +17,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from mmspec.accelerators.accelerator import DEFAULT_RULES, Accelerator, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.budget import Budget
+from mmspec.acceptance.confidence import LowConfidence
 from mmspec.acceptance.cool import Cool
 from mmspec.acceptance.denoising import CSpD, Reflection, SharedNoise
 from mmspec.acceptance.rejection import SpeculativeSampling
@@ -25,7 +26,7 @@ from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDr
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.drafters.vectors import VectorModelDrafter, VectorWindowDrafter
 from mmspec.errors import InputError, UnknownArgumentError
@@ -130,6 +131,17 @@ def shared_noise(tolerance: float = 0.1, window: int = 16) -> Accelerator:
     Options as of `VectorWindowDrafter` and `SharedNoise`.
     """
     return Accelerator("shared_noise", VectorWindowDrafter(window), SharedNoise(tolerance))
+
+
+def low_confidence(places_per_step: int = 1, block_length: int | None = None) -> Accelerator:
+    """Several places of a masked language model in each forward, the surest first (LLaDA, 2502.09992).
+
+    Args:
+        places_per_step: as of `LowConfidence`; 1 is plain decoding, in blocks.
+        block_length: places of a block, all of which are decided before the next begins, as of
+            `UnmaskingDrafter`.
+    """
+    return Accelerator("low_confidence", UnmaskingDrafter(block_length), LowConfidence(places_per_step))
 
 
 def masked(
@@ -288,6 +300,12 @@ ACCELERATORS = {
         "nothing: a masked model (MAR) decides several cells in each of `iterations` forwards, in `order` "
         "random or checkerboard",
         "2406.11838",
+    ),
+    "low_confidence": Preset(
+        low_confidence,
+        "nothing: a masked language model (LLaDA, SDAR, Dream) decides `places_per_step` places in each "
+        "forward, the surest first, block after block",
+        "2502.09992",
     ),
     "cool": Preset(
         cool,

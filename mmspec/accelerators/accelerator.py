@@ -15,7 +15,7 @@ from mmspec.decoding.sampling import check_rows
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.length import CostModel, PacedDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import require_number
@@ -110,6 +110,9 @@ class Accelerator:
                 own = "discrete" if kind == "tokens" else "continuous"
                 allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
+        if target.mask_token_id is not None and not isinstance(self.drafter, NoDrafter | UnmaskingDrafter):
+            allowed = "none or low_confidence: a masked model has no next token to draft"
+            raise InputError("accelerator", self.name, allowed)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)
         costs: dict[int, CostModel] | None = None if self.costs is None else {}
         return replace(self, drafter=drafter, rule=rule, costs=costs)

@@ -94,6 +94,7 @@ def caption(
         seen = examples[0].identifier.replace("scene", "scenes --seed")
         note(f"no image named: a held-out scene is taken, which mmspec {seen} --count 1 draws")
     pipe = load_pipeline(VisionLanguagePipeline, source, how)
+    choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     plain = contender(pipe, "none")
     accelerated = contender(pipe, choice.name, **choice.options)
 

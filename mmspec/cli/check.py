@@ -48,19 +48,28 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
     Models that draw are compared with plain decoding alike; an exact accelerator
     that gives other tokens of the same distribution has that distribution tested
     instead, at every place of what it drew. Drafts of a MAR's cells keep the
-    distribution of one cell a forward, and are compared with that.
+    distribution of one cell a forward, and are compared with that. Masked language
+    models are compared with plain decoding, which decides one place a forward.
 
     Example:
         mmspec check --accelerator copy
         mmspec check path/to/model --drafter path/to/small --image a.jpg
         mmspec check --task generate --accelerator sjd --samples 32 --batch-size 8
     """
-    from mmspec.evaluation.identity.checks import ContinuousCheck, IdentityCheck, ImageCheck, reference_of
+    from mmspec.evaluation.identity.checks import (
+        ContinuousCheck,
+        IdentityCheck,
+        ImageCheck,
+        MaskedCheck,
+        reference_of,
+    )
     from mmspec.evaluation.identity.comparison import identity_report
+    from mmspec.targets import MaskedTarget
 
     source = asked.source
-    choice = choose(accelerator, source, how.drafter)  # what is missing should not cost a load
+    choose(accelerator, source, how.drafter)  # what is missing should not cost a load
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
+    choice = choose(accelerator, source, how.drafter, subject.pipe.default_accelerator)
     if accelerator is None and subject.draws:
         choice = parse_choice(image_accelerators(subject.pipe.target)[0])
     accelerated, target, reference = subject.contender(choice), subject.pipe.target, "none"
@@ -82,7 +91,8 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
     elif asked.guidance_scale is not None:
         raise InputError("--guidance", asked.guidance_scale, "nothing: text is compared without guidance")
     else:
-        identity = IdentityCheck(**common, **subject.settings)
+        kind = MaskedCheck if isinstance(target, MaskedTarget) else IdentityCheck
+        identity = kind(**common, **subject.settings)
     comparisons: list[Comparison] = []
     with Interruptible() as block, progress(quiet=how.as_json) as bar:
         work = bar.add_task(f"checking {choice.label}", total=identity.outputs)

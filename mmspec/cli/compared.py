@@ -71,7 +71,7 @@ def default_groups(
 ) -> list[list[AcceleratorChoice]]:
     """The accelerators to compare where none are named, or all of them."""
     if not subject.draws:
-        return [[choice] for choice in default_choices(source, drafter)]
+        return [[choice] for choice in default_choices(source, drafter, subject.pipe.target)]
     if accelerators == ALL:
         return groups_of(image_methods(subject.pipe.target, source, drafter), source, drafter)
     return groups_of(",".join(image_accelerators(subject.pipe.target)), source, drafter)

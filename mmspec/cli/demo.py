@@ -60,7 +60,7 @@ def caption(
     """
     check_installed("mmspec demo", "demo", "gradio")
     source = model or reference_model(REFERENCE)
-    choice = choose(accelerator, source, how.drafter)
+    choose(accelerator, source, how.drafter)  # what is missing should not cost a load
 
     def make() -> Any:
         from mmspec.assets import find_assets
@@ -68,6 +68,7 @@ def caption(
         from mmspec.pipelines import VisionLanguagePipeline
 
         pipe = load_pipeline(VisionLanguagePipeline, source, how)
+        choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
         pipe.set_accelerator(choice.name, **choice.options)
         return Captioning(pipe, label(source, model), picture_examples(find_assets()))
 

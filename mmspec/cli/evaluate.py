@@ -77,12 +77,12 @@ def text(
         tasks.setdefault(item.example.category, []).append(item)
     check_counts(tasks, prompt_file)
     source = model or reference_model()
-    if accelerator is None:
-        choices = default_choices(source, how.drafter)
-    else:
+    if accelerator is not None:
         choices = compared_choices(accelerator, source, how.drafter)
     loaded = {task: load_images([item.example for item in some]) for task, some in tasks.items()}
     pipe = load_pipeline(VisionLanguagePipeline, source, how)
+    if accelerator is None:
+        choices = default_choices(source, how.drafter, pipe.target)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     rows: dict[str, dict[str, Any]] = {}
     plain: dict[str, list[list[int]]] = {}

@@ -35,6 +35,7 @@ __all__ = [
 Pipeline = TypeVar("Pipeline", bound="MMSpecPipeline")
 
 REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
+UNMASKING_METHODS = "none,low_confidence:places_per_step=2,low_confidence:places_per_step=4"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -99,27 +100,37 @@ def compared_choices(accelerators: str, model: str, drafter: str | None) -> list
     return choices if has_plain else [parse_choice("none"), *choices]
 
 
-def default_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
-    """The accelerators to compare where none are named: plain decoding, copying, and all that drafts here."""
+def default_choices(model: str, drafter: str | None, target: object) -> list[AcceleratorChoice]:
+    """The accelerators to compare on a target where none are named: plain decoding, and all that drafts here.
+
+    That is copying and the drafters that are there; of a masked model, several places a forward.
+    """
+    from mmspec.targets import MaskedTarget
+
+    without = UNMASKING_METHODS if isinstance(target, MaskedTarget) else "none,copy"
+    drafted = own_drafters(model).values() if drafter is None else [choice_of(drafter, model)]
+    return [*parse_choices(without), *drafted]
+
+
+def choice_of(drafter: str, model: str) -> AcceleratorChoice:
+    """The accelerator of a named drafter: the head that it is, or a draft model."""
     from mmspec.models.head_checkpoint import head_of
 
-    choices = parse_choices("none,copy")
-    if drafter is not None:
-        name = head_of(drafter) or "draft_model"
-        return [*choices, with_drafter(parse_choice(name), model, drafter)]
-    return [*choices, *own_drafters(model).values()]
+    return with_drafter(parse_choice(head_of(drafter) or "draft_model"), model, drafter)
 
 
-def choose(accelerator: str | None, model: str, drafter: str | None) -> AcceleratorChoice:
-    """The named accelerator with its drafter; else the named drafter's, the model's default, or copying."""
+def choose(
+    accelerator: str | None, model: str, drafter: str | None, otherwise: str = "copy"
+) -> AcceleratorChoice:
+    """The named accelerator with its drafter; else the named drafter's, the model's default, or another."""
     from mmspec import assets
 
     if accelerator is not None:
         return with_drafter(parse_choice(accelerator), model, drafter)
     if drafter is not None:
-        return default_choices(model, drafter)[-1]
+        return choice_of(drafter, model)
     own, default = own_drafters(model), assets.own_drafters(model).default
-    return own[default] if default in own else parse_choice("copy")
+    return own[default] if default in own else parse_choice(otherwise)
 
 
 def read_dtype(name: str) -> torch.dtype | None:

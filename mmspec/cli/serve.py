@@ -131,8 +131,8 @@ def load_engine(
         parse_choice(accelerator)  # a typo should not cost a load
     pipe = load_pipeline(MMSpecPipeline, source, how)
     if accelerator is None and isinstance(pipe, ImageGenerationPipeline):
-        accelerator = type(pipe).default_accelerator
-    choice = choose(accelerator, source, how.drafter)
+        accelerator = pipe.default_accelerator
+    choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media
     name = Path(source).name

@@ -97,7 +97,7 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
 
     target = subject.pipe.target
     if not subject.draws:
-        named = [(one.name, one.options) for one in default_choices(source, drafter)]
+        named = [(one.name, one.options) for one in default_choices(source, drafter, target)]
     else:
         named = [("none", {})]
         if not target.vector_size:  # without a draft model nothing exact shortens continuous tokens

@@ -29,7 +29,7 @@ from mmspec.evaluation.identity.comparison import Comparison, Difference, Gap, I
 from mmspec.evaluation.identity.distribution import DistributionTest, check_distribution, energy_test
 from mmspec.targets.mixers import find_mixers
 
-__all__ = ["ContinuousCheck", "IdentityCheck", "ImageCheck", "TopTwo", "reference_of"]
+__all__ = ["ContinuousCheck", "IdentityCheck", "ImageCheck", "MaskedCheck", "TopTwo", "reference_of"]
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,30 @@ class IdentityCheck:
     def _count(self, batch: Sequence[Example]) -> None:
         for _ in batch:
             self.on_output()
+
+
+@dataclass(frozen=True)
+class MaskedCheck(IdentityCheck):
+    """Losslessness check on a masked model, of whose tokens one is decided in each forward of the reference.
+
+    Nothing else decodes such a model by that order, and no difference is explained by how close its two best
+    tokens were: another token, or another place, would have been decided first.
+    """
+
+    def greedy(self) -> Comparison:
+        return self._against_plain("greedy", "plain decoding", {"do_sample": False})
+
+    def sampled(self) -> Comparison:
+        settings = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        return self._against_plain("sampled", f"plain decoding, temperature {self.temperature:g}", settings)
+
+    def _against_plain(self, mode: str, reference: str, settings: dict[str, Any]) -> Comparison:
+        settings = {**settings, "max_new_tokens": self.max_new_tokens}
+        found: list[tuple[list[int], list[Gap]]] = []
+        for batch, seeds in self._batches(1):
+            found.append((self.plain.decode(batch, seeds=seeds, **settings).tokens[0], []))
+            self.on_output()
+        return self._compared(mode, reference, found, settings)
 
 
 class TopTwo(LogitsProcessor):
