@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Tree
 from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.random_stream import RandomStream
@@ -96,7 +96,7 @@ class CorrectedSession(StateWindowSession):
         part: Tensor = self.head.of_states(states.to(self.head.dtype))
         return part
 
-    def _fill(self, window: Window, seen: Draft) -> Candidates:
+    def _fill(self, window: Window, seen: Tree) -> Candidates:
         self._enter_committed()
         count = self.drafter.corrected
         if not count:
@@ -111,7 +111,7 @@ class CorrectedSession(StateWindowSession):
         levels = (self._candidates(whole.at(slot), window.place, slot) for slot in behind)
         return Candidates.join([whole.at(0), corrected, *levels])
 
-    def _correct(self, window: Window, seen: Draft) -> Candidates:
+    def _correct(self, window: Window, seen: Tree) -> Candidates:
         """Draw the corrected places of all chains: [B, C * m] candidates."""
         drafter, chains, slots = self.drafter, len(self.nodes), slice(1, self.drafter.corrected + 1)
         named = (window.stood, window.tokens, window.p, window.noise, window.known)

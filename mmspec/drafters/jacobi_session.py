@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
@@ -25,7 +25,7 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.sparse_distribution import SparseDistribution, packed_alike, unpack
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.window import (
     KIND_OF_COUPLING,
     NEIGHBOURS,
@@ -113,7 +113,7 @@ class Observed(Rows):
 
     row_fields = named("draft", "q", "p", "finite", "accepted")
 
-    draft: Draft  # without its q
+    draft: Tree  # without its q
     q: Tensor | SparseDistribution | None  # [B, n, V] what its tokens were drawn from; None for coupled ones
     p: Tensor | SparseDistribution  # the target's after each node
     finite: Tensor  # [B, n] whether p is
@@ -192,7 +192,7 @@ class JacobiSession(DraftSession):
         )
         # The prompt is a window of one node, whose distribution is the edge of the first real window.
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
-        draft = Draft.chain(token, drafter.kind)
+        draft = Tree.chain(token, drafter.kind)
         scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
         self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])
 
@@ -203,21 +203,21 @@ class JacobiSession(DraftSession):
         """Set the grids of the rows."""
         self.grids, self.layout = grids, WindowLayout(grids, self.vocabulary, self.random.keys.device)
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         if not self.drafter.branches:
             self._keep(draft, scores, verdict.accepted)
             return
         nodes = self._path(verdict)
         tokens, valid = draft.tokens.gather(1, nodes), draft.valid.gather(1, nodes)
         q = None if draft.q is None else Categorical(pick(draft.q.p, nodes))
-        chain = replace(Draft.chain(tokens, draft.kind, q, valid), max_depth=self.drafter.window - 1)
+        chain = replace(Tree.chain(tokens, draft.kind, q, valid), max_depth=self.drafter.window - 1)
         self._keep(chain, Categorical(pick(scores.p, nodes)), verdict.accepted)
 
-    def _path(self, verdict: Verdict) -> Tensor:
+    def _path(self, verdict: Path) -> Tensor:
         """[B, W] nodes of the chain that was accepted, or of the first behind what was accepted."""
         return self.nodes[self.chain[verdict.last]]
 
-    def _keep(self, draft: Draft, scores: Categorical, accepted: Tensor) -> None:
+    def _keep(self, draft: Tree, scores: Categorical, accepted: Tensor) -> None:
         """Keep what the next round needs: what places were drawn from, and what they will be drawn from."""
         q, p = (
             None if draft.q is None else self._pack(draft.q.p),
@@ -233,7 +233,7 @@ class JacobiSession(DraftSession):
             return distribution
         return SparseDistribution.of(distribution, most)
 
-    def propose(self, canvas: Canvas) -> Draft:
+    def propose(self, canvas: Canvas) -> Tree:
         drafter, old = self.drafter, self.observed
         seen, accepted = (
             replace(old.draft, q=None if old.q is None else Categorical(unpack(old.q))),
@@ -267,7 +267,7 @@ class JacobiSession(DraftSession):
         faulty = (inside & ~sound)[:, 1:].any(-1)
         q = None if drafter.kind is DraftKind.COUPLED else Categorical(filled.p)
         parents, depth = self.parents.expand_as(valid), drafter.window - 1
-        return Draft(filled.tokens, parents, valid, drafter.kind, q, depth, drafter.max_children, faulty)
+        return Tree(filled.tokens, valid, drafter.kind, q, faulty, parents, depth, drafter.max_children)
 
     def _initial(
         self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor
@@ -277,7 +277,7 @@ class JacobiSession(DraftSession):
             return p, sound
         return torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype)), sound | ~covered
 
-    def _fill(self, window: Window, seen: Draft) -> Candidates:
+    def _fill(self, window: Window, seen: Tree) -> Candidates:
         """Make the nodes of the tree from a new window: what stands there, and further candidates."""
         whole = Candidates(window.tokens, torch.ones_like(window.tokens, dtype=torch.bool), window.p)
         if not self.drafter.branches:
@@ -296,7 +296,7 @@ class JacobiSession(DraftSession):
             tokens, drawable, p = ranked.flatten(1), could.flatten(1), p.expand(-1, branch, -1)
         return Candidates(tokens.repeat(1, parents), drawable.repeat(1, parents), p.repeat(1, parents, 1))
 
-    def _reuse(self, tokens: Tensor, p: Tensor, seen: Draft, old: Tensor) -> Tensor:
+    def _reuse(self, tokens: Tensor, p: Tensor, seen: Tree, old: Tensor) -> Tensor:
         """Put old drafts back that are likely enough; see `JacobiDrafter`."""
         if self.drafter.reuse is None:
             return tokens

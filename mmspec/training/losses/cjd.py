@@ -18,13 +18,13 @@ from torch.nn.functional import kl_div
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Tree
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.speculative import Batch, begin
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleWindow
 from mmspec.drafters.jacobi_session import Candidates, Window
 from mmspec.drafters.window_states import learnt_images
@@ -84,7 +84,7 @@ class RecordingSession(CorrectedSession):
         self.states = stale.states
         return replace(stale, states=self.head.of_states(self.states.to(self.head.dtype)))
 
-    def _fill(self, window: Window, seen: Draft) -> Candidates:
+    def _fill(self, window: Window, seen: Tree) -> Candidates:
         count = self.drafter.corrected
         tables = self.head.tables(self.target.embed, self.target.head, self.target.dtype)
         self.tables = tables  # the head learns meanwhile
@@ -94,7 +94,7 @@ class RecordingSession(CorrectedSession):
         self._drawn = filled.tokens[:, :count], is_drawn
         return filled
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         super().observe(draft, output, scores, verdict)
         stale, (new, is_drawn) = self.stale, self._drawn
         goal = self.sampler.guided(output.logits)[:, : new.shape[1]]
