@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
+from mmspec.decoding.rows import Rows, concat, select
 from mmspec.kernels import Warping, sample_tokens, verify_chain, warp_logits
 from mmspec.kernels.sampling import is_fused, race
 
@@ -28,6 +30,7 @@ __all__ = [
     "Continuous",
     "Distribution",
     "Gaussian",
+    "Pairs",
     "Scores",
     "draw",
     "keep_first",
@@ -40,6 +43,7 @@ That they share one is checked when an accelerator is built, so that each rule n
 """
 
 PROPOSALS = 8  # of a residual that is drawn by rejection, in each round
+TOKEN_BYTES = 4  # of an id in `Pairs`
 
 
 class Distribution(ABC):
@@ -118,7 +122,7 @@ class Distribution(ABC):
         """Return where a value can be drawn: False where numbers are NaN or infinite."""
 
 
-class Categorical(Distribution):
+class Categorical(Distribution, Rows):
     """Distributions over V tokens.
 
     Args:
@@ -144,6 +148,20 @@ class Categorical(Distribution):
     def stack(cls, parts: Sequence[Categorical]) -> Categorical:
         return Categorical(torch.stack([part.p for part in parts], 1))
 
+    def part(self, rows: Sequence[int], count: int | None = None) -> Categorical:
+        return self.map(lambda each: select(each, rows, count))
+
+    def joined(self, other: Categorical, counts: tuple[int, int]) -> Categorical:
+        return Categorical(concat(self.p, other.p, counts))
+
+    def compact(self, count: int) -> Categorical:
+        """Return distributions in which `count` tokens have mass in the form that takes less memory.
+
+        Where more have mass, the result is another distribution: draw behind `Sampler.within_top_k`.
+        """
+        tokens, size = self.p.shape[-1], self.p.itemsize
+        return Pairs.of(self.p, count) if count * (TOKEN_BYTES + size) < tokens * size else self
+
     def mass(self, x: Tensor) -> Tensor:
         """Probability of one token at each node."""
         return self.p.gather(-1, x[..., None])[..., 0]
@@ -168,6 +186,43 @@ class Categorical(Distribution):
 
     def is_finite(self) -> Tensor:
         return self.p.amax(-1).isfinite()
+
+
+class Pairs(Categorical):
+    """Distributions over V tokens of which k have mass, as pairs of token and probability.
+
+    Args:
+        tokens: [T, n, k] int32 token ids.
+        shares: [T, n, k] their probabilities.
+        vocabulary: V.
+    """
+
+    def __init__(self, tokens: Tensor, shares: Tensor, vocabulary: int) -> None:
+        self.tokens, self.shares, self.vocabulary = tokens, shares, vocabulary
+
+    @classmethod
+    def of(cls, p: Tensor, count: int) -> Pairs:
+        """Keep the `count` likeliest tokens of distributions [T, n, V], normalised."""
+        shares, tokens = p.topk(count, dim=-1)
+        total = shares.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
+        return cls(tokens.int(), shares / total, p.shape[-1])
+
+    @property
+    def p(self) -> Tensor:
+        """[T, n, V] probabilities, made anew each time: what keeps pairs wants to keep nothing larger."""
+        zeros = self.shares.new_zeros(*self.shares.shape[:-1], self.vocabulary)
+        return zeros.scatter_add(-1, self.tokens.long(), self.shares)  # rows of a smaller k end in zeros
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Pairs:
+        return Pairs(change(self.tokens), change(self.shares), self.vocabulary)
+
+    def joined(self, other: Categorical, counts: tuple[int, int]) -> Any:  # pairs, if both are
+        if not isinstance(other, Pairs):
+            return super().joined(other, counts)
+        most = max(each.shares.shape[-1] for each in (self, other))
+        one, two = (each.map(lambda part: pad(part, (0, most - part.shape[-1]))) for each in (self, other))
+        tokens, shares = concat(one.tokens, two.tokens, counts), concat(one.shares, two.shares, counts)
+        return Pairs(tokens, shares, self.vocabulary)
 
 
 class Scores(Categorical):
@@ -283,7 +338,7 @@ class Continuous(Distribution):
         known, passes = self[:-1].judge(draft.tokens[:, 1:], q[1:], u)
         drawn = draft.valid[:, 1:] & known
         node = (drawn & passes).long().cumprod(-1).sum(-1)
-        judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
+        judged = pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
         after = (node + 1).clamp_max(draft.max_depth)
         return node, *self.at(node).finish(q.at(after), judged, random, emitted + node, purpose)
 

@@ -22,7 +22,6 @@ from mmspec.decoding.draft import Draft, Tree
 from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.once import once
 from mmspec.decoding.rows import Rows, named
-from mmspec.decoding.sparse_distribution import part_ties
 from mmspec.errors import InputError
 from mmspec.kernels import Warping, warp_logits
 from mmspec.kernels.sampling import of_rows
@@ -253,3 +252,21 @@ class Sampler(RowSettings):
             rows: Tensor = of_rows(warping.temperature, logits) == 0.0
             greedy = rows.repeat_interleave(shape[0] // len(rows), 0)
         return Scores(logits, greedy, warping, shape)
+
+
+def part_ties(p: Tensor, most: float | Tensor) -> Tensor:
+    """Leave mass to at most so many tokens of distributions under top-k: of equals, to those of lowest id.
+
+    Which they are depends on the row alone, not on its batch or on where it is computed. Where nothing is
+    tied the numbers stay as they are.
+
+    Args:
+        p: [B, n, V] in which more than k tokens have mass only if all that are too many equal the k-th.
+        most: k, or [B, 1, 1] of the rows; infinite for all.
+    """
+    has_mass = p > 0
+    surplus = has_mass.sum(-1, keepdim=True) - most
+    is_least = p == p.where(has_mass, torch.inf).amin(-1, keepdim=True)
+    rank = is_least.cumsum(-1, dtype=torch.int32)
+    left = p.masked_fill(is_least & (rank > rank[..., -1:] - surplus), 0.0)
+    return torch.where(surplus > 0, left / left.sum(-1, keepdim=True), p)

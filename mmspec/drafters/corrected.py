@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Tree
 from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.random_stream import RandomStream
@@ -96,14 +95,14 @@ class CorrectedSession(StateWindowSession):
         part: Tensor = self.head.of_states(states.to(self.head.dtype))
         return part
 
-    def _fill(self, window: Window, seen: Tree) -> Candidates:
+    def _fill(self, window: Window, last: LastDraft) -> Candidates:
         self._enter_committed()
         count = self.drafter.corrected
         if not count:
-            return super()._fill(window, seen)
+            return super()._fill(window, last)
         self.stale = self._stale(window, count)
         whole = Candidates(window.tokens, torch.ones_like(window.tokens, dtype=torch.bool), window.p)
-        corrected = self._correct(window, seen)
+        corrected = self._correct(window, last)
         if not self.drafter.branches:
             return Candidates.join([whole.at(0), corrected, whole.behind(count)])
         corrected = Candidates(*(each[:, self.places] for each in corrected))
@@ -111,7 +110,7 @@ class CorrectedSession(StateWindowSession):
         levels = (self._candidates(whole.at(slot), window.place, slot) for slot in behind)
         return Candidates.join([whole.at(0), corrected, *levels])
 
-    def _correct(self, window: Window, seen: Tree) -> Candidates:
+    def _correct(self, window: Window, last: LastDraft) -> Candidates:
         """Draw the corrected places of all chains: [B, C * m] candidates."""
         drafter, chains, slots = self.drafter, len(self.nodes), slice(1, self.drafter.corrected + 1)
         named = (window.stood, window.tokens, window.p, window.noise, window.known)
@@ -127,7 +126,7 @@ class CorrectedSession(StateWindowSession):
             self.stale,
             window.tokens[:, 0],
             Places(stood, tokens, p, noise, known if self.layout.has_syntax else None),
-            LastDraft.of(seen, drafter.coupling),
+            last,
             Front(front, apart, self.choices),
             drafter.coupling,
             drafter.passes,

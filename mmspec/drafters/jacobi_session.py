@@ -24,7 +24,6 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Requ
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sparse_distribution import SparseDistribution, packed_alike, unpack
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.window import (
     KIND_OF_COUPLING,
@@ -111,20 +110,12 @@ class WindowDrafter(Drafter):
 class Observed(Rows):
     """The last draft of a window, and what became of it."""
 
-    row_fields = named("draft", "q", "p", "finite", "accepted")
+    row_fields = named("draft", "p", "finite", "accepted")
 
-    draft: Tree  # without its q
-    q: Tensor | SparseDistribution | None  # [B, n, V] what its tokens were drawn from; None for coupled ones
-    p: Tensor | SparseDistribution  # the target's after each node
+    draft: Tree  # a chain
+    p: Categorical  # [B, n] the target's after each node
     finite: Tensor  # [B, n] whether p is
     accepted: Tensor  # [B] number of accepted tokens
-
-    def joined(self, other: Observed, counts: tuple[int, int]) -> Observed:
-        """Return what became of these rows, followed by others; rows with and without top-k may meet."""
-        q = (None, None) if self.q is None or other.q is None else packed_alike(self.q, other.q)
-        p = packed_alike(self.p, other.p)
-        one, two = replace(self, q=q[0], p=p[0]), replace(other, q=q[1], p=p[1])
-        return Rows.joined(one, two, counts)
 
 
 @dataclass(frozen=True)
@@ -209,9 +200,9 @@ class JacobiSession(DraftSession):
             return
         nodes = self._path(verdict)
         tokens, valid = draft.tokens.gather(1, nodes), draft.valid.gather(1, nodes)
-        q = None if draft.q is None else Categorical(pick(draft.q.p, nodes))
+        q = None if draft.q is None else draft.q.map(lambda each: pick(each, nodes))
         chain = replace(Tree.chain(tokens, draft.kind, q, valid), max_depth=self.drafter.window - 1)
-        self._keep(chain, Categorical(pick(scores.p, nodes)), verdict.accepted)
+        self._keep(chain, scores.map(lambda each: pick(each, nodes)), verdict.accepted)
 
     def _path(self, verdict: Path) -> Tensor:
         """[B, W] nodes of the chain that was accepted, or of the first behind what was accepted."""
@@ -219,26 +210,15 @@ class JacobiSession(DraftSession):
 
     def _keep(self, draft: Tree, scores: Categorical, accepted: Tensor) -> None:
         """Keep what the next round needs: what places were drawn from, and what they will be drawn from."""
-        q, p = (
-            None if draft.q is None else self._pack(draft.q.p),
-            self._pack(self.sampler.within_top_k(scores.p)),
-        )
-        self.observed = Observed(replace(draft, q=None), q, p, scores.is_finite(), accepted)
-
-    def _pack(self, distribution: Tensor) -> Tensor | SparseDistribution:
-        """Keep distributions [B, n, V] as k pairs a place where that takes less memory."""
-        most = self.sampler.support(self.vocabulary)
-        pays = SparseDistribution.pays(most, self.vocabulary, distribution.dtype.itemsize)
-        if self.drafter.init == "uniform" or not pays:  # a uniform draft has mass everywhere
-            return distribution
-        return SparseDistribution.of(distribution, most)
+        # a uniform draft has mass everywhere
+        most = self.vocabulary if self.drafter.init == "uniform" else self.sampler.support(self.vocabulary)
+        q = None if draft.q is None else draft.q.compact(most)
+        p = scores.map(self.sampler.within_top_k).compact(most)
+        self.observed = Observed(replace(draft, q=q), p, scores.is_finite(), accepted)
 
     def propose(self, canvas: Canvas) -> Tree:
         drafter, old = self.drafter, self.observed
-        seen, accepted = (
-            replace(old.draft, q=None if old.q is None else Categorical(unpack(old.q))),
-            old.accepted,
-        )
+        seen, accepted = old.draft, old.accepted
         self.round = self.round + 1
         place = canvas.emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
         # A node gives the p of the place after its own. Each row has moved on by what it accepted; beyond the
@@ -247,11 +227,12 @@ class JacobiSession(DraftSession):
         node = accepted[:, None] + self.steps
         covered, drafted = node < scored, node + 1 < scored
         node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
-        p, sound = pick(unpack(old.p), node), old.finite.gather(1, node)
+        p, sound = old.p.map(lambda each: pick(each, node)).p, old.finite.gather(1, node)
         stood = torch.where(drafted, node + 1, 0)
         p, sound = self._initial(p, sound, place, covered, stood)
         noise = self._redraw_noise(place, p)
-        drawn = draw_coupled(drafter.coupling, p, LastDraft.of(seen, drafter.coupling), stood, noise)
+        last = LastDraft.of(seen, drafter.coupling)
+        drawn = draw_coupled(drafter.coupling, p, last, stood, noise)
         tokens = self._reuse(drawn, p, seen, stood)
         tokens[:, 0] = canvas.root
         known = torch.full_like(tokens, FREE)
@@ -261,7 +242,7 @@ class JacobiSession(DraftSession):
             tokens, sound = torch.where(known == FREE, tokens, known), sound | (known != FREE)
             one_hot = torch.zeros_like(p).scatter(-1, tokens[:, :, None], 1.0)
             p = torch.where((known == FREE)[:, :, None], p, one_hot)
-        filled = self._fill(Window(place, tokens, p, node, stood, known, noise), seen)
+        filled = self._fill(Window(place, tokens, p, node, stood, known, noise), last)
         inside = place < self.layout.length
         valid = ((inside & sound) | (self.steps == 0))[:, self.slots] & filled.drawable
         faulty = (inside & ~sound)[:, 1:].any(-1)
@@ -277,7 +258,7 @@ class JacobiSession(DraftSession):
             return p, sound
         return torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype)), sound | ~covered
 
-    def _fill(self, window: Window, seen: Tree) -> Candidates:
+    def _fill(self, window: Window, last: LastDraft) -> Candidates:
         """Make the nodes of the tree from a new window: what stands there, and further candidates."""
         whole = Candidates(window.tokens, torch.ones_like(window.tokens, dtype=torch.bool), window.p)
         if not self.drafter.branches:

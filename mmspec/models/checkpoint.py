@@ -37,6 +37,7 @@ from transformers.utils.import_utils import is_gguf_available
 import mmspec.models.emu3_5
 import mmspec.models.llamagen  # noqa: F401  its folders become known to the auto classes
 from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedModelError
+from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.weights import is_finite, stored_weights
 from mmspec.registry import did_you_mean
 
@@ -49,7 +50,8 @@ MAX_INDEX_BYTES = 100_000_000
 MAX_DIMENSION = 10_000_000
 MAX_LAYERS = 10_000
 SHARDS = "names of files in the same folder"
-OWN_CODE = frozenset({"nextstep", "Emu3"})  # published with code, which is not run: this package has its own
+# published with code, which is not run: this package has its own
+OWN_CODE = frozenset({"nextstep", "Emu3", *(config.model_type for config in MASKED_MODELS)})
 
 
 def split_gguf(source: object) -> tuple[object, dict[str, str]]:

@@ -25,7 +25,6 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sparse_distribution import unpack
 from mmspec.decoding.verdict import Path
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.corrected import CorrectedDrafter
@@ -153,10 +152,10 @@ class Counted(Drafter, DraftSession):
         self.session.observe(draft, output, scores, verdict)
         if not isinstance(self.session, JacobiSession):
             return
-        kept, q = self.session.observed.q, draft.q.p  # of the chain that goes on
+        kept, q = self.session.observed.draft.q.p, draft.q.p  # of the chain that goes on
         if self.inner.branches:
             q = pick(q, self.session._path(verdict))
-        assert (unpack(kept) - q)[:, 1:].abs().max() < 1e-6, "the next round is coupled with another q"
+        assert (kept - q)[:, 1:].abs().max() < 1e-6, "the next round is coupled with another q"
 
 
 def run(drafter: Drafter, sampler: Sampler, rows: int, seed: int | Sequence[int] = 7) -> list[list[int]]:

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.distribution import Categorical, Pairs
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
+from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.rows import concat, select
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sparse_distribution import SparseDistribution, packed_alike, unpack
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Measured, Path
 
@@ -49,14 +50,37 @@ def test_settings_of_rows_are_joined_and_parted() -> None:
     assert both.part([0, 1]).temperature == 0.5 and both.part([3]).temperature == 1.0
 
 
-def test_packed_distributions_of_another_k_keep_the_mass_of_token_0() -> None:
+def test_joined_distributions_of_another_k_keep_the_mass_of_token_0() -> None:
     dense = torch.tensor([[[0.7, 0.3, 0.0, 0.0]]])
-    narrow, wide = SparseDistribution.of(dense, 1), SparseDistribution.of(dense, 3)
-    joined = concat(*packed_alike(narrow, wide), (1, 1))
-    assert torch.equal(unpack(joined), torch.cat([narrow.dense(), wide.dense()]))
-    assert torch.equal(unpack(select(joined, [1])), wide.dense())
-    joined = concat(*packed_alike(narrow, dense), (1, 1))
-    assert torch.equal(joined, torch.cat([narrow.dense(), dense]))
+    whole, narrow, wide = Categorical(dense), Pairs.of(dense, 1), Pairs.of(dense, 3)
+    joined = concat(narrow, wide, (1, 1))
+    assert isinstance(joined, Pairs) and torch.equal(joined.p, torch.cat([narrow.p, wide.p]))
+    assert torch.equal(select(joined, [1]).p, wide.p)
+    for one, two in ((narrow, whole), (whole, narrow), (whole, whole)):
+        joined = concat(one, two, (1, 1))
+        assert torch.equal(joined.p, torch.cat([one.p, two.p]))
+        assert torch.equal(select(joined, [1, 0]).p, torch.cat([two.p, one.p]))
+
+
+@given(st.integers(1, 3), st.integers(2, 5), st.integers(1, 6))
+def test_pairs_are_the_distributions_that_they_hold(rows: int, nodes: int, count: int) -> None:
+    shares = torch.rand(rows, nodes, count) + 0.1
+    p = torch.zeros(rows, nodes, 8)
+    p[..., torch.randperm(8)[:count]] = shares / shares.sum(-1, keepdim=True)
+    pairs = Pairs.of(p, count)
+    whole, node, x = Categorical(pairs.p), torch.randint(nodes, (rows,)), torch.randint(8, (rows, nodes))
+    for one, two in (
+        (pairs[1:], whole[1:]),
+        (pairs.at(node), whole.at(node)),
+        (pairs.flat(), whole.flat()),
+        (Pairs.stack([pairs.flat(), pairs.flat()]), Categorical.stack([whole.flat(), whole.flat()])),
+    ):
+        assert torch.equal(one.p, two.p)
+    assert torch.equal(pairs.mass(x), whole.mass(x)) and torch.equal(pairs.is_finite(), whole.is_finite())
+    random = RandomStream.from_seed(1, rows, CPU)
+    place = torch.arange(nodes).expand(rows, nodes)
+    drawn = (each.sample(random, place, Purpose.DRAFT) for each in (pairs, whole))
+    assert torch.equal(*drawn)
 
 
 def test_grammars_of_other_lengths_are_free_behind_their_end() -> None:
@@ -99,6 +123,7 @@ def test_each_row_ends_by_conditions_of_its_own(early: int) -> None:
 def test_pairs_hold_the_distribution_under_top_k_and_take_their_own_memory(top_k: int) -> None:
     logits = torch.randn(2, 8, 512, generator=torch.Generator().manual_seed(top_k))
     distribution = Sampler(temperature=0.7, top_k=top_k).scores(logits).p
-    pairs = SparseDistribution.of(distribution, top_k)
-    torch.testing.assert_close(pairs.dense(), distribution, atol=1e-7, rtol=0)
+    pairs = Categorical(distribution).compact(top_k)
+    assert isinstance(pairs, Pairs) and not isinstance(Categorical(distribution).compact(256), Pairs)
+    torch.testing.assert_close(pairs.p, distribution, atol=1e-7, rtol=0)
     assert pairs.tokens.shape == (2, 8, top_k)

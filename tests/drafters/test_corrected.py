@@ -17,6 +17,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.jacobi_session import Candidates, Window
+from mmspec.drafters.window import LastDraft
 from mmspec.drafters.window_states import codebook_sample
 from mmspec.errors import InputError
 from mmspec.training.losses.cjd import correct_window
@@ -72,16 +73,16 @@ def test_corrections_read_no_draft_of_their_own_place(monkeypatch: pytest.Monkey
     """A place is drawn from the same q, whatever stood there and behind it."""
     fill, changed = CorrectedSession._fill, []
 
-    def compare(self: CorrectedSession, window: Window, seen: Draft) -> Candidates:
+    def compare(self: CorrectedSession, window: Window, last: LastDraft) -> Candidates:
         kept, accepted = copy.copy(self), self.observed.accepted
-        filled = fill(self, window, seen)
+        filled = fill(self, window, last)
         for slot in range(1, 5):
             other, read = copy.copy(kept), kept.read
             node = torch.arange(read.tokens.shape[1])
             own = (node > accepted[:, None] + slot) & (read.tokens >= 0)
             words = torch.where(own, (read.tokens + 1) % self.vocabulary, read.tokens)
             other.read = replace(read, tokens=words, states=torch.where(own[..., None], 9.0, read.states))
-            again = fill(other, window, seen).p
+            again = fill(other, window, last).p
             assert torch.equal(again[:, slot], filled.p[:, slot]), slot
             changed.append(not torch.equal(again[:, slot + 1 :], filled.p[:, slot + 1 :]))
         return filled
@@ -116,9 +117,9 @@ def test_training_computes_what_decoding_drew_from(monkeypatch: pytest.MonkeyPat
     made = drafter(8, 6, passes=6)
     fill, seen_slots = CorrectedSession._fill, 0
 
-    def compare(self: CorrectedSession, window: Window, seen: Draft) -> Candidates:
+    def compare(self: CorrectedSession, window: Window, last: LastDraft) -> Candidates:
         nonlocal seen_slots
-        filled = fill(self, window, seen)
+        filled = fill(self, window, last)
         logits = correct_window(self.head, self.target, self.stale, filled.tokens[:, :6])
         free = window.known[:, 1:7] == -1
         due = SAMPLER.scores(logits).p

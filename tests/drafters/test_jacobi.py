@@ -9,12 +9,13 @@ import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import default_rule
+from mmspec.decoding import distribution
+from mmspec.decoding.distribution import Pairs
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.interfaces import PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.sparse_distribution import SparseDistribution
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.jacobi_session import INITS, JacobiSession
 from mmspec.drafters.window import WindowLayout, WindowTree
@@ -263,13 +264,14 @@ def test_distributions_kept_as_pairs_give_the_tokens_of_distributions_kept_whole
     kept = []
     keep = JacobiSession._keep
     monkeypatch.setattr(
-        JacobiSession, "_keep", lambda self, *seen: (keep(self, *seen), kept.append(self.observed.p))[0]
+        JacobiSession, "_keep", lambda self, *seen: (keep(self, *seen), kept.append(self.observed))[0]
     )
     runs = []
     for pays in (True, False):
-        monkeypatch.setattr(SparseDistribution, "pays", lambda *sizes, pays=pays: pays)
+        monkeypatch.setattr(distribution, "TOKEN_BYTES", 0 if pays else 100)
         runs.append(sample(image(), drafter, sampler, rows=500).outputs)
-        assert all(isinstance(distribution, SparseDistribution) is pays for distribution in kept) and kept
+        assert all(isinstance(seen.p, Pairs) is pays for seen in kept) and kept
+        assert coupling == "exact" or all(isinstance(seen.draft.q, Pairs) is pays for seen in kept)
         kept.clear()
     assert runs[0] == runs[1]
 

@@ -3,6 +3,7 @@
 # ruff: noqa: F401
 
 from .image_tokens import CODES, tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina
+from .masked import MASKED_MODELS, save_masked, tiny_dream, tiny_llada, tiny_sdar
 from .media import tiny_clip, tiny_image, tiny_images
 from .processors import VOCABULARY_SIZE, build_processor, tiny_tokenizer
 from .text import (

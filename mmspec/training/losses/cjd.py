@@ -27,6 +27,7 @@ from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleWindow
 from mmspec.drafters.jacobi_session import Candidates, Window
+from mmspec.drafters.window import LastDraft
 from mmspec.drafters.window_states import learnt_images
 from mmspec.errors import InputError
 from mmspec.models.cjd import EXCLUDED, CorrectorHead
@@ -84,11 +85,11 @@ class RecordingSession(CorrectedSession):
         self.states = stale.states
         return replace(stale, states=self.head.of_states(self.states.to(self.head.dtype)))
 
-    def _fill(self, window: Window, seen: Tree) -> Candidates:
+    def _fill(self, window: Window, last: LastDraft) -> Candidates:
         count = self.drafter.corrected
         tables = self.head.tables(self.target.embed, self.target.head, self.target.dtype)
         self.tables = tables  # the head learns meanwhile
-        filled = super()._fill(window, seen)
+        filled = super()._fill(window, last)
         slots = slice(1, count + 1)
         is_drawn = (window.known[:, slots] == FREE) & (window.place[:, slots] < self.layout.length)
         self._drawn = filled.tokens[:, :count], is_drawn

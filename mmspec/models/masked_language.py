@@ -1,0 +1,208 @@
+"""Masked language models that transformers lacks: LLaDA, SDAR and Dream, layer for layer Llama, Qwen3, Qwen2.
+
+What they are trained for is not the next token: places that are not decided hold a mask token, and the logits
+are of what stands there. Importing this makes the auto classes of transformers know the published folders
+without their remote code. Tested on small random checkpoints with their configs and keys, not on published
+weights. Dream's tokenizer is remote code, which the user must allow or convert.
+
+Attributes of each config, which the target reads:
+    mask_token_id: the token of a place that is not decided.
+    block_length: places p and q of one block, p // block_length, see each other, and blocks those before
+        them; None: all places see each other.
+    predicts: "own" if the logits at a place are of that place, "next" if they are of the place behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+
+from mmspec.errors import UnsupportedModelError
+
+__all__ = [
+    "MASKED_MODELS",
+    "DreamConfig",
+    "DreamForMaskedLM",
+    "LLaDAConfig",
+    "LLaDAForMaskedLM",
+    "SDARConfig",
+    "SDARForMaskedLM",
+]
+
+#: LLaDA's names of settings -> Llama's.
+SETTINGS = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "mlp_hidden_size": "intermediate_size",
+    "max_sequence_length": "max_position_embeddings",
+    "weight_tying": "tie_word_embeddings",
+    "init_std": "initializer_range",
+    "embedding_size": "vocab_size",  # the rows that there are; some may be spare
+}
+#: What its code can be set to besides, and what of that a Llama is.
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "block_type": ("llama",),
+    "layer_norm_type": ("rms",),
+    "layer_norm_with_affine": (True,),
+    "bias_for_layer_norm": (False, None),
+    "activation_type": ("silu",),
+    "rope": (True,),
+    "alibi": (False,),
+    "attention_layer_norm": (False,),
+    "multi_query_attention": (False, None),
+    "input_emb_norm": (False,),
+    "include_bias": (False,),
+    "include_qkv_bias": (False,),
+    "scale_logits": (False,),
+}
+SHAPE = ("d_model", "n_heads", "n_layers")  # by which its config is known from one that was saved here
+#: Keys of its weights -> Llama's; in saved folders they are its own again.
+BLOCK = r"^model\.transformer\.blocks\.(\d+)\."
+KEYS = {
+    r"^model\.transformer\.wte\.": "model.embed_tokens.",
+    r"^model\.transformer\.ln_f\.": "model.norm.",
+    r"^model\.transformer\.ff_out\.": "lm_head.",
+    BLOCK + r"attn_norm\.": r"model.layers.\1.input_layernorm.",
+    BLOCK + r"q_proj\.": r"model.layers.\1.self_attn.q_proj.",
+    BLOCK + r"k_proj\.": r"model.layers.\1.self_attn.k_proj.",
+    BLOCK + r"v_proj\.": r"model.layers.\1.self_attn.v_proj.",
+    BLOCK + r"attn_out\.": r"model.layers.\1.self_attn.o_proj.",
+    BLOCK + r"ff_norm\.": r"model.layers.\1.post_attention_layernorm.",
+    BLOCK + r"ff_proj\.": r"model.layers.\1.mlp.gate_proj.",
+    BLOCK + r"up_proj\.": r"model.layers.\1.mlp.up_proj.",
+    BLOCK + r"ff_out\.": r"model.layers.\1.mlp.down_proj.",
+}
+
+
+class LLaDAConfig(LlamaConfig):
+    """Config of a LLaDA (2502.09992): that of Llama, also by the names that its folders have.
+
+    Raises:
+        ValueError: it has something that Llama has not, such as ALiBi or another norm.
+    """
+
+    model_type = "llada"
+    block_length = None
+    predicts = "own"
+    is_causal = False
+
+    rms_norm_eps: float = 1e-5
+    mask_token_id: int = 126336
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if any(name in kwargs for name in SHAPE):
+            others = {name: kwargs.pop(name, allowed[0]) for name, allowed in ALLOWED.items()}
+            wrong = [f"{name} {got!r}" for name, got in others.items() if got not in ALLOWED[name]]
+            if wrong:
+                raise ValueError(f"a LLaDA with {', '.join(wrong)}, which no Llama has")
+            if kwargs.get("mlp_hidden_size") is None:
+                kwargs["mlp_hidden_size"] = kwargs.get("mlp_ratio", 4) * kwargs["d_model"]
+            for theirs, own in SETTINGS.items():
+                if (value := kwargs.pop(theirs, None)) is not None:
+                    setattr(self, own, value)
+        super().__post_init__(**kwargs)
+
+
+class SDARConfig(Qwen3Config):
+    """Config of an SDAR (2510.06303): that of Qwen3, and its blocks; `block_size` is its own name of them."""
+
+    model_type = "sdar"
+    attribute_map = {"block_length": "block_size"}
+    predicts = "own"
+
+    mask_token_id: int = 151669
+    block_size: int = 4
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if kwargs.get("attn_implementation") == "flex_attention":  # of its training, in published configs
+            del kwargs["attn_implementation"]
+        super().__post_init__(**kwargs)
+
+
+class DreamConfig(Qwen2Config):
+    """Config of a Dream (2508.15487), or DiffuCoder: that of Qwen2, whose shift it keeps.
+
+    Raises:
+        ValueError: it has blocks, as later models of that name, which read their own places.
+    """
+
+    model_type = "Dream"
+    block_length = None
+    predicts = "next"
+    is_causal = False
+
+    mask_token_id: int = 151666
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if kwargs.get("block_size") is not None:
+            raise ValueError(f"a Dream with block_size {kwargs['block_size']!r}, which Dream 7B has not")
+        super().__post_init__(**kwargs)
+
+
+class MaskedModel(PreTrainedModel):
+    """What all three have in common: without a mask all places are seen, and there is no next token."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.self_attn.is_causal = getattr(config, "is_causal", True)
+
+    def generate(self, *args: Any, custom_generate: Any = None, **kwargs: Any) -> Any:
+        """Generate by `custom_generate` alone.
+
+        Raises:
+            UnsupportedModelError: there is none.
+        """
+        if custom_generate is None:
+            raise UnsupportedModelError(
+                f"{type(self).__name__} decides masked places and has no next token: decode it by "
+                "MMSpecPipeline, or pass custom_generate=mmspec.accelerate(...)"
+            )
+        return super().generate(*args, custom_generate=custom_generate, **kwargs)  # type: ignore[misc]
+
+
+class LLaDAForMaskedLM(MaskedModel, LlamaForCausalLM):
+    """LLaDA: Llama without the causal mask."""
+
+    config_class = LLaDAConfig
+
+
+class SDARForMaskedLM(MaskedModel, Qwen3ForCausalLM):
+    """SDAR: Qwen3, causal over blocks of places that see each other; its mask has to be given."""
+
+    config_class = SDARConfig
+
+
+class DreamForMaskedLM(MaskedModel, Qwen2ForCausalLM):
+    """Dream: Qwen2 without the causal mask, whose logits are still of the next place."""
+
+    config_class = DreamConfig
+
+
+#: Config -> model, of all that are known.
+MASKED_MODELS: dict[type[PreTrainedConfig], type[MaskedModel]] = {
+    LLaDAConfig: LLaDAForMaskedLM,
+    SDARConfig: SDARForMaskedLM,
+    DreamConfig: DreamForMaskedLM,
+}
+for config, model in MASKED_MODELS.items():
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoModelForCausalLM.register(config, model, exist_ok=True)
+renamings = [WeightRenaming(theirs, own) for theirs, own in KEYS.items()]
+register_checkpoint_conversion_mapping(LLaDAConfig.model_type, renamings, overwrite=True)
