@@ -41,7 +41,7 @@ from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.targets import CausalTarget, adapt
+from mmspec.targets import CausalTarget, MaskedTarget, adapt
 from mmspec.targets.image_families import FAMILIES
 from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
@@ -350,11 +350,13 @@ class MMSpecPipeline:
                 first.
 
         Raises:
-            InputError: the limit is no positive integer, or the model draws continuous tokens.
+            InputError: the limit is no positive integer, or the model draws continuous tokens or is masked.
             PipelineBusyError: a call is running.
         """
         if self.target.vector_size:
             raise InputError("prefix cache", max_bytes, "none: prompts of continuous images are short")
+        if isinstance(self.target, MaskedTarget):
+            raise InputError("prefix cache", max_bytes, "none: masked models read prompts with their output")
         with self._busy():
             self._prefix_bytes = PrefixCache(max_bytes).max_bytes
             self._attach_prefix_caches()

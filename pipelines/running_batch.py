@@ -18,7 +18,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.speculative import Batch, begin
 from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
-from mmspec.targets.causal import CausalTarget
+from mmspec.targets import CausalTarget, MaskedTarget
 from mmspec.validation import is_integer
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
         raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {', '.join(MOVING)}")
     if accelerator.costs is not None:
         raise InputError("length", "cost", f"'fixed' or 'confidence': {STAYS}, for its sizes are of a batch")
-    if not isinstance(target, CausalTarget):
+    if not isinstance(target, CausalTarget) or isinstance(target, MaskedTarget):
         raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
     if target.steps is not None:
         allowed = "a pipeline that is not compiled: steps are for one batch size"

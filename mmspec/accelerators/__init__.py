@@ -33,7 +33,7 @@ from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads import HEADS
 from mmspec.models.mar import FeatureCaching
 from mmspec.registry import did_you_mean
-from mmspec.targets import CausalTarget, adapt
+from mmspec.targets import CausalTarget, MaskedTarget, adapt
 from mmspec.targets.image_families import continuous_target
 from mmspec.targets.mar import MARTarget
 from mmspec.validation import is_integer, plain_numbers
@@ -89,6 +89,8 @@ def draft_model(
         reader: Any = continuous_target(model) or adapt(model)
     else:
         reader = model
+    if isinstance(reader, MaskedTarget):
+        raise InputError("drafter", type(reader.model).__name__, "a model that predicts the next token")
     if not reader.vector_size:
         return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled"))
     if reader.any_order:

@@ -15,9 +15,10 @@ from mmspec.decoding.sampling import check_rows
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.length import CostModel, PacedDrafter
-from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
+from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
+from mmspec.targets.masked import MaskedTarget
 from mmspec.validation import require_number
 
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
@@ -110,7 +111,7 @@ class Accelerator:
                 own = "discrete" if kind == "tokens" else "continuous"
                 allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
-        if target.mask_token_id is not None and not isinstance(self.drafter, NoDrafter | UnmaskingDrafter):
+        if isinstance(target, MaskedTarget) and self.drafter.proposes == "tokens":
             allowed = "none or low_confidence: a masked model has no next token to draft"
             raise InputError("accelerator", self.name, allowed)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)

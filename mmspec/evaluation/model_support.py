@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from mmspec.decoding.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
+from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.targets.admission import check_model
 from mmspec.targets.memory import cached_bytes, measure_states
 
@@ -61,7 +62,7 @@ def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the model of a config on the meta device, in the config's dtype."""
     usual = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")  # a GGUF file does not say
     (name, *_) = getattr(config, "architectures", None) or [usual]
-    model_class = getattr(transformers, name, None)
+    model_class = MASKED_MODELS.get(type(config)) or getattr(transformers, name, None)
     if model_class is None:
         raise CheckpointError(
             "model", name or type(config).__name__, "a transformers model of text, or of text and images"
