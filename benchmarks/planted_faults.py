@@ -288,10 +288,10 @@ FAULTS = (
         TARGETS,
     ),
     Fault(
-        "padding is visible in masked models",
-        "MaskedTarget.score",
-        "place < state.lengths[:, None]",
-        "place >= 0",
+        "padding of masked models is written over keys",
+        "MaskedTarget._nodes",
+        "(place - first).where(is_read, junk)",
+        "place - first",
         TARGETS,
     ),
     Fault(

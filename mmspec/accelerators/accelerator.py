@@ -18,6 +18,7 @@ from mmspec.drafters.length import CostModel, PacedDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
+from mmspec.targets.masked import MaskedTarget
 from mmspec.validation import require_number
 
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
@@ -150,7 +151,7 @@ class Accelerator:
         Raises:
             InputError: the target decides its places in another order.
         """
-        if target.any_order or target.mask_token_id is not None:
+        if target.any_order or isinstance(target, MaskedTarget):
             allowed = "None: this model decides places together, and callbacks go token by token"
             raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
         return pair("none", NoDrafter()).fit(target)

@@ -128,7 +128,6 @@ class Target(ABC, Generic[State]):
         vector_size: d of its tokens, if they are vectors; 0 if they are ids.
         any_order: whether each forward predicts any places of the output, given any others.
         config: of the model, where heads can read its hidden states, embeddings and output matrix; or None.
-        mask_token_id: the token of places that are not decided; None if it predicts the next token alone.
     """
 
     vocabulary: int
@@ -136,7 +135,6 @@ class Target(ABC, Generic[State]):
     grid: ImageGrid | None = None
     codebook: Tensor | None = None
     config: Any = None
-    mask_token_id: int | None = None
     vector_size: int = 0
     any_order: bool = False
 
