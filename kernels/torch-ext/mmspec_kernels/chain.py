@@ -172,9 +172,8 @@ def _tile_kernel(
     p_x = tl.load(p_ptr + (at - 1) * vocabulary + x, mask=judged, other=0.0).to(tl.float32)
     q_x = tl.full([NODES], 1.0, tl.float32)
     if q_ptr is not None:
-        q_x = tl.load(q_ptr + row * q_stride + (depth - 1) * vocabulary + x, mask=judged, other=0.0).to(
-            tl.float32
-        )
+        candidate = row * q_stride + (depth - 1) * vocabulary
+        q_x = tl.load(q_ptr + candidate + x, mask=judged, other=0.0).to(tl.float32)
     drawn = judged & (q_x > 0)
     accepted = (depth == 0) | (drawn & (u * q_x <= p_x) & (p_x > 0))
     node = tl.min(tl.where(accepted, nodes, depth)) - 1
@@ -187,8 +186,8 @@ def _tile_kernel(
     p = tl.load(p_ptr + here, mask=inside, other=0.0).to(tl.float32)
     if q_ptr is not None:
         taken = tl.where(refused, vocabulary, 0)  # all of q, or none
-        candidate = row * q_stride + node * vocabulary
-        q = tl.load(q_ptr + candidate + index, mask=index < taken, other=0.0).to(tl.float32)
+        refusal = row * q_stride + node * vocabulary
+        q = tl.load(q_ptr + refusal + index, mask=index < taken, other=0.0).to(tl.float32)
         left = p - q
     else:
         left = tl.where(refused & (index == tl.sum(tl.where(depth == node + 1, x, 0))), 0.0, p)
