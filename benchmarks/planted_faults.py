@@ -216,8 +216,8 @@ FAULTS = (
     Fault(
         "states of an accepted path are shifted",
         "FeatureSession.observe",
-        "_copied(verdict.path)",
-        "_copied(verdict.path).roll(1, 1)",
+        "_copied(verdict.nodes)",
+        "_copied(verdict.nodes).roll(1, 1)",
         DRAFTERS,
     ),
     Fault(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Categorical
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -97,10 +97,10 @@ class OracleDrafter(SimpleDrafter):
 
     def shape(self, tokens: Tensor) -> Draft:
         if not self.siblings:
-            return Draft.chain(tokens, self.kind)
+            return Tree.chain(tokens, self.kind)
         width = self.siblings + 1
         parents = [0] + [depth * width for depth in range(self.depth) for _ in range(width)]
-        return Draft.tree(tokens, parents, self.kind)
+        return Tree.of(tokens, parents, self.kind)
 
 
 class AdversarialDrafter(OracleDrafter):
@@ -119,7 +119,7 @@ def ragged_tree(tokens: Tensor, parents: Tensor, valid: Tensor, kind: DraftKind)
         depths[:, node] = depths.gather(1, parent)[:, 0] + 1
         children.scatter_add_(1, parent, torch.ones_like(parent))
     faulty = torch.zeros(rows, dtype=torch.bool)
-    return Draft(tokens, parents, valid, kind, None, int(depths.max()), int(children.max()), faulty)
+    return Tree(tokens, valid, kind, None, faulty, parents, int(depths.max()), int(children.max()))
 
 
 class RandomTreeDrafter(SimpleDrafter):
@@ -197,7 +197,7 @@ class SampledTreeDrafter(SimpleDrafter):
                 tokens.append(self.siblings(distribution, width, random, emitted + depth))
                 distributions.append(distribution.repeat_interleave(width, 1))
             q, flat = torch.cat(distributions, 1), torch.cat(tokens, 1)
-            draft = Draft.tree(flat, self.parents, self.kind, Categorical(q))
+            draft = Tree.of(flat, self.parents, self.kind, Categorical(q))
             drawable = q.gather(-1, flat[:, :, None])[..., 0] > 0  # fewer tokens may be left than siblings
             drawable[:, 0] = True
             return replace(draft, valid=self.keep(draft, drawable))

@@ -106,7 +106,7 @@ class Accelerator:
         """
         kind = "vectors" if target.vector_size else "tokens"
         for part in (self.drafter.proposes, self.rule.judges):
-            if part not in (kind, "any"):
+            if part not in (kind, "any") and (part != "places" or kind != "tokens"):
                 own = "discrete" if kind == "tokens" else "continuous"
                 allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
@@ -198,6 +198,8 @@ class Call:
 
 def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
     """True if the rule's promise holds for what is proposed."""
+    if (rule.judges == "places") != (drafter.proposes == "places"):
+        return False
     return drafter.kind in rule.sound_for and not (rule.chains_only and drafter.branches)
 
 

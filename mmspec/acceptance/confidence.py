@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.decoding.draft import Block, Draft, DraftKind, Tree
+from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Fill, Measured, Path, Verdict
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
 
@@ -37,24 +38,30 @@ class LowConfidence(AcceptanceRule):
 
     places_per_step: int = 1
 
-    sound_for = frozenset({DraftKind.MASKED})
+    sound_for = frozenset({DraftKind.POINT})
+    judges = "places"
     exactness = "lossy"
 
     def __post_init__(self) -> None:
         if not is_integer(self.places_per_step) or self.places_per_step < 1:
             raise InputError("places_per_step", self.places_per_step, "a positive integer")
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        if draft.kind is not DraftKind.MASKED:
-            raise TypeError(
-                "confidence ranks masked places against each other; a draft of candidates has none"
-            )
-        token = scores.choose(draft, random, emitted)
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        if not isinstance(draft, Block):
+            raise TypeError("confidence ranks open places against each other; a tree of candidates has none")
+        token = scores.choose(draft.lanes, random, first)
         # of the logits as they are: probabilities of greedy decoding are 1 everywhere
         confidence = scores.logits.softmax(-1).gather(-1, token[:, :, None])[:, 0, 0]
-        verdict = Verdict.root(draft, token[:, 0])
-        is_open = draft.may_follow(verdict)
-        ranked = confidence.masked_fill(~is_open, -1.0).view(draft.rows, -1)
+        is_open = draft.is_open[:, :, 0]
+        ranked = confidence.view_as(is_open).masked_fill(~is_open, -1.0)
         order = ranked.argsort(dim=-1, descending=True, stable=True)
-        filled = (order.argsort(-1) < self.places_per_step).view_as(is_open) & is_open
-        return replace(verdict, filled=filled)
+        chosen = (order.argsort(-1) < self.places_per_step) & is_open
+        failed = is_open & ~scores.is_finite().view_as(is_open)
+        decided, values = chosen & ~failed, token.view_as(is_open)
+        fill = Fill.of(draft.starts, values, decided, torch.zeros_like(decided), failed.any(-1))
+        return fill, Measured.nothing(is_open)
+
+    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
+        raise TypeError("confidence ranks open places against each other; a tree of candidates has none")

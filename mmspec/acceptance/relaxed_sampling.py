@@ -10,18 +10,18 @@ token that the target excludes is never accepted: top-k, top-p and grammars hold
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mmspec.acceptance.verification import last_purpose, sampled_distribution, walk
 from mmspec.decoding.distribution import Scores, draw
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.errors import InputError
 from mmspec.kernels.chain import normalise, residual
 from mmspec.validation import is_integer
@@ -95,12 +95,18 @@ class RelaxedSampling(AcceptanceRule):
         output = a + refused * self.residual(p, q, x)
         return Judgement(a.gather(-1, x)[..., 0], total_variation(output, p))
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        if draft.is_chain:
-            return self.verify_chain(draft, scores, random, emitted)
-        return self.verify_tree(draft, scores, random, emitted)
+    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
+        return self.measure(draft, scores, random, emitted)[0]
 
-    def verify_chain(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def measure(
+        self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
+        verify = self.verify_chain if draft.is_chain else self.verify_tree
+        return verify(draft, scores, random, emitted)
+
+    def verify_chain(
+        self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
         """Verify one candidate per place: all places are judged at once."""
         p, x = scores.p, draft.tokens[:, 1:, None]
         q = draft_distribution(draft, p.dtype)
@@ -126,9 +132,11 @@ class RelaxedSampling(AcceptanceRule):
             place = emitted % (node + 1).clamp_max(draft.max_depth)  # some place that was judged
             one = self.judge(take(p, place), take(q, place + 1), take(x, place), take(allowance, place))
             tv = tv.scatter(1, place[:, None], one.tv[:, None])
-        return Verdict.at(draft, node, next_token, tv.where(drawn, float("nan")))
+        return Path.at(draft, node, next_token), tv.where(drawn, float("nan"))
 
-    def verify_tree(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify_tree(
+        self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
         """Verify siblings one after the other, from the root down."""
         p = scores.p
         draft_q = draft_distribution(draft, p.dtype)
@@ -159,11 +167,11 @@ class RelaxedSampling(AcceptanceRule):
             variations.append(variation.clamp_max(1.0).where((children >= 0).any(-1), float("nan")))
             return chosen, p
 
-        verdict = walk(draft, p, random, emitted, judge)
-        return replace(verdict, tv=torch.stack(variations, 1))
+        path = walk(draft, p, random, emitted, judge)
+        return path, torch.stack(variations, 1)
 
 
-def draft_distribution(draft: Draft, dtype: torch.dtype) -> Tensor | None:
+def draft_distribution(draft: Tree, dtype: torch.dtype) -> Tensor | None:
     """Return the draft's q; None for deterministic candidates, whose q is one-hot."""
     if draft.kind is DraftKind.POINT:
         return None

@@ -22,7 +22,7 @@ from mmspec.kernels import Warping, sample_tokens, verify_chain, warp_logits
 from mmspec.kernels.sampling import is_fused, race
 
 if TYPE_CHECKING:
-    from mmspec.decoding.draft import Draft
+    from mmspec.decoding.draft import Tree
 
 __all__ = [
     "AnyDistribution",
@@ -83,7 +83,7 @@ class Distribution(ABC):
         """Draw a value from each, and return it with the q that a rule judges it by."""
         return self.sample(random, place, purpose), self
 
-    def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
+    def choose(self, draft: Tree, random: RandomStream, first: Tensor) -> Tensor:
         """Draw the target's own value after each node, with noise keyed by output index.
 
         Nodes at one depth share their noise: it belongs to the output index that they compete for. A walk
@@ -98,7 +98,7 @@ class Distribution(ABC):
     def verify_chain(
         self,
         q: AnyDistribution,
-        draft: Draft,
+        draft: Tree,
         u: Tensor,
         random: RandomStream,
         emitted: Tensor,
@@ -172,7 +172,7 @@ class Categorical(Distribution, Rows):
     def verify_chain(
         self,
         q: Categorical,
-        draft: Draft,
+        draft: Tree,
         u: Tensor,
         random: RandomStream,
         emitted: Tensor,
@@ -273,7 +273,7 @@ class Scores(Categorical):
             return super().sample(random, place, purpose)
         return self._draw(random, place, purpose)
 
-    def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
+    def choose(self, draft: Tree, random: RandomStream, first: Tensor) -> Tensor:
         index = first[:, None] + torch.arange(draft.max_depth + 1, device=first.device)
         return self._draw(random, index, Purpose.TARGET, None if draft.is_chain else draft.depth)
 
@@ -329,7 +329,7 @@ class Continuous(Distribution):
     def verify_chain(
         self,
         q: AnyDistribution,
-        draft: Draft,
+        draft: Tree,
         u: Tensor,
         random: RandomStream,
         emitted: Tensor,

@@ -13,11 +13,11 @@ from time import perf_counter
 
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 
 __all__ = ["CostModel", "PacedDrafter", "half_lengths"]
 
@@ -162,13 +162,13 @@ class PacedSession(DraftSession):
             self.model.record(self.choice, grown, now - self.started)
         self.choice, self.started, self.lengths = self.model.choose(), now, lengths
         if self.choice == PLAIN:
-            return Draft.chain(canvas.root[:, None], self.drafter.kind, self.nothing)
+            return Tree.chain(canvas.root[:, None], self.drafter.kind, self.nothing)
         self.inner.resize(self.choice - 1)
         draft = self.inner.propose(canvas)
         self.passes = self.inner.passes
         return draft
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.inner.observe(draft, output, scores, verdict)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmspec.acceptance.confidence import LowConfidence
 from mmspec.decoding.canvas import MAX_NEW_TOKENS, Canvas, Stopping
-from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.draft import Block, Draft, DraftKind, Tree
 from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
@@ -63,7 +63,7 @@ class NoDrafter(Drafter, DraftSession):
         return session
 
     def propose(self, canvas: Canvas) -> Draft:
-        return Draft.chain(canvas.root[:, None], self.kind)
+        return Tree.chain(canvas.root[:, None], self.kind)
 
 
 class UnmaskingDrafter(Drafter):
@@ -82,7 +82,8 @@ class UnmaskingDrafter(Drafter):
         InputError: a block that is not a positive integer.
     """
 
-    kind = DraftKind.MASKED
+    kind = DraftKind.POINT
+    proposes = "places"
     max_nodes = 0  # beside the places of the output
     mask_token_id: int = FREE  # the target's own, which it takes FREE for as well
 
@@ -121,7 +122,7 @@ class UnmaskingSession(DraftSession):
         """Make room for the output; return a draft of no place, for a masked model reads no prompt alone."""
         length = canvas.stopping[0].max_new_tokens
         canvas.reserve(length + min(self.block, length))
-        return self._cells(canvas.tokens[:, :0], canvas.decided[:, :0])
+        return self._places(canvas.tokens[:, :0], canvas.decided[:, :0])
 
     def propose(self, canvas: Canvas) -> Draft:
         length = canvas.stopping[0].max_new_tokens
@@ -130,17 +131,11 @@ class UnmaskingSession(DraftSession):
         # all before the first open place is emitted
         end = (canvas.emitted // self.block + 1) * self.block
         place = torch.arange(length, device=canvas.device)
-        return self._cells(tokens, is_open & (place < end[:, None]))
+        return self._places(tokens, is_open & (place < end[:, None]))
 
-    def _cells(self, tokens: Tensor, follows: Tensor) -> Cells:
-        """Each place alone in a chain that predicts it: tokens and whether it may be decided, both [B, L]."""
+    def _places(self, tokens: Tensor, is_open: Tensor) -> Block:
+        """Each place alone in a lane that predicts it: tokens and whether it may be decided, both [B, L]."""
         place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return Cells.of(
-            Draft.chain(tokens.reshape(-1, 1), DraftKind.MASKED),
-            slots=place.reshape(-1, 1),
-            depths=place,
-            starts=place.reshape(-1),
-            visible=torch.ones_like(follows)[:, None].expand(-1, tokens.shape[1], -1),
-            follows=follows.reshape(-1, 1),
-            completes=min(self.block, tokens.shape[1]),
-        )
+        visible = torch.ones_like(is_open)[:, None].expand(-1, tokens.shape[1], -1)
+        completes = min(self.block, tokens.shape[1])
+        return Block.single(tokens, place, is_open, place, visible, completes=completes)

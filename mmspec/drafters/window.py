@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance.verification import sampled_distribution
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
 from mmspec.errors import InputError
 from mmspec.kernels import redraw
@@ -167,7 +167,7 @@ class LastDraft(NamedTuple):
     q: Tensor | None  # [B, n, V] of the tokens; None where new ones are drawn independently of them
 
     @staticmethod
-    def of(draft: Draft, coupling: str) -> LastDraft:
+    def of(draft: Tree, coupling: str) -> LastDraft:
         """Take what a coupling asks of a draft; one by shared noise asks nothing."""
         q = sampled_distribution(draft).p if coupling == "maximal" else None
         return LastDraft(draft.tokens, draft.valid, q)

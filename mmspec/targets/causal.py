@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import Draft, DraftKind, Nodes
+from mmspec.decoding.draft import Block, Draft, DraftKind, Nodes, Tree
 from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
 from mmspec.decoding.rows import named
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Fill, Verdict
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.targets.admission import check_model
@@ -257,7 +257,7 @@ class CausalTarget(Target[Any]):
         alone.begin_prefill(0, known.length)
         alone.load(known.states)
         rest: dict[str, Any] = rest_of(inputs, known)
-        chain = Draft.chain(rest["input_ids"], DraftKind.POINT)
+        chain = Tree.chain(rest["input_ids"], DraftKind.POINT)
         alone.begin_score(chain.nodes.slots, length - known.length)
         mask = alone.attention_mask(chain.nodes, self.additive)
         with alone.recurrent_from(known.recurrent):
@@ -270,7 +270,7 @@ class CausalTarget(Target[Any]):
     def score(self, state: CausalState, draft: Draft) -> TargetOutput:
         """Score every node of the draft in one forward."""
         cache, nodes = state.cache, draft.nodes
-        if cache.recurrent and not draft.moves:
+        if cache.recurrent and isinstance(draft, Block):
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} keeps a recurrent state, which is of tokens in their order; "
                 "they cannot be decoded in another"
@@ -351,13 +351,16 @@ class CausalTarget(Target[Any]):
         return logits
 
     def commit(self, state: CausalState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
-        """Keep the accepted nodes of the active rows; the next token has no keys yet."""
-        if not draft.moves:
+        """Keep the accepted nodes of the active rows; the next token has no keys yet.
+
+        The keys of a fill stay in their slots.
+        """
+        if isinstance(verdict, Fill):
             return
         copies = state.cache.rows // len(active)
         counts = (verdict.decided * active).repeat(copies)
-        state.cache.commit(None if draft.is_chain else verdict.path.repeat(copies, 1), counts)
-        state.cache.longest += draft.max_depth + 1
+        state.cache.commit(None if draft.lanes.is_chain else verdict.nodes.repeat(copies, 1), counts)
+        state.cache.longest += draft.reach
 
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         """Position ids of a prompt [1, L] and the offset of the positions that follow it."""

@@ -173,7 +173,7 @@ BUGS = {
     "accepted path of a tree not gathered": bug(
         checks.cache_equals_a_fresh_prefill,
         f"{TARGET}:CausalTarget.commit",
-        ("None if draft.is_chain else verdict.path.repeat(copies, 1)", "None"),
+        ("None if draft.lanes.is_chain else verdict.nodes.repeat(copies, 1)", "None"),
     ),
     "siblings see each other": bug(
         checks.tree_logits_are_path_logits,
@@ -214,7 +214,7 @@ BUGS = {
     "a sibling that q cannot draw is accepted": bug(check_edges, RECURSIVE, (" & (q_x > 0)", "")),
     "a ragged tree taken for a chain": bug(
         checks.ragged_ancestors_are_found,
-        "mmspec.decoding.draft:Draft.is_chain",
+        "mmspec.decoding.draft:Tree.is_chain",
         ("self.max_children <= 1 and ", ""),
     ),
     "a finished row writes beyond its place": bug(

@@ -10,13 +10,13 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Categorical, Pairs
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.rows import concat, select
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Measured, Path
 
 CPU = torch.device("cpu")
 
@@ -97,10 +97,10 @@ def canvas(prompt: list[int], most: int, ends: set[int]) -> Canvas:
 def feed(canvas: Canvas, tokens: list[list[int]]) -> list[list[int]]:
     """Commit a chain of accepted tokens and the one that follows it."""
     values = torch.tensor(tokens)
-    draft = Draft.chain(torch.cat([canvas.root[:, None], values[:, :-1]], 1), DraftKind.POINT)
+    draft = Tree.chain(torch.cat([canvas.root[:, None], values[:, :-1]], 1), DraftKind.POINT)
     last = torch.full((len(values),), values.shape[1] - 1)
-    verdict = Verdict.at(draft, last, values[:, -1])
-    return canvas.commit(draft, verdict, torch.ones_like(values, dtype=torch.bool)).tokens
+    path = Path.at(draft, last, values[:, -1])
+    return canvas.commit(draft, path, Measured.nothing(canvas.active)).tokens
 
 
 @pytest.mark.parametrize("early", [0, 600], ids=["", "of another capacity"])

@@ -20,7 +20,7 @@ from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.draft import Block, DraftKind, Tree
 from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -231,18 +231,11 @@ def test_nodes_see_the_slots_that_the_draft_names() -> None:
     tokens, slots = torch.tensor([[8, 2, MASK, 5], [4, MASK, 6, 1]]), torch.tensor([2, 0, 3, 1]).expand(2, -1)
     place = torch.arange(4)
     sees = place[:, None] // 2 >= place // 2
-    draft = Cells.of(
-        Draft.chain(tokens.reshape(-1, 1), DraftKind.MASKED),
-        slots=slots.reshape(-1, 1),
-        depths=place.expand(2, -1),
-        starts=slots.flatten(),
-        visible=sees[slots],
-        follows=torch.ones(8, 1, dtype=torch.bool),
-        completes=4,
-    )
+    yes = torch.ones_like(slots, dtype=torch.bool)
+    draft = Block.single(tokens, slots, yes, place.expand(2, -1), sees[slots], completes=4)
     state, _ = target().prefill([{"input_ids": torch.tensor([PROMPTS[row]])} for row in (0, 1)], 0)
     logits = target().score(state, draft).logits
-    assert draft.rows == 2 and (logits[..., MASK] == -math.inf).all()
+    assert (logits[..., MASK] == -math.inf).all()
     for row, prompt in enumerate(PROMPTS[:2]):
         ids = torch.tensor([prompt + tokens[row][slots[row].argsort()].tolist()])
         mask = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool)
@@ -280,9 +273,9 @@ def test_the_rule_is_for_masked_places_and_they_for_no_other_rule() -> None:
     assert Accelerator("unmasking", UnmaskingDrafter(), LowConfidence()).exactness == "lossy"
     with pytest.raises(InputError, match="low_confidence"):
         Accelerator("unmasking", UnmaskingDrafter(), SampleAndMatch())
-    chain = Draft.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)
+    chain = Tree.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)
     stream, emitted = RandomStream.from_seed(0, 1), torch.ones(1, dtype=torch.long)
-    with pytest.raises(TypeError, match="masked places"):
+    with pytest.raises(TypeError, match="open places"):
         LowConfidence().verify(chain, Scores(torch.zeros(1, 2, 3), greedy=True), stream, emitted)
 
 

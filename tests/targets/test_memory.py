@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from mmspec.decoding.cache import CAPACITY_BLOCK
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.errors import InputError
 from mmspec.evaluation.model_support import examine_model
 from mmspec.targets import CausalTarget, MaskedTarget, memory
@@ -75,7 +75,7 @@ def test_a_draft_takes_what_was_measured(name: str) -> None:
     state, _ = target.prefill(prompts, 16)
     held = {}
     for count in (NODES, 2 * NODES):
-        draft = Draft.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT)
+        draft = Tree.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT)
         target.score(state, draft)
         held[count] = [layer.scored.nbytes() for layer in state.cache.recurrent]
     for index, one in enumerate(measured):
@@ -96,7 +96,7 @@ def test_a_draft_that_does_not_fit_is_refused_with_the_number_that_would(
     state, _ = target.prefill([{"input_ids": torch.tensor([[1, 2]])}] * ROWS, 16)
 
     def score(count: int) -> Any:
-        return target.score(state, Draft.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT))
+        return target.score(state, Tree.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT))
 
     score(7)
     calls: list[Any] = []
