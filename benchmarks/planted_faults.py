@@ -181,8 +181,8 @@ FAULTS = (
     Fault(
         "q of the draft model is of an older step",
         "DraftModelSession.propose",
-        "*distributions])",
-        "distributions[0], *distributions[:-1]])",
+        "stack(distributions)",
+        "stack([distributions[0], *distributions[:-1]])",
         DRAFTERS,
     ),
     Fault(

@@ -50,7 +50,7 @@ class Reflection(AcceptanceRule):
         depths = torch.arange(draft.max_depth, device=emitted.device)
         steps = scores.process.steps
         u = random.uniform(emitted[:, None] + depths, Purpose.ACCEPT, steps, scores.dtype)  # [B, K, S]
-        kept, mirrored = reflect(scores[:-1], q[1:], u)
+        kept, mirrored = reflect(scores[:-1], q, u)
         drawn = draft.valid[:, 1:]
         node = (drawn & kept.all(-1)).long().cumprod(-1).sum(-1)
         judged = pad(drawn, (0, 1)).gather(1, node[:, None])
@@ -58,7 +58,7 @@ class Reflection(AcceptanceRule):
         noise, known = here.noise(random, emitted + node, last_purpose(draft)), None
         if draft.max_depth:
             at = node.clamp_max(draft.max_depth - 1)
-            chain, agrees = take(q.drawn[:, 1:], at), take(kept, at)
+            chain, agrees = take(q.drawn, at), take(kept, at)
             first = agrees.long().cumprod(-1).sum(-1)[:, None]  # [B, 1] the step that was refused
             state = torch.arange(steps + 1, device=node.device)
             after = pad(take(mirrored, at), (0, 0, 1, 0))  # [B, S + 1, d] with room for the first state

@@ -66,7 +66,7 @@ class KSequential(AcceptanceRule):
         draft_q = sampled_distribution(draft).p
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = take(draft_q, children[:, 0].clamp_min(0))
+            q = take(draft_q, (children[:, 0] - 1).clamp_min(0))
             x = draft.tokens.gather(1, children.clamp_min(0))
             drawn = (children >= 0) & (q.gather(-1, x) > 0)
             count = drawn.sum(-1, keepdim=True).to(p.dtype)  # [B, 1] k of this node

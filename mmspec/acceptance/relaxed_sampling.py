@@ -113,24 +113,25 @@ class RelaxedSampling(AcceptanceRule):
         depth = torch.arange(draft.max_depth, device=emitted.device)
         allowance = self.allowance(depth.to(p.dtype))[:, None].expand(*x.shape)
         if measures_all := q is None or not self.measures_one_place:
-            judged = self.judge(p[:, :-1], None if q is None else q[:, 1:], x, allowance)
+            judged = self.judge(p[:, :-1], q, x, allowance)
             mass, tv = judged.accepted, judged.tv
         else:
-            mass = self.mass_at(p[:, :-1], q[:, 1:], x, allowance)[..., 0]
+            mass = self.mass_at(p[:, :-1], q, x, allowance)[..., 0]
             tv = torch.full_like(mass, float("nan"))
         u = random.uniform(emitted[:, None] + depth, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
-        q_x = torch.ones_like(u) if q is None else q[:, 1:].gather(-1, x)[..., 0]
+        q_x = torch.ones_like(u) if q is None else q.gather(-1, x)[..., 0]
         drawn = draft.valid[:, 1:] & (q_x > 0)
         accept = drawn & (u * q_x <= mass) & (mass > 0)
         node = accept.long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
         p_node, after = take(p, node), (node + 1).clamp_max(draft.max_depth)
-        q_node, x_node = None if q is None else take(q, after), take(draft.tokens, after)[:, None]
+        q_node = take(q, after - 1) if q is not None and draft.max_depth else None
+        x_node = take(draft.tokens, after)[:, None]
         refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
         final = torch.where(refused, self.residual(p_node, q_node, x_node), p_node)
         next_token = draw(final, random, emitted + node, last_purpose(draft))
         if q is not None and not measures_all and draft.max_depth:
             place = emitted % (node + 1).clamp_max(draft.max_depth)  # some place that was judged
-            one = self.judge(take(p, place), take(q, place + 1), take(x, place), take(allowance, place))
+            one = self.judge(take(p, place), take(q, place), take(x, place), take(allowance, place))
             tv = tv.scatter(1, place[:, None], one.tv[:, None])
         return Path.at(draft, node, next_token), tv.where(drawn, float("nan"))
 
@@ -143,7 +144,7 @@ class RelaxedSampling(AcceptanceRule):
         variations: list[Tensor] = []
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = None if draft_q is None else take(draft_q, children[:, 0].clamp_min(0))
+            q = None if draft_q is None else take(draft_q, (children[:, 0] - 1).clamp_min(0))
             depth = torch.full((len(p), 1), len(variations), dtype=p.dtype, device=p.device)
             allowance = self.allowance(depth)
             chosen = torch.full_like(children[:, 0], -1)
@@ -172,7 +173,7 @@ class RelaxedSampling(AcceptanceRule):
 
 
 def draft_distribution(draft: Tree, dtype: torch.dtype) -> Tensor | None:
-    """Return the draft's q; None for deterministic candidates, whose q is one-hot."""
+    """Return the draft's q [B, n - 1, V]; None for deterministic candidates, whose q is one-hot."""
     if draft.kind is DraftKind.POINT:
         return None
     q: Tensor = sampled_distribution(draft).p.to(dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import AnyDistribution, Distribution, draw
+from mmspec.decoding.distribution import AnyDistribution, Distribution, PointMass, draw
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
@@ -26,12 +26,12 @@ def last_purpose(draft: Tree) -> Tensor:
 
 
 def sampled_distribution(draft: Tree) -> AnyDistribution:
-    """Return the draft's q, a distribution of the kind that the target's are.
+    """Return the draft's q, [T, n - 1] distributions of the kind that the target's are.
 
     Raises:
-        TypeError: it has none; accelerators are checked for that when they are built.
+        TypeError: it was not drawn from such; accelerators are checked for that when they are built.
     """
-    if draft.q is None:
+    if isinstance(draft.q, PointMass):
         raise TypeError(
             f"a {draft.kind.value} draft has no q; rejection rules need the distribution it was drawn from"
         )

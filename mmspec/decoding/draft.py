@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import AnyDistribution, Distribution
+from mmspec.decoding.distribution import AnyDistribution, Distribution, PointMass
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.rows import Rows, named
@@ -81,16 +81,16 @@ class Draft(Rows, ABC):
         tokens: [B, n] token ids, or [B, n, d] vectors; of a block [B, L, n] or [B, L, n, d].
         valid: [B, n] or [B, L, n] False for padding, which is scored but never accepted.
         kind: how the candidates were chosen.
-        q: for sampled kinds: the distributions that the tokens in the slots were really drawn from
-            (of the first sibling, where siblings are drawn without replacement), of the lanes one after
-            another. None for POINT and COUPLED.
+        q: [T, n - 1] the distributions that the candidates, nodes 1 to n - 1 of each of T lanes, were really
+            drawn from (of the first sibling, where siblings are drawn without replacement); `PointMass` for
+            POINT and COUPLED.
         faulty: [B] True where the drafter's numbers were not finite and it gave up (its nodes are invalid).
     """
 
     tokens: Tensor
     valid: Tensor
     kind: DraftKind
-    q: AnyDistribution | None
+    q: AnyDistribution
     faulty: Tensor
 
     row_fields = named("tokens", "valid", "q", "faulty")
@@ -149,17 +149,21 @@ class Tree(Draft):
         cls,
         tokens: Tensor,
         kind: DraftKind,
-        q: Distribution | None = None,
+        q: Distribution | PointMass | None = None,
         valid: Tensor | None = None,
         faulty: Tensor | None = None,
     ) -> Tree:
-        """Build a draft with one path: node i is the parent of node i + 1. tokens: [B, n], root included."""
+        """Build a draft with one path: node i is the parent of node i + 1. tokens: [B, n], root included.
+
+        Without a q, all mass is at the candidates.
+        """
         rows, nodes = tokens.shape[:2]
         parents = (torch.arange(nodes, device=tokens.device) - 1).clamp_(min=0).expand(rows, nodes)
         if valid is None:
             valid = torch.ones_like(parents, dtype=torch.bool)
         if faulty is None:
             faulty = tokens.new_zeros(rows, dtype=torch.bool)
+        q = PointMass(tokens[:, 1:]) if q is None else q
         return cls(tokens, valid, kind, q, faulty, parents, nodes - 1, min(1, nodes - 1))
 
     @classmethod
@@ -184,7 +188,7 @@ class Tree(Draft):
             tokens,
             torch.ones_like(tokens, dtype=torch.bool),
             kind,
-            q,
+            PointMass(tokens[:, 1:]) if q is None else q,
             tokens.new_zeros(len(tokens), dtype=torch.bool),
             torch.tensor(parents, device=tokens.device).expand(tokens.shape),
             max(depths),
@@ -295,7 +299,8 @@ class Block(Draft):
         slots = starts[:, :, None]
         valid = torch.ones_like(slots, dtype=torch.bool)
         faulty = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
-        candidates = tokens[:, :, None], valid, DraftKind.POINT, None, faulty
+        q = PointMass(tokens.flatten(0, 1)[:, None][:, 1:])
+        candidates = tokens[:, :, None], valid, DraftKind.POINT, q, faulty
         return cls(*candidates, slots, depths, visible, starts, is_open[:, :, None], **more)
 
     @once

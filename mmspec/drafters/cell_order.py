@@ -314,7 +314,7 @@ class CellModelSession(CellOrderSession):
             torch.stack([torch.zeros_like(candidates), candidates], 2),
             torch.stack([torch.ones_like(drafted), drafted], 2),
             self.drafter.kind,
-            Denoising.stack([q, q]),  # the root's is never asked for
+            Denoising.stack([q]),
             (is_open & ~usable).any(-1),
             slots=cells[:, :, None].expand(-1, -1, 2),
             depths=place,

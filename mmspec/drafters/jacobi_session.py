@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Categorical, Scores
+from mmspec.decoding.distribution import Categorical, PointMass, Scores
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.indexing import pick
@@ -185,7 +185,7 @@ class JacobiSession(DraftSession):
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Tree.chain(token, drafter.kind)
         scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
-        self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])
+        self._keep(replace(draft, q=self._drawn_from(token, scores.p)), scores, token[:, 0])
 
     def rows_changed(self) -> None:
         self._lay_out(self.grids)
@@ -200,7 +200,7 @@ class JacobiSession(DraftSession):
             return
         nodes = self._path(verdict)
         tokens, valid = draft.tokens.gather(1, nodes), draft.valid.gather(1, nodes)
-        q = None if draft.q is None else draft.q.map(lambda each: pick(each, nodes))
+        q = draft.q.map(lambda each: pick(each, nodes[:, 1:] - 1))
         chain = replace(Tree.chain(tokens, draft.kind, q, valid), max_depth=self.drafter.window - 1)
         self._keep(chain, scores.map(lambda each: pick(each, nodes)), verdict.accepted)
 
@@ -212,7 +212,7 @@ class JacobiSession(DraftSession):
         """Keep what the next round needs: what places were drawn from, and what they will be drawn from."""
         # a uniform draft has mass everywhere
         most = self.vocabulary if self.drafter.init == "uniform" else self.sampler.support(self.vocabulary)
-        q = None if draft.q is None else draft.q.compact(most)
+        q = draft.q.compact(most) if isinstance(draft.q, Categorical) else draft.q
         p = scores.map(self.sampler.within_top_k).compact(most)
         self.observed = Observed(replace(draft, q=q), p, scores.is_finite(), accepted)
 
@@ -246,9 +246,13 @@ class JacobiSession(DraftSession):
         inside = place < self.layout.length
         valid = ((inside & sound) | (self.steps == 0))[:, self.slots] & filled.drawable
         faulty = (inside & ~sound)[:, 1:].any(-1)
-        q = None if drafter.kind is DraftKind.COUPLED else Categorical(filled.p)
+        q = self._drawn_from(filled.tokens, filled.p)
         parents, depth = self.parents.expand_as(valid), drafter.window - 1
         return Tree(filled.tokens, valid, drafter.kind, q, faulty, parents, depth, drafter.max_children)
+
+    def _drawn_from(self, tokens: Tensor, p: Tensor) -> Categorical | PointMass:
+        """The q of candidates, given the tokens [B, n] of all nodes and p [B, n, V] of a draw of each."""
+        return PointMass(tokens[:, 1:]) if self.drafter.kind is DraftKind.COUPLED else Categorical(p[:, 1:])
 
     def _initial(
         self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor

@@ -164,7 +164,7 @@ class LastDraft(NamedTuple):
 
     tokens: Tensor
     valid: Tensor
-    q: Tensor | None  # [B, n, V] of the tokens; None where new ones are drawn independently of them
+    q: Tensor | None  # [B, n - 1, V] of all but the root; None where new ones are drawn independently
 
     @staticmethod
     def of(draft: Tree, coupling: str) -> LastDraft:

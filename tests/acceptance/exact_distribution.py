@@ -110,7 +110,7 @@ def integrate(
     """Integrate a rule over the uniforms. Rows are sibling tuples: tokens [R, k] of case [R], weight [R]."""
     rows, siblings = tokens.shape
     nodes = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens], 1)
-    draft_q = None if kind is DraftKind.POINT else q[case][:, None].repeat(1, siblings + 1, 1)
+    draft_q = None if kind is DraftKind.POINT else q[case][:, None].repeat(1, siblings, 1)
     draft = Tree.of(nodes, [0] * (siblings + 1), kind, None if draft_q is None else Categorical(draft_q))
     scores = Scores(p[case].log()[:, None].expand(-1, siblings + 1, -1), greedy=False)
     emitted = torch.ones(rows, dtype=torch.long)

@@ -120,7 +120,7 @@ def test_an_expensive_rule_measures_one_judged_place_a_round() -> None:
     random = RandomStream.from_seed(2, rows)
     tokens = (q.log() + random.gumbel(torch.arange(5).expand(rows, 5), Purpose.DRAFT, 6, q.dtype)).argmax(-1)
     emitted = torch.arange(rows)
-    draft = Tree.chain(tokens, IID, Categorical(q))
+    draft = Tree.chain(tokens, IID, Categorical(q[:, 1:]))
     path, tv = rule.measure(draft, Scores(p.log(), False), random, emitted)
     measured = ~tv.isnan()
     assert measured.sum(-1).tolist() == [1] * rows

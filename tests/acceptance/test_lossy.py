@@ -116,7 +116,7 @@ def test_where_probabilities_fall_joint_runs_are_speculative_sampling() -> None:
     order = p_x.argsort(-1, descending=True)
     p = torch.cat([p[:, :-1].gather(1, order[..., None].expand(-1, -1, vocabulary)), p[:, -1:]], 1)
     tokens = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens.gather(1, order)], 1)
-    draft, scores = Tree.chain(tokens, IID, Categorical(q)), Scores(p.log(), False)
+    draft, scores = Tree.chain(tokens, IID, Categorical(q[:, 1:])), Scores(p.log(), False)
     random, emitted = RandomStream.from_seed(1, rows), torch.ones(rows, dtype=torch.long)
     exact, joint = (rule.verify(draft, scores, random, emitted) for rule in (SpeculativeSampling(), Suffix()))
     assert torch.equal(exact.accepted, joint.accepted) and torch.equal(exact.next_token, joint.next_token)

@@ -205,7 +205,7 @@ def test_rules_say_what_they_promise() -> None:
 
 
 def test_a_rule_that_was_not_fitted_says_so() -> None:
-    draft = Tree.chain(torch.zeros(1, 2, dtype=torch.long), IID, Categorical(torch.full((1, 2, 4), 0.25)))
+    draft = Tree.chain(torch.zeros(1, 2, dtype=torch.long), IID, Categorical(torch.full((1, 1, 4), 0.25)))
     random, emitted = RandomStream.from_seed(0, 1), torch.ones(1, dtype=torch.long)
     for name, options in (
         ("budget", {}),
@@ -227,7 +227,7 @@ def test_a_rule_that_was_not_fitted_says_so() -> None:
 def test_single_precision_and_a_draft_of_nothing_are_no_exception(name: str, nodes: int) -> None:
     rule = rule_of(name)
     p, q = (values.float().view(20, nodes, 6) for values in random_distributions(20 * nodes))
-    draft = Tree.chain(q.argmax(-1), IID, Categorical(q))
+    draft = Tree.chain(q.argmax(-1), IID, Categorical(q[:, 1:]))
     path, tv = rule.measure(
         draft, Scores(p.log(), False), RandomStream.from_seed(0, 20), torch.ones(20, dtype=torch.long)
     )
@@ -247,7 +247,7 @@ def test_no_rule_makes_the_host_wait_for_the_device() -> None:
         ("suffix", rule_of("suffix")),
     ):
         for kind in rule.sound_for:
-            draft_q = None if kind is DraftKind.POINT else Categorical(q)
+            draft_q = None if kind is DraftKind.POINT else Categorical(q[:, 1:])
             for parents in ([0, 0, 1, 2], *([] if rule.chains_only else [[0, 0, 0, 1]])):
                 draft = Tree.of(tokens, parents, kind, draft_q)
                 with counted_reads() as reads:

@@ -103,7 +103,7 @@ def test_a_verdict_does_not_depend_on_the_other_rows(name: str) -> None:
     random, emitted = RandomStream.from_seed(3, rows), torch.arange(rows)
 
     def judge(kind: DraftKind, which: slice) -> Path:
-        drawn_from = Categorical(q[which]) if kind in (IID, WITHOUT) else None
+        drawn_from = Categorical(q[which, 1:]) if kind in (IID, WITHOUT) else None
         draft = Tree.of(q[which].argmax(-1), parents, kind, drawn_from)
         own = Scores(scores.logits[which], False)
         return rule.verify(draft, own, RandomStream(random.keys[which]), emitted[which])
@@ -141,7 +141,7 @@ def test_padding_is_never_accepted(name: str) -> None:
     tokens, valid = torch.full((4, 3), 2), torch.tensor([[True, False, True]] * 4)
     scores = Scores(one.log().clamp_min(-40.0), greedy=False)
     for kind in kinds_of(name):
-        draft = Tree.chain(tokens, kind, Categorical(one) if kind in (IID, WITHOUT) else None, valid)
+        draft = Tree.chain(tokens, kind, Categorical(one[:, 1:]) if kind in (IID, WITHOUT) else None, valid)
         verdict = rule.verify(draft, scores, RandomStream.from_seed(0, 4), torch.ones(4, dtype=torch.long))
         assert verdict.accepted.tolist() == [0] * 4 and verdict.next_token.tolist() == [2] * 4, kind
 

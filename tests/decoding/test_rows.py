@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Categorical, Pairs
+from mmspec.decoding.distribution import Categorical, Pairs, PointMass
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
 from mmspec.decoding.random_stream import Purpose, RandomStream
@@ -60,6 +60,11 @@ def test_joined_distributions_of_another_k_keep_the_mass_of_token_0() -> None:
         joined = concat(one, two, (1, 1))
         assert torch.equal(joined.p, torch.cat([one.p, two.p]))
         assert torch.equal(select(joined, [1, 0]).p, torch.cat([two.p, one.p]))
+    for one in (whole, narrow):  # of a prompt, whose window holds no candidates yet
+        joined = concat(one[1:], one, (1, 1))
+        assert type(joined) is type(one) and torch.equal(select(joined, [1]).p, one.p)
+    joined = concat(PointMass(torch.zeros(1, 0).long()), PointMass(torch.tensor([[3, 4]])), (1, 1))
+    assert select(joined, [1]).values.tolist() == [[3, 4]]
 
 
 @given(st.integers(1, 3), st.integers(2, 5), st.integers(1, 6))

@@ -91,8 +91,8 @@ class OverlapMeter:
         if not isinstance(q, Denoising) or q.drawn is None or not q.process.is_noisy:
             return
         p: Any = step.scores[:1]
-        drafted = q[1:2]
-        chains = q.drawn[:, 1]
+        drafted = q[:1]
+        chains = q.drawn[:, 0]
         ratio = log_likelihood(p.process, chains) - log_likelihood(drafted.process, chains)
         valid = step.draft.valid[:, 1]
         self.total += float((ratio.clamp_max(0).exp() * valid).sum())
