@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from mmspec.accelerators import none
 from mmspec.acceptance.confidence import LowConfidence
+from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
@@ -20,7 +22,9 @@ from mmspec.targets.masked import MaskedBlock, MaskedTarget
 from mmspec.transformers_versions import cache_name
 from tests.contracts.running import Run, decode
 from tests.targets import naive_masked
+from tests.targets.loop import decode as decode_inputs
 from tests.targets.naive_masked import Choose
+from tests.tiny_models import encode, tiny_images, tiny_llava, user_message
 from tests.tiny_models.masked import MASKED_MODELS
 
 WORDS, MASK, LENGTH, SEED = 32, 31, 11, 5
@@ -215,6 +219,37 @@ def test_several_states_of_a_block_are_scored_in_one_forward(rounds: int) -> Non
     plain = unmask("sdar", NoDrafter(), LowConfidence(), Sampler())
     assert len(checked) == (len(PROMPTS) * count if rounds else count + 2)
     assert run.outputs == plain.outputs, "states leave nothing behind"
+
+
+@torch.inference_mode()
+def test_images_of_prompts_are_embedded_once() -> None:
+    """A vision-language model read in both directions, its prompts ragged; the slow way embeds every time."""
+    (base, processor), images = tiny_llava(), tiny_images()
+    asked = user_message("what is there ?", images[:1]), user_message("which colour is it ?", images[1:3])
+    prompts = [dict(encode(processor, messages)) for messages in asked]
+    model, expected = base.double(), []
+    for prompt in prompts:
+        output, start = [MASK] * 5, prompt["input_ids"].shape[1]
+        while MASK in output:
+            ids = torch.cat([prompt["input_ids"], torch.tensor([output])], 1)
+            everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=torch.float64)
+            inputs = {"pixel_values": prompt["pixel_values"].double(), "attention_mask": everything}
+            p = (
+                model(ids, **inputs)
+                .logits[0, start:]
+                .index_fill(-1, torch.tensor(MASK), -torch.inf)
+                .softmax(-1)
+            )
+            p = p.where(torch.tensor(output)[:, None] == MASK, -1.0)
+            place = int(p.amax(-1).argmax())
+            output[place] = int(p[place].argmax())
+        expected.append(output)
+    calls = list[int]()
+    tower = model.model.vision_tower
+    tower.register_forward_hook(lambda *_: calls.append(1))
+    target = MaskedTarget(model, MASK)
+    run = decode_inputs(target, none().fit(target), prompts, Stopping(5))
+    assert run.outputs == expected and len(calls) == len(prompts)
 
 
 def test_a_block_that_was_not_learnt_is_refused() -> None:
