@@ -172,7 +172,7 @@ FAULTS = (
     Fault("a reflected step is not mirrored", "reflect", "(z - 2 *", "(z - 0 *", RULES),
     Fault(
         "the least confident places are decided",
-        "LowConfidence.verify",
+        "rank",
         "descending=True",
         "descending=False",
         ("tests/targets", "tests/acceptance"),

@@ -14,13 +14,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Categorical, PointMass
-from mmspec.decoding.draft import Draft, DraftKind, Tree
+from mmspec.decoding.distribution import Categorical, Distribution, PointMass
+from mmspec.decoding.draft import Draft, DraftKind, Tree, check_tree
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.verdict import Path
 
-__all__ = ["AdversarialDrafter", "OracleDrafter", "RandomTreeDrafter", "SampledTreeDrafter", "ragged_tree"]
+__all__ = [
+    *("AdversarialDrafter", "OracleDrafter", "RandomTreeDrafter", "SampledTreeDrafter"),
+    *("mass", "next_token", "ragged_tree", "tree_of"),
+]
 
 Continuations = Mapping[tuple[int, ...], Sequence[int]]
 Proposal = Callable[[Tensor, Tensor, Sequence[Sequence[int]]], Draft]
@@ -101,7 +106,7 @@ class OracleDrafter(SimpleDrafter):
             return Tree.chain(tokens, self.kind)
         width = self.siblings + 1
         parents = [0] + [depth * width for depth in range(self.depth) for _ in range(width)]
-        return Tree.of(tokens, parents, self.kind)
+        return tree_of(tokens, parents, self.kind)
 
 
 class AdversarialDrafter(OracleDrafter):
@@ -109,6 +114,27 @@ class AdversarialDrafter(OracleDrafter):
 
     def __init__(self, continuations: Continuations, depth: int, vocabulary: int, siblings: int = 0) -> None:
         super().__init__(continuations, depth, vocabulary, corruption=1.0, siblings=siblings)
+
+
+def mass(distribution: Categorical, x: Tensor) -> Tensor:
+    """Probability of one token [T, n] at each node."""
+    return distribution.p.gather(-1, x[..., None])[..., 0]
+
+
+def next_token(path: Path) -> Tensor:
+    """[B] the target's token after the last accepted node."""
+    return take(path.values, path.accepted)
+
+
+def tree_of(tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Distribution | None = None) -> Tree:
+    """A draft whose tree is the same in every row: tokens [B, n], and n parents, each before its children."""
+    depths, (rows, nodes) = check_tree(parents), tokens.shape
+    children = [sum(1 for i, p in enumerate(parents) if i and p == node) for node in range(nodes)]
+    q = PointMass(tokens[:, 1:]) if q is None else q
+    valid, faulty = torch.ones(rows, nodes, dtype=torch.bool), torch.zeros(rows, dtype=torch.bool)
+    above = torch.tensor(parents).expand(rows, nodes)
+    valid, faulty, above = (each.to(tokens.device) for each in (valid, faulty, above))
+    return Tree(tokens, valid, kind, q, faulty, above, max(depths), max(children))
 
 
 def ragged_tree(tokens: Tensor, parents: Tensor, valid: Tensor, kind: DraftKind) -> Draft:
@@ -199,7 +225,7 @@ class SampledTreeDrafter(SimpleDrafter):
                 tokens.append(self.siblings(distribution, width, random, emitted + depth))
                 distributions.append(distribution.repeat_interleave(width, 1))
             q, flat = torch.cat(distributions, 1), torch.cat(tokens, 1)
-            draft = Tree.of(flat, self.parents, self.kind, Categorical(q))
+            draft = tree_of(flat, self.parents, self.kind, Categorical(q))
             drawable = q.gather(-1, flat[:, 1:, None])[..., 0] > 0  # fewer tokens may be left than siblings
             return replace(draft, valid=self.keep(draft, pad(drawable, (1, 0), value=True)))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
+from mmspec.acceptance.neighbours import check_neighbours, fitted, neighbour_table
 from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, check_group_size
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
@@ -69,9 +69,9 @@ class Budget(RelaxedSampling):
     def fit(self, target: Target[Any]) -> Budget:
         if self.relaxation != "neighbours":
             return self
-        fitted = copy.copy(self)
-        fitted.table = neighbour_table(target, self.neighbours, self.metric)
-        return fitted
+        rule = copy.copy(self)
+        rule.table = neighbour_table(target, self.neighbours, self.metric)
+        return rule
 
     def allowance(self, depth: Tensor) -> Tensor:
         return torch.full_like(depth, self.delta)
@@ -93,11 +93,10 @@ class Budget(RelaxedSampling):
             return q * rank_ratio(p, q, self.group_size)
         if self.relaxation == "omega":
             return torch.minimum(q, p / self.inverse_omega(p, q, allowance))
-        if self.table is None:
-            raise TypeError(NOT_FITTED)
+        table = fitted(self.table)
         if only is None:
-            return torch.minimum(q, p + nearby_mass(p, self.table))
-        return torch.minimum(q, p.scatter_add(-1, only, nearby_prefix(p, self.table, only)[0]))
+            return torch.minimum(q, p + nearby_mass(p, table))
+        return torch.minimum(q, p.scatter_add(-1, only, nearby_prefix(p, table, only)[0]))
 
     def inverse_omega(self, p: Tensor, q: Tensor, allowance: Tensor) -> Tensor:
         """[..., 1] 1 / omega by bisection: the least omega found that spends the allowance, if any does."""

@@ -62,8 +62,8 @@ class LowConfidence(AcceptanceRule):
         p = scores.logits.softmax(-1).view(*is_open.shape, -1)
         confidence = p.gather(-1, token[:, :, None])[..., 0]
         chosen = rank(confidence.masked_fill(~is_open, -1.0)) < self.places_per_step
-        decided = chosen & is_open & scores.is_finite().view_as(is_open)
-        failed = (is_open & ~scores.is_finite().view_as(is_open)).any(-1)
+        finite = scores.is_finite().view_as(is_open)
+        decided, failed = chosen & is_open & finite, (is_open & ~finite).any(-1)
         fill = Fill.of(draft.starts, token, decided, torch.zeros_like(decided), failed)
         if self.remask_below:
             held, exists = draft.tokens[:, :, 0], draft.valid[:, :, 0]

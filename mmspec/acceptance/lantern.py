@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
+from mmspec.acceptance.neighbours import check_neighbours, fitted, neighbour_table
 from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, total_variation
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Tree
@@ -55,6 +55,8 @@ class Lantern(RelaxedSampling):
     reference: bool = False
     table: Tensor | None = field(default=None, init=False, repr=False)
 
+    measures_one_place = True
+
     def __post_init__(self) -> None:
         require_number("delta", self.delta, 0.0, 1.0, "0 (exact) to 1")
         if self.lam is not None:
@@ -62,20 +64,14 @@ class Lantern(RelaxedSampling):
         check_neighbours(self.neighbours, self.metric)
 
     def fit(self, target: Target[Any]) -> Lantern:
-        fitted = copy.copy(self)
-        fitted.table = neighbour_table(target, self.neighbours + self.reference, self.metric)
-        return fitted
-
-    @property
-    def measures_one_place(self) -> bool:
-        return True
+        rule = copy.copy(self)
+        rule.table = neighbour_table(target, self.neighbours + self.reference, self.metric)
+        return rule
 
     @property
     def nearest(self) -> Tensor:
         """[K, k + 1 in reference mode, else k] the neighbours of each code."""
-        if self.table is None:
-            raise TypeError(NOT_FITTED)
-        return self.table
+        return fitted(self.table)
 
     def limit(self, p_x: Tensor) -> Tensor:
         """Largest mass that neighbours may add to tokens of probability p_x [...]."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.verification import last_purpose, sampled_distribution, walk
-from mmspec.decoding.distribution import Scores, draw
+from mmspec.acceptance.verification import end_at, place_uniforms, sampled_distribution, walk
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Path
 from mmspec.errors import InputError
 from mmspec.kernels.chain import normalise, residual
@@ -47,19 +47,15 @@ class RelaxedSampling(AcceptanceRule):
     Their total variations add up, each weighted with the probability that the siblings before it are refused;
     that sum, at most 1, is reported, and is a bound (its mean, for sampled siblings) where there are several.
     A deterministic candidate has a one-hot q.
+
+    Attributes:
+        measures_one_place: True if the whole of a is expensive to compute. Chains of sampled tokens are then
+            judged by `mass_at`, and their total variation is measured at one judged place a round.
     """
 
     sound_for = frozenset({DraftKind.POINT, DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
     exactness = "lossy"
-
-    @property
-    def measures_one_place(self) -> bool:
-        """True if the whole of a is expensive to compute.
-
-        Chains of sampled tokens are then judged by `mass_at`, and their total variation is measured at one
-        judged place a round.
-        """
-        return False
+    measures_one_place: bool = False
 
     @abstractmethod
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
@@ -110,15 +106,15 @@ class RelaxedSampling(AcceptanceRule):
         """Verify one candidate per place: all places are judged at once."""
         p, x = scores.p, draft.tokens[:, 1:, None]
         q = draft_distribution(draft, p.dtype)
-        depth = torch.arange(draft.max_depth, device=emitted.device)
-        allowance = self.allowance(depth.to(p.dtype))[:, None].expand(*x.shape)
+        depth = torch.arange(draft.max_depth, device=emitted.device, dtype=p.dtype)
+        allowance = self.allowance(depth)[:, None].expand(*x.shape)
         if measures_all := q is None or not self.measures_one_place:
             judged = self.judge(p[:, :-1], q, x, allowance)
             mass, tv = judged.accepted, judged.tv
         else:
             mass = self.mass_at(p[:, :-1], q, x, allowance)[..., 0]
             tv = torch.full_like(mass, float("nan"))
-        u = random.uniform(emitted[:, None] + depth, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
+        u = place_uniforms(draft, random, emitted, 1, p.dtype)[..., 0]  # [B, K]
         q_x = torch.ones_like(u) if q is None else q.gather(-1, x)[..., 0]
         drawn = draft.valid[:, 1:] & (q_x > 0)
         accept = drawn & (u * q_x <= mass) & (mass > 0)
@@ -128,12 +124,11 @@ class RelaxedSampling(AcceptanceRule):
         x_node = take(draft.tokens, after)[:, None]
         refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
         final = torch.where(refused, self.residual(p_node, q_node, x_node), p_node)
-        next_token = draw(final, random, emitted + node, last_purpose(draft))
         if q is not None and not measures_all and draft.max_depth:
             place = emitted % (node + 1).clamp_max(draft.max_depth)  # some place that was judged
             one = self.judge(take(p, place), take(q, place), take(x, place), take(allowance, place))
             tv = tv.scatter(1, place[:, None], one.tv[:, None])
-        return Path.at(draft, node, next_token), tv.where(drawn, float("nan"))
+        return end_at(draft, node, final, random, emitted), tv.where(drawn, float("nan"))
 
     def verify_tree(
         self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor

@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.decoding.distribution import AnyDistribution, Distribution, PointMass
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
+from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.verdict import Fill, Path, Verdict
 from mmspec.errors import InputError
@@ -166,34 +167,11 @@ class Tree(Draft):
         q = PointMass(tokens[:, 1:]) if q is None else q
         return cls(tokens, valid, kind, q, faulty, parents, nodes - 1, min(1, nodes - 1))
 
-    @classmethod
-    def of(
-        cls, tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Distribution | None = None
-    ) -> Tree:
-        """Build a draft whose tree is the same in every row.
-
-        Args:
-            tokens: [B, n] token ids, the root first.
-            parents: n parent indices; parents[0] = 0 and parents[i] < i.
-            kind, q: as the attributes of that name.
-
-        Raises:
-            InputError: the parents do not describe a tree in that order.
-        """
-        depths = check_tree(parents)
-        if len(parents) != tokens.shape[1]:
-            raise InputError("parents", len(parents), f"one parent for each of the {tokens.shape[1]} nodes")
-        children = [sum(1 for i, p in enumerate(parents) if i and p == node) for node in range(len(parents))]
-        return cls(
-            tokens,
-            torch.ones_like(tokens, dtype=torch.bool),
-            kind,
-            PointMass(tokens[:, 1:]) if q is None else q,
-            tokens.new_zeros(len(tokens), dtype=torch.bool),
-            torch.tensor(parents, device=tokens.device).expand(tokens.shape),
-            max(depths),
-            max(children),
-        )
+    @property
+    def last_purpose(self) -> Tensor:
+        """[B] purpose of the noise that draws the last token: plain decoding's where nothing was proposed."""
+        proposed = (self.valid & (self.parents == 0))[:, 1:].any(-1)
+        return torch.where(proposed, Purpose.RESIDUAL, Purpose.TARGET)
 
     @property
     def is_chain(self) -> bool:
@@ -250,7 +228,10 @@ class Tree(Draft):
         return emitted
 
     def verdict(self, path: Path, finite: Tensor) -> Path:
-        return path.usable(finite)
+        steps = torch.arange(path.nodes.shape[1], device=path.nodes.device)
+        failed = (steps <= path.accepted[:, None]) & ~finite.gather(1, path.nodes)
+        sound = (failed.cumsum(-1) == 0).sum(-1)
+        return replace(path, decided=torch.minimum(path.decided, sound), failed=failed.any(-1))
 
     def deepest(self, passes: Tensor) -> Tensor:
         """[B] the deepest node whose whole path is True in `passes` [B, n]; the root, where no child is."""

@@ -197,11 +197,10 @@ class Sampler(RowSettings):
         self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
     ) -> Scores:
         """Make distributions of a target's logits, which are warped once a rule asks for it."""
+        shape = draft.lanes.valid.shape
         if self.processors:
-            return self.scores(
-                self.processed(self.guided(logits), draft.lanes, history), draft.lanes.valid.shape
-            )
-        return self._scores(logits, self.warping, draft.lanes.valid.shape)
+            return self.scores(self.processed(self.guided(logits), draft.lanes, history), shape)
+        return self._scores(logits, self.warping, shape)
 
     def guided(self, logits: Tensor) -> Tensor:
         """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""

@@ -141,7 +141,8 @@ def begin(
         path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
         verdict = draft.verdict(path, scores.is_finite())
         laps.end("verify")
-        emission = canvas.commit(draft, verdict, Measured.nothing(canvas.active))
+        canvas.submit(draft, verdict, Measured.nothing(canvas.active))
+        emission = canvas.read()
     except BaseException:
         state.close()
         raise

@@ -70,10 +70,7 @@ class DenoisingSampler(RowSettings):
     ) -> Denoising:
         """Make distributions of a model's conditions, [B, n, D] or [2B, n, D] under guidance."""
         nodes = conditions.view(1 + self.is_guided, *draft.lanes.valid.shape, conditions.shape[-1])
-        scale, temperature = (
-            self._of_nodes("guidance_scale", nodes[0]),
-            self._of_nodes("temperature", nodes[0]),
-        )
+        scale, temperature = (self._of_nodes(name, nodes[0]) for name in ("guidance_scale", "temperature"))
         if self.is_guided and self.guidance_schedule != "constant":
             scale = 1 + (scale - 1) * self._share(draft, first, nodes[0])
             scale = scale.expand(*nodes.shape[1:3], 1) if isinstance(scale, Tensor) else scale

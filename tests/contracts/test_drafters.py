@@ -38,7 +38,7 @@ from tests.drafters import (
     mtp_checks,
 )
 from tests.drafters.length_checks import paced
-from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
+from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter, mass
 from tests.tiny_models import tiny_llama, tiny_lm
 
 MANY = random_prompts(10, seed=1)
@@ -183,9 +183,9 @@ def examine(draft: Draft, drafter: Drafter) -> None:
     if isinstance(draft.q, PointMass):
         assert torch.equal(draft.q.values, draft.tokens[:, 1:])
         return
-    mass = draft.q.mass(draft.tokens[:, 1:])
-    assert torch.allclose(draft.q.p.sum(-1), torch.ones_like(mass))
-    assert (mass > 0)[draft.valid[:, 1:]].all(), "no token that q excludes"
+    drawn = mass(draft.q, draft.tokens[:, 1:])
+    assert torch.allclose(draft.q.p.sum(-1), torch.ones_like(drawn))
+    assert (drawn > 0)[draft.valid[:, 1:]].all(), "no token that q excludes"
 
 
 def test_every_registered_drafter_is_tested_here() -> None:

@@ -17,6 +17,7 @@ from mmspec.decoding.rows import concat, select
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Measured, Path
+from tests.oracles import mass
 
 CPU = torch.device("cpu")
 
@@ -81,7 +82,7 @@ def test_pairs_are_the_distributions_that_they_hold(rows: int, nodes: int, count
         (Pairs.stack([pairs.flat(), pairs.flat()]), Categorical.stack([whole.flat(), whole.flat()])),
     ):
         assert torch.equal(one.p, two.p)
-    assert torch.equal(pairs.mass(x), whole.mass(x)) and torch.equal(pairs.is_finite(), whole.is_finite())
+    assert torch.equal(mass(pairs, x), mass(whole, x)) and torch.equal(pairs.is_finite(), whole.is_finite())
     random = RandomStream.from_seed(1, rows, CPU)
     place = torch.arange(nodes).expand(rows, nodes)
     drawn = (each.sample(random, place, Purpose.DRAFT) for each in (pairs, whole))
@@ -105,7 +106,8 @@ def feed(canvas: Canvas, tokens: list[list[int]]) -> list[list[int]]:
     draft = Tree.chain(torch.cat([canvas.root[:, None], values[:, :-1]], 1), DraftKind.POINT)
     last = torch.full((len(values),), values.shape[1] - 1)
     path = Path.at(draft, last, values[:, -1])
-    return canvas.commit(draft, path, Measured.nothing(canvas.active)).tokens
+    canvas.submit(draft, path, Measured.nothing(canvas.active))
+    return canvas.read().tokens
 
 
 @pytest.mark.parametrize("early", [0, 600], ids=["", "of another capacity"])
