@@ -43,7 +43,7 @@ class MaskedBlock(Block):
     sees the first state alone.
 
     Attributes:
-        begins, ends: of the rows' blocks, as output indices known to the host.
+        groups: begin and end of each row's block, as output indices known to the host.
         length: places of the output; slots from there on belong to no place.
         cache: what is kept from one forward to the next where all places see each other, a change of the
             model's distribution: "none", exactly nothing; "prefix", what stands before the block, as it was
@@ -51,8 +51,7 @@ class MaskedBlock(Block):
             by block-causal models, whose finished blocks do not change.
     """
 
-    begins: Sequence[int]
-    ends: Sequence[int]
+    groups: Sequence[tuple[int, int]]
     length: int
     cache: str
 
@@ -237,8 +236,8 @@ class MaskedTarget(CausalTarget):
             read; and where slots behind the output begin.
         """
         bounds = []
-        blocks = [*zip(draft.begins, draft.ends, strict=True)] * copies
-        for row, (prompt, (begin, end)) in enumerate(zip(state.prompt_lengths, blocks, strict=True)):
+        groups = [*draft.groups] * copies
+        for row, (prompt, (begin, end)) in enumerate(zip(state.prompt_lengths, groups, strict=True)):
             low, high, last = prompt + begin - shift, prompt + end, prompt + draft.length
             first, is_same = state.stored[row], state.begun[row] == begin
             state.begun[row] = begin
