@@ -101,7 +101,7 @@ for line in sys.stdin:
     output = pipe(**inputs, **task["settings"])
     seconds = time.process_time() - started
     # vectors are compared by their bytes
-    tokens = [t.numpy().tobytes().hex() if torch.is_tensor(t) else t for t in output.tokens]
+    tokens = [[v if isinstance(v, int) else v.numpy().tobytes().hex() for v in row] for row in output.tokens]
     print(json.dumps({"tokens": tokens, "seconds": seconds}), flush=True)
 """
 
