@@ -16,7 +16,7 @@ from torch import Tensor
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.denoising import Denoising, StepAnnealing
 from mmspec.decoding.draft import Cells, Draft, DraftKind, Progress
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import ImageGrid, require_grid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, list_prompts
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
@@ -83,7 +83,7 @@ class CellOrderDrafter(Drafter):
             self.caching.check(target.config)
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
-        lengths = {request.grid.length for request in requests if request.grid is not None}
+        lengths = {require_grid(request.layout, "masked").length for request in requests}
         if len(lengths) != 1:
             raise InputError("requests", sorted(lengths), "images of one size")
         if self.iterations is not None and self.iterations > min(lengths):
@@ -92,7 +92,7 @@ class CellOrderDrafter(Drafter):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
-        grids = [request.grid for request in requests if request.grid is not None]
+        grids = [require_grid(request.layout, "masked") for request in requests]
         return CellOrderSession(self, grids, prefill.logits.device, random)
 
 
@@ -236,7 +236,7 @@ class CellModelDrafter(CellOrderDrafter):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
-        grids = [request.grid for request in requests if request.grid is not None]
+        grids = [require_grid(request.layout, "masked") for request in requests]
         return CellModelSession(self, grids, requests, sampler, random)
 
 
