@@ -181,8 +181,8 @@ FAULTS = (
     Fault(
         "q of the draft model is of an older step",
         "DraftModelSession.propose",
-        "*distributions])",
-        "distributions[0], *distributions[:-1]])",
+        "stack(distributions)",
+        "stack([distributions[0], *distributions[:-1]])",
         DRAFTERS,
     ),
     Fault(
@@ -216,8 +216,8 @@ FAULTS = (
     Fault(
         "states of an accepted path are shifted",
         "FeatureSession.observe",
-        "_copied(verdict.path)",
-        "_copied(verdict.path).roll(1, 1)",
+        "_copied(verdict.nodes)",
+        "_copied(verdict.nodes).roll(1, 1)",
         DRAFTERS,
     ),
     Fault(
@@ -288,10 +288,10 @@ FAULTS = (
         TARGETS,
     ),
     Fault(
-        "padding is visible in masked models",
-        "MaskedTarget.score",
-        "place < state.lengths[:, None]",
-        "place >= 0",
+        "padding of masked models is written over keys",
+        "MaskedTarget._nodes",
+        "(place - first).where(is_read, junk)",
+        "place - first",
         TARGETS,
     ),
     Fault(

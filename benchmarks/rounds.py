@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.ceilings import Cost
 from mmspec.accelerators.accelerator import pair
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -79,7 +79,7 @@ class FixedDrafter(Drafter, DraftSession):
         return self
 
     def propose(self, canvas: Canvas) -> Draft:
-        return Draft.chain(torch.cat([canvas.root[:, None], self.tokens], 1), self.kind)
+        return Tree.chain(torch.cat([canvas.root[:, None], self.tokens], 1), self.kind)
 
 
 def random_requests(target: Any, shape: RoundShape) -> list[Request]:

@@ -182,7 +182,7 @@ class ContinuousSettings(ImageBatchSettings):
             schedule: Any = FlowSchedule(steps, shift, last_step_noise=self.last_step_noise)
         else:
             schedule = DDPMSchedule(steps, self.last_step_noise, self.clip_sample_range)
-        return DenoisingSampler(
+        made: DenoisingSampler = target.sampler(
             source=target.denoiser,
             schedule=schedule,
             guidance_schedule=self.guidance_schedule,
@@ -190,6 +190,7 @@ class ContinuousSettings(ImageBatchSettings):
             length=length,
             **self.of_images(prompts),
         )
+        return made
 
 
 def sampling_defaults(target: Any) -> dict[str, Any]:

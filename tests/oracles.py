@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Categorical
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.distribution import Categorical, PointMass
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -97,10 +98,10 @@ class OracleDrafter(SimpleDrafter):
 
     def shape(self, tokens: Tensor) -> Draft:
         if not self.siblings:
-            return Draft.chain(tokens, self.kind)
+            return Tree.chain(tokens, self.kind)
         width = self.siblings + 1
         parents = [0] + [depth * width for depth in range(self.depth) for _ in range(width)]
-        return Draft.tree(tokens, parents, self.kind)
+        return Tree.of(tokens, parents, self.kind)
 
 
 class AdversarialDrafter(OracleDrafter):
@@ -119,7 +120,8 @@ def ragged_tree(tokens: Tensor, parents: Tensor, valid: Tensor, kind: DraftKind)
         depths[:, node] = depths.gather(1, parent)[:, 0] + 1
         children.scatter_add_(1, parent, torch.ones_like(parent))
     faulty = torch.zeros(rows, dtype=torch.bool)
-    return Draft(tokens, parents, valid, kind, None, int(depths.max()), int(children.max()), faulty)
+    q = PointMass(tokens[:, 1:])
+    return Tree(tokens, valid, kind, q, faulty, parents, int(depths.max()), int(children.max()))
 
 
 class RandomTreeDrafter(SimpleDrafter):
@@ -153,11 +155,11 @@ class RandomTreeDrafter(SimpleDrafter):
             valid = torch.rand(shape, generator=generator) < 0.9
             valid[:, 0] = True
             draft = ragged_tree(tokens, parents, valid, self.kind)
-            return draft if self.hints is None else replace(draft, tokens=self.hint(draft, requests, history))
+            return draft if self.hints is None else self.hint(draft, requests, history)
 
         return propose
 
-    def hint(self, draft: Draft, requests: Sequence[Request], history: Sequence[Sequence[int]]) -> Tensor:
+    def hint(self, draft: Draft, requests: Sequence[Request], history: Sequence[Sequence[int]]) -> Draft:
         tokens = draft.tokens.clone()
         for row, request in enumerate(requests):
             future = self.hints[tuple(request.prompt_tokens)] if self.hints else []
@@ -166,7 +168,7 @@ class RandomTreeDrafter(SimpleDrafter):
                 index = at + int(draft.depth[row, node])
                 if node % 2 and index < len(future):
                     tokens[row, node] = future[index]
-        return tokens
+        return replace(draft, tokens=tokens, q=PointMass(tokens[:, 1:]))
 
 
 class SampledTreeDrafter(SimpleDrafter):
@@ -191,16 +193,15 @@ class SampledTreeDrafter(SimpleDrafter):
 
     def session(self, requests: Sequence[Request], random: RandomStream) -> Proposal:
         def propose(root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-            tokens, distributions = [root[:, None]], [torch.zeros_like(self.distribution[root])[:, None]]
+            tokens, distributions = [root[:, None]], list[Tensor]()
             for depth, width in enumerate(self.widths):
                 distribution = self.distribution[tokens[-1]]  # [B, nodes of this level, V]
                 tokens.append(self.siblings(distribution, width, random, emitted + depth))
                 distributions.append(distribution.repeat_interleave(width, 1))
             q, flat = torch.cat(distributions, 1), torch.cat(tokens, 1)
-            draft = Draft.tree(flat, self.parents, self.kind, Categorical(q))
-            drawable = q.gather(-1, flat[:, :, None])[..., 0] > 0  # fewer tokens may be left than siblings
-            drawable[:, 0] = True
-            return replace(draft, valid=self.keep(draft, drawable))
+            draft = Tree.of(flat, self.parents, self.kind, Categorical(q))
+            drawable = q.gather(-1, flat[:, 1:, None])[..., 0] > 0  # fewer tokens may be left than siblings
+            return replace(draft, valid=self.keep(draft, pad(drawable, (1, 0), value=True)))
 
         return propose
 

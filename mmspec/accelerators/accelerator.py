@@ -18,6 +18,7 @@ from mmspec.drafters.length import CostModel, PacedDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
+from mmspec.targets.masked import MaskedTarget
 from mmspec.validation import require_number
 
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
@@ -106,7 +107,7 @@ class Accelerator:
         """
         kind = "vectors" if target.vector_size else "tokens"
         for part in (self.drafter.proposes, self.rule.judges):
-            if part not in (kind, "any"):
+            if part not in (kind, "any") and (part != "places" or kind != "tokens"):
                 own = "discrete" if kind == "tokens" else "continuous"
                 allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
@@ -150,7 +151,7 @@ class Accelerator:
         Raises:
             InputError: the target decides its places in another order.
         """
-        if target.any_order or target.mask_token_id is not None:
+        if target.any_order or isinstance(target, MaskedTarget):
             allowed = "None: this model decides places together, and callbacks go token by token"
             raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
         return pair("none", NoDrafter()).fit(target)
@@ -198,6 +199,8 @@ class Call:
 
 def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
     """True if the rule's promise holds for what is proposed."""
+    if (rule.judges == "places") != (drafter.proposes == "places"):
+        return False
     return drafter.kind in rule.sound_for and not (rule.chains_only and drafter.branches)
 
 

@@ -16,11 +16,11 @@ from torch.nn.functional import pad
 from mmspec.acceptance.verification import ChainRejection, last_purpose, sampled_distribution
 from mmspec.decoding.denoising import Denoising, require_noise
 from mmspec.decoding.distribution import Gaussian
-from mmspec.decoding.draft import CANDIDATES, Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, require_number
@@ -45,12 +45,12 @@ class Reflection(AcceptanceRule):
     chains_only = True
     judges = "vectors"
 
-    def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor) -> Path:
         q = sampled_distribution(draft)
         depths = torch.arange(draft.max_depth, device=emitted.device)
         steps = scores.process.steps
         u = random.uniform(emitted[:, None] + depths, Purpose.ACCEPT, steps, scores.dtype)  # [B, K, S]
-        kept, mirrored = reflect(scores[:-1], q[1:], u)
+        kept, mirrored = reflect(scores[:-1], q, u)
         drawn = draft.valid[:, 1:]
         node = (drawn & kept.all(-1)).long().cumprod(-1).sum(-1)
         judged = pad(drawn, (0, 1)).gather(1, node[:, None])
@@ -58,13 +58,13 @@ class Reflection(AcceptanceRule):
         noise, known = here.noise(random, emitted + node, last_purpose(draft)), None
         if draft.max_depth:
             at = node.clamp_max(draft.max_depth - 1)
-            chain, agrees = take(q.drawn[:, 1:], at), take(kept, at)
+            chain, agrees = take(q.drawn, at), take(kept, at)
             first = agrees.long().cumprod(-1).sum(-1)[:, None]  # [B, 1] the step that was refused
             state = torch.arange(steps + 1, device=node.device)
             after = pad(take(mirrored, at), (0, 0, 1, 0))  # [B, S + 1, d] with room for the first state
             chain = torch.where((state == first + 1)[:, :, None], after, chain)
             known = chain, (state <= first + 1) & judged
-        return Verdict.at(draft, node, here.value_of(here.process.run(noise, known)))
+        return Path.at(draft, node, here.value_of(here.process.run(noise, known)))
 
 
 def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ class LastStep(ChainRejection):
     judges = "vectors"
 
     def compared(
-        self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor
+        self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor
     ) -> tuple[Gaussian, Gaussian]:
         q = sampled_distribution(draft)
         if scores.normalize:
@@ -147,8 +147,6 @@ class CSpD(LastStep):
             the draft's chain over those of the target's, which belongs to a ratio of densities at two
             different chains; "released" its inverse. With either, a residual may not exist, so that
             `max_tries` must be given.
-        rollback: whether candidates that were drafted behind a refused one are given up. False replaces the
-            refused one and keeps them, so that speed does not depend on acceptance; for cells alone.
         max_tries: proposals of a residual, after which the value is left at zero; the released code has 100.
             None goes on in the next round.
 
@@ -158,7 +156,6 @@ class CSpD(LastStep):
 
     temperature: float = 1.0
     variance_factor: str = "none"
-    rollback: bool = True
     max_tries: int | None = None
 
     def __post_init__(self) -> None:
@@ -166,8 +163,6 @@ class CSpD(LastStep):
         if self.variance_factor not in VARIANCE_FACTORS:
             known = did_you_mean(self.variance_factor, VARIANCE_FACTORS)
             raise InputError("variance_factor", self.variance_factor, known)
-        if not isinstance(self.rollback, bool):
-            raise InputError("rollback", self.rollback, "True or False")
         tries = self.max_tries
         if tries is not None and (not is_integer(tries) or not 1 <= tries <= MAX_TRIES):
             raise InputError("max_tries", tries, f"an integer from 1 to {MAX_TRIES:,}, or None for no limit")
@@ -176,19 +171,12 @@ class CSpD(LastStep):
                 f"a number with variance_factor={self.variance_factor!r}: (S p - q)+ may be zero everywhere"
             )
             raise InputError("max_tries", tries, allowed)
-        settings = self.temperature, self.variance_factor, self.rollback, self.max_tries
-        exact = settings == (1.0, "none", True, None)
+        exact = (self.temperature, self.variance_factor, self.max_tries) == (1.0, "none", None)
         object.__setattr__(self, "exactness", "exact" if exact else "lossy")
 
     @property
     def promise(self) -> str:
         return "exact" if self.exactness == "exact" else "approximate"
-
-    def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:  # type: ignore[override]
-        if not self.rollback and draft.max_depth > 1:
-            allowed = "True: a causal model reads what follows a refused vector behind that vector"
-            raise InputError("rollback", False, allowed)
-        return super().verify(draft, scores, random, emitted)
 
     def last(self, distribution: Denoising, chains: Tensor) -> Surrogate:
         last = super().last(distribution, chains)
@@ -252,11 +240,12 @@ class SharedNoise(AcceptanceRule):
 
     tolerance: float = 0.0
 
-    sound_for = CANDIDATES
+    sound_for = frozenset(DraftKind)
     exactness = "lossy"
     bound = "a vector is the target's own draw, given a context off by at most the tolerance"
     chains_only = True
     judges = "vectors"
+    measures = "drift"
 
     def __post_init__(self) -> None:
         require_number("tolerance", self.tolerance, 0.0, 1e4, "0 or more; 0 is plain decoding")
@@ -265,10 +254,15 @@ class SharedNoise(AcceptanceRule):
     def promise(self) -> str:
         return "approximate" if self.tolerance else "exact"
 
-    def verify(self, draft: Draft, scores: Denoising, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor) -> Path:
+        return self.measure(draft, scores, random, emitted)[0]
+
+    def measure(
+        self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
         values = scores.choose(draft, random, emitted)
         gap = (draft.tokens[:, 1:] - values[:, :-1]).square().mean(-1).sqrt()
         near = draft.valid[:, 1:] & (gap <= self.tolerance)
         node = near.long().cumprod(-1).sum(-1)
-        drift = gap if self.tolerance else None
-        return replace(Verdict.at(draft, node, take(values, node)), values=values, drift=drift)
+        path = replace(Path.at(draft, node, take(values, node)), values=values)
+        return path, gap if self.tolerance else gap[:, :0]

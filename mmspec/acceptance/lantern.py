@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor
 from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
 from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, total_variation
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Target
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.kernels import nearby_mass, nearby_prefix
 from mmspec.kernels.chain import normalise
 from mmspec.validation import require_number
@@ -150,15 +150,18 @@ class Lantern(RelaxedSampling):
         nothing = refused.where(total <= 0, 0.0).sum(-1, keepdim=True)
         return a + base * share.sum(-1, keepdim=True) + common * spread + nothing * self.uniform(p)
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def measure(
+        self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
         if not self.reference or scores.greedy is False:
-            return super().verify(draft, scores, random, emitted)
-        greedy = self.verify_greedy(draft, scores)
+            return super().measure(draft, scores, random, emitted)
+        greedy, tv = self.verify_greedy(draft, scores)
         if scores.greedy is True:
-            return greedy
-        return Verdict.choose(scores.greedy[:, 0, 0], greedy, super().verify(draft, scores, random, emitted))
+            return greedy, tv
+        sampled, _ = super().measure(draft, scores, random, emitted)
+        return Path.choose(scores.greedy[:, 0, 0], greedy, sampled), tv[:, :0]
 
-    def verify_greedy(self, draft: Draft, scores: Scores) -> Verdict:
+    def verify_greedy(self, draft: Tree, scores: Scores) -> tuple[Path, Tensor]:
         """Verify at temperature 0 as released: the deepest path whose tokens all become the likeliest."""
         p = scores.logits.softmax(-1)
         above = p.gather(1, draft.parents[:, :, None].expand_as(p))
@@ -166,12 +169,12 @@ class Lantern(RelaxedSampling):
         p_x = above.gather(-1, x)
         near, _ = nearby_prefix(above, self.nearest[:, : self.neighbours], x, self.limit(p_x))
         node = draft.deepest(draft.valid & ((p_x + near)[..., 0] >= above.amax(-1)))
-        verdict = Verdict.at(draft, node, take(scores.logits.argmax(-1), node))
-        path = draft.tokens.gather(1, verdict.path)[:, 1:]
-        likeliest = scores.logits.argmax(-1).gather(1, verdict.path)[:, :-1]
+        path = Path.at(draft, node, take(scores.logits.argmax(-1), node))
+        tokens = draft.tokens.gather(1, path.nodes)[:, 1:]
+        likeliest = scores.logits.argmax(-1).gather(1, path.nodes)[:, :-1]
         depth = torch.arange(draft.max_depth, device=node.device)
-        differs = (path != likeliest) & (depth < verdict.accepted[:, None])
-        return replace(verdict, tv=differs.to(p.dtype))
+        differs = (tokens != likeliest) & (depth < path.accepted[:, None])
+        return path, differs.to(p.dtype)
 
 
 @dataclass

@@ -6,34 +6,33 @@ about how they were found can bias the output.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from mmspec.decoding.distribution import Distribution, Scores
-from mmspec.decoding.draft import CANDIDATES, Draft
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.kernels import match_path
 
 
-def follow(draft: Draft, choice: Tensor) -> Verdict:
+def follow(draft: Tree, choice: Tensor) -> Path:
     """Walk from the root along the children that equal the target's choice. choice: as the tokens."""
     if not draft.max_depth:  # nothing was proposed
-        return Verdict.root(draft, choice[:, 0])
+        return Path.root(draft, choice[:, 0])
     path, accepted, values = match_path(
         draft.tokens, choice, draft.parents, draft.valid, *draft.paths, draft.max_depth
     )
-    return Verdict(path, accepted, values, torch.ones_like(accepted, dtype=torch.bool))
+    return Path.along(path, accepted, values)
 
 
 class Greedy(AcceptanceRule):
     """Accept what equals the target's arg-max. Exact at temperature 0 only."""
 
-    sound_for = CANDIDATES
+    sound_for = frozenset(DraftKind)
     greedy_only = True
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         return follow(draft, scores.logits.argmax(-1))
 
 
@@ -45,8 +44,8 @@ class SampleAndMatch(AcceptanceRule):
     every drafter and every tree.
     """
 
-    sound_for = CANDIDATES
+    sound_for = frozenset(DraftKind)
     judges = "any"
 
-    def verify(self, draft: Draft, scores: Distribution, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Tree, scores: Distribution, random: RandomStream, emitted: Tensor) -> Path:
         return follow(draft, scores.choose(draft, random, emitted))

@@ -17,11 +17,11 @@ from mmspec.acceptance.verification import (
     walk,
 )
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.kernels import reject_tree
 from mmspec.kernels.chain import normalise
 
@@ -44,7 +44,7 @@ class RecursiveRejection(AcceptanceRule):
 
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         p, q = scores.p, sampled_distribution(draft).p
         u = sibling_uniforms(draft, random, emitted, p.dtype)
         without_replacement = draft.kind is DraftKind.WITHOUT_REPLACEMENT
@@ -62,11 +62,11 @@ class KSequential(AcceptanceRule):
     sound_for = frozenset({DraftKind.IID})
     bisections = 40
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         draft_q = sampled_distribution(draft).p
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = take(draft_q, children[:, 0].clamp_min(0))
+            q = take(draft_q, (children[:, 0] - 1).clamp_min(0))
             x = draft.tokens.gather(1, children.clamp_min(0))
             drawn = (children >= 0) & (q.gather(-1, x) > 0)
             count = drawn.sum(-1, keepdim=True).to(p.dtype)  # [B, 1] k of this node

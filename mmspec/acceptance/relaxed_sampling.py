@@ -10,18 +10,18 @@ token that the target excludes is never accepted: top-k, top-p and grammars hold
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mmspec.acceptance.verification import last_purpose, sampled_distribution, walk
 from mmspec.decoding.distribution import Scores, draw
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.errors import InputError
 from mmspec.kernels.chain import normalise, residual
 from mmspec.validation import is_integer
@@ -95,47 +95,56 @@ class RelaxedSampling(AcceptanceRule):
         output = a + refused * self.residual(p, q, x)
         return Judgement(a.gather(-1, x)[..., 0], total_variation(output, p))
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
-        if draft.is_chain:
-            return self.verify_chain(draft, scores, random, emitted)
-        return self.verify_tree(draft, scores, random, emitted)
+    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
+        return self.measure(draft, scores, random, emitted)[0]
 
-    def verify_chain(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def measure(
+        self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
+        verify = self.verify_chain if draft.is_chain else self.verify_tree
+        return verify(draft, scores, random, emitted)
+
+    def verify_chain(
+        self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
         """Verify one candidate per place: all places are judged at once."""
         p, x = scores.p, draft.tokens[:, 1:, None]
         q = draft_distribution(draft, p.dtype)
         depth = torch.arange(draft.max_depth, device=emitted.device)
         allowance = self.allowance(depth.to(p.dtype))[:, None].expand(*x.shape)
         if measures_all := q is None or not self.measures_one_place:
-            judged = self.judge(p[:, :-1], None if q is None else q[:, 1:], x, allowance)
+            judged = self.judge(p[:, :-1], q, x, allowance)
             mass, tv = judged.accepted, judged.tv
         else:
-            mass = self.mass_at(p[:, :-1], q[:, 1:], x, allowance)[..., 0]
+            mass = self.mass_at(p[:, :-1], q, x, allowance)[..., 0]
             tv = torch.full_like(mass, float("nan"))
         u = random.uniform(emitted[:, None] + depth, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
-        q_x = torch.ones_like(u) if q is None else q[:, 1:].gather(-1, x)[..., 0]
+        q_x = torch.ones_like(u) if q is None else q.gather(-1, x)[..., 0]
         drawn = draft.valid[:, 1:] & (q_x > 0)
         accept = drawn & (u * q_x <= mass) & (mass > 0)
         node = accept.long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
         p_node, after = take(p, node), (node + 1).clamp_max(draft.max_depth)
-        q_node, x_node = None if q is None else take(q, after), take(draft.tokens, after)[:, None]
+        q_node = take(q, after - 1) if q is not None and draft.max_depth else None
+        x_node = take(draft.tokens, after)[:, None]
         refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
         final = torch.where(refused, self.residual(p_node, q_node, x_node), p_node)
         next_token = draw(final, random, emitted + node, last_purpose(draft))
         if q is not None and not measures_all and draft.max_depth:
             place = emitted % (node + 1).clamp_max(draft.max_depth)  # some place that was judged
-            one = self.judge(take(p, place), take(q, place + 1), take(x, place), take(allowance, place))
+            one = self.judge(take(p, place), take(q, place), take(x, place), take(allowance, place))
             tv = tv.scatter(1, place[:, None], one.tv[:, None])
-        return Verdict.at(draft, node, next_token, tv.where(drawn, float("nan")))
+        return Path.at(draft, node, next_token), tv.where(drawn, float("nan"))
 
-    def verify_tree(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify_tree(
+        self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
         """Verify siblings one after the other, from the root down."""
         p = scores.p
         draft_q = draft_distribution(draft, p.dtype)
         variations: list[Tensor] = []
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = None if draft_q is None else take(draft_q, children[:, 0].clamp_min(0))
+            q = None if draft_q is None else take(draft_q, (children[:, 0] - 1).clamp_min(0))
             depth = torch.full((len(p), 1), len(variations), dtype=p.dtype, device=p.device)
             allowance = self.allowance(depth)
             chosen = torch.full_like(children[:, 0], -1)
@@ -159,12 +168,12 @@ class RelaxedSampling(AcceptanceRule):
             variations.append(variation.clamp_max(1.0).where((children >= 0).any(-1), float("nan")))
             return chosen, p
 
-        verdict = walk(draft, p, random, emitted, judge)
-        return replace(verdict, tv=torch.stack(variations, 1))
+        path = walk(draft, p, random, emitted, judge)
+        return path, torch.stack(variations, 1)
 
 
-def draft_distribution(draft: Draft, dtype: torch.dtype) -> Tensor | None:
-    """Return the draft's q; None for deterministic candidates, whose q is one-hot."""
+def draft_distribution(draft: Tree, dtype: torch.dtype) -> Tensor | None:
+    """Return the draft's q [B, n - 1, V]; None for deterministic candidates, whose q is one-hot."""
     if draft.kind is DraftKind.POINT:
         return None
     q: Tensor = sampled_distribution(draft).p.to(dtype)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from mmspec.acceptance.verification import last_purpose
 from mmspec.decoding.distribution import Scores, draw
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.validation import require_number
 
 
@@ -42,13 +42,13 @@ class Typical(AcceptanceRule):
         for name in ("epsilon", "delta"):
             require_number(name, getattr(self, name), 0.0, 1.0, "0 to 1")
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         p = scores.p
         threshold = self.threshold(p).gather(1, draft.parents)
         p_x = p.gather(1, draft.parents[:, :, None].expand_as(p)).gather(-1, draft.tokens[:, :, None])[..., 0]
         node = draft.deepest(draft.valid & (p_x > threshold))
         accepted = take(draft.depth, node)
-        return Verdict.at(draft, node, draw(take(p, node), random, emitted + accepted, last_purpose(draft)))
+        return Path.at(draft, node, draw(take(p, node), random, emitted + accepted, last_purpose(draft)))
 
     def threshold(self, p: Tensor) -> Tensor:
         """[..., V] -> [...] the probability that a candidate must exceed."""

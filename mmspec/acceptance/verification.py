@@ -8,37 +8,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import AnyDistribution, Distribution, draw
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.distribution import AnyDistribution, Distribution, PointMass, draw
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.kernels.tree_rejection import Judge, descend
 
 __all__ = ["ChainRejection", "end_at", "last_purpose", "sampled_distribution", "sibling_uniforms", "walk"]
 
 
-def last_purpose(draft: Draft) -> Tensor:
+def last_purpose(draft: Tree) -> Tensor:
     """[B] purpose of the noise that draws the last token: plain decoding's own where nothing was proposed."""
     proposed = (draft.valid & (draft.parents == 0))[:, 1:].any(-1)
     return torch.where(proposed, Purpose.RESIDUAL, Purpose.TARGET)
 
 
-def sampled_distribution(draft: Draft) -> AnyDistribution:
-    """Return the draft's q, a distribution of the kind that the target's are.
+def sampled_distribution(draft: Tree) -> AnyDistribution:
+    """Return the draft's q, [T, n - 1] distributions of the kind that the target's are.
 
     Raises:
-        TypeError: it has none; accelerators are checked for that when they are built.
+        TypeError: it was not drawn from such; accelerators are checked for that when they are built.
     """
-    if draft.q is None:
+    if isinstance(draft.q, PointMass):
         raise TypeError(
             f"a {draft.kind.value} draft has no q; rejection rules need the distribution it was drawn from"
         )
     return draft.q
 
 
-def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: Judge) -> Verdict:
+def walk(draft: Tree, p: Tensor, random: RandomStream, emitted: Tensor, judge: Judge) -> Path:
     """Verify a draft from the root down, with `judge` choosing among the children of each node on the way.
 
     Args:
@@ -48,16 +48,16 @@ def walk(draft: Draft, p: Tensor, random: RandomStream, emitted: Tensor, judge: 
     return end_at(draft, *descend(p, draft.children, u, judge), random, emitted)
 
 
-def sibling_uniforms(draft: Draft, random: RandomStream, emitted: Tensor, dtype: torch.dtype) -> Tensor:
+def sibling_uniforms(draft: Tree, random: RandomStream, emitted: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, D, K] a uniform for each depth and sibling, keyed by output index."""
     steps = torch.arange(draft.max_depth, device=emitted.device)
     return random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, draft.max_children, dtype)
 
 
-def end_at(draft: Draft, node: Tensor, final: Tensor, random: RandomStream, emitted: Tensor) -> Verdict:
+def end_at(draft: Tree, node: Tensor, final: Tensor, random: RandomStream, emitted: Tensor) -> Path:
     """Build the verdict whose path ends in `node` [B], with the next token drawn from `final` [B, V]."""
     accepted = take(draft.depth, node)
-    return Verdict.at(draft, node, draw(final, random, emitted + accepted, last_purpose(draft)))
+    return Path.at(draft, node, draw(final, random, emitted + accepted, last_purpose(draft)))
 
 
 class ChainRejection(AcceptanceRule):
@@ -71,17 +71,18 @@ class ChainRejection(AcceptanceRule):
     chains_only = True
     judges = "any"
 
-    def verify(self, draft: Draft, scores: Distribution, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Tree, scores: Distribution, random: RandomStream, emitted: Tensor) -> Path:
         if not draft.max_depth:
-            return Verdict.root(draft, scores.choose(draft, random, emitted)[:, 0])
+            return Path.root(draft, scores.choose(draft, random, emitted)[:, 0])
         scores, q = self.compared(draft, scores, random, emitted)
         steps = torch.arange(draft.max_depth, device=emitted.device)
         u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, scores.dtype)[..., 0]
         node, next_token, filled = scores.verify_chain(q, draft, u, random, emitted, last_purpose(draft))
-        return replace(Verdict.at(draft, node, next_token), filled=filled)
+        path = Path.at(draft, node, next_token)
+        return replace(path, decided=path.accepted + filled)
 
     def compared(
-        self, draft: Draft, scores: Any, random: RandomStream, emitted: Tensor
+        self, draft: Tree, scores: Any, random: RandomStream, emitted: Tensor
     ) -> tuple[Distribution, Distribution]:
         """Distributions p and q at every node that candidates are judged by; arguments as of `verify`."""
         return scores, sampled_distribution(draft)

@@ -20,7 +20,7 @@ from mmspec.decoding.indexing import pick, put, take
 from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.rows import RowField, Rows, named
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import MILLIONTHS, Fill, Measured, Path, Verdict
 from mmspec.errors import InputError, NumericalError
 from mmspec.validation import is_integer
 
@@ -29,7 +29,6 @@ NOT_FINITE = (
     "check the weights, the dtype and the logits processors"
 )
 MAX_NEW_TOKENS = 1_000_000
-MILLIONTHS = 1_000_000  # total variation travels to the host among integers, to cost no second read
 GROWTH = 512  # least room that is added at a time
 NO_TOKEN = -1
 
@@ -217,6 +216,10 @@ class Canvas(Rows):
         if isinstance(is_draft, Tensor):
             self.is_draft.scatter_(1, places, is_draft)
 
+    def reopen(self, places: Tensor, which: Tensor) -> None:
+        """Open output places [B, k] again where `which` [B, k] is true; none of them is emitted."""
+        self.decided.scatter_(1, places.where(which, self.decided.shape[1] - 1), False)
+
     def reserve(self, places: int) -> None:
         """Make room for output indices below `places`."""
         missing = places + 1 - self.decided.shape[1]
@@ -230,70 +233,72 @@ class Canvas(Rows):
             for plane in (self._line, self.decided, self.is_draft)
         )
 
-    def commit(self, draft: Draft, verdict: Verdict, finite: Tensor) -> Emission:
+    def commit(self, draft: Draft, verdict: Verdict, measured: Measured) -> Emission:
         """Write what a round decided, and read what it completed; arguments as of `submit`."""
-        self.submit(draft, verdict, finite)
+        self.submit(draft, verdict, measured)
         return self.read()
 
-    def submit(self, draft: Draft, verdict: Verdict, finite: Tensor) -> None:
+    def submit(self, draft: Draft, verdict: Verdict, measured: Measured) -> None:
         """Write what a round decided, and send a report of it to the host, which does not wait.
 
         Args:
             draft, verdict: of this round.
-            finite: [T, n] whether the target's logits at each node are usable.
+            measured: by the rule.
         """
         self.reserve(max(self.length_bounds) + draft.reach)
-        numbers = self.write(draft, verdict, finite)
-        self._unread.append(Report.send(numbers, draft.reach, "tv" if verdict.drift is None else "drift"))
+        numbers = self.write(draft, verdict, measured)
+        self._unread.append(Report.send(numbers, draft.reach, measured.name))
 
     def read(self) -> Emission:
         """Read what the first unread round completed: the host's one read of the device in a round."""
         report = self._unread.popleft()
         return self._read(report.rows(), report.reach, report.measured)
 
-    def write(self, draft: Draft, verdict: Verdict, finite: Tensor) -> Tensor:
+    def write(self, draft: Draft, verdict: Verdict, measured: Measured) -> Tensor:
         """Write what a round decided, all of it on the device, where room has been made.
 
         Returns:
             [B, columns] the report that the host reads.
         """
-        rows, steps = len(self.active), torch.arange(verdict.path.shape[1], device=self.device)
-        accepted = verdict.accepted[:, None]
-        is_draft = steps < accepted
-        # a node's logits decide the token after it: what the usable ones decided is kept
-        asked = steps <= accepted
-        if not draft.moves:
-            asked = asked & (is_draft | draft.may_follow(verdict)[:, None])
-        failed = asked & ~finite.gather(1, verdict.path)
-        keep = asked & (is_draft | verdict.filled[:, None]) & (failed.cumsum(-1) == 0)
-        places = draft.first(self.emitted)[:, None] + steps
-        values = verdict.values
-        if draft.moves:  # it follows what is emitted, and nothing behind that was decided before
-            put(self.tokens, places, values)
-            self.decided.scatter_(1, places, keep)
-            window, fresh, flags, is_open = places, values, is_draft, ~keep
+        if isinstance(verdict, Path):
+            fresh, flags, missing = self.append(verdict)
         else:
-            keep, failed, values, places, is_draft = (
-                each.reshape(rows, -1, *each.shape[2:]) for each in (keep, failed, values, places, is_draft)
-            )
-            self.decide(places, values, keep & self.active[:, None], is_draft)
-            window = self.emitted[:, None] + torch.arange(draft.reach, device=self.device)
-            fresh, flags = pick(self.tokens, window), self.is_draft.gather(1, window)
-            is_open = ~self.decided.gather(1, window)
+            fresh, flags, missing = self.fill(verdict, draft.reach)
         ends = self._are_ends(fresh)
-        missing = is_open | (window >= self._limits)
+        window = self.emitted[:, None] + torch.arange(draft.reach, device=self.device)
+        missing = missing | (window >= self._limits)
         missing[:, 1:] |= ends[:, :-1]
         kept = missing.cumsum(-1) == 0
         count = kept.sum(-1) * self.active
         self.emitted = self.emitted + count
         ended = (kept & ends).any(-1)
         full = self.emitted >= self._limits[:, 0]
-        has_failed = failed.any(-1)
-        self.active = self.active & ~(ended | full | has_failed)
-        drafted = draft.valid[:, 1:].reshape(rows, -1).sum(-1)
-        faulty = draft.faulty.reshape(rows, -1).any(-1)
-        summary = torch.stack([count, ended, full, has_failed, drafted, faulty], 1)
-        return torch.cat([summary, measured_variation(verdict, rows), flags, *self._readable(fresh)], 1)
+        self.active = self.active & ~(ended | full | verdict.failed)
+        drafted = draft.valid[..., 1:].flatten(1).sum(-1)
+        summary = torch.stack([count, ended, full, verdict.failed, drafted, draft.faulty], 1)
+        return torch.cat([summary, measured.rows, flags, *self._readable(fresh)], 1)
+
+    def append(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
+        """Write what a path decides behind what is emitted: nothing was decided there before.
+
+        Returns:
+            [B, m] or [B, m, d] the values from the first place that is not emitted on, and [B, m] which of
+            them come from a draft, and where none is decided.
+        """
+        steps = torch.arange(path.nodes.shape[1], device=self.device)
+        places, keep = self.emitted[:, None] + steps, steps < path.decided[:, None]
+        put(self.tokens, places, path.values)
+        self.decided.scatter_(1, places, keep)
+        return path.values, steps < path.accepted[:, None], ~keep
+
+    def fill(self, fill: Fill, reach: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Write what is decided in place, and open places again; as `append`, for the next `reach` places."""
+        active = self.active[:, None]
+        self.decide(fill.places, fill.values, fill.decided & active, fill.is_draft)
+        self.reopen(fill.places, fill.reopened & active)
+        window = self.emitted[:, None] + torch.arange(reach, device=self.device)
+        missing = ~self.decided.gather(1, window) | (window >= fill.settled[:, None])
+        return pick(self.tokens, window), self.is_draft.gather(1, window), missing
 
     def _read(self, report: list[list[int]], reach: int, measured: str) -> Emission:
         """Enter a round into the host's record of every row; `measured` names what the rule measured."""
@@ -403,18 +408,3 @@ class VectorCanvas(Canvas):
         start = self.output_lengths[row]
         self.finish_reasons[row] = reason
         return self.tokens[row, start : start + count]
-
-
-def measured_variation(verdict: Verdict, rows: int) -> Tensor:
-    """[B, 3] over the judged places of each row: sum and maximum of what was measured, and their number.
-
-    Total variation counts at the first rejected place too, where a token was drawn; drift at accepted places.
-    """
-    values = verdict.tv if verdict.drift is None else verdict.drift
-    if values is None or not values.shape[1]:  # an exact rule, or a draft of nothing
-        return verdict.accepted.new_zeros(rows, 3)
-    depths = torch.arange(values.shape[1], device=values.device)
-    judged = depths < verdict.accepted[:, None] + (verdict.drift is None)
-    measured = (judged & ~values.isnan()).reshape(rows, -1)
-    variation = (values.reshape(rows, -1) * MILLIONTHS).where(measured, 0.0).round().long()
-    return torch.stack([variation.sum(-1), variation.amax(-1), measured.sum(-1)], 1)

@@ -18,18 +18,15 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from mmspec.decoding.distribution import PROPOSALS, Continuous, keep_first
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Tree
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
-from mmspec.validation import is_integer
 
 __all__ = [
     "Denoising",
     "DenoisingProcess",
     "DenoisingSource",
-    "StepAnnealing",
     "StepSchedule",
     "log_likelihood",
     "require_noise",
@@ -38,44 +35,7 @@ __all__ = [
 ]
 
 NORM_EPS = 1e-6
-SHAPES = ("linear", "cosine", "two-stage")
 OF_NODES = ("condition", "unconditional", "scale", "temperature", "drawn")
-ROUNDING = 1e-9  # 45 * (1 - 1 / 3) is 30, and not a little less
-
-
-@dataclass(frozen=True)
-class StepAnnealing:
-    """Steps of a denoising head that become fewer as an image grows (DiSA, 2505.20297).
-
-    What is known of the image narrows the distribution of a token, so that fewer steps draw from it.
-
-    Attributes:
-        last: steps of the last forward; those of the first are the head's own.
-        shape: "linear", "cosine" (long at both ends), or "two-stage" (`last` from the middle on).
-
-    Raises:
-        InputError: less than 2 steps, or an unknown shape.
-    """
-
-    last: int
-    shape: str = "linear"
-
-    def __post_init__(self) -> None:
-        if not is_integer(self.last) or self.last < 2:
-            raise InputError("last_steps", self.last, "an integer of at least 2")
-        if self.shape not in SHAPES:
-            raise InputError("annealing", self.shape, did_you_mean(self.shape, SHAPES))
-
-    def steps(self, first: int, iteration: int, iterations: int) -> int:
-        """Steps of the forward number `iteration`, from 0, of `iterations`; never more than the `first`."""
-        passed = iteration / max(1, iterations - 1)
-        left = 1 - passed
-        if self.shape == "cosine":
-            left = (1 + math.cos(math.pi * passed)) / 2
-        elif self.shape == "two-stage":
-            left = float(passed < 0.5)
-        last = min(self.last, first)
-        return last + math.floor((first - last) * left + ROUNDING)
 
 
 class DenoisingProcess(Protocol):
@@ -220,7 +180,7 @@ class Denoising(Continuous):
         states, size = self.process.steps + 1, self.process.size
         return random.normal(keys, purpose, states * size, self.dtype).view(-1, states, size)
 
-    def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
+    def choose(self, draft: Tree, random: RandomStream, first: Tensor) -> Tensor:
         """As of `Distribution`; a chain takes long, so that the values are kept for who asks again."""
         found: Tensor | None = self.__dict__.get("_chosen")
         if found is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
@@ -17,12 +18,12 @@ from torch.nn.functional import pad
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
-from mmspec.decoding.rows import Rows, concat, select
+from mmspec.decoding.rows import Rows, concat, named, select
 from mmspec.kernels import Warping, sample_tokens, verify_chain, warp_logits
 from mmspec.kernels.sampling import is_fused, race
 
 if TYPE_CHECKING:
-    from mmspec.decoding.draft import Draft
+    from mmspec.decoding.draft import Tree
 
 __all__ = [
     "AnyDistribution",
@@ -31,6 +32,7 @@ __all__ = [
     "Distribution",
     "Gaussian",
     "Pairs",
+    "PointMass",
     "Scores",
     "draw",
     "keep_first",
@@ -83,7 +85,7 @@ class Distribution(ABC):
         """Draw a value from each, and return it with the q that a rule judges it by."""
         return self.sample(random, place, purpose), self
 
-    def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
+    def choose(self, draft: Tree, random: RandomStream, first: Tensor) -> Tensor:
         """Draw the target's own value after each node, with noise keyed by output index.
 
         Nodes at one depth share their noise: it belongs to the output index that they compete for. A walk
@@ -98,7 +100,7 @@ class Distribution(ABC):
     def verify_chain(
         self,
         q: AnyDistribution,
-        draft: Draft,
+        draft: Tree,
         u: Tensor,
         random: RandomStream,
         emitted: Tensor,
@@ -107,7 +109,7 @@ class Distribution(ABC):
         """Judge a chain by min(1, p(x) / q(x)), and draw what follows (2211.17192, algorithm 1); self is p.
 
         Args:
-            q: distributions of the same kind, that the nodes were drawn from.
+            q: [T, n - 1] distributions of the same kind, that the candidates were drawn from.
             u: [T, n - 1] uniforms that the candidates are judged with.
             emitted: [T] output index that depth 1 competes for.
             purpose: [T] of the noise of the last draw.
@@ -172,7 +174,7 @@ class Categorical(Distribution, Rows):
     def verify_chain(
         self,
         q: Categorical,
-        draft: Draft,
+        draft: Tree,
         u: Tensor,
         random: RandomStream,
         emitted: Tensor,
@@ -225,6 +227,23 @@ class Pairs(Categorical):
         return Pairs(tokens, shares, self.vocabulary)
 
 
+@dataclass(frozen=True)
+class PointMass(Rows):
+    """Distributions of candidates that no draw of the draft's own decided: all mass is at the candidate.
+
+    Attributes:
+        values: [T, n] ids, or [T, n, d] vectors.
+    """
+
+    row_fields = named("values")
+
+    values: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> PointMass:
+        """Return the distributions of which the values are changed, as of `Distribution`."""
+        return PointMass(change(self.values))
+
+
 class Scores(Categorical):
     """Distributions of a target, or of a draft model, given by its logits; p = softmax(warped logits).
 
@@ -273,7 +292,7 @@ class Scores(Categorical):
             return super().sample(random, place, purpose)
         return self._draw(random, place, purpose)
 
-    def choose(self, draft: Draft, random: RandomStream, first: Tensor) -> Tensor:
+    def choose(self, draft: Tree, random: RandomStream, first: Tensor) -> Tensor:
         index = first[:, None] + torch.arange(draft.max_depth + 1, device=first.device)
         return self._draw(random, index, Purpose.TARGET, None if draft.is_chain else draft.depth)
 
@@ -329,18 +348,18 @@ class Continuous(Distribution):
     def verify_chain(
         self,
         q: AnyDistribution,
-        draft: Draft,
+        draft: Tree,
         u: Tensor,
         random: RandomStream,
         emitted: Tensor,
         purpose: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        known, passes = self[:-1].judge(draft.tokens[:, 1:], q[1:], u)
+        known, passes = self[:-1].judge(draft.tokens[:, 1:], q, u)
         drawn = draft.valid[:, 1:] & known
         node = (drawn & passes).long().cumprod(-1).sum(-1)
         judged = pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
-        after = (node + 1).clamp_max(draft.max_depth)
-        return node, *self.at(node).finish(q.at(after), judged, random, emitted + node, purpose)
+        refused = q.at(node.clamp_max(draft.max_depth - 1))
+        return node, *self.at(node).finish(refused, judged, random, emitted + node, purpose)
 
 
 class Gaussian(Continuous):

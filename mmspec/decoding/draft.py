@@ -1,4 +1,4 @@
-"""Drafts: trees of candidate tokens that follow the output, and chains at chosen places of it.
+"""Drafts: a `Tree` of candidates behind the output, or a `Block` of chains at chosen places of it.
 
 A chain, or a window of image tokens, is a tree with one path. Knows no drafter and no acceptance rule.
 """
@@ -6,27 +6,25 @@ A chain, or a window of image tokens, is a tree with one path. Knows no drafter 
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import AnyDistribution, Distribution
+from mmspec.decoding.distribution import AnyDistribution, Distribution, PointMass
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.rows import Rows, named
+from mmspec.decoding.verdict import Fill, Path, Verdict
 from mmspec.errors import InputError
 from mmspec.kernels import deepest_node, tree_children, tree_paths
 
-if TYPE_CHECKING:
-    from mmspec.decoding.denoising import StepAnnealing
-    from mmspec.decoding.verdict import Verdict
-
 
 class DraftKind(enum.Enum):
-    """Kind of a draft, by how its tokens were chosen; decides which acceptance rules are sound for it."""
+    """Kind of a draft, by how its candidates were chosen; decides which acceptance rules are sound for it."""
 
     POINT = "point"
     """Deterministic given the committed tokens: top-k, n-gram, search."""
@@ -36,30 +34,6 @@ class DraftKind(enum.Enum):
     """Siblings drawn independently from the same `q`."""
     WITHOUT_REPLACEMENT = "without_replacement"
     """Siblings drawn one after another from the same `q`, each removed before the next draw."""
-    MASKED = "masked"
-    """No candidates: each node is a mask and predicts its own place; a rule chooses the places to decide."""
-
-
-CANDIDATES = frozenset(DraftKind) - {DraftKind.MASKED}
-"""Kinds of draft that hold candidates, whichever way they came about."""
-
-
-class Progress(NamedTuple):
-    """Progress of decoding in any order, where rows decide as many places as they will in each round.
-
-    Attributes:
-        iteration, iterations: forwards before this one, and of the whole output.
-        before, after: places that are decided before and after this round; [T, 1, 1] where chains differ.
-        annealing: of the steps of a denoising head; None for as many in every forward.
-        caching: settings by which the target reuses features of earlier forwards, in its own type, or None.
-    """
-
-    iteration: int
-    iterations: int
-    before: int | Tensor
-    after: int | Tensor
-    annealing: StepAnnealing | None = None
-    caching: Any = None
 
 
 @dataclass(frozen=True)
@@ -100,62 +74,102 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Draft(Rows):
-    """Candidates for one round, for every row of the batch.
-
-    Node 0 is the root: the newest emitted token, whose keys and values are not cached yet. Its
-    logits give the distribution of depth 1.
+class Draft(Rows, ABC):
+    """Values proposed for one round, for every row of the batch: a `Tree` or a `Block`.
 
     Attributes:
-        tokens: [B, n] token ids, or [B, n, d] vectors; parents before children, siblings in the order they
-            were drawn.
-        parents: [B, n] index of the parent node; the root is its own parent.
-        valid: [B, n] False for padding, which is scored but never accepted.
+        tokens: [B, n] token ids, or [B, n, d] vectors; of a block [B, L, n] or [B, L, n, d].
+        valid: [B, n] or [B, L, n] False for padding, which is scored but never accepted.
         kind: how the candidates were chosen.
-        q: for sampled kinds: the distributions that the tokens in the slots were really drawn from
-            (of the first sibling, where siblings are drawn without replacement). None for POINT and COUPLED.
-        max_depth: upper bound of the depths, known to the host so that shapes stay static.
-        max_children: upper bound of the children of a node, likewise.
+        q: [T, n - 1] the distributions that the candidates, nodes 1 to n - 1 of each of T lanes, were really
+            drawn from (of the first sibling, where siblings are drawn without replacement); `PointMass` for
+            POINT and COUPLED.
         faulty: [B] True where the drafter's numbers were not finite and it gave up (its nodes are invalid).
-        moves: whether accepted nodes move to the end of the committed tokens; else they stay where they are.
-        progress: of the output, for drafts of places in any order; else None.
     """
 
     tokens: Tensor
-    parents: Tensor
     valid: Tensor
     kind: DraftKind
-    q: AnyDistribution | None
+    q: AnyDistribution
+    faulty: Tensor
+
+    row_fields = named("tokens", "valid", "q", "faulty")
+
+    @property
+    @abstractmethod
+    def lanes(self) -> Tree:
+        """The trees that rules judge one by one, T of them: a tree itself, or the chains of a block."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> Nodes:
+        """The nodes as a target reads them, [B, n] of each row side by side."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> int:
+        """The host's bound on the tokens that a round with this draft can emit in a row."""
+
+    @abstractmethod
+    def first(self, emitted: Tensor) -> Tensor:
+        """[T] output index that depth 1 of each lane competes for, where rows have emitted so many [B]."""
+
+    @abstractmethod
+    def verdict(self, path: Path, finite: Tensor) -> Verdict:
+        """What a round decides, given the path of every lane, and [T, n] whether its numbers are usable."""
+
+    def roots_alone(self, rows: Sequence[int]) -> Self:
+        """Return the draft without the candidates of some rows."""
+        valid = self.valid.clone()
+        valid[list(rows), ..., 1:] = False
+        return replace(self, valid=valid)
+
+
+@dataclass(frozen=True)
+class Tree(Draft):
+    """Candidates behind the output.
+
+    Node 0 is the root: the newest emitted token, whose keys and values are not cached yet. Its logits give
+    the distribution of depth 1. Parents come before children, siblings in the order they were drawn.
+
+    Attributes:
+        parents: [B, n] index of the parent node; the root is its own parent.
+        max_depth: upper bound of the depths, known to the host so that shapes stay static.
+        max_children: upper bound of the children of a node, likewise.
+    """
+
+    parents: Tensor
     max_depth: int
     max_children: int
-    faulty: Tensor
-    progress: Progress | None = field(default=None, kw_only=True)
 
-    moves: ClassVar[bool] = True
-    row_fields = named("tokens", "parents", "valid", "q", "faulty")
+    row_fields = named("parents")
 
     @classmethod
     def chain(
         cls,
         tokens: Tensor,
         kind: DraftKind,
-        q: Distribution | None = None,
+        q: Distribution | PointMass | None = None,
         valid: Tensor | None = None,
         faulty: Tensor | None = None,
-    ) -> Draft:
-        """Build a draft with one path: node i is the parent of node i + 1. tokens: [B, n], root included."""
+    ) -> Tree:
+        """Build a draft with one path: node i is the parent of node i + 1. tokens: [B, n], root included.
+
+        Without a q, all mass is at the candidates.
+        """
         rows, nodes = tokens.shape[:2]
         parents = (torch.arange(nodes, device=tokens.device) - 1).clamp_(min=0).expand(rows, nodes)
         if valid is None:
             valid = torch.ones_like(parents, dtype=torch.bool)
         if faulty is None:
             faulty = tokens.new_zeros(rows, dtype=torch.bool)
-        return cls(tokens, parents, valid, kind, q, nodes - 1, min(1, nodes - 1), faulty)
+        q = PointMass(tokens[:, 1:]) if q is None else q
+        return cls(tokens, valid, kind, q, faulty, parents, nodes - 1, min(1, nodes - 1))
 
     @classmethod
-    def tree(
+    def of(
         cls, tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Distribution | None = None
-    ) -> Draft:
+    ) -> Tree:
         """Build a draft whose tree is the same in every row.
 
         Args:
@@ -172,20 +186,14 @@ class Draft(Rows):
         children = [sum(1 for i, p in enumerate(parents) if i and p == node) for node in range(len(parents))]
         return cls(
             tokens,
-            torch.tensor(parents, device=tokens.device).expand(tokens.shape),
             torch.ones_like(tokens, dtype=torch.bool),
             kind,
-            q,
-            max_depth=max(depths),
-            max_children=max(children),
-            faulty=tokens.new_zeros(len(tokens), dtype=torch.bool),
+            PointMass(tokens[:, 1:]) if q is None else q,
+            tokens.new_zeros(len(tokens), dtype=torch.bool),
+            torch.tensor(parents, device=tokens.device).expand(tokens.shape),
+            max(depths),
+            max(children),
         )
-
-    def roots_alone(self, rows: Sequence[int]) -> Self:
-        """Return the draft without the candidates of some rows."""
-        valid = self.valid.clone()
-        valid[list(rows), 1:] = False
-        return replace(self, valid=valid)
 
     @property
     def is_chain(self) -> bool:
@@ -224,6 +232,10 @@ class Draft(Rows):
         return tree_children(self.parents, self.valid, self.max_children)
 
     @property
+    def lanes(self) -> Tree:
+        return self
+
+    @property
     def nodes(self) -> Nodes:
         """The nodes as a target reads them: node i in slot i, seeing its ancestors."""
         rows, count = self.valid.shape
@@ -231,98 +243,96 @@ class Draft(Rows):
         return Nodes(self.tokens, slots, self.depth, self.ancestors, self.max_depth)
 
     @property
-    def rows(self) -> int:
-        """Number of rows B of the batch."""
-        return len(self.valid)
-
-    @property
     def reach(self) -> int:
-        """The host's bound on the tokens that a round with this draft can emit in a row."""
         return self.max_depth + 1
 
     def first(self, emitted: Tensor) -> Tensor:
-        """[B] output index that depth 1 competes for, where rows have emitted that many tokens [B]."""
         return emitted
+
+    def verdict(self, path: Path, finite: Tensor) -> Path:
+        return path.usable(finite)
 
     def deepest(self, passes: Tensor) -> Tensor:
         """[B] the deepest node whose whole path is True in `passes` [B, n]; the root, where no child is."""
         return deepest_node(passes, *self.paths)
 
-    def may_follow(self, verdict: Verdict) -> Tensor:
-        """[B] whether the token after the last accepted node may be decided now."""
-        return torch.ones_like(verdict.filled)
-
-    def roll_back(self, verdict: Verdict) -> Verdict:
-        """Refuse the chains that were drafted behind a candidate which this round refused."""
-        return verdict
-
 
 @dataclass(frozen=True)
-class Cells(Draft):
-    """Chains at chosen places of the output, several side by side in every row of the batch.
+class Block(Draft):
+    """Chains at places of the output: L lanes of n nodes, side by side in every row of the batch.
 
-    What `Draft` holds for each of B rows, this holds for each of T = B * L chains, those of a row one after
-    another. Keys stay in the slots where they are written, until others are written over them.
+    Several lanes may stand at one place, each with its own context. Keys stay in the slots where they are
+    written, until others are written over them.
 
     Attributes:
-        slots: [T, n] where each node is written; slot i is for the token at output index i, and what does not
-            stand in the output yet has slots behind those.
+        slots: [B, L, n] where each node is written; slot i is for the token at output index i, and what does
+            not stand in the output yet has slots behind those.
         depths: [B, m] the output index that each slot stands for.
-        starts: [T] output index that depth 1 competes for: the place after the root's where nodes predict
-            the next token, the root's own where they predict their own.
         visible: [B, L * n, m] the slots that each node attends to, besides the prompt; [B, 1, m] where all
             nodes attend to the same.
-        follows: [T, n] whether the token after each node may be decided now.
+        starts: [B, L] output index that depth 1 of each lane competes for: the place after the root's where
+            nodes predict the next token, the root's own where they predict their own.
+        is_open: [B, L, n] whether the token after each node may be decided now.
         completes: the host's bound on the places, from the first that is not emitted on, that are complete
             after this round.
-        ordered: whether each chain was drafted behind the candidates of those before it in the row, and falls
-            with them.
     """
 
     slots: Tensor
     depths: Tensor
-    starts: Tensor
     visible: Tensor
-    follows: Tensor
+    starts: Tensor
+    is_open: Tensor
     completes: int
-    ordered: bool = field(default=False, kw_only=True)
-
-    moves: ClassVar[bool] = False
-
-    @property
-    def rows(self) -> int:
-        return len(self.visible)
 
     @classmethod
-    def of(cls, chains: Draft, **where: Any) -> Cells:
-        """Build cells of T chains and the attributes that chains alone do not have."""
-        return cls(**({each.name: getattr(chains, each.name) for each in fields(Draft)} | where))
+    def single(
+        cls, tokens: Tensor, starts: Tensor, is_open: Tensor, depths: Tensor, visible: Tensor, **more: Any
+    ) -> Self:
+        """Build lanes of one node each, which hold no candidate and predict the places that they stand at.
+
+        Args:
+            tokens: [B, L] or [B, L, d] of the nodes.
+            starts, is_open: [B, L].
+            depths, visible: as the attributes of that name.
+            more: `completes`, and what subclasses add.
+        """
+        slots = starts[:, :, None]
+        valid = torch.ones_like(slots, dtype=torch.bool)
+        faulty = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
+        q = PointMass(tokens.flatten(0, 1)[:, None][:, 1:])
+        candidates = tokens[:, :, None], valid, DraftKind.POINT, q, faulty
+        return cls(*candidates, slots, depths, visible, starts, is_open[:, :, None], **more)
+
+    @once
+    def lanes(self) -> Tree:
+        tokens, valid = self.tokens.flatten(0, 1), self.valid.flatten(0, 1)
+        return Tree.chain(tokens, self.kind, self.q, valid)
+
+    @property
+    def nodes(self) -> Nodes:
+        tokens, slots = self.tokens.flatten(1, 2), self.slots.flatten(1)
+        return Nodes(tokens, slots, self.depths, self.visible, self.visible.shape[2] - 1)
 
     @property
     def reach(self) -> int:
         return self.completes
 
-    @property
-    def nodes(self) -> Nodes:
-        """The nodes as a target reads them, those of a row side by side."""
-        rows, _, extent = self.visible.shape
-        count = self.slots.numel() // max(rows, 1)
-        tokens = self.tokens.view(rows, count, *self.tokens.shape[2:])
-        slots = self.slots.view(rows, count)
-        return Nodes(tokens, slots, self.depths, self.visible, extent - 1)
-
     def first(self, emitted: Tensor) -> Tensor:
-        return self.starts
+        return self.starts.flatten()
 
-    def may_follow(self, verdict: Verdict) -> Tensor:
-        return take(self.follows, verdict.last)
-
-    def roll_back(self, verdict: Verdict) -> Verdict:
-        if not self.ordered:
-            return verdict
-        whole = (verdict.accepted == self.max_depth).long().view(self.rows, -1)
-        stands = torch.nn.functional.pad(whole[:, :-1], (1, 0), value=1).cumprod(-1).bool().flatten()
-        return replace(verdict, accepted=verdict.accepted * stands, filled=verdict.filled & stands)
+    def verdict(self, path: Path, finite: Tensor) -> Fill:
+        rows, steps = len(self.valid), torch.arange(path.nodes.shape[1], device=path.nodes.device)
+        is_draft = steps < path.accepted[:, None]
+        follows = take(self.is_open.flatten(0, 1), path.last)[:, None]
+        asked = is_draft | ((steps == path.accepted[:, None]) & follows)
+        failed = asked & ~finite.gather(1, path.nodes)
+        decided = asked & (steps < path.decided[:, None]) & (failed.cumsum(-1) == 0)
+        places = self.starts.flatten()[:, None] + steps
+        places, values, decided, is_draft, failed = (
+            each.reshape(rows, -1, *each.shape[2:])
+            for each in (places, path.values, decided, is_draft, failed)
+        )
+        return Fill.of(places, values, decided, is_draft, failed.any(-1))
 
 
 def check_tree(parents: Sequence[int]) -> list[int]:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas, Emission, Stopping
-from mmspec.decoding.distribution import AnyDistribution, Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.distribution import AnyDistribution
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.image_grid import ImageGrid, Layout
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows
 from mmspec.decoding.sampling import RowSettings, Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
 
 SPACING = 8  # tokens of a prompt that tell how what follows is spaced: more than any character takes
@@ -128,7 +128,6 @@ class Target(ABC, Generic[State]):
         vector_size: d of its tokens, if they are vectors; 0 if they are ids.
         any_order: whether each forward predicts any places of the output, given any others.
         config: of the model, where heads can read its hidden states, embeddings and output matrix; or None.
-        mask_token_id: the token of places that are not decided; None if it predicts the next token alone.
     """
 
     vocabulary: int
@@ -136,7 +135,6 @@ class Target(ABC, Generic[State]):
     grid: ImageGrid | None = None
     codebook: Tensor | None = None
     config: Any = None
-    mask_token_id: int | None = None
     vector_size: int = 0
     any_order: bool = False
 
@@ -161,7 +159,7 @@ class Target(ABC, Generic[State]):
 
     @abstractmethod
     def commit(self, state: State, draft: Draft, verdict: Verdict, active: Tensor) -> None:
-        """Keep the accepted nodes of the rows that are active [B] in the cache, and drop the others."""
+        """Keep what was decided in the rows that are active [B], and drop the others' keys."""
 
 
 class DraftSession(Rows, ABC):
@@ -182,13 +180,13 @@ class DraftSession(Rows, ABC):
 
     def open(self, canvas: Canvas) -> Draft:
         """Prepare a canvas for its first token; return the draft that the prompts' own logits are of."""
-        return Draft.chain(canvas.root[:, None], DraftKind.POINT)
+        return Tree.chain(canvas.root[:, None], DraftKind.POINT)
 
     @abstractmethod
     def propose(self, canvas: Canvas) -> Draft:
         """Propose the candidates of one round, given the output so far."""
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Any, output: TargetOutput, scores: Any, verdict: Any) -> None:
         """Update the session after verification, also of drafts that are not its own. Optional."""
         return None
 
@@ -282,9 +280,10 @@ class AcceptanceRule(ABC):
         bound: for other rules, what they keep to, in words: mostly a total variation (TV) per token.
         greedy_only: True if the claim holds at temperature 0 alone.
         chains_only: True if the rule judges one candidate per place.
-        judges: "tokens", "vectors" (of denoising heads), or "any" of them.
-        rollback: whether chains that were drafted behind a refused candidate are given up; keeping them is
-            a bias.
+        judges: "tokens", "vectors" (of denoising heads), or "any" of them; "places" if it chooses among the
+            open places of a block which to decide.
+        measures: what `measure` gives: "tv" or "drift".
+        taps: layers of the target whose hidden states `decide` reads.
     """
 
     sound_for: ClassVar[frozenset[DraftKind]]
@@ -293,7 +292,8 @@ class AcceptanceRule(ABC):
     greedy_only: ClassVar[bool] = False
     chains_only: ClassVar[bool] = False
     judges: ClassVar[str] = "tokens"
-    rollback: bool = True
+    measures: ClassVar[str] = "tv"
+    taps: tuple[int, ...] = ()
 
     @property
     def promise(self) -> str:
@@ -308,16 +308,45 @@ class AcceptanceRule(ABC):
         """
         return self
 
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: AnyDistribution, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        """Decide what a round commits: by `verify`, lane by lane.
+
+        Args:
+            draft: what was proposed.
+            output: of the target: logits, and hidden states at the taps.
+            scores: the target's distribution after every node of every lane, of the kind that the rule
+                `judges`.
+            random: random numbers of the T lanes.
+            first: [T] output index that depth 1 of each lane competes for.
+        """
+        path, values = self.measure(draft.lanes, scores, random, first)
+        measured = Measured.along(path, values, self.measures, len(draft.valid))
+        return draft.verdict(path, scores.is_finite()), measured
+
     @abstractmethod
-    def verify(self, draft: Draft, scores: AnyDistribution, random: RandomStream, emitted: Tensor) -> Verdict:
-        """Verify a draft: decide which nodes are accepted, and choose the token after them.
+    def verify(self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor) -> Path:
+        """Verify a tree: decide which nodes are accepted, and choose the token after them.
 
         Args:
             draft: the candidates.
-            scores: the target's distribution after every node, of the kind that the rule `judges`.
-            random: the rows' random numbers.
+            scores, random: as of `decide`.
             emitted: [B] tokens emitted so far, root included: the output index that depth 1 competes for.
         """
+
+    def measure(
+        self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
+        """Verify a tree, and measure what that changes.
+
+        Returns:
+            The path, and [B, max_depth] at the place of each depth the total variation between output and
+            target, or the root mean square of candidate minus value; NaN where it was not measured. [B, 0]
+            for exact rules.
+        """
+        path = self.verify(draft, scores, random, emitted)
+        return path, path.accepted.new_empty(len(path.accepted), 0)
 
 
 @dataclass(frozen=True)
@@ -326,9 +355,9 @@ class Round:
 
     Attributes:
         draft: what was proposed; the root alone for the prefill.
-        first: [T] output index that depth 1 of each draft competed for.
+        first: [T] output index that depth 1 of each lane competed for.
         scores: the target's distribution after each node.
-        verdict: what was accepted.
+        verdict: what was decided.
         emission: the tokens that were completed, on the host.
     """
 

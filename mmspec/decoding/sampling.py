@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from mmspec.decoding.distribution import AnyDistribution, Scores
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Draft, Tree
 from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.once import once
 from mmspec.decoding.rows import Rows, named
@@ -198,14 +198,16 @@ class Sampler(RowSettings):
     ) -> Scores:
         """Make distributions of a target's logits, which are warped once a rule asks for it."""
         if self.processors:
-            return self.scores(self.processed(self.guided(logits), draft, history), draft.valid.shape)
-        return self._scores(logits, self.warping, draft.valid.shape)
+            return self.scores(
+                self.processed(self.guided(logits), draft.lanes, history), draft.lanes.valid.shape
+            )
+        return self._scores(logits, self.warping, draft.lanes.valid.shape)
 
     def guided(self, logits: Tensor) -> Tensor:
         """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""
         return warp_logits(logits, Warping((0.0,), guidance_scale=self.warping.guidance_scale))
 
-    def processed(self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]]) -> Tensor:
+    def processed(self, logits: Tensor, draft: Tree, history: Sequence[Sequence[int]]) -> Tensor:
         """Apply processors to every node with the token ids of that node's own path.
 
         Penalties depend on the path, so each node is one call with one row; this costs

@@ -32,7 +32,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sampling import RowSettings, Sampler
 from mmspec.decoding.stats import Laps
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Measured, Path, Verdict
 
 # A generous max_new_tokens must not cost memory that is never used: beyond this the cache grows in blocks.
 PREALLOCATED_TOKENS = 2048
@@ -89,13 +89,12 @@ class Batch(Rows, Generic[State]):
         first = draft.first(canvas.emitted)
         scores = self.sampler(output.logits, draft, canvas.ids, first)
         noise = self.random.repeat(len(first)).during(self.round)
-        verdict = self.rule.verify(draft, scores, noise, first)
-        verdict = draft.roll_back(verdict) if self.rule.rollback else verdict
+        verdict, measured = self.rule.decide(draft, output, scores, noise, first)
         self.target.commit(self.state, draft, verdict, canvas.active)
         laps.end("verify")
         self.session.observe(draft, output, scores, verdict)
         laps.end("draft")
-        canvas.submit(draft, verdict, scores.is_finite())
+        canvas.submit(draft, verdict, measured)
         self.round += 1
         return draft, first, scores, verdict
 
@@ -127,9 +126,10 @@ def begin(
     most = max(stopping.max_new_tokens for stopping in canvas.stopping)
     capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + drafter.max_nodes
 
+    taps = tuple(dict.fromkeys((*drafter.taps, *rule.taps)))
     laps = Laps(stats, target.device)
     laps.start()
-    state, prefill = target.prefill(list_prompts(requests, sampler), capacity, drafter.taps)
+    state, prefill = target.prefill(list_prompts(requests, sampler), capacity, taps)
     laps.end("prompt")
     try:
         session = drafter.start(requests, prefill, sampler, random)
@@ -137,9 +137,11 @@ def begin(
         laps.end("draft")
         first = draft.first(canvas.emitted)
         scores = sampler(prefill.logits, draft, canvas.ids, first)
-        verdict = Verdict.root(draft, scores.choose(draft, random.repeat(len(first)), first)[:, 0])
+        lanes, noise = draft.lanes, random.repeat(len(first))
+        path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
+        verdict = draft.verdict(path, scores.is_finite())
         laps.end("verify")
-        emission = canvas.commit(draft, verdict, scores.is_finite())
+        emission = canvas.commit(draft, verdict, Measured.nothing(canvas.active))
     except BaseException:
         state.close()
         raise

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from mmspec.decoding.denoising import Denoising, DenoisingSource, StepSchedule, with_steps
+from mmspec.decoding.denoising import Denoising, DenoisingSource, StepSchedule
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import RowSettings, check_setting, read_setting
@@ -69,11 +69,7 @@ class DenoisingSampler(RowSettings):
         self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
     ) -> Denoising:
         """Make distributions of a model's conditions, [B, n, D] or [2B, n, D] under guidance."""
-        nodes = conditions.view(1 + self.is_guided, *draft.valid.shape, conditions.shape[-1])
-        schedule, progress = self.schedule, draft.progress
-        if progress is not None and progress.annealing is not None:
-            steps = progress.annealing.steps(schedule.steps, progress.iteration, progress.iterations)
-            schedule = with_steps(schedule, steps)
+        nodes = conditions.view(1 + self.is_guided, *draft.lanes.valid.shape, conditions.shape[-1])
         scale, temperature = (
             self._of_nodes("guidance_scale", nodes[0]),
             self._of_nodes("temperature", nodes[0]),
@@ -83,7 +79,13 @@ class DenoisingSampler(RowSettings):
             scale = scale.expand(*nodes.shape[1:3], 1) if isinstance(scale, Tensor) else scale
         unconditional = nodes[1] if self.is_guided else None
         return Denoising(
-            self.source, schedule, nodes[0], unconditional, scale, temperature, normalize=self.normalize
+            self.source,
+            self.schedule_of(draft),
+            nodes[0],
+            unconditional,
+            scale,
+            temperature,
+            normalize=self.normalize,
         )
 
     def _of_nodes(self, name: str, nodes: Tensor) -> float | Tensor:
@@ -96,14 +98,19 @@ class DenoisingSampler(RowSettings):
 
     def _share(self, draft: Draft, first: Tensor | None, nodes: Tensor) -> Any:
         """Share of the scale: what is decided after this round if rising, what is not before if falling."""
-        before: Any
-        if draft.progress is not None:
-            before, after = draft.progress.before, draft.progress.after
-            last = self.length - 1
-            after = after.clamp_max(last) if isinstance(after, Tensor) else min(after, last)
-        elif first is None:
+        before, after = self.progress(draft, first, nodes)
+        if self.guidance_schedule == "falling":
+            return 1 - before / self.length
+        last = self.length - 1
+        return (after.clamp_max(last) if isinstance(after, Tensor) else min(after, last)) / self.length
+
+    def schedule_of(self, draft: Draft) -> StepSchedule:
+        """The schedule of the head's steps for a draft."""
+        return self.schedule
+
+    def progress(self, draft: Draft, first: Tensor | None, like: Tensor) -> tuple[Any, Any]:
+        """Places that are decided before and after each node's, [T, n, 1]: in order, one after another."""
+        if first is None:
             raise TypeError("a guidance schedule depends on the places that are predicted")
-        else:
-            before = (first[:, None] + draft.depth).to(nodes.dtype)[..., None]
-            after = (before + 1).clamp_max(self.length - 1)
-        return after / self.length if self.guidance_schedule == "rising" else 1 - before / self.length
+        before = (first[:, None] + draft.lanes.depth).to(like.dtype)[..., None]
+        return before, before + 1

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.denoising import Denoising, StepAnnealing
-from mmspec.decoding.draft import Cells, Draft, DraftKind, Progress
+from mmspec.decoding.denoising import Denoising
+from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid, require_grid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, list_prompts
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.models.mar import FeatureCaching
 from mmspec.registry import did_you_mean
-from mmspec.targets.mar import MARTarget
+from mmspec.targets.mar import CellBlock, MARTarget, StepAnnealing
 from mmspec.validation import check_draft_tokens, is_integer, require_number
 
 __all__ = ["ONE_BY_ONE", "CellModelDrafter", "CellOrderDrafter", "cells_by_forward", "checkerboard_first"]
@@ -124,29 +124,34 @@ class CellOrderSession(DraftSession):
     def open(self, canvas: Canvas) -> Draft:
         """Make room for the image; return a draft of no cell: a prompt alone predicts none."""
         canvas.reserve(2 * self.cells)
-        return self._cells(self.order[:, :0], canvas)
+        return self._cells(self.order[:, :0], canvas, 0, 0, 0)
 
     def propose(self, canvas: Canvas) -> Draft:
         iteration = min(self.forwards, len(self.counts) - 1)
         before, after = self.done, self.done + self.counts[iteration]
         self.done, self.forwards = after, self.forwards + 1
-        progress = Progress(iteration, len(self.counts), before, after, self.annealing, self.caching)
-        return self._cells(self.order[:, before:after], canvas, progress)
+        return self._cells(self.order[:, before:after], canvas, iteration, before, after)
 
-    def _cells(self, cells: Tensor, canvas: Canvas, progress: Progress | None = None) -> Cells:
-        """Each cell [B, k] alone in a chain that predicts it."""
+    def _cells(
+        self, cells: Tensor, canvas: Canvas, iteration: int, before: int | Tensor, after: int | Tensor
+    ) -> CellBlock:
+        """Each cell [B, k] alone in a lane that predicts it; `iteration` and so on as of `CellBlock`."""
         rows, count = cells.shape
-        tokens = canvas.tokens[:, :1].expand(rows, count, -1).flatten(0, 1)[:, None]
-        ones = torch.ones(rows * count, 1, dtype=torch.bool, device=cells.device)
-        return Cells.of(
-            Draft.chain(torch.zeros_like(tokens), DraftKind.POINT),
-            slots=cells.reshape(-1, 1),
-            depths=torch.arange(self.cells, device=cells.device).expand(rows, -1),
-            starts=cells.reshape(-1),
-            visible=ones.new_ones(rows, 1, self.cells),
-            follows=ones,
+        tokens = torch.zeros_like(canvas.tokens[:, :1]).expand(rows, count, -1)
+        everything = torch.ones(rows, self.cells, dtype=torch.bool, device=cells.device)
+        return CellBlock.single(
+            tokens,
+            cells,
+            torch.ones_like(cells, dtype=torch.bool),
+            torch.arange(self.cells, device=cells.device).expand(rows, -1),
+            everything[:, None],
             completes=self.cells,
-            progress=progress,
+            iteration=iteration,
+            iterations=len(self.counts),
+            before=before,
+            after=after,
+            annealing=self.annealing,
+            caching=self.caching,
         )
 
 
@@ -193,6 +198,9 @@ class CellModelDrafter(CellOrderDrafter):
             as the released code does; lossy.
         shared_guidance: whether the target takes the guidance scale of the last cell of a draft for all of
             them, as the released code does where the scale grows with the image; lossy.
+        rollback: whether candidates that were drafted behind a refused one are given up. False replaces the
+            refused one and keeps them, as the released code does, so that speed does not depend on
+            acceptance; lossy.
 
     Raises:
         InputError: a value outside its range.
@@ -209,14 +217,19 @@ class CellModelDrafter(CellOrderDrafter):
         see_drafts: bool = True,
         last_noise: bool = True,
         shared_guidance: bool = False,
+        rollback: bool = True,
     ) -> None:
         super().__init__(order=order)
+        if not isinstance(rollback, bool):
+            raise InputError("rollback", rollback, "True or False")
         self.model, self.num_draft_tokens = model, check_draft_tokens(num_draft_tokens)
         require_number("prefill", prefill, 0.0, 1.0, "0 (none) to 1 (all cells)")
         self.prefill = prefill
-        self.see_drafts, self.last_noise, self.shared_guidance = see_drafts, last_noise, shared_guidance
+        self.see_drafts, self.last_noise = see_drafts, last_noise
+        self.shared_guidance, self.rollback = shared_guidance, rollback
         self.keeps = ONE_BY_ONE if order == "random" else f"{ONE_BY_ONE}, in {order} order"
-        self.exactness = "exact" if see_drafts and last_noise and not shared_guidance else "approximate"
+        exact = see_drafts and last_noise and rollback and not shared_guidance
+        self.exactness = "exact" if exact else "approximate"
 
     def check(self, target: Target[Any]) -> None:
         super().check(target)
@@ -259,6 +272,7 @@ class CellModelSession(CellOrderSession):
         self.drafter, self.random = drafter, random
         self.sampler = sampler.of_model(drafter.model)
         self.state, _ = drafter.model.prefill(list_prompts(requests, sampler), self.cells)
+        self.counts = [1] * self.cells
         self.alone = math.ceil(drafter.prefill * self.cells)
         self.lanes = torch.arange(drafter.num_draft_tokens, device=drafter.model.device)
 
@@ -269,10 +283,10 @@ class CellModelSession(CellOrderSession):
         cells = self.order.gather(1, is_known.long().argsort(dim=1, stable=True))  # those that are open first
         self.forwards += 1
         if self.forwards <= self.alone:
-            return self._cells(cells[:, :1], canvas, self._progress(self.lanes[:1]))
+            return self._cells(cells[:, :1], canvas, self.forwards - 1, *self._progress(self.lanes[:1]))
         return self._draft(cells[:, : self.drafter.num_draft_tokens], canvas)
 
-    def _draft(self, cells: Tensor, canvas: Canvas) -> Cells:
+    def _draft(self, cells: Tensor, canvas: Canvas) -> CellBlock:
         """Draw a candidate for each cell [B, L], behind those before it."""
         rows, lanes = cells.shape
         place = torch.arange(self.cells, device=cells.device).expand(rows, -1)
@@ -290,39 +304,41 @@ class CellModelSession(CellOrderSession):
             self.state.write(cells[:, lane : lane + 1], token[:, None])
             seen = seen | (place == cells[:, lane : lane + 1])
         q = Denoising.stack(parts).flat()
-        candidates, usable = torch.stack(tokens, 1).flatten(0, 1), torch.stack(finite, 1)
+        candidates, usable = torch.stack(tokens, 1), torch.stack(finite, 1)
         ahead = self.lanes[:lanes]
         is_open = ahead < self.cells - self.decided[:, None]
         drafted = is_open & usable.long().cumprod(1).bool()
-        chains = Draft.chain(
-            torch.stack([torch.zeros_like(candidates), candidates], 1),
-            self.drafter.kind,
-            Denoising.stack([q, q]),  # the root's is never asked for
-            valid=torch.stack([torch.ones_like(drafted), drafted], -1).flatten(0, 1),
-            faulty=(is_open & ~usable).flatten(),
-        )
         views = torch.stack(visible, 1).repeat_interleave(2, 1) if self.drafter.see_drafts else known[:, None]
-        return Cells.of(
-            chains,
-            slots=cells.reshape(-1, 1).repeat(1, 2),
+        before, after = self._progress(ahead.clamp_min(lanes - 1) if self.drafter.shared_guidance else ahead)
+        return CellBlock(
+            torch.stack([torch.zeros_like(candidates), candidates], 2),
+            torch.stack([torch.ones_like(drafted), drafted], 2),
+            self.drafter.kind,
+            Denoising.stack([q]),
+            (is_open & ~usable).any(-1),
+            slots=cells[:, :, None].expand(-1, -1, 2),
             depths=place,
-            starts=cells.reshape(-1),
+            starts=cells,
             visible=views,
-            follows=torch.stack([is_open, torch.zeros_like(is_open)], -1).flatten(0, 1),
+            is_open=torch.stack([is_open, torch.zeros_like(is_open)], 2),
             completes=self.cells,
-            progress=self._progress(ahead.clamp_min(lanes - 1) if self.drafter.shared_guidance else ahead),
-            ordered=True,
+            iteration=self.forwards - 1,
+            iterations=self.cells,
+            before=before,
+            after=after,
+            rolls_back=self.drafter.rollback,
         )
 
-    def _progress(self, ahead: Tensor) -> Progress:
-        """Progress of chains that stand behind so many cells of the draft, [L] numbers."""
+    def _progress(self, ahead: Tensor) -> tuple[Tensor, Tensor]:
+        """Cells decided before and after lanes that stand behind so many cells of the draft, [L] numbers."""
         before = (self.decided[:, None] + ahead).reshape(-1, 1, 1)
-        return Progress(self.forwards - 1, self.cells, before, before + 1)
+        return before, before + 1
 
     def _candidate(self, cell: Tensor, lane: int, canvas: Canvas) -> tuple[Tensor, Denoising]:
         """Draw a vector [B, d] for one cell [B] of each image, with the chains that drew it."""
         self.passes += 1
-        one = self._cells(cell[:, None], canvas, self._progress(self.lanes[lane : lane + 1]))
+        progress = self._progress(self.lanes[lane : lane + 1])
+        one = self._cells(cell[:, None], canvas, self.forwards - 1, *progress)
         conditions = self.drafter.model.score(self.state, one).logits
         predicted: Denoising = self.sampler(conditions, one, canvas.ids, cell)
         token, q = predicted.at(torch.zeros_like(cell)).candidate(self.random, cell, Purpose.DRAFT)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import named
@@ -146,7 +146,7 @@ class CopySession(DraftSession):
         chains = [[0, *copy] + [NOTHING] * (nodes - 1 - len(copy)) for copy in found]
         tokens = torch.tensor(chains, device=canvas.device)  # the one copy to the device in a round
         tokens[:, 0] = canvas.root
-        return Draft.chain(tokens.clamp_min(0), self.drafter.kind, valid=tokens != NOTHING)
+        return Tree.chain(tokens.clamp_min(0), self.drafter.kind, valid=tokens != NOTHING)
 
     def _continuation(self, row: int, tokens: Sequence[int]) -> list[int]:
         automaton = self.automata[row]

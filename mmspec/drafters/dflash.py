@@ -16,11 +16,11 @@ from torch.nn.functional import pad
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, Nodes
+from mmspec.decoding.draft import Draft, Nodes, Tree
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.rows import named
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.drafters.tree import TreeGrowth, TreeShape
 from mmspec.errors import InputError
@@ -86,8 +86,8 @@ class BlockSession(HeadSession):
             if state is not None:
                 state = pick(state, self._copied(parent))
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
-        path = self._copied(verdict.path)
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        path = self._copied(verdict.nodes)
         rows = self.head.join([pick(output.taps[tap], path) for tap in self.head.taps])
         count = verdict.accepted + 1  # the root, and what was accepted after it
         if self.has_read:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.length import half_lengths
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.registry import did_you_mean
@@ -141,7 +141,7 @@ class DraftModelSession(DraftSession):
         step, valid = canvas.before(newest), [sound]
         likely, going = torch.ones_like(root, dtype=torch.float32), sound
         for depth in range(self.num_draft_tokens):
-            last = Draft.chain(step[:, -1:], DraftKind.POINT)
+            last = Tree.chain(step[:, -1:], DraftKind.POINT)
             # q may be any distribution, if it is the one drawn from: guidance and grammars stay the target's
             scores = self.sampler.scores(self._read(step))
             if self.drafter.stop_below:  # decided by q alone: a decision by the token drawn would bias it
@@ -157,21 +157,20 @@ class DraftModelSession(DraftSession):
             sound = sound & scores.is_finite()[:, 0]
             valid.append(sound & going)
             step = tokens[-1][:, None]
-        # the root's is never asked for
-        q = type(distributions[0]).stack([distributions[0], *distributions]) if distributions else None
-        return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
+        q = type(distributions[0]).stack(distributions) if distributions else None
+        return Tree.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
 
     def resize(self, choice: int) -> None:
         self.num_draft_tokens = self.drafter.sizes[choice]
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.unread += 1
 
     def _read(self, tokens: Tensor) -> Tensor:
         """Feed tokens [B, m] to the draft model; return its logits [B, 1, V] after the last of them."""
         self.passes += 1
         model, cache = self.drafter.model, self.state.cache
-        chain = Draft.chain(tokens.clamp_max(model.vocabulary - 1), DraftKind.POINT)
+        chain = Tree.chain(tokens.clamp_max(model.vocabulary - 1), DraftKind.POINT)
         logits = model.score(self.state, chain).logits[:, -1:]
         cache.commit(None, torch.full_like(tokens[:, 0], tokens.shape[1]))
         cache.longest += tokens.shape[1]

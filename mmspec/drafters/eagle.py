@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.image_grid import Grammar, exclude
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.rows import named
@@ -84,7 +84,7 @@ class ParallelSession(EagleSession):
         places = self._copied(places)
         index = places[:, 1:, None].expand(-1, -1, features.shape[-1])
         features = features.scatter(1, index, self.head.mask_feature.to(features).expand(index.shape))
-        hidden = self._read(features, Draft.chain(tokens, DraftKind.POINT).nodes)
+        hidden = self._read(features, Tree.chain(tokens, DraftKind.POINT).nodes)
         self.state.cache.commit(None, self._copied(self.accepted) + 1)
         self.state.cache.longest += tokens.shape[1]
         self.state.tighten(canvas.length_bounds)

@@ -16,11 +16,11 @@ from torch.nn.functional import pad
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind, Nodes
+from mmspec.decoding.draft import DraftKind, Nodes, Tree
 from mmspec.decoding.indexing import pick, take
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.rows import named
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
@@ -86,9 +86,9 @@ class FeatureSession(HeadSession):
         self.accepted = self.tokens[:, 0]
         self.has_read = False
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
-        path = self._copied(verdict.path)
-        tokens = draft.tokens.gather(1, verdict.path)
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        path = self._copied(verdict.nodes)
+        tokens = draft.tokens.gather(1, verdict.nodes)
         features = self.head.join([pick(output.taps[tap], path) for tap in self.head.taps])
         if self.has_read:
             self.tokens, self.features, self.accepted = tokens.roll(-1, 1), features, verdict.accepted
@@ -144,7 +144,7 @@ class FeatureSession(HeadSession):
         """Read what was committed since the last time, the root included; the head's state there, [R, d]."""
         self.has_read = True
         tokens = self.tokens.scatter(1, self.accepted[:, None], canvas.root[:, None])
-        chain = Draft.chain(tokens, DraftKind.POINT)
+        chain = Tree.chain(tokens, DraftKind.POINT)
         hidden = self._read(self.features, chain.nodes)
         accepted = self._copied(self.accepted)
         self.state.cache.commit(None, accepted + 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft, DraftKind, Nodes
+from mmspec.decoding.draft import Draft, DraftKind, Nodes, Tree
 from mmspec.decoding.indexing import pick
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafters.tree import TreeGrowth
@@ -52,7 +52,7 @@ class FlashSession(FeatureSession):
                 unread = Nodes(read, slots, depths, reached, start + block - 1)
                 hidden = self._read(predicted, unread)[:, -1:]
         valid = sound[:, None] | (steps == 0)
-        return Draft.chain(torch.stack(tokens, 1), DraftKind.POINT, valid=valid, faulty=~sound)
+        return Tree.chain(torch.stack(tokens, 1), DraftKind.POINT, valid=valid, faulty=~sound)
 
     def _tree(self, root: Tensor, hidden: Tensor) -> Draft:
         """Grow a tree, with a pass of the head at the start of every block."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import (
     Drafter,
@@ -28,7 +28,7 @@ from mmspec.decoding.interfaces import (
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.tree import DynamicTree, TreeShape, choose_tree
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead, WindowHead
@@ -213,6 +213,6 @@ class StateSession(HeadSession):
         super().__init__(drafter, batch)
         self.hidden = torch.cat([hidden[:, -1] for hidden in batch.prefill.taps[HIDDEN]])
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         newest = verdict.last
         self.hidden = take(output.taps[HIDDEN], self._copied(newest))

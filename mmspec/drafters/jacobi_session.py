@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.distribution import Categorical, PointMass, Scores
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, Layout, require_grid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.window import (
     KIND_OF_COUPLING,
     NEIGHBOURS,
@@ -119,7 +119,7 @@ class Observed(Rows):
 
     row_fields = named("draft", "p", "finite", "accepted")
 
-    draft: Draft  # a chain
+    draft: Tree  # a chain
     p: Categorical  # [B, n] the target's after each node
     finite: Tensor  # [B, n] whether p is
     accepted: Tensor  # [B] number of accepted tokens
@@ -190,9 +190,9 @@ class JacobiSession(DraftSession):
         )
         # The prompt is a window of one node, whose distribution is the edge of the first real window.
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
-        draft = Draft.chain(token, drafter.kind)
+        draft = Tree.chain(token, drafter.kind)
         scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
-        self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])
+        self._keep(replace(draft, q=self._drawn_from(token, scores.p)), scores, token[:, 0])
 
     def rows_changed(self) -> None:
         self._lay_out(self.layouts)
@@ -201,29 +201,29 @@ class JacobiSession(DraftSession):
         """Set the layouts of the rows."""
         self.layouts, self.layout = layouts, WindowLayout(layouts, self.vocabulary, self.random.keys.device)
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         if not self.drafter.branches:
             self._keep(draft, scores, verdict.accepted)
             return
         nodes = self._path(verdict)
         tokens, valid = draft.tokens.gather(1, nodes), draft.valid.gather(1, nodes)
-        q = None if draft.q is None else draft.q.map(lambda each: pick(each, nodes))
-        chain = replace(Draft.chain(tokens, draft.kind, q, valid), max_depth=self.drafter.window - 1)
+        q = draft.q.map(lambda each: pick(each, nodes[:, 1:] - 1))
+        chain = replace(Tree.chain(tokens, draft.kind, q, valid), max_depth=self.drafter.window - 1)
         self._keep(chain, scores.map(lambda each: pick(each, nodes)), verdict.accepted)
 
-    def _path(self, verdict: Verdict) -> Tensor:
+    def _path(self, verdict: Path) -> Tensor:
         """[B, W] nodes of the chain that was accepted, or of the first behind what was accepted."""
         return self.nodes[self.chain[verdict.last]]
 
-    def _keep(self, draft: Draft, scores: Categorical, accepted: Tensor) -> None:
+    def _keep(self, draft: Tree, scores: Categorical, accepted: Tensor) -> None:
         """Keep what the next round needs: what places were drawn from, and what they will be drawn from."""
         # a uniform draft has mass everywhere
         most = self.vocabulary if self.drafter.init == "uniform" else self.sampler.support(self.vocabulary)
-        q = None if draft.q is None else draft.q.compact(most)
+        q = draft.q.compact(most) if isinstance(draft.q, Categorical) else draft.q
         p = scores.map(self.sampler.within_top_k).compact(most)
         self.observed = Observed(replace(draft, q=q), p, scores.is_finite(), accepted)
 
-    def propose(self, canvas: Canvas) -> Draft:
+    def propose(self, canvas: Canvas) -> Tree:
         drafter, old = self.drafter, self.observed
         seen, accepted = old.draft, old.accepted
         self.round = self.round + 1
@@ -253,9 +253,13 @@ class JacobiSession(DraftSession):
         inside = place < self.layout.length
         valid = ((inside & sound) | (self.steps == 0))[:, self.slots] & filled.drawable
         faulty = (inside & ~sound)[:, 1:].any(-1)
-        q = None if drafter.kind is DraftKind.COUPLED else Categorical(filled.p)
+        q = self._drawn_from(filled.tokens, filled.p)
         parents, depth = self.parents.expand_as(valid), drafter.window - 1
-        return Draft(filled.tokens, parents, valid, drafter.kind, q, depth, drafter.max_children, faulty)
+        return Tree(filled.tokens, valid, drafter.kind, q, faulty, parents, depth, drafter.max_children)
+
+    def _drawn_from(self, tokens: Tensor, p: Tensor) -> Categorical | PointMass:
+        """The q of candidates, given the tokens [B, n] of all nodes and p [B, n, V] of a draw of each."""
+        return PointMass(tokens[:, 1:]) if self.drafter.kind is DraftKind.COUPLED else Categorical(p[:, 1:])
 
     def _initial(
         self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor
@@ -284,7 +288,7 @@ class JacobiSession(DraftSession):
             tokens, drawable, p = ranked.flatten(1), could.flatten(1), p.expand(-1, branch, -1)
         return Candidates(tokens.repeat(1, parents), drawable.repeat(1, parents), p.repeat(1, parents, 1))
 
-    def _reuse(self, tokens: Tensor, p: Tensor, seen: Draft, old: Tensor) -> Tensor:
+    def _reuse(self, tokens: Tensor, p: Tensor, seen: Tree, old: Tensor) -> Tensor:
         """Put old drafts back that are likely enough; see `JacobiDrafter`."""
         if self.drafter.reuse is None:
             return tokens

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.distribution import Categorical, PointMass, Scores
+from mmspec.decoding.draft import Block, Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid, require_grid
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Fill
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
 
@@ -192,16 +192,10 @@ class StaircaseSession(DraftSession):
         visible = self._visible(slots, places.where(inside, 0), absent)
         standing = self.root.where(~is_known & is_used, 0).amax(-1, keepdim=True)  # at most one row begins
         depths = torch.cat([self.order[:absent].expand(len(standing), -1), standing, standing], 1)
-        tokens, valid, slots, follows = (each.flatten(0, 1) for each in (tokens, valid, slots, self.follows))
-        return Cells.of(
-            Draft.chain(tokens, self.drafter.kind, q, valid),
-            slots=slots,
-            depths=depths,
-            starts=self.root.flatten() + 1,
-            visible=visible,
-            follows=follows,
-            completes=2 * self.stride + self.drafter.window + max(len(grid.ending) for grid in self.grids),
-        )
+        faulty = torch.zeros_like(is_used[:, 0])
+        completes = 2 * self.stride + self.drafter.window + max(len(grid.ending) for grid in self.grids)
+        candidates = tokens, valid, self.drafter.kind, q, faulty
+        return Block(*candidates, slots, depths, visible, self.root + 1, self.follows, completes)
 
     @property
     def _begun(self) -> int:
@@ -254,7 +248,7 @@ class StaircaseSession(DraftSession):
 
     def _candidates(
         self, canvas: Canvas, is_known: Tensor, is_used: Tensor
-    ) -> tuple[Tensor, Tensor, Categorical | None]:
+    ) -> tuple[Tensor, Tensor, Categorical | PointMass]:
         """Tokens [B, A, n] of the nodes, whether each is a candidate, and what they were drawn from."""
         # stands in for a predecessor that is not there yet: the newest above as the row begins
         above = (self.row - 1).clamp_min(0)
@@ -263,18 +257,18 @@ class StaircaseSession(DraftSession):
         tokens = canvas.tokens.gather(1, self.root.where(is_known, stand_in))[:, :, None]
         valid = pad(self.follows[:, :, :-1], (1, 0), value=True)
         if self.step.shape[0] == 1:
-            return tokens, valid, None
+            return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
         guesses = self.guesses.gather(1, self.places.flatten(1)).view_as(self.places)
         tokens = torch.where((guesses == FREE) | (self.step == 0), tokens, guesses)
         if not self.drafter.adaptive:
-            return tokens, valid, None
+            return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
         trial = self.trials.gather(1, self.row)
         self.on_trial = (self.done == 0) & (trial == FREE) & (there < self.columns) & is_used
         self.follows[:, :, 0] &= ~self.on_trial
         self.follows[:, :, 1] &= trial != FREE
         valid[:, :, 1] = trial != FREE
         tokens[:, :, 1] = trial.clamp_min(0)
-        q = self.offered[:, None, None].expand(-1, *self.places.shape[1:], -1).flatten(0, 1)
+        q = self.offered[:, None, None].expand(-1, *valid[:, :, 1:].shape[1:], -1).flatten(0, 1)
         return tokens, valid, Categorical(q)
 
     def _visible(self, slots: Tensor, here: Tensor, absent: int) -> Tensor:
@@ -290,17 +284,17 @@ class StaircaseSession(DraftSession):
             seen |= (slot > root) & (slot <= place)
         return seen | (slot == own)
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Block, output: TargetOutput, scores: Scores, verdict: Fill) -> None:
         rows, lanes, nodes = self.places.shape
         if nodes == 1:
             return
-        accepted = verdict.accepted.view(rows, lanes, 1)
+        accepted = verdict.is_draft.view(rows, lanes, nodes).sum(-1, keepdim=True)
         whole = self.follows | (self.column == self.columns[:, :, None])  # nothing that they see was missing
         kept = self.places.where((self.step > 0) & (self.step <= accepted) & whole, self.length)
         self.fed.scatter_(1, kept.flatten(1), True)
         self.fed[:, self.length] = False
-        random = self.random.repeat(rows * lanes)
-        choice = scores.choose(draft, random, draft.first(verdict.accepted)).view_as(self.places)
+        random, starts = self.random.repeat(rows * lanes), draft.starts.flatten()
+        choice = scores.choose(draft.lanes, random, starts).view_as(self.places)
         if self.drafter.adaptive:
             self.trials.fill_(FREE).scatter_(1, self.row, choice[:, :, 0].where(self.on_trial, FREE))
             lane = self.on_trial.long().argmax(-1)

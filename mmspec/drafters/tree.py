@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft, DraftKind, Nodes, check_tree
+from mmspec.decoding.distribution import PointMass
+from mmspec.decoding.draft import DraftKind, Nodes, Tree, check_tree
 from mmspec.errors import InputError
 from mmspec.kernels import best, tree_paths
 from mmspec.models.head_config import HeadConfig
@@ -110,7 +111,7 @@ class StaticTree:
     It has one size, and is never cut short; its methods are those of `DynamicTree`.
 
     Args:
-        parents: as in `Draft.tree`: the parent of each node, the root first and its own parent.
+        parents: as in `Tree.of`: the parent of each node, the root first and its own parent.
 
     Raises:
         InputError: the parents do not describe a tree in that order, or of the root alone.
@@ -319,20 +320,21 @@ class TreeGrowth:
         least = self.shape.stop_below
         return least > 0 and bool((scores.amax(-1) < math.log(least)).all())
 
-    def draft(self) -> Draft:
+    def draft(self) -> Tree:
         """The proposed tree; the root alone in rows some of whose log-probabilities were not numbers."""
         tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._pool, strict=True))
         faulty = (scores.isnan() | (scores == math.inf)).any(-1)
         scores = scores.masked_fill(faulty[:, None], -math.inf)
         scores[:, 0] = 0.0
         chosen = self.shape.choose(scores)
-        return Draft(
-            tokens.gather(1, chosen),
-            renumber(parents, chosen),
+        tokens = tokens.gather(1, chosen)
+        return Tree(
+            tokens,
             scores.gather(1, chosen) > -math.inf,
             DraftKind.POINT,
-            None,
+            PointMass(tokens[:, 1:]),
+            faulty,
+            renumber(parents, chosen),
             self.level,
             self.shape.max_children,
-            faulty,
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Distribution
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import (
     Drafter,
@@ -28,7 +28,7 @@ from mmspec.decoding.interfaces import (
     list_prompts,
 )
 from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
@@ -113,15 +113,13 @@ class VectorModelSession(DraftSession):
             tokens.append(token)
             distributions.append(judged_by)
         self._read(tokens[-1], canvas, self.drafter.num_draft_tokens)  # for its keys, should all be accepted
-        q: Distribution | None = None
-        if self.drafter.kind is DraftKind.IID:  # the root's is never asked for
-            q = type(distributions[0]).stack([distributions[0], *distributions])
-        return Draft.chain(torch.stack(tokens, 1), self.drafter.kind, q)
+        q = type(distributions[0]).stack(distributions) if self.drafter.kind is DraftKind.IID else None
+        return Tree.chain(torch.stack(tokens, 1), self.drafter.kind, q)
 
     def _read(self, token: Tensor, canvas: Canvas, depth: int) -> Distribution:
         """Feed a vector of each row [B, d] at a depth; the distributions [B] of the next ones."""
         self.passes += 1
-        chain = Draft.chain(token[:, None], DraftKind.POINT)
+        chain = Tree.chain(token[:, None], DraftKind.POINT)
         output = self.drafter.model.score(self.state, chain)
         self.state.cache.commit(None, torch.ones_like(self.prompt_lengths))
         self.state.cache.longest += 1
@@ -183,7 +181,7 @@ class VectorWindowSession(DraftSession):
         place = canvas.emitted[:, None] - 1 + torch.arange(self.window, device=root.device)
         valid = place < canvas.stopping[0].max_new_tokens
         valid[:, 0] = True
-        return Draft.chain(tokens, DraftKind.COUPLED, valid=valid)
+        return Tree.chain(tokens, DraftKind.COUPLED, valid=valid)
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Distribution, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Distribution, verdict: Path) -> None:
         self.values, self.accepted = verdict.values, verdict.accepted

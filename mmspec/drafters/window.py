@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance.verification import sampled_distribution
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid, Layout
 from mmspec.errors import InputError
 from mmspec.kernels import redraw
@@ -166,10 +166,10 @@ class LastDraft(NamedTuple):
 
     tokens: Tensor
     valid: Tensor
-    q: Tensor | None  # [B, n, V] of the tokens; None where new ones are drawn independently of them
+    q: Tensor | None  # [B, n - 1, V] of all but the root; None where new ones are drawn independently
 
     @staticmethod
-    def of(draft: Draft, coupling: str) -> LastDraft:
+    def of(draft: Tree, coupling: str) -> LastDraft:
         """Take what a coupling asks of a draft; one by shared noise asks nothing."""
         q = sampled_distribution(draft).p if coupling == "maximal" else None
         return LastDraft(draft.tokens, draft.valid, q)

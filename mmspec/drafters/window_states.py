@@ -11,14 +11,14 @@ from torch import Tensor
 
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Tree
 from mmspec.decoding.image_grid import FREE, ImageGrid, Layout
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import RowField, Rows, named
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.heads import HeadBatch, TrainedDrafter
 from mmspec.drafters.jacobi_session import JacobiSession, WindowDrafter
 from mmspec.errors import InputError
@@ -72,7 +72,7 @@ class StateWindowSession(JacobiSession):
         self.words = tokens.expand(-1, size)
         self.count = torch.zeros(rows, dtype=torch.long, device=device)
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         super().observe(draft, output, scores, verdict)
         states = self.head.join(output.taps, len(draft.tokens))
         logits = scores.logits if self.sampler.only_guides else self.sampler.guided(output.logits)

@@ -13,6 +13,7 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import PromptOutput
+from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead
 from mmspec.models.nextstep import NextStepForImageGeneration, prompt_ids
@@ -47,12 +48,14 @@ class NextStepTarget(CausalTarget):
         vector_size: d of an image token.
         largest_image: most tokens of an image.
         published, classes: as of `ImageTokenTarget`.
+        sampler: class of its sampling settings.
     """
 
     model: NextStepForImageGeneration
     grid: ImageGrid
     published: Mapping[str, Any] = {"guidance_scale": 7.5}
     classes: int | None = None
+    sampler = DenoisingSampler
 
     def __init__(self, model: NextStepForImageGeneration, grid: ImageGrid | None = None) -> None:
         super().__init__(model)

@@ -2,25 +2,114 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from mmspec.decoding.draft import Draft, Progress
+from mmspec.decoding.denoising import StepSchedule, with_steps
+from mmspec.decoding.draft import Block, Draft
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.indexing import pick, put
 from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.vector_sampling import DenoisingSampler
+from mmspec.decoding.verdict import Fill, Path
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead
 from mmspec.models.mar import FeatureCache, FeatureCaching, MARForImageGeneration
+from mmspec.registry import did_you_mean
 from mmspec.targets.image_tokens import PromptPair
 from mmspec.targets.steps import CompiledForward
+from mmspec.validation import is_integer
 
-__all__ = ["MARState", "MARTarget"]
+__all__ = ["CellBlock", "MARSampler", "MARState", "MARTarget", "StepAnnealing"]
+
+SHAPES = ("linear", "cosine", "two-stage")
+ROUNDING = 1e-9  # 45 * (1 - 1 / 3) is 30, and not a little less
+
+
+@dataclass(frozen=True)
+class StepAnnealing:
+    """Steps of a denoising head that become fewer as an image grows (DiSA, 2505.20297).
+
+    What is known of the image narrows the distribution of a token, so that fewer steps draw from it.
+
+    Attributes:
+        last: steps of the last forward; those of the first are the head's own.
+        shape: "linear", "cosine" (long at both ends), or "two-stage" (`last` from the middle on).
+
+    Raises:
+        InputError: less than 2 steps, or an unknown shape.
+    """
+
+    last: int
+    shape: str = "linear"
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.last) or self.last < 2:
+            raise InputError("last_steps", self.last, "an integer of at least 2")
+        if self.shape not in SHAPES:
+            raise InputError("annealing", self.shape, did_you_mean(self.shape, SHAPES))
+
+    def steps(self, first: int, iteration: int, iterations: int) -> int:
+        """Steps of the forward number `iteration`, from 0, of `iterations`; never more than the `first`."""
+        passed = iteration / max(1, iterations - 1)
+        left = 1 - passed
+        if self.shape == "cosine":
+            left = (1 + math.cos(math.pi * passed)) / 2
+        elif self.shape == "two-stage":
+            left = float(passed < 0.5)
+        last = min(self.last, first)
+        return last + math.floor((first - last) * left + ROUNDING)
+
+
+@dataclass(frozen=True)
+class CellBlock(Block):
+    """Cells of a MAR's images, and how far the images are.
+
+    Attributes:
+        iteration, iterations: forwards before this one, and of the whole image.
+        before, after: cells that are decided before and after this round; [T, 1, 1] where lanes differ.
+        annealing: of the steps of the denoising head; None for as many in every forward.
+        caching: settings of feature caching; None computes all in every forward.
+        rolls_back: whether each lane was drafted behind the candidates of those before it, and falls with
+            the first that is refused.
+    """
+
+    iteration: int
+    iterations: int
+    before: int | Tensor
+    after: int | Tensor
+    annealing: StepAnnealing | None = None
+    caching: FeatureCaching | None = None
+    rolls_back: bool = False
+
+    def verdict(self, path: Path, finite: Tensor) -> Fill:
+        if self.rolls_back:
+            kept = (path.accepted == 1).long().view(len(self.valid), -1)
+            stands = pad(kept[:, :-1], (1, 0), value=1).cumprod(-1).flatten()
+            path = replace(path, accepted=path.accepted * stands, decided=path.decided * stands)
+        return super().verdict(path, finite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MARSampler(DenoisingSampler):
+    """Sampling settings of a MAR: steps and guidance follow how much of the image is decided."""
+
+    def schedule_of(self, draft: Draft) -> StepSchedule:
+        if not isinstance(draft, CellBlock) or draft.annealing is None:
+            return self.schedule
+        steps = draft.annealing.steps(self.schedule.steps, draft.iteration, draft.iterations)
+        return with_steps(self.schedule, steps)
+
+    def progress(self, draft: Draft, first: Tensor | None, like: Tensor) -> tuple[Any, Any]:
+        if not isinstance(draft, CellBlock):
+            return super().progress(draft, first, like)
+        return draft.before, draft.after
 
 
 @dataclass
@@ -63,12 +152,14 @@ class MARTarget(Target[MARState]):
 
     Attributes:
         any_order: True; cells are predicted in any order.
-        vocabulary, device, grid, codebook, config, mask_token_id, vector_size: as of `Target`.
+        vocabulary, device, grid, codebook, config, vector_size: as of `Target`.
         published, classes: as of `ImageTokenTarget`.
+        sampler: class of its sampling settings.
     """
 
     grid: ImageGrid
     any_order = True
+    sampler = MARSampler
     published: Mapping[str, Any] = {"guidance_scale": 3.0, "guidance_schedule": "rising"}  # of mar_large
 
     def __init__(self, model: MARForImageGeneration) -> None:
@@ -123,25 +214,24 @@ class MARTarget(Target[MARState]):
         nothing = torch.empty(len(labels), 0, self.model.config.hidden_size, device=self.device)
         return state, PromptOutput(nothing, forwards=0)
 
-    def score(self, state: MARState, draft: Draft) -> TargetOutput:
+    def score(self, state: MARState, draft: CellBlock) -> TargetOutput:  # type: ignore[override]
         """Conditions [R, n, D] of the cells of a draft.
 
-        Where its chains do not all see the same cells, each is read in a row of its own: a mask of one chain
+        Where its lanes do not all see the same cells, each is read in a row of its own: a mask of one lane
         is a known cell to another, and attention goes both ways.
         """
         nodes = draft.nodes
         copies = len(state.labels) // len(nodes.slots)
-        lanes = len(draft.valid) // len(nodes.slots) if nodes.visible.shape[1] > 1 else 1
+        _, lanes, size = draft.valid.shape
+        lanes = lanes if nodes.visible.shape[1] > 1 else 1
         if lanes == 1:
-            conditions = self._conditions(state, nodes.slots, draft.progress)
+            conditions = self._conditions(state, nodes.slots, draft)
         else:
-            size = draft.valid.shape[1]
-            seen = nodes.visible[:, ::size]  # [B, L, N] of the first node of each chain: no other is a mask
+            seen = nodes.visible[:, ::size]  # [B, L, N] of the first node of each lane: no other is a mask
             candidates = replace(state, tokens=state.tokens.clone(), known=state.known.clone())
             drafted = draft.valid.clone()
-            drafted[:, 0] = False
-            cells = nodes.slots.where(drafted.view(nodes.slots.shape), self.grid.cells)
-            candidates.write(cells, nodes.tokens)
+            drafted[..., 0] = False
+            candidates.write(nodes.slots.where(drafted.flatten(1), self.grid.cells), nodes.tokens)
             seen = seen.repeat(copies, 1, 1).flatten(0, 1)
             tokens, known, labels = (
                 each.repeat_interleave(lanes, 0)
@@ -152,22 +242,18 @@ class MARTarget(Target[MARState]):
         picked = pick(conditions, slots)
         return TargetOutput(picked.view(len(state.labels), -1, picked.shape[-1]))
 
-    def commit(self, state: MARState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
+    def commit(self, state: MARState, draft: Draft, verdict: Fill, active: Tensor) -> None:  # type: ignore[override]
         """Write the cells that were decided."""
-        rows = len(active)
-        decided = (verdict.accepted > 0) | (verdict.filled & draft.may_follow(verdict))
-        cells = draft.nodes.slots.view(rows, len(decided) // rows, -1)[..., 0]  # of the first node of a chain
-        cells = cells.where(decided.view(rows, -1) & active[:, None], self.grid.cells)
-        state.write(cells, verdict.values[:, 0].view(rows, -1, self.vector_size))
+        decided = verdict.decided & active[:, None]
+        state.write(verdict.places.where(decided, self.grid.cells), verdict.values)
 
-    def _conditions(self, state: MARState, cells: Tensor, progress: Progress | None) -> Tensor:
+    def _conditions(self, state: MARState, cells: Tensor, draft: CellBlock) -> Tensor:
         """[R, N, D] conditions, of which those of `cells` [B, n] are wanted."""
         tokens, known, labels = state.tokens[:, :-1], state.known[:, :-1], state.labels
-        caching: FeatureCaching | None = None if progress is None else progress.caching
-        if caching is None:
+        if draft.caching is None:
             # rows that ended in an error know fewer, and nothing is read from them any more
-            count = progress.before if progress is not None and isinstance(progress.before, int) else None
+            count = draft.before if isinstance(draft.before, int) else None
             return self.read(tokens, known, labels, count)
         if state.cache is None:
-            state.cache = FeatureCache(self.model, caching, len(cells), len(labels) // len(cells))
+            state.cache = FeatureCache(self.model, draft.caching, len(cells), len(labels) // len(cells))
         return state.cache.conditions(tokens, known, labels, cells)

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths
 from mmspec.errors import InputError
 from mmspec.models.weights import execution_device
@@ -62,7 +62,7 @@ class MemoryPlan:
         """Plan for a batch.
 
         Args:
-            target: the target; a masked one caches nothing.
+            target: the target; a MAR caches nothing.
             rows: of its forwards: twice the batch under guidance.
             tokens: of each row, prompt included.
             nodes: of the largest draft.
@@ -138,7 +138,7 @@ def measure_states(model: PreTrainedModel) -> list[StateMemory]:
         mixer(hidden, **told)
         sizes = []
         for count in (1, 2):
-            nodes = Draft.chain(torch.zeros(1, count, dtype=torch.long), DraftKind.POINT).nodes
+            nodes = Tree.chain(torch.zeros(1, count, dtype=torch.long), DraftKind.POINT).nodes
             with mixer_on_tree(mixer, layer, Paths.of(nodes, layer.taps).to(layer.place)):
                 mixer(hidden[:, :count], **told)
             sizes.append(layer.scored.nbytes())

@@ -20,7 +20,7 @@ from mmspec.acceptance import rejection, verification
 from mmspec.acceptance import relaxed_sampling as relaxation
 from mmspec.decoding import distribution
 from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.kernels import chain
@@ -110,18 +110,18 @@ def integrate(
     """Integrate a rule over the uniforms. Rows are sibling tuples: tokens [R, k] of case [R], weight [R]."""
     rows, siblings = tokens.shape
     nodes = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens], 1)
-    draft_q = None if kind is DraftKind.POINT else q[case][:, None].repeat(1, siblings + 1, 1)
-    draft = Draft.tree(nodes, [0] * (siblings + 1), kind, None if draft_q is None else Categorical(draft_q))
+    draft_q = None if kind is DraftKind.POINT else q[case][:, None].repeat(1, siblings, 1)
+    draft = Tree.of(nodes, [0] * (siblings + 1), kind, None if draft_q is None else Categorical(draft_q))
     scores = Scores(p[case].log()[:, None].expand(-1, siblings + 1, -1), greedy=False)
     emitted = torch.ones(rows, dtype=torch.long)
     reported: list[Tensor] = []
 
     def accepted(u: Tensor) -> tuple[Tensor, Tensor]:
         with caught_draws() as caught:
-            verdict = rule.verify(draft, scores, Dial(u), emitted)
-        reported[:] = [] if verdict.tv is None else [verdict.tv[:, 0]]
+            verdict, tv = rule.measure(draft, scores, Dial(u), emitted)
+        reported[:] = [tv[:, 0]] if tv.shape[1] else []
         (final,) = caught
-        return torch.where(verdict.accepted > 0, verdict.path[:, 1], 0), final
+        return torch.where(verdict.accepted > 0, verdict.nodes[:, 1], 0), final
 
     survived, output = weight, torch.zeros_like(p)
     for sibling in range(siblings):

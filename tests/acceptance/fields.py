@@ -16,9 +16,8 @@ from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter
-from mmspec.targets.mar import MARTarget
+from mmspec.targets.mar import MARSampler, MARTarget
 
 
 @dataclass
@@ -110,9 +109,7 @@ def decode_cells(
     from mmspec.acceptance.matching import SampleAndMatch
 
     length = target.grid.length
-    sampler: Any = DenoisingSampler(
-        source=target.model.diffloss, **{"schedule": None, "length": length} | settings
-    )
+    sampler: Any = MARSampler(source=target.model.diffloss, **{"schedule": None, "length": length} | settings)
     grid = ImageGrid(target.grid.rows, target.grid.columns, 1)
     null = {"input_ids": torch.tensor([[target.vocabulary - 1]])} if sampler.is_guided else None
     request = Request({"input_ids": torch.tensor([[0]])}, negative_inputs=null, layout=grid)

@@ -18,7 +18,7 @@ from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.cli.accelerators import markdown_table
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.denoising import Denoising
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.drafters.cell_order import ORDERS, CellModelDrafter, CellModelSession
@@ -37,10 +37,14 @@ ROWS, ALARM = 8_000, 1e-5  # of each of eleven statistics and three seeds
 RELEASED: dict[str, Any] = {
     "temperature": 42.0,
     "variance_factor": "released",
-    "rollback": False,
     "max_tries": 100,
 }
-AS_RELEASED: dict[str, Any] = {"see_drafts": False, "last_noise": False, "shared_guidance": True}
+AS_RELEASED: dict[str, Any] = {
+    "see_drafts": False,
+    "last_noise": False,
+    "shared_guidance": True,
+    "rollback": False,
+}
 
 
 def field(*settings: Any, **named: Any) -> MARTarget:
@@ -104,7 +108,7 @@ def test_prefill_is_plain_decoding_of_the_first_cells() -> None:
 
 
 def test_keeping_what_was_drafted_behind_a_refused_cell_is_a_bias_that_shows() -> None:
-    assert distances(0, CSpD(rollback=False))["difference 0"] > 0.05
+    assert distances(0, CSpD(), rollback=False)["difference 0"] > 0.05
 
 
 def test_a_candidate_without_its_last_noise_is_a_bias_that_shows() -> None:
@@ -290,7 +294,7 @@ def test_the_guidance_scale_of_a_cell_is_that_of_its_place_in_the_order() -> Non
 
 def test_what_deviates_says_so() -> None:
     assert CSpD().exactness == LastStep().exactness == "exact"
-    settings: list[dict[str, Any]] = [{"temperature": 2.0}, {"rollback": False}, {"max_tries": 100}, RELEASED]
+    settings: list[dict[str, Any]] = [{"temperature": 2.0}, {"max_tries": 100}, RELEASED]
     for each in settings:
         assert CSpD(**each).promise == "approximate"
     drafters = [CellModelDrafter(worse(), 3, **{name: value}) for name, value in AS_RELEASED.items()]
@@ -304,11 +308,12 @@ def test_candidates_end_the_chains_that_their_q_keeps(monkeypatch: pytest.Monkey
 
     def look(self: CellModelSession, cells: Tensor, canvas: Canvas) -> Draft:
         draft = real(self, cells, canvas)
-        q = draft.q[1:]  # of the candidates, behind their roots
-        assert torch.equal(q.value_of(q.drawn), draft.tokens[:, 1:])
-        again = q.draw(self.random.repeat(len(draft.tokens)), draft.starts[:, None], Purpose.DRAFT)
+        q = draft.q
+        lanes, starts = draft.lanes, draft.starts.flatten()
+        assert torch.equal(q.value_of(q.drawn), lanes.tokens[:, 1:])
+        again = q.draw(self.random.repeat(len(starts)), starts[:, None], Purpose.DRAFT)
         assert torch.allclose(again, q.drawn, atol=1e-4)
-        seen.append(draft.rows)
+        seen.append(len(draft.tokens))
         return draft
 
     monkeypatch.setattr(CellModelSession, "_draft", look)
@@ -338,7 +343,6 @@ def test_what_exact_refers_to_is_named_as_forwards_of_several_cells_and_of_one_d
 
 def test_what_cannot_be_is_refused() -> None:
     llama: Any = CausalTarget(tiny_llama())
-    chain, nothing = Draft.chain(torch.zeros(1, 3, 1), DraftKind.IID), cast(Any, None)
     cases: dict[str, Any] = {
         "temperature": lambda: CSpD(temperature=0.0),
         "variance_factor": lambda: CSpD(variance_factor="correct", max_tries=9),
@@ -350,7 +354,7 @@ def test_what_cannot_be_is_refused() -> None:
         "schedule": lambda: decode_cells(
             mar(), 1, CellModelDrafter(mar()), CSpD(), schedule=DDPMSchedule(steps=4)
         ),
-        "rollback": lambda: CSpD(rollback=False).verify(chain, around(0.0), nothing, nothing),
+        "rollback": lambda: CellModelDrafter(worse(), rollback=cast(Any, 0)),
     }
     for name, case in cases.items():
         with pytest.raises(InputError) as caught:

@@ -7,7 +7,7 @@ import torch
 
 from mmspec.acceptance.lantern import Lantern
 from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
@@ -89,9 +89,9 @@ def test_released_lantern_at_temperature_zero_takes_what_its_neighbours_make_the
     rule = fitted(Lantern(0.5, neighbours=1, reference=True), 6)
     logits = dirichlet(40, 4, 6, seed=3, concentration=2.0).log()
     tokens = torch.randint(6, (40, 4), generator=torch.Generator().manual_seed(0))
-    draft = Draft.tree(tokens, [0, 0, 0, 2], DraftKind.POINT)
+    draft = Tree.of(tokens, [0, 0, 0, 2], DraftKind.POINT)
     random = RandomStream.from_seed(0, 40)
-    verdict = rule.verify(draft, Scores(logits, True), random, torch.ones(40, dtype=torch.long))
+    verdict, tv = rule.measure(draft, Scores(logits, True), random, torch.ones(40, dtype=torch.long))
     table, relaxed = rule.nearest.tolist(), 0  # type: ignore[attr-defined]
     for row in range(40):
         p = logits[row].softmax(-1).tolist()
@@ -104,11 +104,11 @@ def test_released_lantern_at_temperature_zero_takes_what_its_neighbours_make_the
         first = [node for node in (1, 2) if passes(node, 0)]
         deep = 2 in first and passes(3, 2)
         expected = [2, 3] if deep else first[:1]
-        assert verdict.path[row, 1 : len(expected) + 1].tolist() == expected
+        assert verdict.nodes[row, 1 : len(expected) + 1].tolist() == expected
         assert verdict.accepted[row] == len(expected)
         assert verdict.next_token[row] == logits[row, ([0, *expected])[-1]].argmax()
         relaxed += bool(expected) and int(tokens[row, expected[0]]) != int(logits[row, 0].argmax())
-    assert relaxed > 0 and verdict.tv is not None and verdict.tv.max() == 1
+    assert relaxed > 0 and tv.max() == 1
 
 
 def test_an_expensive_rule_measures_one_judged_place_a_round() -> None:
@@ -120,13 +120,13 @@ def test_an_expensive_rule_measures_one_judged_place_a_round() -> None:
     random = RandomStream.from_seed(2, rows)
     tokens = (q.log() + random.gumbel(torch.arange(5).expand(rows, 5), Purpose.DRAFT, 6, q.dtype)).argmax(-1)
     emitted = torch.arange(rows)
-    verdict = rule.verify(Draft.chain(tokens, IID, Categorical(q)), Scores(p.log(), False), random, emitted)
-    assert verdict.tv is not None
-    measured = ~verdict.tv.isnan()
+    draft = Tree.chain(tokens, IID, Categorical(q[:, 1:]))
+    path, tv = rule.measure(draft, Scores(p.log(), False), random, emitted)
+    measured = ~tv.isnan()
     assert measured.sum(-1).tolist() == [1] * rows
     place = measured.long().argmax(-1)
-    assert (place <= verdict.accepted).all() and len(set(place.tolist())) == 4
+    assert (place <= path.accepted).all() and len(set(place.tolist())) == 4
     for row in range(0, rows, 20):
         at = int(place[row])
         outcome = exact_distribution(rule, p[row, at][None], q[row, at + 1][None], 1, IID)
-        assert outcome.tv is not None and abs(float(outcome.tv - verdict.tv[row, at])) < 1e-9
+        assert outcome.tv is not None and abs(float(outcome.tv - tv[row, at])) < 1e-9

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from mmspec.acceptance.rejection import KSequential, RecursiveRejection, SpeculativeSampling
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.sampling import Sampler
@@ -223,7 +223,7 @@ def tree_logits_are_path_logits() -> None:
         target = CausalTarget(model)
         prompts = [{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS]
         state, _ = target.prefill(prompts, 64)
-        draft = Draft.tree(
+        draft = Tree.of(
             torch.randint(VOCABULARY, (3, 8), generator=generator), [0, 0, 0, 1, 1, 2, 4, 6], DraftKind.POINT
         )
         logits = target.score(state, draft).logits

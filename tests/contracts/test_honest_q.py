@@ -19,13 +19,13 @@ from mmspec.accelerators.accelerator import default_rule
 from mmspec.decoding import cache
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
@@ -118,17 +118,17 @@ class Counted(Drafter, DraftSession):
     def propose(self, canvas: Canvas) -> Draft:
         draft = self.session.propose(canvas)
         self.rounds += 1
-        assert draft.q is not None
-        q = draft.q.p
-        assert torch.allclose(q[:, 1:].sum(-1)[draft.valid[:, 1:]], q.new_ones(()))
+        lanes = draft.lanes
+        q = lanes.q.p
+        assert torch.allclose(q.sum(-1)[lanes.valid[:, 1:]], q.new_ones(()))
         going = torch.tensor([length < LENGTH for length in canvas.output_lengths])
-        going = going.repeat_interleave(len(draft.tokens) // draft.rows)
-        for node in range(1, draft.tokens.shape[1]):
-            self.compare(draft, q, node, going & draft.valid[:, node])
+        going = going.repeat_interleave(len(lanes.tokens) // len(draft.tokens))
+        for node in range(1, lanes.tokens.shape[1]):
+            self.compare(lanes, q, node, going & lanes.valid[:, node])
         return draft
 
-    def compare(self, draft: Draft, q: Tensor, node: int, counted: Tensor) -> None:
-        q, x = q[counted, node], draft.tokens[counted, node : node + 1]
+    def compare(self, draft: Tree, q: Tensor, node: int, counted: Tensor) -> None:
+        q, x = q[counted, node - 1], draft.tokens[counted, node : node + 1]
         if not len(q):
             return
         if (
@@ -148,14 +148,14 @@ class Counted(Drafter, DraftSession):
             z = ((hits - due).sum(0).abs() / variance.clamp_min(20.0).sqrt()).max()
             self.worst = max(self.worst, (float(z), f"{by}, node {node}, round {self.rounds}"))
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Any, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Any, verdict: Path) -> None:
         self.session.observe(draft, output, scores, verdict)
         if not isinstance(self.session, JacobiSession):
             return
         kept, q = self.session.observed.draft.q.p, draft.q.p  # of the chain that goes on
         if self.inner.branches:
-            q = pick(q, self.session._path(verdict))
-        assert (kept - q)[:, 1:].abs().max() < 1e-6, "the next round is coupled with another q"
+            q = pick(q, self.session._path(verdict)[:, 1:] - 1)
+        assert (kept - q).abs().max() < 1e-6, "the next round is coupled with another q"
 
 
 def run(drafter: Drafter, sampler: Sampler, rows: int, seed: int | Sequence[int] = 7) -> list[list[int]]:

@@ -99,7 +99,9 @@ BUGS = {
     ),
     # of SJD's and SCD's code (2410.01699, 2510.24211)
     "q of an older step": bug(
-        few_of_a_model, f"{DRAFTING}.propose", ("*distributions])", "distributions[0], *distributions[:-1]])")
+        few_of_a_model,
+        f"{DRAFTING}.propose",
+        ("(distributions) if", "([distributions[0], *distributions[:-1]]) if"),
     ),
     "all rows advance by the least of the batch": bug(
         few_speculative, CHAIN, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(row)")
@@ -118,7 +120,7 @@ BUGS = {
     "a sampled token dropped for its own low q": bug(
         few_speculative,
         "tests.oracles:SampledTreeDrafter.keep",
-        ("return drawable", "return (draft.q.mass(draft.tokens) > 0.25) | (draft.depth == 0)"),
+        ("return drawable", "return pad(draft.q.mass(draft.tokens[:, 1:]) > 0.25, (1, 0), value=True)"),
     ),
     "siblings tried with the same p": bug(
         few_iid,
@@ -128,7 +130,7 @@ BUGS = {
     ),
     # of FLASH's and EAGLE's code (2505.12728, 2406.16858), and their like
     "residual of the raw softmax at T = 0.6": bug(
-        few_cold, CHAIN, ("residual(p, q[row, after])", "residual(normalise(p**0.6, p), q[row, after])")
+        few_cold, CHAIN, ("residual(p, q[row", "residual(normalise(p**0.6, p), q[row")
     ),
     "noise drawn in sequence": bug(
         checks.rows_are_independent,
@@ -173,7 +175,7 @@ BUGS = {
     "accepted path of a tree not gathered": bug(
         checks.cache_equals_a_fresh_prefill,
         f"{TARGET}:CausalTarget.commit",
-        ("None if draft.is_chain else verdict.path.repeat(copies, 1)", "None"),
+        ("None if draft.lanes.is_chain else verdict.nodes.repeat(copies, 1)", "None"),
     ),
     "siblings see each other": bug(
         checks.tree_logits_are_path_logits,
@@ -214,7 +216,7 @@ BUGS = {
     "a sibling that q cannot draw is accepted": bug(check_edges, RECURSIVE, (" & (q_x > 0)", "")),
     "a ragged tree taken for a chain": bug(
         checks.ragged_ancestors_are_found,
-        "mmspec.decoding.draft:Draft.is_chain",
+        "mmspec.decoding.draft:Tree.is_chain",
         ("self.max_children <= 1 and ", ""),
     ),
     "a finished row writes beyond its place": bug(

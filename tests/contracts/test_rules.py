@@ -11,11 +11,11 @@ from mmspec.accelerators.accelerator import is_sound
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from tests.acceptance.codes import fitted
 from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
@@ -27,10 +27,10 @@ IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
 SOUND = [
     (name, kind)
     for name in ACCEPTANCE_RULES
-    if ACCEPTANCE_RULES[name].judges != "vectors"  # see tests/acceptance/test_denoising.py
+    # see tests/acceptance/test_denoising.py and tests/targets/test_masked.py
+    if ACCEPTANCE_RULES[name].judges not in ("vectors", "places")
     for kind in DraftKind
-    # what has no candidates is no chain or tree: see tests/targets/test_masked.py
-    if kind in ACCEPTANCE_RULES[name].sound_for - {DraftKind.MASKED}
+    if kind in ACCEPTANCE_RULES[name].sound_for
 ]
 RULES = dict.fromkeys(name for name, _ in SOUND)
 EXACT = [
@@ -102,9 +102,9 @@ def test_a_verdict_does_not_depend_on_the_other_rows(name: str) -> None:
     scores = Scores(dirichlet(rows, 4, 5, seed=2).log(), greedy=False)
     random, emitted = RandomStream.from_seed(3, rows), torch.arange(rows)
 
-    def judge(kind: DraftKind, which: slice) -> Verdict:
-        drawn_from = Categorical(q[which]) if kind in (IID, WITHOUT) else None
-        draft = Draft.tree(q[which].argmax(-1), parents, kind, drawn_from)
+    def judge(kind: DraftKind, which: slice) -> Path:
+        drawn_from = Categorical(q[which, 1:]) if kind in (IID, WITHOUT) else None
+        draft = Tree.of(q[which].argmax(-1), parents, kind, drawn_from)
         own = Scores(scores.logits[which], False)
         return rule.verify(draft, own, RandomStream(random.keys[which]), emitted[which])
 
@@ -114,7 +114,7 @@ def test_a_verdict_does_not_depend_on_the_other_rows(name: str) -> None:
             alone = judge(kind, slice(row, row + 1))
             assert alone.accepted == together.accepted[row] and alone.next_token == together.next_token[row]
             kept = int(alone.accepted) + 1
-            assert alone.path[0, :kept].tolist() == together.path[row, :kept].tolist()
+            assert alone.nodes[0, :kept].tolist() == together.nodes[row, :kept].tolist()
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_padding_is_never_accepted(name: str) -> None:
     tokens, valid = torch.full((4, 3), 2), torch.tensor([[True, False, True]] * 4)
     scores = Scores(one.log().clamp_min(-40.0), greedy=False)
     for kind in kinds_of(name):
-        draft = Draft.chain(tokens, kind, Categorical(one) if kind in (IID, WITHOUT) else None, valid)
+        draft = Tree.chain(tokens, kind, Categorical(one[:, 1:]) if kind in (IID, WITHOUT) else None, valid)
         verdict = rule.verify(draft, scores, RandomStream.from_seed(0, 4), torch.ones(4, dtype=torch.long))
         assert verdict.accepted.tolist() == [0] * 4 and verdict.next_token.tolist() == [2] * 4, kind
 
 
 def test_a_rejection_rule_refuses_a_draft_without_its_distribution() -> None:
     """Greedy and coupled drafts have no q: a ratio would be made up."""
-    draft = Draft.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)
+    draft = Tree.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)
     scores = Scores(torch.zeros(1, 2, 3), greedy=False)
     with pytest.raises(TypeError, match="no q"):
         SpeculativeSampling().verify(

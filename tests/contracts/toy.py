@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 
 VOCABULARY = 6
 Warp = Callable[[Tensor], Tensor]
@@ -60,7 +60,7 @@ class TableTarget:
     """
 
     device = torch.device("cpu")
-    config = grid = codebook = mask_token_id = None
+    config = grid = codebook = None
     vector_size = 0
     any_order = False
 
@@ -86,22 +86,22 @@ class TableTarget:
         before[:, 0] = state.tokens.gather(1, state.lengths[:, None] - 1)[:, 0]
         return TargetOutput(self.logits[state.table[:, None], before, tokens])
 
-    def commit(self, state: TableState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
+    def commit(self, state: TableState, draft: Draft, verdict: Path, active: Tensor) -> None:
         self.check(draft, verdict)
         copies = len(state.lengths) // len(active)
-        path = draft.tokens.gather(1, verdict.path)
+        path = draft.tokens.gather(1, verdict.nodes)
         places = state.lengths[:, None] + torch.arange(path.shape[1])
         state.tokens.scatter_(1, places, path.repeat(copies, 1))
         state.lengths += ((verdict.accepted + 1) * active).repeat(copies)
 
-    def check(self, draft: Draft, verdict: Verdict) -> None:
+    def check(self, draft: Draft, verdict: Path) -> None:
         """Assert that a verdict describes a path of valid nodes from the root down."""
-        steps = torch.arange(verdict.path.shape[1])
+        steps = torch.arange(verdict.nodes.shape[1])
         kept = steps <= verdict.accepted[:, None]
-        above = draft.parents.gather(1, verdict.path)[:, 1:]
-        assert (verdict.path[:, 0] == 0).all(), "a path starts at the root"
-        assert ((above == verdict.path[:, :-1]) | ~kept[:, 1:]).all(), "a node follows its own parent"
-        assert (draft.valid.gather(1, verdict.path) | ~kept).all(), "padding is never accepted"
+        above = draft.parents.gather(1, verdict.nodes)[:, 1:]
+        assert (verdict.nodes[:, 0] == 0).all(), "a path starts at the root"
+        assert ((above == verdict.nodes[:, :-1]) | ~kept[:, 1:]).all(), "a node follows its own parent"
+        assert (draft.valid.gather(1, verdict.nodes) | ~kept).all(), "padding is never accepted"
         assert (verdict.accepted <= draft.max_depth).all(), "a path is no longer than the draft"
 
     def joint(self, prompts: Sequence[Sequence[int]], length: int, warp: Warp) -> Tensor:

@@ -10,7 +10,7 @@ from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets import CausalTarget
@@ -39,7 +39,7 @@ def test_siblings_and_probes_are_invisible() -> None:
         state, _ = llama().prefill(prompts, 64)
         drawn = tokens.clone()
         drawn[:, [2, 4, 6]] = (drawn[:, [2, 4, 6]] + junk) % VOCABULARY  # not on the path 0, 1, 3, 5
-        scores.append(llama().score(state, Draft.tree(drawn, shape, DraftKind.POINT)).logits[:, [0, 1, 3, 5]])
+        scores.append(llama().score(state, Tree.of(drawn, shape, DraftKind.POINT)).logits[:, [0, 1, 3, 5]])
     assert torch.equal(scores[0], scores[1])
 
 

@@ -14,7 +14,7 @@ from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Measured, Path
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.targets import CausalTarget
@@ -44,7 +44,8 @@ def round_of(drafter: Drafter, rule: AcceptanceRule) -> Callable[[], Tensor]:
     draft = session.open(canvas)
     first = draft.first(canvas.emitted)
     scores = sampler(prefill.logits, draft, canvas.ids)
-    canvas.commit(draft, Verdict.root(draft, scores.choose(draft, random, first)[:, 0]), scores.is_finite())
+    path = Path.root(draft, scores.choose(draft, random, first)[:, 0])
+    canvas.commit(draft, path, Measured.nothing(canvas.active))
     canvas.reserve(64)
 
     def step() -> Tensor:
@@ -52,10 +53,10 @@ def round_of(drafter: Drafter, rule: AcceptanceRule) -> Callable[[], Tensor]:
         output = target.score(state, draft)
         scores = sampler(output.logits, draft, canvas.ids)
         first = draft.first(canvas.emitted)
-        verdict = rule.verify(draft, scores, random, first)
+        verdict, measured = rule.decide(draft, output, scores, random, first)
         target.commit(state, draft, verdict, canvas.active)
         session.observe(draft, output, scores, verdict)
-        return canvas.write(draft, verdict, scores.is_finite())
+        return canvas.write(draft, verdict, measured)
 
     return step
 

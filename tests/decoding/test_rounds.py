@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.copy import CopyDrafter
@@ -166,7 +166,7 @@ def test_taps_are_the_models_hidden_states(name: str) -> None:
             gap = (output.taps[tap][row] - reference(prompt)[tap]).abs().max()
             assert output.taps[tap][row].shape[1] == len(prompt) and gap < 1e-4
     tokens = torch.randint(VOCABULARY, (3, 5), generator=torch.Generator().manual_seed(3))
-    draft = Draft.tree(tokens, [0, 0, 0, 1, 3], DraftKind.POINT)
+    draft = Tree.of(tokens, [0, 0, 0, 1, 3], DraftKind.POINT)
     output = target.score(state, draft)
     state.close()
     for row, prompt in enumerate(PROMPTS):

@@ -11,7 +11,7 @@ import torch
 from mmspec.accelerators import build_accelerator, none
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -45,7 +45,7 @@ def alone(row: int, settings: dict[str, Any]) -> Sampler:
 def test_rows_are_warped_as_they_are_alone_bit_for_bit(dtype: torch.dtype) -> None:
     logits = 3 * torch.randn(6, 4, 50, generator=torch.Generator().manual_seed(1), dtype=dtype)
     logits[2, 1, 7] = logits[5, 1, 7] = float("-inf")
-    lanes = Draft.chain(torch.zeros(6, 2, dtype=torch.long), DraftKind.POINT)
+    lanes = Tree.chain(torch.zeros(6, 2, dtype=torch.long), DraftKind.POINT)
     mixed = Sampler(**MIXED)
     scores, by_lanes = mixed.scores(mixed.guided(logits)), mixed(logits, lanes, [])
     for row in range(3):

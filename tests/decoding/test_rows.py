@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Categorical, Pairs
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.distribution import Categorical, Pairs, PointMass
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.rows import concat, select
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Measured, Path
 
 CPU = torch.device("cpu")
 
@@ -60,6 +60,11 @@ def test_joined_distributions_of_another_k_keep_the_mass_of_token_0() -> None:
         joined = concat(one, two, (1, 1))
         assert torch.equal(joined.p, torch.cat([one.p, two.p]))
         assert torch.equal(select(joined, [1, 0]).p, torch.cat([two.p, one.p]))
+    for one in (whole, narrow):  # of a prompt, whose window holds no candidates yet
+        joined = concat(one[1:], one, (1, 1))
+        assert type(joined) is type(one) and torch.equal(select(joined, [1]).p, one.p)
+    joined = concat(PointMass(torch.zeros(1, 0).long()), PointMass(torch.tensor([[3, 4]])), (1, 1))
+    assert select(joined, [1]).values.tolist() == [[3, 4]]
 
 
 @given(st.integers(1, 3), st.integers(2, 5), st.integers(1, 6))
@@ -97,10 +102,10 @@ def canvas(prompt: list[int], most: int, ends: set[int]) -> Canvas:
 def feed(canvas: Canvas, tokens: list[list[int]]) -> list[list[int]]:
     """Commit a chain of accepted tokens and the one that follows it."""
     values = torch.tensor(tokens)
-    draft = Draft.chain(torch.cat([canvas.root[:, None], values[:, :-1]], 1), DraftKind.POINT)
+    draft = Tree.chain(torch.cat([canvas.root[:, None], values[:, :-1]], 1), DraftKind.POINT)
     last = torch.full((len(values),), values.shape[1] - 1)
-    verdict = Verdict.at(draft, last, values[:, -1])
-    return canvas.commit(draft, verdict, torch.ones_like(values, dtype=torch.bool)).tokens
+    path = Path.at(draft, last, values[:, -1])
+    return canvas.commit(draft, path, Measured.nothing(canvas.active)).tokens
 
 
 @pytest.mark.parametrize("early", [0, 600], ids=["", "of another capacity"])

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process as lp
 
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.kernels import sampling
@@ -23,7 +23,7 @@ from tests.contracts.distributions import reference_distribution
 from tests.contracts.running import decode, generate
 from tests.oracles import OracleDrafter, RandomTreeDrafter
 
-ROOT = Draft.chain(torch.zeros(1, 1, dtype=torch.long), DraftKind.POINT)
+ROOT = Tree.chain(torch.zeros(1, 1, dtype=torch.long), DraftKind.POINT)
 
 
 def warp(sampler: Sampler, logits: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def test_the_drafter_of_the_structures_page_runs_and_is_exact() -> None:
 
     from mmspec.acceptance.matching import SampleAndMatch
     from mmspec.decoding.canvas import Canvas, Stopping
-    from mmspec.decoding.draft import Draft, DraftKind
+    from mmspec.decoding.draft import DraftKind, Tree
     from mmspec.decoding.interfaces import Drafter, DraftSession, Request
     from mmspec.decoding.random_stream import RandomStream
     from mmspec.decoding.sampling import Sampler
@@ -87,7 +87,7 @@ def test_the_drafter_of_the_structures_page_runs_and_is_exact() -> None:
 
     code = re.search(r"```python\n(class RepeatDrafter.*?)```", STRUCTURES, re.DOTALL)
     assert code is not None
-    names = {"Draft": Draft, "DraftKind": DraftKind, "Drafter": Drafter, "DraftSession": DraftSession}
+    names = {"Tree": Tree, "DraftKind": DraftKind, "Drafter": Drafter, "DraftSession": DraftSession}
     exec(code.group(1), names)  # the page's own words
     target = CausalTarget(tiny_llama())
     prompt = torch.arange(5, 12)[None]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.decoding import verdict as verdicts
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
@@ -23,7 +24,6 @@ from mmspec.decoding.interfaces import (
 )
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
 from mmspec.drafters.heads import HeadDrafter
 from mmspec.drafters.tree import NAMED_TREES, DynamicTree
 from mmspec.models.eagle import EagleConfig, EagleHead
@@ -78,10 +78,10 @@ class Gullible(AcceptanceRule):
 
     sound_for = frozenset(DraftKind)
 
-    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> Verdict:
+    def verify(self, draft: Draft, scores: Scores, random: RandomStream, emitted: Tensor) -> verdicts.Path:
         node = (5 * emitted + torch.arange(len(emitted))) % draft.tokens.shape[1]
         node = node * take(draft.valid, node)
-        return Verdict.at(draft, node, take(scores.choose(draft, random, emitted), node))
+        return verdicts.Path.at(draft, node, take(scores.choose(draft, random, emitted), node))
 
 
 class Examined(Drafter, DraftSession):

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.decoding.denoising import StepAnnealing
-from mmspec.decoding.draft import Draft, DraftKind, Progress
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter, cells_by_forward, checkerboard_first
 from mmspec.errors import InputError
+from mmspec.targets.mar import CellBlock, MARSampler, StepAnnealing
 
 
 def test_one_cell_in_each_of_256_forwards_and_up_to_seven_in_64() -> None:
@@ -60,15 +58,16 @@ def test_steps_fall_from_the_first_forward_to_the_last(shape: str, expected: lis
 
 def scale_at(schedule: str, known: int, left: int) -> float:
     """Guidance scale of a round that leaves so many of 256 cells, where `known` were decided before."""
-    sampler: Any = DenoisingSampler(
+    sampler: Any = MARSampler(
         source=None,  # type: ignore[arg-type]
         schedule=None,
         guidance_scale=4.0,
         guidance_schedule=schedule,
         length=256,
     )
-    draft = Draft.chain(torch.zeros(1, 1, dtype=torch.long), DraftKind.POINT)
-    object.__setattr__(draft, "progress", Progress(0, 1, known, 256 - left))
+    cell, yes = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
+    progress = {"iteration": 0, "iterations": 1, "before": known, "after": 256 - left}
+    draft = CellBlock.single(cell, cell, yes, cell, yes[:, None], completes=1, **progress)
     return float(sampler(torch.zeros(2, 1, 3), draft, []).scale)
 
 

@@ -3,13 +3,13 @@
 import torch
 
 from mmspec.decoding.indexing import take
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 
 
 def accept_everything(self, draft, scores, random, emitted):
     """Takes every valid draft token unseen."""
     node = torch.where(draft.valid, draft.depth, 0).argmax(-1)
-    return Verdict.at(draft, node, take(scores.choose(draft, random, emitted), node))
+    return Path.at(draft, node, take(scores.choose(draft, random, emitted), node))
 
 
 def stale_noise(self, draft, scores, random, emitted):
@@ -20,4 +20,4 @@ def stale_noise(self, draft, scores, random, emitted):
     matches[:, 0] = True
     reached = (matches[:, None, :] | ~draft.ancestors).all(-1)
     node = torch.where(reached, draft.depth, -1).argmax(-1)
-    return Verdict.at(draft, node, take(choice, node))
+    return Path.at(draft, node, take(choice, node))

@@ -18,12 +18,11 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.drafters.cell_order import CellOrderDrafter
 from mmspec.errors import InputError
 from mmspec.models.denoising import DDPMSchedule
 from mmspec.models.mar import FeatureCache, FeatureCaching, MARConfig, MARForImageGeneration
-from mmspec.targets.mar import MARTarget
+from mmspec.targets.mar import MARSampler, MARTarget
 
 SIDE, SIZE, CLASSES, BUFFER = 16, 4, 5, 8
 CELLS = SIDE**2
@@ -69,7 +68,7 @@ def decode(
         for n in labels[rows]
     ]
     schedule = DDPMSchedule(2, last_step_noise=True)
-    sampler: Any = DenoisingSampler(source=model().diffloss, schedule=schedule, guidance_scale=scale)
+    sampler: Any = MARSampler(source=model().diffloss, schedule=schedule, guidance_scale=scale)
     prompts = [request.prompt_tokens for request in requests]
     canvas = VectorCanvas(prompts, Stopping(CELLS), DecodingStats(), target.device, SIZE)
     random = RandomStream(RandomStream.from_seed(0, len(labels)).keys[rows])

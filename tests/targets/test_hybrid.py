@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.draft import Block, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
@@ -128,7 +128,7 @@ def test_logits_of_a_node_are_those_of_its_path(name: str) -> None:
     target = target_of(name)
     state, _ = target.prefill([{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS], 64)
     tokens = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(2))
-    draft = Draft.tree(tokens, [0, 0, 0, 1, 1, 2, 4, 6, 7], DraftKind.POINT)
+    draft = Tree.of(tokens, [0, 0, 0, 1, 1, 2, 4, 6, 7], DraftKind.POINT)
     logits = target.score(state, draft).logits
     for row, prompt in enumerate(PROMPTS):
         for node in range(9):
@@ -165,7 +165,7 @@ def test_scoring_changes_no_state_and_leaves_the_model_as_it_was() -> None:
     own = [mixer.forward for mixer in mixers]
     state, _ = target.prefill([{"input_ids": torch.tensor([list(PROMPTS[1])])}], 64)
     before = [layer.row_states(0) for layer in state.cache.recurrent]
-    draft = Draft.chain(torch.tensor([[1, 2, 3]]), DraftKind.POINT)
+    draft = Tree.chain(torch.tensor([[1, 2, 3]]), DraftKind.POINT)
     target.score(state, draft)
     hook = target.model.get_output_embeddings().register_forward_pre_hook(fail)
     with pytest.raises(ZeroDivisionError):
@@ -242,8 +242,7 @@ def test_places_in_another_order_are_refused() -> None:
     target = target_of()
     state, _ = target.prefill([{"input_ids": torch.tensor([list(PROMPTS[1])])}], 64)
     node = torch.zeros(1, 1, dtype=torch.long)
-    where = {"slots": node, "depths": node, "starts": node[0], "visible": torch.ones(1, 1, 1).bool()}
-    cells = Cells.of(Draft.chain(node, DraftKind.POINT), **where, follows=node == 0, completes=1)
+    cells = Block.single(node, node, node == 0, node, torch.ones(1, 1, 1).bool(), completes=1)
     with pytest.raises(UnsupportedModelError, match="recurrent state"):
         target.score(state, cells)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.draft import Cells, Draft, DraftKind
+from mmspec.decoding.draft import Block, DraftKind, Tree
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.pipelines.image_prompts import image_requests
@@ -353,7 +353,7 @@ def test_what_a_drafter_with_a_head_of_its_own_relies_on(family):
         assert torch.equal(target.embed(request.inputs["input_ids"]), entering)
         torch.testing.assert_close(target.head(final[:, -1:])[0, :, :K], logits[:, :K])
     tokens = torch.arange(target.vocabulary)[None].expand(2, -1)
-    output = target.score(state, Draft.chain(tokens, DraftKind.POINT))
+    output = target.score(state, Tree.chain(tokens, DraftKind.POINT))
     state.close()
     assert torch.equal(target.embed(tokens), output.taps[0])
     before = target.head(output.taps[-1])
@@ -376,14 +376,13 @@ def test_tokens_fed_at_chosen_places_score_as_they_do_in_order(family):
     prompts = [request.inputs for request in requests] + [request.negative_inputs for request in requests]
     tokens = torch.tensor([draw_plain(family, [request])[:7] for request in requests])
     state, _ = family.target.prefill(prompts, 32)
-    expected = family.target.score(state, Draft.chain(tokens, DraftKind.POINT)).logits
+    expected = family.target.score(state, Tree.chain(tokens, DraftKind.POINT)).logits
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
     places = order.expand(2, -1)
     visible = (torch.arange(7) <= order[:, None]).expand(2, 7, 7)
-    chain, yes = Draft.chain(tokens[:, order], DraftKind.POINT), torch.ones_like(places, dtype=torch.bool)
-    where = {"slots": places, "starts": places[:, 0] + 1, "visible": visible}
-    where["depths"] = torch.arange(7).expand(2, 7)
-    cells = Cells.of(chain, **where, follows=yes, completes=7)
+    yes = torch.ones_like(places, dtype=torch.bool)
+    depths = torch.arange(7).expand(2, 7)
+    cells = Block.single(tokens[:, order], places, yes, depths, visible, completes=7)
     logits = family.target.score(state, cells).logits
     torch.testing.assert_close(logits, expected[:, order])
 

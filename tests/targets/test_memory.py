@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from mmspec.decoding.cache import CAPACITY_BLOCK
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.errors import InputError
 from mmspec.evaluation.model_support import examine_model
 from mmspec.targets import CausalTarget, MaskedTarget, memory
@@ -49,10 +49,11 @@ def test_weights_of_both_models_count_once() -> None:
     assert MemoryPlan.of(target, 1, 8, 1, target.model).weights == alone
 
 
-def test_logits_grow_with_the_nodes_and_a_masked_model_caches_nothing() -> None:
+def test_logits_grow_with_the_nodes_and_a_masked_model_caches_as_others_do() -> None:
     target = CausalTarget(tiny_lm())
     assert MemoryPlan.of(target, 3, 8, 5).logits == 15 * MemoryPlan.of(target, 1, 8, 1).logits > 0
-    assert MemoryPlan.of(MaskedTarget(tiny_masked(), 0), 1, 8, 1).cache == 0
+    masked = MaskedTarget(tiny_masked(), 0)
+    assert MemoryPlan.of(masked, 1, 8, 1).cache == MemoryPlan.of(CausalTarget(tiny_masked()), 1, 8, 1).cache
 
 
 def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(
@@ -75,7 +76,7 @@ def test_a_draft_takes_what_was_measured(name: str) -> None:
     state, _ = target.prefill(prompts, 16)
     held = {}
     for count in (NODES, 2 * NODES):
-        draft = Draft.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT)
+        draft = Tree.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT)
         target.score(state, draft)
         held[count] = [layer.scored.nbytes() for layer in state.cache.recurrent]
     for index, one in enumerate(measured):
@@ -96,7 +97,7 @@ def test_a_draft_that_does_not_fit_is_refused_with_the_number_that_would(
     state, _ = target.prefill([{"input_ids": torch.tensor([[1, 2]])}] * ROWS, 16)
 
     def score(count: int) -> Any:
-        return target.score(state, Draft.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT))
+        return target.score(state, Tree.chain(torch.ones(ROWS, count, dtype=torch.long), DraftKind.POINT))
 
     score(7)
     calls: list[Any] = []

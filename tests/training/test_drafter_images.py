@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.errors import CheckpointError, InputError, MediaError
 from mmspec.training.data import images as image_data
 from mmspec.training.data.images import ImageFile
@@ -152,7 +152,7 @@ def test_the_teacher_reads_an_image_as_decoding_does(condition: str, image_folde
         ids, start = example.inputs["input_ids"], example.answer
         prompt = {name: value for name, value in example.inputs.items() if name != "position_ids"}
         state, output = llamagen.prefill([{**prompt, "input_ids": ids[:, :start]}], ids.shape[1], (0, -1))
-        after = llamagen.score(state, Draft.chain(ids[:, start:], DraftKind.POINT))
+        after = llamagen.score(state, Tree.chain(ids[:, start:], DraftKind.POINT))
         state.close()
         for tap, ours in reading.taps.items():
             decoded = torch.cat([output.taps[tap][0], after.taps[tap]], 1)[0]

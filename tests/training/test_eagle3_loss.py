@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft, DraftKind, Nodes
+from mmspec.decoding.draft import DraftKind, Nodes, Tree
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -48,7 +48,7 @@ def decoded(
     assert isinstance(session, EagleSession)
     hidden = session._read_committed(canvas_of([ids[0, : root + 1].tolist()], emitted=1))[:, None]
     logits = [head.logits(hidden, target.head)[0, 0]]
-    chain = Draft.chain(ids[:, root + 1 : root + STEPS], DraftKind.POINT)
+    chain = Tree.chain(ids[:, root + 1 : root + STEPS], DraftKind.POINT)
     for step in range(chain.tokens.shape[1]):
         token, slot = chain.tokens[:, step : step + 1], torch.tensor([[step]])
         reached = chain.ancestors[:, step : step + 1, : step + 1]

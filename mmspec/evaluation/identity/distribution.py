@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.interfaces import Request, Target, list_prompts
 from mmspec.decoding.sampling import Sampler
@@ -85,7 +85,7 @@ def read_distributions(
     state, prefill = target.prefill(prompts, capacity)
     logits = prefill.logits
     if len(output) > 1:
-        draft = Draft.chain(torch.tensor([list(output[:-1])], device=target.device), DraftKind.POINT)
+        draft = Tree.chain(torch.tensor([list(output[:-1])], device=target.device), DraftKind.POINT)
         logits = torch.cat([logits, target.score(state, draft).logits], dim=1)
     return sampler.scores(sampler.guided(logits)).p[0]
 

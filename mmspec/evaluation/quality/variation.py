@@ -16,7 +16,9 @@ from torch import Tensor
 from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.decoding.denoising import Denoising, log_likelihood
 from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Round
+from mmspec.decoding.verdict import Path
 from mmspec.evaluation.identity.distribution import read_distributions
 
 __all__ = ["OverlapMeter", "VariationMeter", "needs_meter"]
@@ -34,16 +36,19 @@ class VariationMeter:
 
     def watch(self, step: Round) -> None:
         """Record the distributions of the tokens that a round decided."""
-        verdict, rows = step.verdict, len(step.emission.tokens)
-        follows = step.draft.may_follow(verdict)
-        lanes = len(verdict.accepted) // rows
-        p = step.scores.p
-        report = torch.stack([verdict.accepted, follows.long(), step.first], 1).tolist()
-        for lane, (path, (accepted, decided, first)) in enumerate(
-            zip(verdict.path.tolist(), report, strict=True)
-        ):
-            for depth in range(accepted + decided):
-                self.drawn_from[lane // lanes, first + depth] = p[lane, path[depth]].clone()
+        verdict, p = step.verdict, step.scores.p
+        if isinstance(verdict, Path):
+            p = pick(p, verdict.nodes)  # a value is drawn from what the node before it says
+            steps = torch.arange(p.shape[1], device=p.device)
+            places, decided = step.first[:, None] + steps, steps < verdict.decided[:, None]
+        else:
+            p, places, decided = (
+                p.reshape(len(verdict.places), -1, p.shape[-1]),
+                verdict.places,
+                verdict.decided,
+            )
+        for row, index in decided.nonzero().tolist():
+            self.drawn_from[row, int(places[row, index])] = p[row, index].clone()
 
     def finish(self, call: Call) -> None:
         """Measure a batch that is finished; the figures go into its stats."""
@@ -86,8 +91,8 @@ class OverlapMeter:
         if not isinstance(q, Denoising) or q.drawn is None or not q.process.is_noisy:
             return
         p: Any = step.scores[:1]
-        drafted = q[1:2]
-        chains = q.drawn[:, 1]
+        drafted = q[:1]
+        chains = q.drawn[:, 0]
         ratio = log_likelihood(p.process, chains) - log_likelihood(drafted.process, chains)
         valid = step.draft.valid[:, 1]
         self.total += float((ratio.clamp_max(0).exp() * valid).sum())

@@ -18,13 +18,13 @@ from torch.nn.functional import kl_div
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Tree
 from mmspec.decoding.image_grid import FREE, Layout
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.speculative import Batch, begin
 from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleWindow
 from mmspec.drafters.jacobi_session import Candidates, Window
 from mmspec.drafters.window import LastDraft
@@ -95,7 +95,7 @@ class RecordingSession(CorrectedSession):
         self._drawn = filled.tokens[:, :count], is_drawn
         return filled
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         super().observe(draft, output, scores, verdict)
         stale, (new, is_drawn) = self.stale, self._drawn
         goal = self.sampler.guided(output.logits)[:, : new.shape[1]]

@@ -17,13 +17,13 @@ from torch.nn.functional import kl_div
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Tree
 from mmspec.decoding.image_grid import FREE, ImageGrid, require_grid
 from mmspec.decoding.indexing import put
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.verdict import Path
 from mmspec.drafters.vertical import VerticalDrafter, VerticalSession, read_below
 from mmspec.drafters.window_states import learnt_images
 from mmspec.models.feature_head import HIDDEN
@@ -83,11 +83,11 @@ class RecordingSession(VerticalSession):
     states: Tensor
     hidden: Tensor
 
-    def propose(self, canvas: Canvas) -> Draft:
+    def propose(self, canvas: Canvas) -> Tree:
         self._root = canvas.emitted[:, None] - 1
         return super().propose(canvas)
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Verdict) -> None:
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         super().observe(draft, output, scores, verdict)
         hidden, length = output.taps[HIDDEN], max(each.length for each in self.layouts if each is not None)
         if not hasattr(self, "states"):
