@@ -14,7 +14,7 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas, Emission, Stopping
 from mmspec.decoding.distribution import AnyDistribution
 from mmspec.decoding.draft import Draft, DraftKind, Tree
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import ImageGrid, Layout
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows
@@ -35,14 +35,14 @@ class Request:
         draft_inputs: the same for a draft model that reads the prompt in its own way; None if it
             reads `inputs`.
         negative_inputs: the unconditional prompt, needed when the guidance scale of any row is not 1.
-        grid: the layout of the image that the output is, for image tokens.
+        layout: of the output, for image tokens.
         continues: whether the output goes on with the text at the end of the prompt.
     """
 
     inputs: Mapping[str, Tensor]
     draft_inputs: Mapping[str, Tensor] | None = None
     negative_inputs: Mapping[str, Tensor] | None = None
-    grid: ImageGrid | None = None
+    layout: Layout | None = None
     continues: bool = False
 
     @once

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.denoising import Denoising
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import ImageGrid, require_grid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, list_prompts
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.drafters.order import OrderSession
@@ -85,7 +85,7 @@ class CellOrderDrafter(Drafter):
             self.caching.check(target.config)
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
-        lengths = {request.grid.length for request in requests if request.grid is not None}
+        lengths = {require_grid(request.layout, "masked").length for request in requests}
         if len(lengths) != 1:
             raise InputError("requests", sorted(lengths), "images of one size")
         if self.iterations is not None and self.iterations > min(lengths):
@@ -94,7 +94,7 @@ class CellOrderDrafter(Drafter):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
-        grids = [request.grid for request in requests if request.grid is not None]
+        grids = [require_grid(request.layout, "masked") for request in requests]
         return CellOrderSession(self, grids, prefill.logits.device, random)
 
 
@@ -251,7 +251,7 @@ class CellModelDrafter(CellOrderDrafter):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
-        grids = [request.grid for request in requests if request.grid is not None]
+        grids = [require_grid(request.layout, "masked") for request in requests]
         return CellModelSession(self, grids, requests, sampler, random)
 
 
