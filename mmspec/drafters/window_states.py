@@ -122,8 +122,8 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
             allowed = "1, or a head that was trained under guidance: this one knows conditional states alone"
             raise InputError("guidance_scale", sampler.guidance_scale, allowed)
         columns = self.model.config.columns
-        for layout in (request.layout for request in requests):
-            if layout is not None and columns and columns_of(layout) != columns:
+        for layout in (request.layout for request in requests if request.layout is not None and columns):
+            if not isinstance(layout, ImageGrid) or layout.columns != columns:
                 learnt = f"rows of {columns} tokens, which this head has learnt"
                 raise InputError("image size", str(layout), f"{learnt}; `mmspec train drafter` takes --width")
 
@@ -140,13 +140,8 @@ def codebook_sample(target: Target[Any]) -> Tensor:
     return target.codebook.detach().flatten()[:SAMPLED].float().cpu()
 
 
-def columns_of(layout: Layout | None) -> int:
-    """Columns of an image that is one grid; 0 of other outputs."""
-    return layout.columns if isinstance(layout, ImageGrid) else 0
-
-
 def learnt_images(target: Target[Any], layout: Layout | None) -> dict[str, Any]:
     """Attributes of a head's config that say of which images it has learnt: of that target, laid out so."""
     sample = [] if target.codebook is None else codebook_sample(target).tolist()
     codebook = [float(f"{number:.4g}") for number in sample]
-    return {"columns": columns_of(layout), "codebook": codebook}
+    return {"columns": layout.columns if isinstance(layout, ImageGrid) else 0, "codebook": codebook}
