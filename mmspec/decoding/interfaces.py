@@ -18,7 +18,7 @@ from mmspec.decoding.image_grid import ImageGrid, Layout
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows
-from mmspec.decoding.sampling import RowSettings, Sampler
+from mmspec.decoding.sampling import RowSettings
 from mmspec.decoding.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
 
@@ -202,7 +202,7 @@ class Drafter(ABC):
         exactness: "lossy" if nodes see less than the model would, so that no rule can be exact.
         keeps: the distribution that exact rules keep, in words, where models of the kind have more than one;
             "" for the next token's.
-        proposes: "tokens", "vectors", or "any" of them.
+        proposes: "tokens", "vectors", or "any" of them; "places" if a rule chooses among them.
         runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
             when the next is on its way, and one more than it needs.
         rows_move: whether rows may enter and leave its sessions between rounds (`Rows`).
@@ -218,13 +218,13 @@ class Drafter(ABC):
     runs_ahead: bool = False
     rows_move: ClassVar[bool] = False
 
-    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""
         return None
 
     @abstractmethod
     def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
         """Start a session for a batch that the target has just prefilled."""
 

@@ -123,7 +123,7 @@ class CellOrderSession(OrderSession):
         self.ends = [list(accumulate(self.counts))] * rows
         self.forwards = 0
 
-    def decided(self, row: int, canvas: Canvas) -> int:
+    def count_decided(self, row: int, canvas: Canvas) -> int:
         return sum(self.counts[: self.forwards])
 
     def block(

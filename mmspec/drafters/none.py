@@ -145,7 +145,7 @@ class UnmaskingSession(OrderSession):
         self.ends = [[*range(size - first, length, size), length] for first in inside]
         return super().open(canvas)
 
-    def decided(self, row: int, canvas: Canvas) -> int:
+    def count_decided(self, row: int, canvas: Canvas) -> int:
         return canvas.output_lengths[row]
 
     def block(

@@ -38,7 +38,7 @@ class OrderSession(DraftSession):
         return self.block(canvas, nothing, nothing > 0, [(0, 0)] * len(self.ends))
 
     def propose(self, canvas: Canvas) -> Draft:
-        groups = [group_after(ends, self.decided(row, canvas)) for row, ends in enumerate(self.ends)]
+        groups = [group_after(ends, self.count_decided(row, canvas)) for row, ends in enumerate(self.ends)]
         begin, end = groups[0]
         if groups.count(groups[0]) == len(groups):
             places = self.order[:, begin:end]
@@ -50,7 +50,7 @@ class OrderSession(DraftSession):
         return self.block(canvas, places, index < bounds[1], groups)
 
     @abstractmethod
-    def decided(self, row: int, canvas: Canvas) -> int:
+    def count_decided(self, row: int, canvas: Canvas) -> int:
         """How many places of a row are decided, from the first of its order on without a gap."""
 
     @abstractmethod

@@ -177,9 +177,9 @@ class MaskedTarget(CausalTarget):
         shift = int(self.predicts == "next")
         if not state.output.shape[1]:
             size = len(state.prompts), draft.length + 1
+            check_length(self.model, state.limit, max(state.prompt_lengths) + draft.length)
             state.output = torch.full(size, self.vocabulary, device=self.device)
         nodes = self._nodes(state, draft, shift)
-        check_length(self.model, state.limit, state.cache.longest + nodes.deepest)
         lane = torch.arange(draft.starts.shape[1], device=self.device)
         state.lanes = len(lane) + shift
         logits = self._score(state, nodes).logits
