@@ -30,7 +30,7 @@ from mmspec.decoding.interfaces import (
 )
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows, named
-from mmspec.decoding.sampling import RowSettings, Sampler
+from mmspec.decoding.sampling import RowSettings
 from mmspec.decoding.stats import Laps
 from mmspec.decoding.verdict import Measured, Path, Verdict
 
@@ -111,7 +111,7 @@ def begin(
     target: Target[State],
     drafter: Drafter,
     rule: AcceptanceRule,
-    sampler: Sampler,
+    sampler: RowSettings,
     requests: Sequence[Request],
     canvas: Canvas,
     random: RandomStream,
@@ -160,7 +160,7 @@ def speculate(
     target: Target[State],
     drafter: Drafter,
     rule: AcceptanceRule,
-    sampler: Sampler,
+    sampler: RowSettings,
     requests: Sequence[Request],
     canvas: Canvas,
     random: RandomStream,

@@ -12,14 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmspec.acceptance.confidence import LowConfidence
-from mmspec.decoding.canvas import MAX_NEW_TOKENS, Canvas, Stopping
+from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.order import OrderSession
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.targets.masked import CACHES, MaskedBlock, MaskedTarget
@@ -111,10 +113,7 @@ class UnmaskingDrafter(Drafter):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
-        size = self.block_length or MAX_NEW_TOKENS
-        # blocks of a block-causal model are counted from the first token of the prompt
-        inside = [len(request.prompt_tokens) % size if self.is_causal else 0 for request in requests]
-        return UnmaskingSession(self, size, inside)
+        return UnmaskingSession(self, requests, prefill.logits.device)
 
 
 class PlainUnmasking(UnmaskingDrafter):
@@ -131,50 +130,40 @@ class PlainUnmasking(UnmaskingDrafter):
         return session
 
 
-class UnmaskingSession(DraftSession):
-    """Blocks of a batch. The canvas knows which of their places are open.
+class UnmaskingSession(OrderSession):
+    """Blocks of a batch, from left to right. The canvas knows which of their places are open."""
 
-    Args:
-        drafter: fitted to the target.
-        size: places of a block.
-        inside: of each row, places of its first block that belong to the prompt.
-    """
-
-    def __init__(self, drafter: UnmaskingDrafter, size: int, inside: Sequence[int]) -> None:
-        self.drafter, self.size, self.inside = drafter, size, inside
+    def __init__(self, drafter: UnmaskingDrafter, requests: Sequence[Request], device: torch.device) -> None:
+        self.drafter, self.requests, self.device = drafter, requests, device
 
     def open(self, canvas: Canvas) -> Draft:
-        """Make room for the output; return a draft of no place, for a masked model reads no prompt alone."""
-        length = canvas.stopping[0].max_new_tokens
-        canvas.reserve(length + min(self.size, length))
-        return self._block(canvas, 0)
+        length, rows = canvas.stopping[0].max_new_tokens, len(self.requests)
+        size = self.drafter.block_length or length
+        self.order = torch.arange(length, device=self.device).expand(rows, -1)
+        # blocks of a block-causal model are counted from the first token of the prompt
+        inside = [len(each.prompt_tokens) % size if self.drafter.is_causal else 0 for each in self.requests]
+        self.ends = [[*range(size - first, length, size), length] for first in inside]
+        return super().open(canvas)
 
-    def propose(self, canvas: Canvas) -> Draft:
-        return self._block(canvas, min(self.size, canvas.stopping[0].max_new_tokens))
+    def count_decided(self, row: int, canvas: Canvas) -> int:
+        return canvas.output_lengths[row]
 
-    def _block(self, canvas: Canvas, lanes: int) -> MaskedBlock:
-        """The first places of the block that each row is in, of which all before it is emitted."""
-        length = canvas.stopping[0].max_new_tokens
-        begins, ends = list[int](), list[int]()
-        for inside, emitted in zip(self.inside, canvas.output_lengths, strict=True):
-            end = (min(emitted, length - 1) + inside) // self.size * self.size - inside + self.size
-            begins.append(max(end - self.size, 0))
-            ends.append(min(end, length))
-        bounds = torch.tensor([begins, ends], device=canvas.device)[:, :, None]
-        places = bounds[0] + torch.arange(lanes, device=canvas.device)
-        exists = places < bounds[1]
+    def block(
+        self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Sequence[tuple[int, int]]
+    ) -> MaskedBlock:
+        rows, length = self.order.shape
         is_open = exists & ~canvas.decided.gather(1, places)
-        slot = torch.arange(length + 1, device=canvas.device)
-        visible = slot < (bounds[1] if self.drafter.is_causal else length)
+        slot = torch.arange(length + 1, device=self.device)
+        ends = torch.tensor([end for _, end in groups], device=self.device)[:, None]
+        visible = slot < (ends if self.drafter.is_causal else length)
         block = MaskedBlock.single(
             canvas.tokens.gather(1, places).masked_fill(is_open, self.drafter.mask),
             places,
             is_open,
-            slot.expand(len(begins), -1),
-            visible.expand(len(begins), -1)[:, None],
-            completes=lanes,
-            begins=begins,
-            ends=ends,
+            slot.expand(rows, -1),
+            visible.expand(rows, -1)[:, None],
+            completes=places.shape[1],
+            groups=groups,
             length=length,
             cache=self.drafter.cache,
         )

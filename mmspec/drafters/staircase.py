@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Categorical, PointMass, Scores
 from mmspec.decoding.draft import Block, Draft, DraftKind
-from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
+from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid, require_grid
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
@@ -100,10 +100,7 @@ class StaircaseDrafter(Drafter):
         if sampler.processors:
             allowed = "none: cells are not decoded in order"
             raise InputError("logits_processor", len(sampler.processors), allowed)
-        grids = grids_of(requests)
-        if len(grids) < len(requests):
-            raise InputError("accelerator", "zipar", "a model of image tokens")
-        shortest, asked = min(grid.length for grid in grids), stopping.max_new_tokens
+        shortest, asked = min(grid.length for grid in grids_of(requests)), stopping.max_new_tokens
         if asked > shortest:
             raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
 
@@ -114,8 +111,8 @@ class StaircaseDrafter(Drafter):
 
 
 def grids_of(requests: Sequence[Request]) -> list[ImageGrid]:
-    """Grids of the requests that have one."""
-    return [request.grid for request in requests if request.grid is not None]
+    """Grids of the requests; InputError where one asks for no image of one grid."""
+    return [require_grid(request.layout, "zipar") for request in requests]
 
 
 class StaircaseSession(DraftSession):
@@ -164,7 +161,7 @@ class StaircaseSession(DraftSession):
     def open(self, canvas: Canvas) -> Draft:
         """Write the syntax, which is known, and return the draft of the first token."""
         canvas.reserve(self.length + 1)
-        forced = Grammar(self.grids, canvas.device).forced
+        forced = Grammar([grid.forced for grid in self.grids], canvas.device).forced
         places = torch.arange(forced.shape[1], device=canvas.device).expand_as(forced)
         canvas.decide(places, forced, forced != FREE)
         return super().open(canvas)

@@ -43,7 +43,7 @@ class MaskedBlock(Block):
     sees the first state alone.
 
     Attributes:
-        begins, ends: of the rows' blocks, as output indices known to the host.
+        groups: begin and end of each row's block, as output indices known to the host.
         length: places of the output; slots from there on belong to no place.
         cache: what is kept from one forward to the next where all places see each other, a change of the
             model's distribution: "none", exactly nothing; "prefix", what stands before the block, as it was
@@ -51,8 +51,7 @@ class MaskedBlock(Block):
             by block-causal models, whose finished blocks do not change.
     """
 
-    begins: Sequence[int]
-    ends: Sequence[int]
+    groups: Sequence[tuple[int, int]]
     length: int
     cache: str
 
@@ -178,9 +177,9 @@ class MaskedTarget(CausalTarget):
         shift = int(self.predicts == "next")
         if not state.output.shape[1]:
             size = len(state.prompts), draft.length + 1
+            check_length(self.model, state.limit, max(state.prompt_lengths) + draft.length)
             state.output = torch.full(size, self.vocabulary, device=self.device)
         nodes = self._nodes(state, draft, shift)
-        check_length(self.model, state.limit, state.cache.longest + nodes.deepest)
         lane = torch.arange(draft.starts.shape[1], device=self.device)
         state.lanes = len(lane) + shift
         logits = self._score(state, nodes).logits
@@ -237,8 +236,8 @@ class MaskedTarget(CausalTarget):
             read; and where slots behind the output begin.
         """
         bounds = []
-        blocks = [*zip(draft.begins, draft.ends, strict=True)] * copies
-        for row, (prompt, (begin, end)) in enumerate(zip(state.prompt_lengths, blocks, strict=True)):
+        groups = [*draft.groups] * copies
+        for row, (prompt, (begin, end)) in enumerate(zip(state.prompt_lengths, groups, strict=True)):
             low, high, last = prompt + begin - shift, prompt + end, prompt + draft.length
             first, is_same = state.stored[row], state.begun[row] == begin
             state.begun[row] = begin

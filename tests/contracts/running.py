@@ -37,7 +37,7 @@ class Run:
 
 def as_request(prompt: Prompt, negative: Prompt | None = None, grid: ImageGrid | None = None) -> Request:
     unconditional = None if negative is None else {"input_ids": torch.tensor([list(negative)])}
-    return Request({"input_ids": torch.tensor([list(prompt)])}, negative_inputs=unconditional, grid=grid)
+    return Request({"input_ids": torch.tensor([list(prompt)])}, negative_inputs=unconditional, layout=grid)
 
 
 def decode(

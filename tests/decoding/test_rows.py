@@ -90,7 +90,7 @@ def test_pairs_are_the_distributions_that_they_hold(rows: int, nodes: int, count
 
 
 def test_grammars_of_other_lengths_are_free_behind_their_end() -> None:
-    small, large = (Grammar([ImageGrid(side, side, 5, row_end=6)], CPU) for side in (1, 3))
+    small, large = (Grammar([ImageGrid(side, side, 5, row_end=6).forced], CPU) for side in (1, 3))
     joined = small.joined(large, (1, 1))
     assert joined.forced[0].tolist() == [FREE, 6] + [FREE] * 11
     assert torch.equal(joined.part([1]).forced, large.forced)

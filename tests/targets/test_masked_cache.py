@@ -175,8 +175,7 @@ def states_of(block: MaskedBlock, states: Tensor) -> MaskedBlock:
         depths,
         own,
         completes=width,
-        begins=block.begins,
-        ends=block.ends,
+        groups=block.groups,
         length=block.length,
         cache=block.cache,
     )
@@ -200,10 +199,10 @@ def test_several_states_of_a_block_are_scored_in_one_forward(rounds: int) -> Non
             found = real(self, state, states_of(draft, other)).logits.unflatten(1, (count, width))
             for row, prompt in enumerate(PROMPTS):
                 # of a block that begins inside the prompt, its end sees the first state
-                within = (len(prompt) + draft.begins[row]) % width
+                within = (len(prompt) + draft.groups[row][0]) % width
                 for index in range(1 if within else count):
-                    known = [*prompt, *state.output[row, : draft.begins[row]].tolist()]
-                    own = other[row, index, : draft.ends[row] - draft.begins[row]]
+                    known = [*prompt, *state.output[row, : draft.groups[row][0]].tolist()]
+                    own = other[row, index, : draft.groups[row][1] - draft.groups[row][0]]
                     sequence = [*known, *own.masked_fill(own == model.vocabulary, MASK).tolist()]
                     slow = naive_masked.scores_of(model.model, sequence, 4)[len(known) :]
                     mine = found[row, index, : len(own), :MASK]
