@@ -143,7 +143,7 @@ FAULTS = (
     Fault(
         "the budget is spent by every sibling",
         "Budget.remaining",
-        "allowance - judgement.tv[:, None]",
+        "allowance - tv[:, None]",
         "allowance",
         RULES,
     ),

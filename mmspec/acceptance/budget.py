@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance.neighbours import check_neighbours, fitted, neighbour_table
-from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, check_group_size
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling, check_group_size
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.kernels import nearby_mass, nearby_prefix, rank_ratio, rank_ratio_at
@@ -76,8 +76,8 @@ class Budget(RelaxedSampling):
     def allowance(self, depth: Tensor) -> Tensor:
         return torch.full_like(depth, self.delta)
 
-    def remaining(self, allowance: Tensor, judgement: Judgement) -> Tensor:
-        return (allowance - judgement.tv[:, None]).clamp_min(0.0)
+    def remaining(self, allowance: Tensor, tv: Tensor) -> Tensor:
+        return (allowance - tv[:, None]).clamp_min(0.0)
 
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
         exact = torch.minimum(p, q)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -184,22 +183,24 @@ class CSpD(LastStep):
         if sign:
             _, std = distribution.process.transitions(chains[..., :-1, :].flatten(0, 1))
             log_weight = sign * std[:, :-1].log().sum((-1, -2)).view_as(log_weight)
-        return Surrogate(self, last.mean, last.std, log_weight)
+        return Surrogate(last.mean, last.std, self, log_weight)
 
 
+@dataclass(eq=False)
 class Surrogate(Gaussian):
     """Normal distributions of last states, with weights: what takes the place of p and q in a ratio of CSpD.
 
     Args:
-        rule: its temperature and its number of tries.
         mean, std: [T, n, d].
+        rule: its temperature and its number of tries.
         log_weight: [T, n] added to the log density.
     """
 
-    def __init__(self, rule: CSpD, mean: Tensor, std: Tensor, log_weight: Tensor) -> None:
-        super().__init__(mean, std)
-        self.rule, self.log_weight = rule, log_weight
-        self.proposals = rule.max_tries or PROPOSALS
+    rule: CSpD
+    log_weight: Tensor
+
+    def __post_init__(self) -> None:
+        self.proposals = self.rule.max_tries or PROPOSALS
 
     def log_density(self, x: Tensor) -> Tensor:
         return super().log_density(x) + self.log_weight
@@ -216,10 +217,7 @@ class Surrogate(Gaussian):
         return values * filled[:, None], torch.ones_like(filled)
 
     def _softened(self) -> Self:
-        return type(self)(self.rule, self.mean, self.std * self.rule.temperature, self.log_weight)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(self.rule, *map(change, (self.mean, self.std, self.log_weight)))
+        return replace(self, std=self.std * self.rule.temperature)
 
 
 @dataclass(frozen=True)

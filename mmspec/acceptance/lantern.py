@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance.neighbours import check_neighbours, fitted, neighbour_table
-from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, total_variation
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling, total_variation
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Tree
 from mmspec.decoding.indexing import take
@@ -119,11 +119,11 @@ class Lantern(RelaxedSampling):
         uniform[..., : len(self.nearest)] = 1 / len(self.nearest)
         return uniform
 
-    def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> Judgement:
-        judged = super().judge(p, q, x, allowance)
-        if q is None or not self.reference:
-            return judged
-        return Judgement(judged.accepted, total_variation(self.reference_output(p, q), p))
+    def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> tuple[Tensor, Tensor]:
+        mass, tv = super().judge(p, q, x, allowance)
+        if q is not None and self.reference:
+            tv = total_variation(self.reference_output(p, q), p)
+        return mass, tv
 
     def reference_output(self, p: Tensor, q: Tensor) -> Tensor:
         """[..., V] output distribution of the released rule for one sampled candidate x.
@@ -165,11 +165,11 @@ class Lantern(RelaxedSampling):
         p_x = above.gather(-1, x)
         near, _ = nearby_prefix(above, self.nearest[:, : self.neighbours], x, self.limit(p_x))
         node = draft.deepest(draft.valid & ((p_x + near)[..., 0] >= above.amax(-1)))
-        path = Path.at(draft, node, take(scores.logits.argmax(-1), node))
-        tokens = draft.tokens.gather(1, path.nodes)[:, 1:]
-        likeliest = scores.logits.argmax(-1).gather(1, path.nodes)[:, :-1]
+        likeliest = scores.logits.argmax(-1)
+        path = Path.at(draft, node, take(likeliest, node))
         depth = torch.arange(draft.max_depth, device=node.device)
-        differs = (tokens != likeliest) & (depth < path.accepted[:, None])
+        differs = path.values[:, :-1] != likeliest.gather(1, path.nodes)[:, :-1]
+        differs = differs & (depth < path.accepted[:, None])
         return path, differs.to(p.dtype)
 
 

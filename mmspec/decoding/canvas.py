@@ -67,11 +67,9 @@ class Emission:
     Attributes:
         tokens: B lists of new token ids, or B tensors [k, d] of new vectors; empty for rows that were
             finished, or where only places further on were decided.
-        from_draft: B counts: how many of them came from a draft.
     """
 
     tokens: list[Any]
-    from_draft: list[int]
 
 
 class Report(NamedTuple):
@@ -136,26 +134,18 @@ class Canvas(Rows):
         self.output_lengths = [0] * rows
         self.decided = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         self.is_draft = torch.zeros_like(self.decided)
-        ends = torch.tensor([prompt[-1] for prompt in prompts], dtype=torch.long, device=device)
-        self._line = torch.stack([ends, torch.zeros_like(ends)], 1)
+        line = [[prompt[-1], 0] for prompt in prompts]
+        self._line = torch.tensor(line, dtype=torch.long, device=device).reshape(rows, 2)
         self.active = torch.ones(rows, dtype=torch.bool, device=device)
         self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
         self._unread: deque[Report] = deque()
         self._begun = False  # the first commit is of what the prompts decided, without a scoring forward
-        self._tell_device_of_stopping()
+        ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
+        self._ends = ends.repeat(rows, 1)
+        self._limits = torch.full((rows, 1), stopping.max_new_tokens, device=device)
         stats.new_tokens, stats.rounds = [0] * rows, [0] * rows
         stats.drafted, stats.accepted = [0] * rows, [0] * rows
         stats.accepted_histograms = [Counter() for _ in prompts]
-
-    def _tell_device_of_stopping(self) -> None:
-        """Put the limits [B, 1] and end tokens [B, E] of the rows on the device."""
-        limits = [[row.max_new_tokens] for row in self.stopping]
-        ends = [sorted(row.end_token_ids) for row in self.stopping]
-        most = max(map(len, ends), default=0)
-        padded = [row + [NO_TOKEN] * (most - len(row)) for row in ends]
-        size = len(ends), most
-        self._limits = torch.tensor(limits, dtype=torch.long, device=self.device).reshape(size[0], 1)
-        self._ends = torch.tensor(padded, dtype=torch.long, device=self.device).reshape(size)
 
     @property
     def tokens(self) -> Tensor:
@@ -238,7 +228,7 @@ class Canvas(Rows):
 
     def read(self) -> Emission:
         """Read what the first unread round completed: the host's one read of the device in a round."""
-        report, emission, stopped = self._unread.popleft(), Emission([], []), False
+        report, emission, stopped = self._unread.popleft(), Emission([]), False
         for row, (count, ended, full, failed, drafted, faulty, *rest) in enumerate(report.rows()):
             (total, largest, places), block = rest[:3], rest[3:]
             kept, flags = [], list[bool]()
@@ -258,7 +248,6 @@ class Canvas(Rows):
                     measured = total / MILLIONTHS, largest / MILLIONTHS, places
                     self.stats.count_measured(report.measured, *measured)
             emission.tokens.append(kept)
-            emission.from_draft.append(sum(flags))
         self._begun = True
         stopped |= self._stop_in_step(emission)
         if stopped:  # the device cannot know

@@ -8,7 +8,7 @@ chains (acceptance rules of this package; De Bortoli et al., 2501.05370, on sing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 NORM_EPS = 1e-6
-OF_NODES = ("condition", "unconditional", "scale", "temperature", "drawn")
 
 
 class DenoisingProcess(Protocol):
@@ -143,17 +142,6 @@ class Denoising(Continuous):
         rows = self.map(lambda each: each.flatten(0, -2))
         settings = rows.scale, rows.temperature, self.schedule
         return self.source.process(rows.condition, rows.unconditional, *settings)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Denoising:
-        held = {name: getattr(self, name) for name in OF_NODES}
-        changed: Any = {name: change(v) for name, v in held.items() if isinstance(v, Tensor)}
-        return replace(self, **changed)
-
-    @classmethod
-    def stack(cls, parts: Sequence[Denoising]) -> Denoising:
-        held = [name for name in OF_NODES if isinstance(getattr(parts[0], name), Tensor)]
-        columns: Any = {name: torch.stack([getattr(part, name) for part in parts], 1) for name in held}
-        return replace(parts[0], **columns)
 
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         return self.value_of(self.draw(random, place, purpose))

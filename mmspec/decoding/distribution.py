@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -297,9 +297,24 @@ class Scores(Categorical):
 
 
 class Continuous(Distribution):
-    """Distributions of vectors."""
+    """Distributions of vectors: dataclasses, whose tensors are those of the nodes."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     proposals = PROPOSALS
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed: Any = {name: change(held) for name, held in self._tensors().items()}
+        return replace(self, **changed)
+
+    @classmethod
+    def stack(cls, parts: Sequence[Self]) -> Self:
+        held = [part._tensors() for part in parts]
+        stacked: Any = {name: torch.stack([each[name] for each in held], 1) for name in held[0]}
+        return replace(parts[0], **stacked)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in held.items() if isinstance(value, Tensor)}
 
     @abstractmethod
     def log_ratio(self, x: Tensor, q: AnyDistribution) -> Tensor:
@@ -355,6 +370,7 @@ class Continuous(Distribution):
         return node, *self.at(node).finish(refused, judged, random, emitted + node, draft.last_purpose)
 
 
+@dataclass(eq=False)
 class Gaussian(Continuous):
     """Normal distributions of vectors, with a variance for each dimension.
 
@@ -362,21 +378,12 @@ class Gaussian(Continuous):
         mean, std: [T, n, d], or [T, d].
     """
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        self.mean, self.std = mean, std
+    mean: Tensor
+    std: Tensor
 
     @property
     def dtype(self) -> torch.dtype:
         return self.mean.dtype
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(change(self.mean), change(self.std))
-
-    @classmethod
-    def stack(cls, parts: Sequence[Self]) -> Self:
-        return cls(
-            torch.stack([part.mean for part in parts], 1), torch.stack([part.std for part in parts], 1)
-        )
 
     def log_density(self, x: Tensor) -> Tensor:
         """Log density of a vector under each, [..., d] -> [...]."""

@@ -73,11 +73,6 @@ class RowSettings(Rows, ABC):
         """True if all rows are."""
         return self.temperature == 0.0
 
-    def numbers(self, name: str, like: Tensor) -> float | Tensor:
-        """The number of a setting, or [B, 1, 1] of them beside `like`, where rows differ."""
-        numbers: float | Tensor = of_rows(values_of(getattr(self, name)), like)
-        return numbers
-
 
 def check_setting(name: str, value: Any) -> None:
     """Raise InputError for a value outside the range of its setting."""

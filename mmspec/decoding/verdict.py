@@ -57,8 +57,7 @@ class Path:
     @classmethod
     def at(cls, draft: Tree, node: Tensor, next_token: Tensor) -> Path:
         """Build the path that ends in `node` [B]."""
-        nodes, accepted, values = path_to(draft.tokens, *draft.paths, node, next_token, draft.max_depth)
-        return cls.along(nodes, accepted, values)
+        return cls.along(*path_to(draft.tokens, *draft.paths, node, next_token, draft.max_depth))
 
     @classmethod
     def along(cls, nodes: Tensor, accepted: Tensor, values: Tensor) -> Path:
