@@ -1,4 +1,4 @@
-"""Compare two commits of this repository on one machine: the token ids of every accelerator, and their speed.
+"""Compare two commits of this repository on one machine: the tokens of every accelerator, and their speed.
 
     python benchmarks/compare_commits.py BEFORE AFTER                 # ids, for fixed seeds
     python benchmarks/compare_commits.py BEFORE AFTER --repeats 5     # and paired times of 20 prompts
@@ -42,7 +42,14 @@ DEFAULTS = {
     "scenes-llamagen": [
         *("none", "sjd", "gsd", "lantern", "cool", "zipar"),
         f"eagle:drafter={ASSETS}/scenes-llamagen-eagle",
+        f"cjd:drafter={ASSETS}/scenes-llamagen-cjd",
     ],
+    "scenes-hybrid": ["none", "copy", f"dflash:drafter={ASSETS}/scenes-hybrid-dflash"],
+    "scenes-nextstep": [
+        *("none", "shared_noise", "shared_noise:tolerance=0"),
+        f"draft_model:drafter={ASSETS}/scenes-nextstep-draft",
+    ],
+    "scenes-mar": ["masked", f"cspd:drafter={ASSETS}/scenes-mar-half"],
 }
 OTHERS = {
     "scenes-llava": [
@@ -60,8 +67,14 @@ OTHERS = {
         *("sjd:acceptance=lantern", "sjd:acceptance=lantern++", "sjd:acceptance=grouped"),
         *("sjd:acceptance=suffix", "gsd:relaxation=omega", "zipar:adaptive=true"),
         f"eagle:drafter={ASSETS}/scenes-llamagen-eagle:acceptance=budget:relaxation=groups",
+        f"cjd:drafter={ASSETS}/scenes-llamagen-cjd:coupling=exact",
+        f"ssd:drafter={ASSETS}/scenes-llamagen-ssd",
     ],
+    "scenes-hybrid": [f"dflash:drafter={ASSETS}/scenes-hybrid-dspark"],
+    "scenes-mar": ["masked:iterations=20:order=checkerboard", "masked:last_steps=10"],
 }
+
+VECTORS = {"num_inference_steps": 10, "last_step_noise": True}  # of continuous tokens: fewer, and all noisy
 
 WORKER = """
 import json, sys, time
@@ -70,9 +83,9 @@ from PIL import Image
 from transformers.utils import logging
 logging.disable_progress_bar()
 torch.set_num_threads(1)
-from mmspec import ImagePipeline, MMSpecPipeline
-pipe = MMSpecPipeline.from_pretrained(sys.argv[1], accelerator="none", dtype=torch.float32)
-draws, kept = isinstance(pipe, ImagePipeline), {}
+from mmspec import MMSpecPipeline
+pipe = MMSpecPipeline.from_pretrained(sys.argv[1], dtype=torch.float32)
+draws, kept = hasattr(pipe, "set_progress_bar_config"), {}
 if draws:
     pipe.set_progress_bar_config(disable=True)
 for line in sys.stdin:
@@ -82,10 +95,14 @@ for line in sys.stdin:
         kept[task["label"]] = pipe.accelerator, pipe.draft_processor
     pipe.accelerator, pipe.draft_processor = kept[task["label"]]
     inputs = {"output_type": "latent"} if draws else {"images": [[Image.open(f)] for f in task["images"]]}
+    if task["prompts"]:
+        inputs["prompt"] = task["prompts"]
     started = time.process_time()  # one thread: what it would take on a machine that has nothing else to do
-    output = pipe(task["prompts"], **inputs, **task["settings"])
+    output = pipe(**inputs, **task["settings"])
     seconds = time.process_time() - started
-    print(json.dumps({"tokens": output.tokens, "seconds": seconds}), flush=True)
+    # vectors are compared by their bytes
+    tokens = [[v if isinstance(v, int) else v.numpy().tobytes().hex() for v in row] for row in output.tokens]
+    print(json.dumps({"tokens": tokens, "seconds": seconds}), flush=True)
 """
 
 
@@ -153,9 +170,14 @@ def list_tasks(
     tasks = []
     for label in labels:
         for batch in batches:
-            if model == "scenes-llamagen":
+            if model == "scenes-mar":
+                labels = {"class_labels": [one % 48 for one in batch]}
+                tasks.append(Task(label, [], [], {"seed": 7, **VECTORS, **labels}))
+                continue
+            if model in ("scenes-llamagen", "scenes-nextstep"):
                 captions = [caption(sample_scene(FIRST_SCENE + one, profile=IMAGE_TOKENS)) for one in batch]
-                tasks.append(Task(label, captions, [], {"seed": 7}))
+                steps = VECTORS if model == "scenes-nextstep" else {}
+                tasks.append(Task(label, captions, [], {"seed": 7, **steps}))
                 continue
             files = [str(folder / f"{one}.png") for one in batch]
             for one, file in zip(batch, files, strict=True):
@@ -208,7 +230,7 @@ def compare_times(
 def main(
     before: Annotated[str, typer.Argument(help="Commit.")],
     after: Annotated[str, typer.Argument(help="Commit.")] = "HEAD",
-    model: Annotated[str | None, typer.Option(help=f"{' or '.join(DEFAULTS)}; both if not given.")] = None,
+    model: Annotated[str | None, typer.Option(help=f"{' or '.join(DEFAULTS)}; all if not given.")] = None,
     prompts: Annotated[int, typer.Option(min=0, help="Prompts of a batch whose ids are compared.")] = 3,
     repeats: Annotated[int, typer.Option(min=0, help="Times that every prompt is timed; 0 for none.")] = 0,
     timed_prompts: Annotated[int, typer.Option(min=1, help="Prompts that are timed, one by one.")] = 20,
@@ -222,7 +244,7 @@ def main(
         for one in DEFAULTS if model is None else [model]:
             workers = [Worker(code, ASSETS / one) for code in codes]
             try:
-                labels = DEFAULTS[one] + OTHERS[one]
+                labels = DEFAULTS[one] + OTHERS.get(one, [])
                 if prompts:
                     passed &= compare_ids(workers, one, list_tasks(one, labels, [range(prompts)], folder))
                 if repeats:

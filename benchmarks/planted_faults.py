@@ -143,7 +143,7 @@ FAULTS = (
     Fault(
         "the budget is spent by every sibling",
         "Budget.remaining",
-        "allowance - judgement.tv[:, None]",
+        "allowance - tv[:, None]",
         "allowance",
         RULES,
     ),
@@ -172,7 +172,7 @@ FAULTS = (
     Fault("a reflected step is not mirrored", "reflect", "(z - 2 *", "(z - 0 *", RULES),
     Fault(
         "the least confident places are decided",
-        "LowConfidence.verify",
+        "rank",
         "descending=True",
         "descending=False",
         ("tests/targets", "tests/acceptance"),
@@ -181,8 +181,8 @@ FAULTS = (
     Fault(
         "q of the draft model is of an older step",
         "DraftModelSession.propose",
-        "*distributions])",
-        "distributions[0], *distributions[:-1]])",
+        "stack(distributions)",
+        "stack([distributions[0], *distributions[:-1]])",
         DRAFTERS,
     ),
     Fault(
@@ -288,10 +288,10 @@ FAULTS = (
         TARGETS,
     ),
     Fault(
-        "padding is visible in masked models",
-        "MaskedTarget.score",
-        "place < state.lengths[:, None]",
-        "place >= 0",
+        "padding of masked models is written over keys",
+        "MaskedTarget._nodes",
+        "(place - first).where(is_read, junk)",
+        "place - first",
         TARGETS,
     ),
     Fault(

@@ -97,7 +97,7 @@ def random_requests(target: Any, shape: RoundShape) -> list[Request]:
             prompt = row.clone()
             prompt[0, 0] = config.vocab_size + label
             prompts.append({"input_ids": prompt, "position_ids": places})
-        made.append(Request(prompts[0], negative_inputs=prompts[1], grid=target.grid))
+        made.append(Request(prompts[0], negative_inputs=prompts[1], layout=target.grid))
     return made
 
 

@@ -91,7 +91,7 @@ def image_trial(target: ImageTokenTarget, what: dict[str, Any], asked: Sequence[
     of_classes = isinstance(target, LlamaGenTarget) and target.config.condition_type == "class"
     named: dict[str, Any] = {"class_labels" if of_classes else "prompt": list(asked)}
     requests = image_requests(target, **named, **what, guided=sampler.is_guided)
-    return Trial(requests, sampler, max(request.grid.length for request in requests if request.grid))
+    return Trial(requests, sampler, max(each.layout.length for each in requests if each.layout))
 
 
 def glm_image_trial(
@@ -108,5 +108,5 @@ def glm_image_trial(
         requests.append(Request(dict(inputs)))
     config: Any = target.model.generation_config
     sampler = Sampler(config.temperature or 1.0, top_k=config.top_k, top_p=config.top_p)
-    tokens = requests[0].inputs["image_grid_thw"].prod(-1).sum()  # of preview and image; a mark ends them
-    return Trial(requests, sampler, int(tokens) + 1)
+    tokens = target.layout_for(requests[0].inputs).length  # of preview and image; a mark ends them
+    return Trial(requests, sampler, tokens + 1)

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from mmspec.accelerators.accelerator import Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import ImageGrid, require_grid
 from mmspec.decoding.interfaces import Request, Round
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -295,8 +295,7 @@ class ImageCall:
     @property
     def grid(self) -> ImageGrid:
         """Grid of the images."""
-        grid: ImageGrid = self.requests[0].grid or self.pipeline.target.grid  # one call has one size
-        return grid
+        return require_grid(self.requests[0].layout, "a picture")  # one call has one size
 
     def _images(self, kind: str, tokens: Sequence[Any]) -> Any:
         """Images of tokens, in the form of an `output_type`."""

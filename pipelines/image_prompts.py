@@ -17,7 +17,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
 from mmspec.pipelines.prompts import check_text
 from mmspec.targets.continuous import NextStepTarget
-from mmspec.targets.image_tokens import CELLS, ImageTokenTarget
+from mmspec.targets.image_tokens import FORCED, ImageTokenTarget
 from mmspec.targets.mar import MARTarget
 from mmspec.validation import is_integer
 
@@ -68,11 +68,12 @@ def image_requests(
                 allowed = "None, and class_labels: this model is conditioned on classes"
                 raise InputError(name, value, allowed)
         asked = [(label, None) for label in read_labels(class_labels, target.classes)]
-    cells = {} if target.vector_size else {CELLS: torch.tensor([[grid.rows, grid.columns]])}
+    laid_out = {} if target.vector_size else {FORCED: torch.tensor([grid.forced])}
     requests = []
     for one, negative in asked:
         inputs, unconditional = target.encode_prompt(one, negative, grid, tokenizer, text_encoder)
-        request = Request({**inputs, **cells}, None, {**unconditional, **cells} if guided else None, grid)
+        other = {**unconditional, **laid_out} if guided else None
+        request = Request({**inputs, **laid_out}, None, other, grid)
         requests += [request] * num_images_per_prompt
     return requests
 

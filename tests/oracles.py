@@ -11,15 +11,21 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Categorical
-from mmspec.decoding.draft import Draft, DraftKind, Tree
+from mmspec.decoding.distribution import Categorical, Distribution, PointMass
+from mmspec.decoding.draft import Draft, DraftKind, Tree, check_tree
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.verdict import Path
 
-__all__ = ["AdversarialDrafter", "OracleDrafter", "RandomTreeDrafter", "SampledTreeDrafter", "ragged_tree"]
+__all__ = [
+    *("AdversarialDrafter", "OracleDrafter", "RandomTreeDrafter", "SampledTreeDrafter"),
+    *("mass", "next_token", "ragged_tree", "tree_of"),
+]
 
 Continuations = Mapping[tuple[int, ...], Sequence[int]]
 Proposal = Callable[[Tensor, Tensor, Sequence[Sequence[int]]], Draft]
@@ -100,7 +106,7 @@ class OracleDrafter(SimpleDrafter):
             return Tree.chain(tokens, self.kind)
         width = self.siblings + 1
         parents = [0] + [depth * width for depth in range(self.depth) for _ in range(width)]
-        return Tree.of(tokens, parents, self.kind)
+        return tree_of(tokens, parents, self.kind)
 
 
 class AdversarialDrafter(OracleDrafter):
@@ -108,6 +114,27 @@ class AdversarialDrafter(OracleDrafter):
 
     def __init__(self, continuations: Continuations, depth: int, vocabulary: int, siblings: int = 0) -> None:
         super().__init__(continuations, depth, vocabulary, corruption=1.0, siblings=siblings)
+
+
+def mass(distribution: Categorical, x: Tensor) -> Tensor:
+    """Probability of one token [T, n] at each node."""
+    return distribution.p.gather(-1, x[..., None])[..., 0]
+
+
+def next_token(path: Path) -> Tensor:
+    """[B] the target's token after the last accepted node."""
+    return take(path.values, path.accepted)
+
+
+def tree_of(tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Distribution | None = None) -> Tree:
+    """A draft whose tree is the same in every row: tokens [B, n], and n parents, each before its children."""
+    depths, (rows, nodes) = check_tree(parents), tokens.shape
+    children = [sum(1 for i, p in enumerate(parents) if i and p == node) for node in range(nodes)]
+    q = PointMass(tokens[:, 1:]) if q is None else q
+    valid, faulty = torch.ones(rows, nodes, dtype=torch.bool), torch.zeros(rows, dtype=torch.bool)
+    above = torch.tensor(parents).expand(rows, nodes)
+    valid, faulty, above = (each.to(tokens.device) for each in (valid, faulty, above))
+    return Tree(tokens, valid, kind, q, faulty, above, max(depths), max(children))
 
 
 def ragged_tree(tokens: Tensor, parents: Tensor, valid: Tensor, kind: DraftKind) -> Draft:
@@ -119,7 +146,8 @@ def ragged_tree(tokens: Tensor, parents: Tensor, valid: Tensor, kind: DraftKind)
         depths[:, node] = depths.gather(1, parent)[:, 0] + 1
         children.scatter_add_(1, parent, torch.ones_like(parent))
     faulty = torch.zeros(rows, dtype=torch.bool)
-    return Tree(tokens, valid, kind, None, faulty, parents, int(depths.max()), int(children.max()))
+    q = PointMass(tokens[:, 1:])
+    return Tree(tokens, valid, kind, q, faulty, parents, int(depths.max()), int(children.max()))
 
 
 class RandomTreeDrafter(SimpleDrafter):
@@ -153,11 +181,11 @@ class RandomTreeDrafter(SimpleDrafter):
             valid = torch.rand(shape, generator=generator) < 0.9
             valid[:, 0] = True
             draft = ragged_tree(tokens, parents, valid, self.kind)
-            return draft if self.hints is None else replace(draft, tokens=self.hint(draft, requests, history))
+            return draft if self.hints is None else self.hint(draft, requests, history)
 
         return propose
 
-    def hint(self, draft: Draft, requests: Sequence[Request], history: Sequence[Sequence[int]]) -> Tensor:
+    def hint(self, draft: Draft, requests: Sequence[Request], history: Sequence[Sequence[int]]) -> Draft:
         tokens = draft.tokens.clone()
         for row, request in enumerate(requests):
             future = self.hints[tuple(request.prompt_tokens)] if self.hints else []
@@ -166,7 +194,7 @@ class RandomTreeDrafter(SimpleDrafter):
                 index = at + int(draft.depth[row, node])
                 if node % 2 and index < len(future):
                     tokens[row, node] = future[index]
-        return tokens
+        return replace(draft, tokens=tokens, q=PointMass(tokens[:, 1:]))
 
 
 class SampledTreeDrafter(SimpleDrafter):
@@ -191,16 +219,15 @@ class SampledTreeDrafter(SimpleDrafter):
 
     def session(self, requests: Sequence[Request], random: RandomStream) -> Proposal:
         def propose(root: Tensor, emitted: Tensor, history: Sequence[Sequence[int]]) -> Draft:
-            tokens, distributions = [root[:, None]], [torch.zeros_like(self.distribution[root])[:, None]]
+            tokens, distributions = [root[:, None]], list[Tensor]()
             for depth, width in enumerate(self.widths):
                 distribution = self.distribution[tokens[-1]]  # [B, nodes of this level, V]
                 tokens.append(self.siblings(distribution, width, random, emitted + depth))
                 distributions.append(distribution.repeat_interleave(width, 1))
             q, flat = torch.cat(distributions, 1), torch.cat(tokens, 1)
-            draft = Tree.of(flat, self.parents, self.kind, Categorical(q))
-            drawable = q.gather(-1, flat[:, :, None])[..., 0] > 0  # fewer tokens may be left than siblings
-            drawable[:, 0] = True
-            return replace(draft, valid=self.keep(draft, drawable))
+            draft = tree_of(flat, self.parents, self.kind, Categorical(q))
+            drawable = q.gather(-1, flat[:, 1:, None])[..., 0] > 0  # fewer tokens may be left than siblings
+            return replace(draft, valid=self.keep(draft, pad(drawable, (1, 0), value=True)))
 
         return propose
 

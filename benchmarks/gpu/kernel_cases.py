@@ -111,7 +111,7 @@ def _drafted(shape: Shape, device: torch.device) -> tuple[Any, ...]:
     u = torch.rand(shape["rows"], _levels(shape), 2, device=device)
     return (
         p / p.sum(-1, keepdim=True),
-        q / q.sum(-1, keepdim=True),
+        (q / q.sum(-1, keepdim=True))[:, 1:],
         torch.zeros_like(parents),
         children,
         u,
@@ -217,7 +217,7 @@ def _chains(shape: Shape, device: torch.device) -> tuple[Any, ...]:
     """Chains whose q is p, so that every candidate passes, but for the last: it is refused in all rows."""
     rows, nodes, count = shape["rows"], shape["nodes"], shape["count"]
     p = torch.randn(rows, nodes, count, device=device).softmax(-1)
-    q = p.roll(1, 1)
+    q = p[:, :-1].clone()
     tokens = torch.zeros(rows, nodes, dtype=torch.long, device=device)
     u = torch.full((rows, nodes - 1), 0.5, device=device)
     u[:, -1], q[:, -1, 0] = 1.0, 1.0
@@ -233,7 +233,7 @@ def _windows(shape: Shape, device: torch.device) -> tuple[Any, ...]:
     old = torch.arange(places, device=device).expand(rows, places)
     tokens = torch.where(old % 2 == 0, (p / q).argmin(-1), (p / q).argmax(-1))
     u = torch.full((rows, places, 3), 0.5, dtype=torch.float64, device=device)
-    return p, q, tokens, torch.ones_like(tokens, dtype=torch.bool), old, u
+    return p, q[:, 1:], tokens, torch.ones_like(tokens, dtype=torch.bool), old, u
 
 
 CASES = (

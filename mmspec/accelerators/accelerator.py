@@ -154,7 +154,7 @@ class Accelerator:
         Raises:
             InputError: the target decides its places in another order.
         """
-        if target.any_order or target.mask_token_id is not None:
+        if target.any_order or isinstance(target, MaskedTarget):
             allowed = "None: this model decides places together, and callbacks go token by token"
             raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
         return pair("none", NoDrafter()).fit(target)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
-from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, check_group_size
+from mmspec.acceptance.neighbours import check_neighbours, fitted, neighbour_table
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling, check_group_size
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.kernels import nearby_mass, nearby_prefix, rank_ratio, rank_ratio_at
@@ -69,15 +69,15 @@ class Budget(RelaxedSampling):
     def fit(self, target: Target[Any]) -> Budget:
         if self.relaxation != "neighbours":
             return self
-        fitted = copy.copy(self)
-        fitted.table = neighbour_table(target, self.neighbours, self.metric)
-        return fitted
+        rule = copy.copy(self)
+        rule.table = neighbour_table(target, self.neighbours, self.metric)
+        return rule
 
     def allowance(self, depth: Tensor) -> Tensor:
         return torch.full_like(depth, self.delta)
 
-    def remaining(self, allowance: Tensor, judgement: Judgement) -> Tensor:
-        return (allowance - judgement.tv[:, None]).clamp_min(0.0)
+    def remaining(self, allowance: Tensor, tv: Tensor) -> Tensor:
+        return (allowance - tv[:, None]).clamp_min(0.0)
 
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
         exact = torch.minimum(p, q)
@@ -93,11 +93,10 @@ class Budget(RelaxedSampling):
             return q * rank_ratio(p, q, self.group_size)
         if self.relaxation == "omega":
             return torch.minimum(q, p / self.inverse_omega(p, q, allowance))
-        if self.table is None:
-            raise TypeError(NOT_FITTED)
+        table = fitted(self.table)
         if only is None:
-            return torch.minimum(q, p + nearby_mass(p, self.table))
-        return torch.minimum(q, p.scatter_add(-1, only, nearby_prefix(p, self.table, only)[0]))
+            return torch.minimum(q, p + nearby_mass(p, table))
+        return torch.minimum(q, p.scatter_add(-1, only, nearby_prefix(p, table, only)[0]))
 
     def inverse_omega(self, p: Tensor, q: Tensor, allowance: Tensor) -> Tensor:
         """[..., 1] 1 / omega by bisection: the least omega found that spends the allowance, if any does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Fill, Measured, Path, Verdict
 from mmspec.errors import InputError
-from mmspec.validation import is_integer
+from mmspec.validation import is_integer, require_number
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,16 @@ class LowConfidence(AcceptanceRule):
 
     Args:
         places_per_step: places of each row that a round decides; the paper's length of a block by its steps.
+        remask_below: a decided place of the block whose token has come to be less probable than this is
+            opened again, the least probable first, at most one fewer than the round decides, so that every
+            round comes nearer to the end; tokens of a block are emitted when it is complete. 0 never does.
 
     Raises:
-        InputError: it is not a positive integer.
+        InputError: a value outside its range.
     """
 
     places_per_step: int = 1
+    remask_below: float = 0.0
 
     sound_for = frozenset({DraftKind.POINT})
     judges = "places"
@@ -45,23 +49,37 @@ class LowConfidence(AcceptanceRule):
     def __post_init__(self) -> None:
         if not is_integer(self.places_per_step) or self.places_per_step < 1:
             raise InputError("places_per_step", self.places_per_step, "a positive integer")
+        require_number("remask_below", self.remask_below, 0.0, 1.0, "0 (never) to 1")
 
     def decide(
         self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
         if not isinstance(draft, Block):
             raise TypeError("confidence ranks open places against each other; a tree of candidates has none")
-        token = scores.choose(draft.lanes, random, first)
-        # of the logits as they are: probabilities of greedy decoding are 1 everywhere
-        confidence = scores.logits.softmax(-1).gather(-1, token[:, :, None])[:, 0, 0]
         is_open = draft.is_open[:, :, 0]
-        ranked = confidence.view_as(is_open).masked_fill(~is_open, -1.0)
-        order = ranked.argsort(dim=-1, descending=True, stable=True)
-        chosen = (order.argsort(-1) < self.places_per_step) & is_open
-        failed = is_open & ~scores.is_finite().view_as(is_open)
-        decided, values = chosen & ~failed, token.view_as(is_open)
-        fill = Fill.of(draft.starts, values, decided, torch.zeros_like(decided), failed.any(-1))
+        token = scores.choose(draft.lanes, random, first).view_as(is_open)
+        # of the logits as they are: probabilities of greedy decoding are 1 everywhere
+        p = scores.logits.softmax(-1).view(*is_open.shape, -1)
+        confidence = p.gather(-1, token[:, :, None])[..., 0]
+        chosen = rank(confidence.masked_fill(~is_open, -1.0)) < self.places_per_step
+        finite = scores.is_finite().view_as(is_open)
+        decided, failed = chosen & is_open & finite, (is_open & ~finite).any(-1)
+        fill = Fill.of(draft.starts, token, decided, torch.zeros_like(decided), failed)
+        if self.remask_below:
+            held, exists = draft.tokens[:, :, 0], draft.valid[:, :, 0]
+            kept = p.gather(-1, held.clamp_max(p.shape[-1] - 1)[:, :, None])[..., 0]
+            doubted = exists & ~is_open & (kept < self.remask_below)
+            fewest = rank(-kept.masked_fill(~doubted, 2.0))
+            reopened = doubted & (fewest < decided.sum(-1, keepdim=True) - 1)
+            complete = ~(exists & (reopened | (is_open & ~decided))).any(-1)
+            settled = draft.starts[:, 0] + exists.sum(-1) * complete
+            fill = replace(fill, reopened=reopened, settled=settled)
         return fill, Measured.nothing(is_open)
 
     def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         raise TypeError("confidence ranks open places against each other; a tree of candidates has none")
+
+
+def rank(values: Tensor) -> Tensor:
+    """[B, n] how many values of a row [B, n] are larger; of equals, those further left count as larger."""
+    return values.argsort(dim=-1, descending=True, stable=True).argsort(-1)

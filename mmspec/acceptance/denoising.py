@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.acceptance.verification import ChainRejection, last_purpose, sampled_distribution
+from mmspec.acceptance.verification import ChainRejection, place_uniforms, sampled_distribution
 from mmspec.decoding.denoising import Denoising, require_noise
-from mmspec.decoding.distribution import Gaussian
+from mmspec.decoding.distribution import PROPOSALS, Gaussian
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
@@ -47,18 +46,17 @@ class Reflection(AcceptanceRule):
 
     def verify(self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor) -> Path:
         q = sampled_distribution(draft)
-        depths = torch.arange(draft.max_depth, device=emitted.device)
         steps = scores.process.steps
-        u = random.uniform(emitted[:, None] + depths, Purpose.ACCEPT, steps, scores.dtype)  # [B, K, S]
-        kept, mirrored = reflect(scores[:-1], q[1:], u)
+        u = place_uniforms(draft, random, emitted, steps, scores.dtype)  # [B, K, S]
+        kept, mirrored = reflect(scores[:-1], q, u)
         drawn = draft.valid[:, 1:]
         node = (drawn & kept.all(-1)).long().cumprod(-1).sum(-1)
         judged = pad(drawn, (0, 1)).gather(1, node[:, None])
         here = scores.at(node)
-        noise, known = here.noise(random, emitted + node, last_purpose(draft)), None
+        noise, known = here.noise(random, emitted + node, draft.last_purpose), None
         if draft.max_depth:
             at = node.clamp_max(draft.max_depth - 1)
-            chain, agrees = take(q.drawn[:, 1:], at), take(kept, at)
+            chain, agrees = take(q.drawn, at), take(kept, at)
             first = agrees.long().cumprod(-1).sum(-1)[:, None]  # [B, 1] the step that was refused
             state = torch.arange(steps + 1, device=node.device)
             after = pad(take(mirrored, at), (0, 0, 1, 0))  # [B, S + 1, d] with room for the first state
@@ -185,42 +183,41 @@ class CSpD(LastStep):
         if sign:
             _, std = distribution.process.transitions(chains[..., :-1, :].flatten(0, 1))
             log_weight = sign * std[:, :-1].log().sum((-1, -2)).view_as(log_weight)
-        return Surrogate(self, last.mean, last.std, log_weight)
+        return Surrogate(last.mean, last.std, self, log_weight)
 
 
+@dataclass(eq=False)
 class Surrogate(Gaussian):
     """Normal distributions of last states, with weights: what takes the place of p and q in a ratio of CSpD.
 
     Args:
-        rule: its temperature and its number of tries.
         mean, std: [T, n, d].
+        rule: its temperature and its number of tries.
         log_weight: [T, n] added to the log density.
     """
 
-    def __init__(self, rule: CSpD, mean: Tensor, std: Tensor, log_weight: Tensor) -> None:
-        super().__init__(mean, std)
-        self.rule, self.log_weight = rule, log_weight
+    rule: CSpD
+    log_weight: Tensor
+
+    def __post_init__(self) -> None:
+        self.proposals = self.rule.max_tries or PROPOSALS
 
     def log_density(self, x: Tensor) -> Tensor:
         return super().log_density(x) + self.log_weight
 
-    def judge(self, x: Tensor, q: Self, u: Tensor) -> tuple[Tensor, Tensor]:
-        return Gaussian.judge(self._softened(), x, q._softened(), u)
+    def log_ratio(self, x: Tensor, q: Self) -> Tensor:
+        return Gaussian.log_ratio(self._softened(), x, q._softened())
 
     def finish(
         self, q: Self, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
     ) -> tuple[Tensor, Tensor]:
-        tries = self.rule.max_tries
-        if tries is None:
-            return super().finish(q, judged, random, place, purpose)
-        values, filled = self.refill(q, judged, random, place, purpose, tries)
+        values, filled = super().finish(q, judged, random, place, purpose)
+        if self.rule.max_tries is None:
+            return values, filled
         return values * filled[:, None], torch.ones_like(filled)
 
     def _softened(self) -> Self:
-        return type(self)(self.rule, self.mean, self.std * self.rule.temperature, self.log_weight)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(self.rule, *map(change, (self.mean, self.std, self.log_weight)))
+        return replace(self, std=self.std * self.rule.temperature)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.acceptance.neighbours import BLOCK_ELEMENTS, NOT_FITTED, codebook_of
+from mmspec.acceptance.neighbours import BLOCK_ELEMENTS, codebook_of, fitted
 from mmspec.acceptance.relaxed_sampling import RelaxedSampling, check_group_size
 from mmspec.decoding.interfaces import Target
 from mmspec.errors import InputError
@@ -132,6 +132,7 @@ class Grouped(RelaxedSampling):
     clusters: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.measures_one_place = self.reference
         check_group_size(self.group_size)
         if self.partition not in PARTITIONS:
             raise InputError("partition", self.partition, did_you_mean(self.partition, PARTITIONS))
@@ -139,39 +140,26 @@ class Grouped(RelaxedSampling):
     def fit(self, target: Target[Any]) -> Grouped:
         if self.partition == "rank" and not self.reference:
             return self
-        fitted = copy.copy(self)
+        rule = copy.copy(self)
         codebook = codebook_of(target).to(target.device)
         if self.reference:
-            fitted.codebook = codebook
+            rule.codebook = codebook
         else:
-            fitted.clusters = cluster_codes(codebook, -(-len(codebook) // self.group_size))
-        return fitted
-
-    @property
-    def measures_one_place(self) -> bool:
-        return self.reference
+            rule.clusters = cluster_codes(codebook, -(-len(codebook) // self.group_size))
+        return rule
 
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
         if only is not None and (self.reference or self.partition == "rank"):
             return torch.zeros_like(p).scatter(-1, only, self.mass_at(p, q, only, allowance))
         if self.reference:
-            return q * window_ratio(p, q, self.vectors)
+            return q * window_ratio(p, q, fitted(self.codebook))
         if self.partition == "rank":
             return q * rank_ratio(p, q, self.group_size)
-        if self.clusters is None:
-            raise TypeError(NOT_FITTED)
-        return q * cluster_ratio(p, q, self.clusters)
+        return q * cluster_ratio(p, q, fitted(self.clusters))
 
     def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
         if self.reference:
-            return q.gather(-1, x) * window_ratio(p, q, self.vectors, x)
+            return q.gather(-1, x) * window_ratio(p, q, fitted(self.codebook), x)
         if self.partition == "rank":
             return q.gather(-1, x) * rank_ratio_at(p, q, x, self.group_size)
         return super().mass_at(p, q, x, allowance)
-
-    @property
-    def vectors(self) -> Tensor:
-        """[K, d] the code vectors, of the released windows."""
-        if self.codebook is None:
-            raise TypeError(NOT_FITTED)
-        return self.codebook

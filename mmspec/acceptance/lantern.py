@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.neighbours import NOT_FITTED, check_neighbours, neighbour_table
-from mmspec.acceptance.relaxed_sampling import Judgement, RelaxedSampling, total_variation
+from mmspec.acceptance.neighbours import check_neighbours, fitted, neighbour_table
+from mmspec.acceptance.relaxed_sampling import RelaxedSampling, total_variation
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Tree
 from mmspec.decoding.indexing import take
@@ -55,6 +55,8 @@ class Lantern(RelaxedSampling):
     reference: bool = False
     table: Tensor | None = field(default=None, init=False, repr=False)
 
+    measures_one_place = True
+
     def __post_init__(self) -> None:
         require_number("delta", self.delta, 0.0, 1.0, "0 (exact) to 1")
         if self.lam is not None:
@@ -62,20 +64,14 @@ class Lantern(RelaxedSampling):
         check_neighbours(self.neighbours, self.metric)
 
     def fit(self, target: Target[Any]) -> Lantern:
-        fitted = copy.copy(self)
-        fitted.table = neighbour_table(target, self.neighbours + self.reference, self.metric)
-        return fitted
-
-    @property
-    def measures_one_place(self) -> bool:
-        return True
+        rule = copy.copy(self)
+        rule.table = neighbour_table(target, self.neighbours + self.reference, self.metric)
+        return rule
 
     @property
     def nearest(self) -> Tensor:
         """[K, k + 1 in reference mode, else k] the neighbours of each code."""
-        if self.table is None:
-            raise TypeError(NOT_FITTED)
-        return self.table
+        return fitted(self.table)
 
     def limit(self, p_x: Tensor) -> Tensor:
         """Largest mass that neighbours may add to tokens of probability p_x [...]."""
@@ -123,11 +119,11 @@ class Lantern(RelaxedSampling):
         uniform[..., : len(self.nearest)] = 1 / len(self.nearest)
         return uniform
 
-    def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> Judgement:
-        judged = super().judge(p, q, x, allowance)
-        if q is None or not self.reference:
-            return judged
-        return Judgement(judged.accepted, total_variation(self.reference_output(p, q), p))
+    def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> tuple[Tensor, Tensor]:
+        mass, tv = super().judge(p, q, x, allowance)
+        if q is not None and self.reference:
+            tv = total_variation(self.reference_output(p, q), p)
+        return mass, tv
 
     def reference_output(self, p: Tensor, q: Tensor) -> Tensor:
         """[..., V] output distribution of the released rule for one sampled candidate x.
@@ -169,11 +165,11 @@ class Lantern(RelaxedSampling):
         p_x = above.gather(-1, x)
         near, _ = nearby_prefix(above, self.nearest[:, : self.neighbours], x, self.limit(p_x))
         node = draft.deepest(draft.valid & ((p_x + near)[..., 0] >= above.amax(-1)))
-        path = Path.at(draft, node, take(scores.logits.argmax(-1), node))
-        tokens = draft.tokens.gather(1, path.nodes)[:, 1:]
-        likeliest = scores.logits.argmax(-1).gather(1, path.nodes)[:, :-1]
+        likeliest = scores.logits.argmax(-1)
+        path = Path.at(draft, node, take(likeliest, node))
         depth = torch.arange(draft.max_depth, device=node.device)
-        differs = (tokens != likeliest) & (depth < path.accepted[:, None])
+        differs = path.values[:, :-1] != likeliest.gather(1, path.nodes)[:, :-1]
+        differs = differs & (depth < path.accepted[:, None])
         return path, differs.to(p.dtype)
 
 

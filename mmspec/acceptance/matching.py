@@ -20,10 +20,8 @@ def follow(draft: Tree, choice: Tensor) -> Path:
     """Walk from the root along the children that equal the target's choice. choice: as the tokens."""
     if not draft.max_depth:  # nothing was proposed
         return Path.root(draft, choice[:, 0])
-    path, accepted, values = match_path(
-        draft.tokens, choice, draft.parents, draft.valid, *draft.paths, draft.max_depth
-    )
-    return Path.along(path, accepted, values)
+    tree = draft.parents, draft.valid, *draft.paths, draft.max_depth
+    return Path.along(*match_path(draft.tokens, choice, *tree))
 
 
 class Greedy(AcceptanceRule):

@@ -24,7 +24,6 @@ from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer
 
-NOT_FITTED = "this rule needs the target's codebook: use rule.fit(target)"
 METRICS = ("l2", "cosine")
 INT16_CODES = 2**15
 BLOCK_ELEMENTS = 2**22  # numbers held at once while a table is made
@@ -36,6 +35,13 @@ def check_neighbours(neighbours: int, metric: str) -> None:
         raise InputError("neighbours", neighbours, "an integer of at least 1")
     if metric not in METRICS:
         raise InputError("metric", metric, did_you_mean(metric, METRICS))
+
+
+def fitted(table: Tensor | None) -> Tensor:
+    """Return what a rule took from a target; raise TypeError if it was not fitted to one."""
+    if table is None:
+        raise TypeError("this rule needs the target's codebook: use rule.fit(target)")
+    return table
 
 
 def codebook_of(target: Target[Any]) -> Tensor:

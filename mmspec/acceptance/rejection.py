@@ -9,13 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.verification import (
-    ChainRejection,
-    end_at,
-    sampled_distribution,
-    sibling_uniforms,
-    walk,
-)
+from mmspec.acceptance.verification import ChainRejection, end_at, place_uniforms, sampled_distribution, walk
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
@@ -46,7 +40,7 @@ class RecursiveRejection(AcceptanceRule):
 
     def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         p, q = scores.p, sampled_distribution(draft).p
-        u = sibling_uniforms(draft, random, emitted, p.dtype)
+        u = place_uniforms(draft, random, emitted, draft.max_children, p.dtype)
         without_replacement = draft.kind is DraftKind.WITHOUT_REPLACEMENT
         node, final = reject_tree(p, q, draft.tokens, draft.children, u, without_replacement)
         return end_at(draft, node, final, random, emitted)
@@ -66,7 +60,7 @@ class KSequential(AcceptanceRule):
         draft_q = sampled_distribution(draft).p
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = take(draft_q, children[:, 0].clamp_min(0))
+            q = take(draft_q, (children[:, 0] - 1).clamp_min(0))
             x = draft.tokens.gather(1, children.clamp_min(0))
             drawn = (children >= 0) & (q.gather(-1, x) > 0)
             count = drawn.sum(-1, keepdim=True).to(p.dtype)  # [B, 1] k of this node

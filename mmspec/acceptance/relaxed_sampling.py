@@ -10,34 +10,20 @@ token that the target excludes is never accepted: top-k, top-p and grammars hold
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.verification import last_purpose, sampled_distribution, walk
-from mmspec.decoding.distribution import Scores, draw
+from mmspec.acceptance.verification import end_at, place_uniforms, sampled_distribution, walk
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Path
 from mmspec.errors import InputError
 from mmspec.kernels.chain import normalise, residual
 from mmspec.validation import is_integer
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Acceptance of one candidate x at each of some places, and its total variation.
-
-    Attributes:
-        accepted: [...] a(x).
-        tv: [...] total variation between the output distribution a + (1 - sum a) r and p.
-    """
-
-    accepted: Tensor
-    tv: Tensor
 
 
 class RelaxedSampling(AcceptanceRule):
@@ -47,19 +33,15 @@ class RelaxedSampling(AcceptanceRule):
     Their total variations add up, each weighted with the probability that the siblings before it are refused;
     that sum, at most 1, is reported, and is a bound (its mean, for sampled siblings) where there are several.
     A deterministic candidate has a one-hot q.
+
+    Attributes:
+        measures_one_place: True if the whole of a is expensive to compute. Chains of sampled tokens are then
+            judged by `mass_at`, and their total variation is measured at one judged place a round.
     """
 
     sound_for = frozenset({DraftKind.POINT, DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
     exactness = "lossy"
-
-    @property
-    def measures_one_place(self) -> bool:
-        """True if the whole of a is expensive to compute.
-
-        Chains of sampled tokens are then judged by `mass_at`, and their total variation is measured at one
-        judged place a round.
-        """
-        return False
+    measures_one_place: bool = False
 
     @abstractmethod
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
@@ -79,21 +61,25 @@ class RelaxedSampling(AcceptanceRule):
         """Allowance of `mass` at depths [...] of the draft, counted from 0, for the first sibling."""
         return torch.zeros_like(depth)
 
-    def remaining(self, allowance: Tensor, judgement: Judgement) -> Tensor:
-        """[B, 1] allowance left for the next sibling if this one is refused."""
+    def remaining(self, allowance: Tensor, tv: Tensor) -> Tensor:
+        """[B, 1] allowance left for the next sibling if this one, of total variation [B], is refused."""
         return allowance
 
     def residual(self, p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
         """Residual distribution norm((p - q)+) if x [..., 1] is refused; q is None where one-hot at x."""
         return normalise(p.scatter(-1, x, 0.0), otherwise=p) if q is None else residual(p, q)
 
-    def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> Judgement:
-        """Judge candidates. p, q: [..., V]; x, allowance: [..., 1]; q is None where it is one-hot at x."""
+    def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> tuple[Tensor, Tensor]:
+        """Judge candidates. p, q: [..., V]; x, allowance: [..., 1]; q is None where it is one-hot at x.
+
+        Returns:
+            [...] a(x), and the total variation between the output distribution a + (1 - sum a) r and p.
+        """
         dense_q = torch.zeros_like(p).scatter(-1, x, 1.0) if q is None else q
         a = self.mass(p, dense_q, allowance, only=x if q is None else None)
         refused = (1 - a.sum(-1, keepdim=True)).clamp_min(0.0)
         output = a + refused * self.residual(p, q, x)
-        return Judgement(a.gather(-1, x)[..., 0], total_variation(output, p))
+        return a.gather(-1, x)[..., 0], total_variation(output, p)
 
     def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         return self.measure(draft, scores, random, emitted)[0]
@@ -109,41 +95,40 @@ class RelaxedSampling(AcceptanceRule):
     ) -> tuple[Path, Tensor]:
         """Verify one candidate per place: all places are judged at once."""
         p, x = scores.p, draft.tokens[:, 1:, None]
-        q = draft_distribution(draft, p.dtype)
-        depth = torch.arange(draft.max_depth, device=emitted.device)
-        allowance = self.allowance(depth.to(p.dtype))[:, None].expand(*x.shape)
+        q = None if draft.kind is DraftKind.POINT else sampled_distribution(draft).p.to(p.dtype)
+        depth = torch.arange(draft.max_depth, device=emitted.device, dtype=p.dtype)
+        allowance = self.allowance(depth)[:, None].expand(*x.shape)
         if measures_all := q is None or not self.measures_one_place:
-            judged = self.judge(p[:, :-1], None if q is None else q[:, 1:], x, allowance)
-            mass, tv = judged.accepted, judged.tv
+            mass, tv = self.judge(p[:, :-1], q, x, allowance)
         else:
-            mass = self.mass_at(p[:, :-1], q[:, 1:], x, allowance)[..., 0]
+            mass = self.mass_at(p[:, :-1], q, x, allowance)[..., 0]
             tv = torch.full_like(mass, float("nan"))
-        u = random.uniform(emitted[:, None] + depth, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
-        q_x = torch.ones_like(u) if q is None else q[:, 1:].gather(-1, x)[..., 0]
+        u = place_uniforms(draft, random, emitted, 1, p.dtype)[..., 0]  # [B, K]
+        q_x = torch.ones_like(u) if q is None else q.gather(-1, x)[..., 0]
         drawn = draft.valid[:, 1:] & (q_x > 0)
         accept = drawn & (u * q_x <= mass) & (mass > 0)
         node = accept.long().cumprod(-1).sum(-1)  # [B] depth of the last accepted node
         p_node, after = take(p, node), (node + 1).clamp_max(draft.max_depth)
-        q_node, x_node = None if q is None else take(q, after), take(draft.tokens, after)[:, None]
+        q_node = take(q, after - 1) if q is not None and draft.max_depth else None
+        x_node = take(draft.tokens, after)[:, None]
         refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
         final = torch.where(refused, self.residual(p_node, q_node, x_node), p_node)
-        next_token = draw(final, random, emitted + node, last_purpose(draft))
         if q is not None and not measures_all and draft.max_depth:
             place = emitted % (node + 1).clamp_max(draft.max_depth)  # some place that was judged
-            one = self.judge(take(p, place), take(q, place + 1), take(x, place), take(allowance, place))
-            tv = tv.scatter(1, place[:, None], one.tv[:, None])
-        return Path.at(draft, node, next_token), tv.where(drawn, float("nan"))
+            _, one = self.judge(take(p, place), take(q, place), take(x, place), take(allowance, place))
+            tv = tv.scatter(1, place[:, None], one[:, None])
+        return end_at(draft, node, final, random, emitted), tv.where(drawn, float("nan"))
 
     def verify_tree(
         self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
     ) -> tuple[Path, Tensor]:
         """Verify siblings one after the other, from the root down."""
         p = scores.p
-        draft_q = draft_distribution(draft, p.dtype)
+        draft_q = None if draft.kind is DraftKind.POINT else sampled_distribution(draft).p.to(p.dtype)
         variations: list[Tensor] = []
 
         def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            q = None if draft_q is None else take(draft_q, children[:, 0].clamp_min(0))
+            q = None if draft_q is None else take(draft_q, (children[:, 0] - 1).clamp_min(0))
             depth = torch.full((len(p), 1), len(variations), dtype=p.dtype, device=p.device)
             allowance = self.allowance(depth)
             chosen = torch.full_like(children[:, 0], -1)
@@ -151,15 +136,15 @@ class RelaxedSampling(AcceptanceRule):
             for sibling in range(draft.max_children):
                 child = children[:, sibling]
                 x = take(draft.tokens, child.clamp_min(0))[:, None]
-                judged = self.judge(p, q, x, allowance)
+                mass, tv = self.judge(p, q, x, allowance)
                 q_x = torch.ones_like(reach) if q is None else q.gather(-1, x)[:, 0]
                 tried = (child >= 0) & (q_x > 0)
-                accept = tried & (chosen < 0) & (u[:, sibling] * q_x <= judged.accepted)
-                chosen = torch.where(accept & (judged.accepted > 0), child, chosen)
+                accept = tried & (chosen < 0) & (u[:, sibling] * q_x <= mass)
+                chosen = torch.where(accept & (mass > 0), child, chosen)
                 # from here on as if the sibling was refused: nothing of it matters if it was accepted
-                variation = torch.where(tried, variation + reach * judged.tv, variation)
-                reach = torch.where(tried, reach * (1 - judged.accepted / q_x), reach)
-                allowance = torch.where(tried[:, None], self.remaining(allowance, judged), allowance)
+                variation = torch.where(tried, variation + reach * tv, variation)
+                reach = torch.where(tried, reach * (1 - mass / q_x), reach)
+                allowance = torch.where(tried[:, None], self.remaining(allowance, tv), allowance)
                 p = torch.where(tried[:, None], self.residual(p, q, x), p)
                 if q is not None and draft.kind is DraftKind.WITHOUT_REPLACEMENT:
                     left = q.scatter(-1, x, 0.0)
@@ -169,14 +154,6 @@ class RelaxedSampling(AcceptanceRule):
 
         path = walk(draft, p, random, emitted, judge)
         return path, torch.stack(variations, 1)
-
-
-def draft_distribution(draft: Tree, dtype: torch.dtype) -> Tensor | None:
-    """Return the draft's q; None for deterministic candidates, whose q is one-hot."""
-    if draft.kind is DraftKind.POINT:
-        return None
-    q: Tensor = sampled_distribution(draft).p.to(dtype)
-    return q
 
 
 def total_variation(output: Tensor, p: Tensor) -> Tensor:

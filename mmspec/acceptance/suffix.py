@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.verification import last_purpose, sampled_distribution
-from mmspec.decoding.distribution import Scores, draw
+from mmspec.acceptance.verification import end_at, place_uniforms, sampled_distribution
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Path
 from mmspec.kernels.chain import residual
 from mmspec.validation import require_number
@@ -49,17 +49,15 @@ class Suffix(AcceptanceRule):
 
     def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         q, p = sampled_distribution(draft).p, scores.p
-        steps = torch.arange(draft.max_depth, device=emitted.device)
-        u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, p.dtype)[..., 0]  # [B, K]
+        u = place_uniforms(draft, random, emitted, 1, p.dtype)[..., 0]  # [B, K]
         x = draft.tokens[:, 1:, None]
-        p_x, q_x = p[:, :-1].gather(-1, x)[..., 0], q[:, 1:].gather(-1, x)[..., 0]
+        p_x, q_x = p[:, :-1].gather(-1, x)[..., 0], q.gather(-1, x)[..., 0]
         drawn = draft.valid[:, 1:] & (q_x > 0)
         node = self.count_accepted(p_x.where(drawn, 0.0), q_x.where(drawn, 1.0), u)
         p_node = take(p, node)
-        after = (node + 1).clamp_max(draft.max_depth)
         judged = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])
-        final = torch.where(judged, residual(p_node, take(q, after)), p_node)
-        return Path.at(draft, node, draw(final, random, emitted + node, last_purpose(draft)))
+        left = residual(p_node, take(q, node.clamp_max(draft.max_depth - 1))) if draft.max_depth else p_node
+        return end_at(draft, node, torch.where(judged, left, p_node), random, emitted)
 
     def count_accepted(self, p_x: Tensor, q_x: Tensor, u: Tensor) -> Tensor:
         """[B] tokens accepted, given probabilities of the drafted tokens and uniforms [B, K]."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.verification import last_purpose
-from mmspec.decoding.distribution import Scores, draw
+from mmspec.acceptance.verification import end_at
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
@@ -47,8 +47,7 @@ class Typical(AcceptanceRule):
         threshold = self.threshold(p).gather(1, draft.parents)
         p_x = p.gather(1, draft.parents[:, :, None].expand_as(p)).gather(-1, draft.tokens[:, :, None])[..., 0]
         node = draft.deepest(draft.valid & (p_x > threshold))
-        accepted = take(draft.depth, node)
-        return Path.at(draft, node, draw(take(p, node), random, emitted + accepted, last_purpose(draft)))
+        return end_at(draft, node, take(p, node), random, emitted)
 
     def threshold(self, p: Tensor) -> Tensor:
         """[..., V] -> [...] the probability that a candidate must exceed."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import AnyDistribution, Distribution, draw
+from mmspec.decoding.distribution import AnyDistribution, Distribution, PointMass, draw
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule
@@ -16,22 +16,16 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Path
 from mmspec.kernels.tree_rejection import Judge, descend
 
-__all__ = ["ChainRejection", "end_at", "last_purpose", "sampled_distribution", "sibling_uniforms", "walk"]
-
-
-def last_purpose(draft: Tree) -> Tensor:
-    """[B] purpose of the noise that draws the last token: plain decoding's own where nothing was proposed."""
-    proposed = (draft.valid & (draft.parents == 0))[:, 1:].any(-1)
-    return torch.where(proposed, Purpose.RESIDUAL, Purpose.TARGET)
+__all__ = ["ChainRejection", "end_at", "place_uniforms", "sampled_distribution", "walk"]
 
 
 def sampled_distribution(draft: Tree) -> AnyDistribution:
-    """Return the draft's q, a distribution of the kind that the target's are.
+    """Return the draft's q, [T, n - 1] distributions of the kind that the target's are.
 
     Raises:
-        TypeError: it has none; accelerators are checked for that when they are built.
+        TypeError: it was not drawn from such; accelerators are checked for that when they are built.
     """
-    if draft.q is None:
+    if isinstance(draft.q, PointMass):
         raise TypeError(
             f"a {draft.kind.value} draft has no q; rejection rules need the distribution it was drawn from"
         )
@@ -44,20 +38,22 @@ def walk(draft: Tree, p: Tensor, random: RandomStream, emitted: Tensor, judge: J
     Args:
         p: [B, n, V] the target's distribution after each node.
     """
-    u = sibling_uniforms(draft, random, emitted, p.dtype)
+    u = place_uniforms(draft, random, emitted, draft.max_children, p.dtype)
     return end_at(draft, *descend(p, draft.children, u, judge), random, emitted)
 
 
-def sibling_uniforms(draft: Tree, random: RandomStream, emitted: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, D, K] a uniform for each depth and sibling, keyed by output index."""
+def place_uniforms(
+    draft: Tree, random: RandomStream, emitted: Tensor, count: int, dtype: torch.dtype
+) -> Tensor:
+    """[B, D, count] uniforms for each depth, keyed by output index."""
     steps = torch.arange(draft.max_depth, device=emitted.device)
-    return random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, draft.max_children, dtype)
+    return random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, count, dtype)
 
 
 def end_at(draft: Tree, node: Tensor, final: Tensor, random: RandomStream, emitted: Tensor) -> Path:
     """Build the verdict whose path ends in `node` [B], with the next token drawn from `final` [B, V]."""
-    accepted = take(draft.depth, node)
-    return Path.at(draft, node, draw(final, random, emitted + accepted, last_purpose(draft)))
+    accepted = node if draft.is_chain else take(draft.depth, node)
+    return Path.at(draft, node, draw(final, random, emitted + accepted, draft.last_purpose))
 
 
 class ChainRejection(AcceptanceRule):
@@ -75,9 +71,8 @@ class ChainRejection(AcceptanceRule):
         if not draft.max_depth:
             return Path.root(draft, scores.choose(draft, random, emitted)[:, 0])
         scores, q = self.compared(draft, scores, random, emitted)
-        steps = torch.arange(draft.max_depth, device=emitted.device)
-        u = random.uniform(emitted[:, None] + steps, Purpose.ACCEPT, 1, scores.dtype)[..., 0]
-        node, next_token, filled = scores.verify_chain(q, draft, u, random, emitted, last_purpose(draft))
+        u = place_uniforms(draft, random, emitted, 1, scores.dtype)[..., 0]
+        node, next_token, filled = scores.verify_chain(q, draft, u, random, emitted)
         path = Path.at(draft, node, next_token)
         return replace(path, decided=path.accepted + filled)
 

@@ -266,7 +266,8 @@ class RaggedCache(Cache, Rows):
         plan = self.plan
         plan.prefill_row, plan.tokens = None, slots.shape[1]
         plan.width = min(mask_width(self.longest + extent, self.lengths.device), plan.capacity)
-        plan.slots = self._places(slots)
+        firsts = torch.arange(plan.rows, device=slots.device) * plan.capacity + self.lengths
+        plan.slots = (firsts[:, None] + slots).flatten()
 
     def commit(self, path: Tensor | None, counts: Tensor) -> None:
         """Keep the accepted nodes and advance the lengths.
@@ -325,11 +326,6 @@ class RaggedCache(Cache, Rows):
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
-
-    def _places(self, index: Tensor) -> Tensor:
-        """[B, m] indices behind each row's committed tokens -> [B * m] flat buffer places."""
-        base = torch.arange(self.plan.rows, device=index.device) * self.plan.capacity + self.lengths
-        return (base[:, None] + index).flatten()
 
     def _reserve(self, tokens: int) -> None:
         if tokens <= self.plan.capacity:

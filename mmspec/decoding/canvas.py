@@ -67,11 +67,9 @@ class Emission:
     Attributes:
         tokens: B lists of new token ids, or B tensors [k, d] of new vectors; empty for rows that were
             finished, or where only places further on were decided.
-        from_draft: B counts: how many of them came from a draft.
     """
 
     tokens: list[Any]
-    from_draft: list[int]
 
 
 class Report(NamedTuple):
@@ -136,30 +134,18 @@ class Canvas(Rows):
         self.output_lengths = [0] * rows
         self.decided = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         self.is_draft = torch.zeros_like(self.decided)
-        ends = torch.tensor([prompt[-1] for prompt in prompts], dtype=torch.long, device=device)
-        self._lay_out(ends)
+        line = [[prompt[-1], 0] for prompt in prompts]
+        self._line = torch.tensor(line, dtype=torch.long, device=device).reshape(rows, 2)
         self.active = torch.ones(rows, dtype=torch.bool, device=device)
         self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
         self._unread: deque[Report] = deque()
         self._begun = False  # the first commit is of what the prompts decided, without a scoring forward
-        self._tell_device_of_stopping()
+        ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
+        self._ends = ends.repeat(rows, 1)
+        self._limits = torch.full((rows, 1), stopping.max_new_tokens, device=device)
         stats.new_tokens, stats.rounds = [0] * rows, [0] * rows
         stats.drafted, stats.accepted = [0] * rows, [0] * rows
         stats.accepted_histograms = [Counter() for _ in prompts]
-
-    def _tell_device_of_stopping(self) -> None:
-        """Put the limits [B, 1] and end tokens [B, E] of the rows on the device."""
-        limits = [[row.max_new_tokens] for row in self.stopping]
-        ends = [sorted(row.end_token_ids) for row in self.stopping]
-        most = max(map(len, ends), default=0)
-        padded = [row + [NO_TOKEN] * (most - len(row)) for row in ends]
-        size = len(ends), most
-        self._limits = torch.tensor(limits, dtype=torch.long, device=self.device).reshape(size[0], 1)
-        self._ends = torch.tensor(padded, dtype=torch.long, device=self.device).reshape(size)
-
-    def _lay_out(self, prompt_ends: Tensor) -> None:
-        """Set up the tokens behind the last ones of the prompts, [B] or [B, d]."""
-        self._line = torch.stack([prompt_ends, torch.zeros_like(prompt_ends)], 1)
 
     @property
     def tokens(self) -> Tensor:
@@ -216,10 +202,6 @@ class Canvas(Rows):
         if isinstance(is_draft, Tensor):
             self.is_draft.scatter_(1, places, is_draft)
 
-    def reopen(self, places: Tensor, which: Tensor) -> None:
-        """Open output places [B, k] again where `which` [B, k] is true; none of them is emitted."""
-        self.decided.scatter_(1, places.where(which, self.decided.shape[1] - 1), False)
-
     def reserve(self, places: int) -> None:
         """Make room for output indices below `places`."""
         missing = places + 1 - self.decided.shape[1]
@@ -232,11 +214,6 @@ class Canvas(Rows):
             torch.cat([plane[:, :-1], torch.zeros_like(plane[:, :1]).repeat_interleave(room + 1, 1)], 1)
             for plane in (self._line, self.decided, self.is_draft)
         )
-
-    def commit(self, draft: Draft, verdict: Verdict, measured: Measured) -> Emission:
-        """Write what a round decided, and read what it completed; arguments as of `submit`."""
-        self.submit(draft, verdict, measured)
-        return self.read()
 
     def submit(self, draft: Draft, verdict: Verdict, measured: Measured) -> None:
         """Write what a round decided, and send a report of it to the host, which does not wait.
@@ -251,8 +228,32 @@ class Canvas(Rows):
 
     def read(self) -> Emission:
         """Read what the first unread round completed: the host's one read of the device in a round."""
-        report = self._unread.popleft()
-        return self._read(report.rows(), report.reach, report.measured)
+        report, emission, stopped = self._unread.popleft(), Emission([]), False
+        for row, (count, ended, full, failed, drafted, faulty, *rest) in enumerate(report.rows()):
+            (total, largest, places), block = rest[:3], rest[3:]
+            kept, flags = [], list[bool]()
+            if self.finish_reasons[row] is None:
+                reason = "eos" if ended else "length" if full else None
+                kept = self._extend(row, count, block[report.reach : report.reach + count], reason)
+                self.output_lengths[row] += len(kept)
+                stopped |= self.finish_reasons[row] == "stop"
+                if failed and self.finish_reasons[row] is None:
+                    self.errors[row] = NumericalError(row, self.output_lengths[row], NOT_FINITE)
+                    self.finish_reasons[row] = "error"
+                flags = [bool(flag) for flag in block[: len(kept)]]
+                self.drafted[row] += flags
+                self.stats.new_tokens[row] += len(kept)
+                if self._begun:
+                    self.stats.count_round(row, drafted, sum(flags), faulty)
+                    measured = total / MILLIONTHS, largest / MILLIONTHS, places
+                    self.stats.count_measured(report.measured, *measured)
+            emission.tokens.append(kept)
+        self._begun = True
+        stopped |= self._stop_in_step(emission)
+        if stopped:  # the device cannot know
+            self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.device)
+            self.emitted = torch.tensor(self.output_lengths, device=self.device)
+        return emission
 
     def write(self, draft: Draft, verdict: Verdict, measured: Measured) -> Tensor:
         """Write what a round decided, all of it on the device, where room has been made.
@@ -295,39 +296,11 @@ class Canvas(Rows):
         """Write what is decided in place, and open places again; as `append`, for the next `reach` places."""
         active = self.active[:, None]
         self.decide(fill.places, fill.values, fill.decided & active, fill.is_draft)
-        self.reopen(fill.places, fill.reopened & active)
+        opened = fill.places.where(fill.reopened & active, self.decided.shape[1] - 1)
+        self.decided.scatter_(1, opened, False)
         window = self.emitted[:, None] + torch.arange(reach, device=self.device)
         missing = ~self.decided.gather(1, window) | (window >= fill.settled[:, None])
         return pick(self.tokens, window), self.is_draft.gather(1, window), missing
-
-    def _read(self, report: list[list[int]], reach: int, measured: str) -> Emission:
-        """Enter a round into the host's record of every row; `measured` names what the rule measured."""
-        emission, stopped = Emission([], []), False
-        for row, (count, ended, full, failed, drafted, faulty, *rest) in enumerate(report):
-            (variation, largest, places), block = rest[:3], rest[3:]
-            kept, from_draft = [], 0
-            if self.finish_reasons[row] is None:
-                reason = "eos" if ended else "length" if full else None
-                kept = self._extend(row, count, block[reach : reach + count], reason)
-                self.output_lengths[row] += len(kept)
-                stopped |= self.finish_reasons[row] == "stop"
-                if failed and self.finish_reasons[row] is None:
-                    self._fail(row)
-                flags = [bool(flag) for flag in block[: len(kept)]]
-                from_draft = sum(flags)
-                self.drafted[row] += flags
-                self.stats.new_tokens[row] += len(kept)
-                if self._begun:
-                    self.stats.count_round(row, drafted, from_draft, faulty)
-                    self.stats.count_measured(measured, variation / MILLIONTHS, largest / MILLIONTHS, places)
-            emission.tokens.append(kept)
-            emission.from_draft.append(from_draft)
-        self._begun = True
-        stopped |= self._stop_in_step(emission)
-        if stopped:  # the device cannot know
-            self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.device)
-            self.emitted = torch.tensor(self.output_lengths, device=self.device)
-        return emission
 
     def _stop_in_step(self, emission: Emission) -> bool:
         """Ask the criteria of rows in lock step after a token of theirs; return whether any row stops."""
@@ -344,11 +317,6 @@ class Canvas(Rows):
                 if stops and self.finish_reasons[row] is None:
                     self.finish_reasons[row], stopped = "stop", True
         return stopped
-
-    def _fail(self, row: int) -> None:
-        """End a row whose next token cannot be chosen."""
-        self.errors[row] = NumericalError(row, self.output_lengths[row], NOT_FINITE)
-        self.finish_reasons[row] = "error"
 
     def _are_ends(self, tokens: Tensor) -> Tensor:
         """[B, k] whether a token ends its row."""
@@ -379,7 +347,6 @@ class VectorCanvas(Canvas):
 
     Args:
         size: d of a vector.
-        dtype: of its numbers.
     """
 
     def __init__(
@@ -389,10 +356,9 @@ class VectorCanvas(Canvas):
         stats: DecodingStats,
         device: torch.device,
         size: int,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(prompts, stopping, stats, device)
-        self._lay_out(torch.zeros(len(prompts), size, dtype=dtype, device=device))  # a prompt ends in an id
+        self._line = torch.zeros(len(prompts), 2, size, device=device)  # a prompt ends in an id
 
     def outputs(self) -> list[Any]:
         """B tensors [N, d] of output vectors."""

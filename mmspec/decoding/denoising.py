@@ -8,7 +8,7 @@ chains (acceptance rules of this package; De Bortoli et al., 2501.05370, on sing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from mmspec.decoding.distribution import PROPOSALS, Continuous, keep_first
+from mmspec.decoding.distribution import Continuous
 from mmspec.decoding.draft import Tree
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 NORM_EPS = 1e-6
-OF_NODES = ("condition", "unconditional", "scale", "temperature", "drawn")
 
 
 class DenoisingProcess(Protocol):
@@ -144,17 +143,6 @@ class Denoising(Continuous):
         settings = rows.scale, rows.temperature, self.schedule
         return self.source.process(rows.condition, rows.unconditional, *settings)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Denoising:
-        held = {name: getattr(self, name) for name in OF_NODES}
-        changed: Any = {name: change(v) for name, v in held.items() if isinstance(v, Tensor)}
-        return replace(self, **changed)
-
-    @classmethod
-    def stack(cls, parts: Sequence[Denoising]) -> Denoising:
-        held = [name for name in OF_NODES if isinstance(getattr(parts[0], name), Tensor)]
-        columns: Any = {name: torch.stack([getattr(part, name) for part in parts], 1) for name in held}
-        return replace(parts[0], **columns)
-
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         return self.value_of(self.draw(random, place, purpose))
 
@@ -188,33 +176,26 @@ class Denoising(Continuous):
             object.__setattr__(self, "_chosen", found)
         return found
 
-    def judge(self, x: Tensor, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge the chains that the candidates end: by p(chain) / q(chain), both on the chain of q."""
+    def log_ratio(self, x: Tensor, q: Denoising) -> Tensor:
+        """[T, n] log p / q of the chains that the candidates end, both on the chain of q."""
         if q.drawn is None:
             raise TypeError("candidates of a denoising head are judged by the chains that drew them")
         chains = q.drawn.flatten(0, -3)
         ratio = log_likelihood(self.process, chains) - log_likelihood(q.process, chains)
-        return torch.ones_like(u, dtype=torch.bool), u.log() <= ratio.view(u.shape)
+        return ratio.view(x.shape[:-1])
 
-    def finish(
-        self, q: Denoising, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Draw from p, or from norm((p - q)+) over chains: one of p stays with 1 - min(1, q / p).
+    @property
+    def uniforms(self) -> int:
+        return 2 * (self.process.steps + 1) * self.process.size
 
-        As of `Gaussian`, a round makes a fixed number of proposals.
-        """
-        plain, process = self.sample(random, place, purpose), self.process
-        states, size = process.steps + 1, process.size
-        u = random.uniform(place[:, None], Purpose.RETRY, PROPOSALS * (2 * states * size + 1), self.dtype)
-        u = u.view(len(place), PROPOSALS, -1)
-        rows = torch.arange(len(place), device=place.device).repeat_interleave(PROPOSALS)
-        noise = box_muller(u[..., 1:]).view(-1, states, size)
-        own, other = process.select(rows), q.process.select(rows)
-        chains = own.run(noise)
+    def propose(self, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw whole chains: one of p stays with 1 - min(1, q / p)."""
+        process, (rows, proposals) = self.process, u.shape[:2]
+        chosen = torch.arange(rows, device=u.device).repeat_interleave(proposals)
+        own, other = process.select(chosen), q.process.select(chosen)
+        chains = own.run(box_muller(u).view(rows * proposals, -1, process.size))
         ratio = log_likelihood(other, chains) - log_likelihood(own, chains)
-        stays = u[..., 0] < -torch.expm1(ratio.view(len(place), PROPOSALS).clamp_max(0.0))
-        values = self.value_of(chains).view(len(place), PROPOSALS, size)
-        return keep_first(values, stays, judged, plain)
+        return self.value_of(chains).view(rows, proposals, -1), ratio.view(rows, proposals)
 
     def is_finite(self) -> Tensor:
         return self.condition.isfinite().all(-1)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch.nn.functional import pad
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose, RandomStream, box_muller
-from mmspec.decoding.rows import Rows, concat, select
+from mmspec.decoding.rows import Rows, concat, named, select
 from mmspec.kernels import Warping, sample_tokens, verify_chain, warp_logits
 from mmspec.kernels.sampling import is_fused, race
 
@@ -31,9 +32,9 @@ __all__ = [
     "Distribution",
     "Gaussian",
     "Pairs",
+    "PointMass",
     "Scores",
     "draw",
-    "keep_first",
 ]
 
 AnyDistribution: TypeAlias = Any
@@ -96,21 +97,14 @@ class Distribution(ABC):
 
     @abstractmethod
     def verify_chain(
-        self,
-        q: AnyDistribution,
-        draft: Tree,
-        u: Tensor,
-        random: RandomStream,
-        emitted: Tensor,
-        purpose: Tensor,
+        self, q: AnyDistribution, draft: Tree, u: Tensor, random: RandomStream, emitted: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Judge a chain by min(1, p(x) / q(x)), and draw what follows (2211.17192, algorithm 1); self is p.
 
         Args:
-            q: distributions of the same kind, that the nodes were drawn from.
+            q: [T, n - 1] distributions of the same kind, that the candidates were drawn from.
             u: [T, n - 1] uniforms that the candidates are judged with.
             emitted: [T] output index that depth 1 competes for.
-            purpose: [T] of the noise of the last draw.
 
         Returns:
             [T] the last accepted node; the value after it, drawn from norm((p - q)+) where a candidate was
@@ -162,22 +156,13 @@ class Categorical(Distribution, Rows):
         tokens, size = self.p.shape[-1], self.p.itemsize
         return Pairs.of(self.p, count) if count * (TOKEN_BYTES + size) < tokens * size else self
 
-    def mass(self, x: Tensor) -> Tensor:
-        """Probability of one token at each node."""
-        return self.p.gather(-1, x[..., None])[..., 0]
-
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
         return draw(self.p, random, place, purpose)
 
     def verify_chain(
-        self,
-        q: Categorical,
-        draft: Tree,
-        u: Tensor,
-        random: RandomStream,
-        emitted: Tensor,
-        purpose: Tensor,
+        self, q: Categorical, draft: Tree, u: Tensor, random: RandomStream, emitted: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        purpose = draft.last_purpose
         step = random.step_of(purpose)
         node, token = verify_chain(
             self.p, q.p, draft.tokens, draft.valid, u, random.keys, emitted, purpose, step
@@ -223,6 +208,23 @@ class Pairs(Categorical):
         one, two = (each.map(lambda part: pad(part, (0, most - part.shape[-1]))) for each in (self, other))
         tokens, shares = concat(one.tokens, two.tokens, counts), concat(one.shares, two.shares, counts)
         return Pairs(tokens, shares, self.vocabulary)
+
+
+@dataclass(frozen=True)
+class PointMass(Rows):
+    """Distributions of candidates that no draw of the draft's own decided: all mass is at the candidate.
+
+    Attributes:
+        values: [T, n] ids, or [T, n, d] vectors.
+    """
+
+    row_fields = named("values")
+
+    values: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> PointMass:
+        """Return the distributions of which the values are changed, as of `Distribution`."""
+        return PointMass(change(self.values))
 
 
 class Scores(Categorical):
@@ -295,54 +297,80 @@ class Scores(Categorical):
 
 
 class Continuous(Distribution):
-    """Distributions of vectors."""
+    """Distributions of vectors: dataclasses, whose tensors are those of the nodes."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    proposals = PROPOSALS
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed: Any = {name: change(held) for name, held in self._tensors().items()}
+        return replace(self, **changed)
+
+    @classmethod
+    def stack(cls, parts: Sequence[Self]) -> Self:
+        held = [part._tensors() for part in parts]
+        stacked: Any = {name: torch.stack([each[name] for each in held], 1) for name in held[0]}
+        return replace(parts[0], **stacked)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in held.items() if isinstance(value, Tensor)}
 
     @abstractmethod
-    def judge(self, x: Tensor, q: AnyDistribution, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge candidates by min(1, p(x) / q(x)) (2211.17192, algorithm 1); self is p.
+    def log_ratio(self, x: Tensor, q: AnyDistribution) -> Tensor:
+        """[T, n] log p(x) / q(x) of candidates x, drawn from distributions q of the same kind; self is p."""
 
-        Args:
-            x: candidates, drawn from q.
-            q: distributions of the same kind.
-            u: uniforms.
+    @property
+    @abstractmethod
+    def uniforms(self) -> int:
+        """Number of uniforms that a proposal takes."""
+
+    @abstractmethod
+    def propose(self, q: AnyDistribution, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw proposals from p [T] by uniforms [T, m, uniforms].
 
         Returns:
-            Whether each was really drawn from q, and whether it is accepted.
+            [T, m, d] the proposals, and [T, m] their log q / p.
         """
 
-    @abstractmethod
     def finish(
         self, q: AnyDistribution, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draw what follows the last accepted node; self is p [T].
+        """Draw what follows the last accepted node: from norm((p - q)+) by rejection, or from p.
+
+        Self is p [T]; y ~ p stays with 1 - min(1, q(y) / p(y)). A round makes a fixed number of proposals.
+        Where all of them fail, the place stays open; the next round meets the same refused candidate again,
+        and goes on with other noise.
 
         Args:
             q: [T] of the candidate that was refused there.
-            judged: [T] True where one was: norm((p - q)+) is drawn from then, and p itself elsewhere.
+            judged: [T] True where one was, and p itself is not drawn from.
             place: [T].
             purpose: [T] of the noise.
 
         Returns:
             The values, and [T] whether each could be drawn in this round.
         """
+        plain = self.sample(random, place, purpose)
+        u = random.uniform(place[:, None], Purpose.RETRY, self.proposals * (self.uniforms + 1), self.dtype)
+        u = u.view(len(place), self.proposals, -1)
+        y, log_ratio = self.propose(q, u[..., 1:])
+        stays = u[..., 0] < -torch.expm1(log_ratio.clamp_max(0.0))
+        drawn = take(y, stays.long().argmax(-1))
+        return torch.where(judged[:, None], drawn, plain), stays.any(-1) | ~judged
 
     def verify_chain(
-        self,
-        q: AnyDistribution,
-        draft: Tree,
-        u: Tensor,
-        random: RandomStream,
-        emitted: Tensor,
-        purpose: Tensor,
+        self, q: AnyDistribution, draft: Tree, u: Tensor, random: RandomStream, emitted: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        known, passes = self[:-1].judge(draft.tokens[:, 1:], q[1:], u)
-        drawn = draft.valid[:, 1:] & known
+        drawn = draft.valid[:, 1:]
+        passes = u.log() <= self[:-1].log_ratio(draft.tokens[:, 1:], q)
         node = (drawn & passes).long().cumprod(-1).sum(-1)
         judged = pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
-        after = (node + 1).clamp_max(draft.max_depth)
-        return node, *self.at(node).finish(q.at(after), judged, random, emitted + node, purpose)
+        refused = q.at(node.clamp_max(draft.max_depth - 1))
+        return node, *self.at(node).finish(refused, judged, random, emitted + node, draft.last_purpose)
 
 
+@dataclass(eq=False)
 class Gaussian(Continuous):
     """Normal distributions of vectors, with a variance for each dimension.
 
@@ -350,21 +378,12 @@ class Gaussian(Continuous):
         mean, std: [T, n, d], or [T, d].
     """
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        self.mean, self.std = mean, std
+    mean: Tensor
+    std: Tensor
 
     @property
     def dtype(self) -> torch.dtype:
         return self.mean.dtype
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(change(self.mean), change(self.std))
-
-    @classmethod
-    def stack(cls, parts: Sequence[Self]) -> Self:
-        return cls(
-            torch.stack([part.mean for part in parts], 1), torch.stack([part.std for part in parts], 1)
-        )
 
     def log_density(self, x: Tensor) -> Tensor:
         """Log density of a vector under each, [..., d] -> [...]."""
@@ -379,49 +398,22 @@ class Gaussian(Continuous):
         keys = place if place.dim() == 2 else place[:, None]
         if isinstance(purpose, Tensor):
             purpose = purpose.view(keys.shape)
-        return self.draw(random.uniform(keys, purpose, self._uniforms, self.dtype).view(*place.shape, -1))
+        return self.draw(random.uniform(keys, purpose, self.uniforms, self.dtype).view(*place.shape, -1))
 
-    def judge(self, x: Tensor, q: Self, u: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.ones_like(u, dtype=torch.bool), u.log() <= self.log_density(x) - q.log_density(x)
+    def log_ratio(self, x: Tensor, q: Self) -> Tensor:
+        return self.log_density(x) - q.log_density(x)
 
-    def finish(
-        self, q: Self, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Draw from p, or from norm((p - q)+) by rejection: y ~ p stays with 1 - min(1, q(y) / p(y)).
+    @property
+    def uniforms(self) -> int:
+        return 2 * self.mean.shape[-1]
 
-        A round makes a fixed number of proposals. Where all of them fail, the place stays open; the next
-        round meets the same refused candidate again, and goes on with other noise.
-        """
-        return self.refill(q, judged, random, place, purpose, PROPOSALS)
-
-    def refill(
-        self, q: Self, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor, proposals: int
-    ) -> tuple[Tensor, Tensor]:
-        """Do as `finish`, with another number of proposals."""
-        plain = self.sample(random, place, purpose)
-        u = random.uniform(place[:, None], Purpose.RETRY, proposals * (self._uniforms + 1), self.dtype)
-        u = u.view(len(place), proposals, -1)
+    def propose(self, q: Self, u: Tensor) -> tuple[Tensor, Tensor]:
         p, q = (one.map(lambda each: each[:, None]) for one in (self, q))
-        y = p.draw(u[..., 1:])  # [T, proposals, d]
-        stays = u[..., 0] < -torch.expm1((q.log_density(y) - p.log_density(y)).clamp_max(0.0))
-        return keep_first(y, stays, judged, plain)
+        y = p.draw(u)
+        return y, q.log_density(y) - p.log_density(y)
 
     def is_finite(self) -> Tensor:
         return (self.mean.isfinite() & self.std.isfinite()).all(-1)
-
-    @property
-    def _uniforms(self) -> int:
-        return 2 * self.mean.shape[-1]
-
-
-def keep_first(y: Tensor, stays: Tensor, judged: Tensor, plain: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the first proposal y [T, proposals, d] that stays [T, proposals]; `plain` where not judged [T].
-
-    Returns:
-        The values [T, d], and [T] whether each could be drawn.
-    """
-    drawn = take(y, stays.long().argmax(-1))
-    return torch.where(judged[:, None], drawn, plain), stays.any(-1) | ~judged
 
 
 def draw(p: Tensor, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:

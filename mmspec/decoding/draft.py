@@ -14,9 +14,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import AnyDistribution, Distribution
+from mmspec.decoding.distribution import AnyDistribution, Distribution, PointMass
 from mmspec.decoding.indexing import take
 from mmspec.decoding.once import once
+from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.verdict import Fill, Path, Verdict
 from mmspec.errors import InputError
@@ -81,16 +82,16 @@ class Draft(Rows, ABC):
         tokens: [B, n] token ids, or [B, n, d] vectors; of a block [B, L, n] or [B, L, n, d].
         valid: [B, n] or [B, L, n] False for padding, which is scored but never accepted.
         kind: how the candidates were chosen.
-        q: for sampled kinds: the distributions that the tokens in the slots were really drawn from
-            (of the first sibling, where siblings are drawn without replacement), of the lanes one after
-            another. None for POINT and COUPLED.
+        q: [T, n - 1] the distributions that the candidates, nodes 1 to n - 1 of each of T lanes, were really
+            drawn from (of the first sibling, where siblings are drawn without replacement); `PointMass` for
+            POINT and COUPLED.
         faulty: [B] True where the drafter's numbers were not finite and it gave up (its nodes are invalid).
     """
 
     tokens: Tensor
     valid: Tensor
     kind: DraftKind
-    q: AnyDistribution | None
+    q: AnyDistribution
     faulty: Tensor
 
     row_fields = named("tokens", "valid", "q", "faulty")
@@ -149,47 +150,28 @@ class Tree(Draft):
         cls,
         tokens: Tensor,
         kind: DraftKind,
-        q: Distribution | None = None,
+        q: Distribution | PointMass | None = None,
         valid: Tensor | None = None,
         faulty: Tensor | None = None,
     ) -> Tree:
-        """Build a draft with one path: node i is the parent of node i + 1. tokens: [B, n], root included."""
+        """Build a draft with one path: node i is the parent of node i + 1. tokens: [B, n], root included.
+
+        Without a q, all mass is at the candidates.
+        """
         rows, nodes = tokens.shape[:2]
         parents = (torch.arange(nodes, device=tokens.device) - 1).clamp_(min=0).expand(rows, nodes)
         if valid is None:
             valid = torch.ones_like(parents, dtype=torch.bool)
         if faulty is None:
             faulty = tokens.new_zeros(rows, dtype=torch.bool)
+        q = PointMass(tokens[:, 1:]) if q is None else q
         return cls(tokens, valid, kind, q, faulty, parents, nodes - 1, min(1, nodes - 1))
 
-    @classmethod
-    def of(
-        cls, tokens: Tensor, parents: Sequence[int], kind: DraftKind, q: Distribution | None = None
-    ) -> Tree:
-        """Build a draft whose tree is the same in every row.
-
-        Args:
-            tokens: [B, n] token ids, the root first.
-            parents: n parent indices; parents[0] = 0 and parents[i] < i.
-            kind, q: as the attributes of that name.
-
-        Raises:
-            InputError: the parents do not describe a tree in that order.
-        """
-        depths = check_tree(parents)
-        if len(parents) != tokens.shape[1]:
-            raise InputError("parents", len(parents), f"one parent for each of the {tokens.shape[1]} nodes")
-        children = [sum(1 for i, p in enumerate(parents) if i and p == node) for node in range(len(parents))]
-        return cls(
-            tokens,
-            torch.ones_like(tokens, dtype=torch.bool),
-            kind,
-            q,
-            tokens.new_zeros(len(tokens), dtype=torch.bool),
-            torch.tensor(parents, device=tokens.device).expand(tokens.shape),
-            max(depths),
-            max(children),
-        )
+    @property
+    def last_purpose(self) -> Tensor:
+        """[B] purpose of the noise that draws the last token: plain decoding's where nothing was proposed."""
+        proposed = (self.valid & (self.parents == 0))[:, 1:].any(-1)
+        return torch.where(proposed, Purpose.RESIDUAL, Purpose.TARGET)
 
     @property
     def is_chain(self) -> bool:
@@ -246,7 +228,10 @@ class Tree(Draft):
         return emitted
 
     def verdict(self, path: Path, finite: Tensor) -> Path:
-        return path.usable(finite)
+        steps = torch.arange(path.nodes.shape[1], device=path.nodes.device)
+        failed = (steps <= path.accepted[:, None]) & ~finite.gather(1, path.nodes)
+        sound = (failed.cumsum(-1) == 0).sum(-1)
+        return replace(path, decided=torch.minimum(path.decided, sound), failed=failed.any(-1))
 
     def deepest(self, passes: Tensor) -> Tensor:
         """[B] the deepest node whose whole path is True in `passes` [B, n]; the root, where no child is."""
@@ -295,7 +280,8 @@ class Block(Draft):
         slots = starts[:, :, None]
         valid = torch.ones_like(slots, dtype=torch.bool)
         faulty = torch.zeros(len(slots), dtype=torch.bool, device=slots.device)
-        candidates = tokens[:, :, None], valid, DraftKind.POINT, None, faulty
+        q = PointMass(tokens.flatten(0, 1)[:, None][:, 1:])
+        candidates = tokens[:, :, None], valid, DraftKind.POINT, q, faulty
         return cls(*candidates, slots, depths, visible, starts, is_open[:, :, None], **more)
 
     @once

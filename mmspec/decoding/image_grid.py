@@ -1,13 +1,15 @@
-"""Layout and grammar of an image as a sequence of tokens: cells in raster order, and the syntax between.
+"""Layout and grammar of images as a sequence of tokens: codes, and the syntax between.
 
 Knows nothing of models. Tokens are codebook indices; syntax tokens are numbered from the codebook's size on.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -18,9 +20,36 @@ from mmspec.errors import InputError
 FREE = -1
 
 
+class Layout(ABC):
+    """Layout of an output: how long it is, and where the grammar forces a syntax token between the codes.
+
+    Attributes:
+        codebook_size: K; a place that is FREE holds a code from 0 to K - 1.
+    """
+
+    codebook_size: int
+
+    @property
+    @abstractmethod
+    def forced(self) -> tuple[int, ...]:
+        """[length] the syntax token, K or more, that must stand at each output index, or FREE."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole output, syntax included."""
+        return len(self.forced)
+
+    def codes(self, output: Sequence[int]) -> list[int]:
+        """Codes of an output, whole or cut short, in its order and without the syntax."""
+        return [token for token, forced in zip(output, self.forced, strict=False) if forced == FREE]
+
+    def __str__(self) -> str:
+        return f"{self.length} tokens"
+
+
 @dataclass(frozen=True)
-class ImageGrid:
-    """Layout of an image in the output: its cells, and the syntax tokens that the grammar forces.
+class ImageGrid(Layout):
+    """Layout of an image: its cells in raster order, and the syntax tokens that the grammar forces.
 
     Attributes:
         rows, columns: cells of the image.
@@ -60,41 +89,70 @@ class ImageGrid:
         return self.rows * self.columns
 
     @property
-    def length(self) -> int:
-        """Tokens of the whole output, syntax included."""
+    def length(self) -> int:  # of any size that is asked for, before it is refused
         return self.rows * self.stride + len(self.ending)
 
     @cached_property
     def forced(self) -> tuple[int, ...]:
-        """[length] the syntax token that must stand at each output index, or FREE."""
         row = [FREE] * self.columns + ([] if self.row_end is None else [self.row_end])
         cells = row * self.rows
         if self.last_row_end is not None:
             cells[-1] = self.last_row_end
         return (*cells, *self.ending)
 
-    def codes(self, output: Sequence[int]) -> list[int]:
-        """Codes of an output, whole or cut short, in raster order and without the syntax."""
-        return [token for token, forced in zip(output, self.forced, strict=False) if forced == FREE]
+    def __str__(self) -> str:
+        return f"{self.rows} rows of {self.columns} tokens"
+
+
+@dataclass(frozen=True)
+class GridSequence(Layout):
+    """Layout of grids one after another: scales of an image, frames of a video, a preview and its image.
+
+    Attributes:
+        grids: of one codebook; what separates two of them is the ending of the first.
+
+    Raises:
+        InputError: no grid, or several codebook sizes.
+    """
+
+    grids: tuple[ImageGrid, ...]
+
+    def __post_init__(self) -> None:
+        if len(sizes := {grid.codebook_size for grid in self.grids}) != 1:
+            raise InputError("grids", sorted(sizes), "grids of one codebook size")
+
+    @property
+    def codebook_size(self) -> int:  # type: ignore[override]
+        return self.grids[0].codebook_size
+
+    @cached_property
+    def forced(self) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(grid.forced for grid in self.grids))
+
+
+def require_grid(layout: Layout | None, user: str) -> ImageGrid:
+    """Return a layout that is a grid; InputError with what needs its rows, the `user`, if it is another."""
+    if isinstance(layout, ImageGrid):
+        return layout
+    raise InputError("layout", str(layout), f"the grid of one image: {user} goes by its rows")
 
 
 class Grammar(Rows):
-    """Syntax tokens of a batch of images, on the device.
+    """Syntax tokens of a batch of outputs, on the device.
 
     Args:
-        grids: B layouts; None for a row without one, all of whose places are free.
+        rows: B rows of `Layout.forced`; () for one without a layout, all of whose places are free.
         device: of the places.
 
     Attributes:
         forced: [B, L + 1] the syntax token at each place of the output, or FREE; the last column is FREE and
-            stands for all places beyond the image, where a draft may end up.
+            stands for all places beyond the output's end, where a draft may end up.
     """
 
     row_fields = named(RowField("forced", FREE))
 
-    def __init__(self, grids: Sequence[ImageGrid | None], device: torch.device) -> None:
-        length = 1 + max((grid.length for grid in grids if grid is not None), default=0)
-        rows = [() if grid is None else grid.forced for grid in grids]
+    def __init__(self, rows: Sequence[Sequence[int]], device: torch.device) -> None:
+        length = 1 + max(map(len, rows), default=0)
         self.forced = torch.tensor([[*row, *[FREE] * (length - len(row))] for row in rows], device=device)
 
     def at(self, place: Tensor) -> Tensor:

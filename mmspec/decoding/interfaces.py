@@ -14,11 +14,11 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas, Emission, Stopping
 from mmspec.decoding.distribution import AnyDistribution
 from mmspec.decoding.draft import Draft, DraftKind, Tree
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import ImageGrid, Layout
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows
-from mmspec.decoding.sampling import RowSettings, Sampler
+from mmspec.decoding.sampling import RowSettings
 from mmspec.decoding.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
 
@@ -35,14 +35,14 @@ class Request:
         draft_inputs: the same for a draft model that reads the prompt in its own way; None if it
             reads `inputs`.
         negative_inputs: the unconditional prompt, needed when the guidance scale of any row is not 1.
-        grid: the layout of the image that the output is, for image tokens.
+        layout: of the output, for image tokens.
         continues: whether the output goes on with the text at the end of the prompt.
     """
 
     inputs: Mapping[str, Tensor]
     draft_inputs: Mapping[str, Tensor] | None = None
     negative_inputs: Mapping[str, Tensor] | None = None
-    grid: ImageGrid | None = None
+    layout: Layout | None = None
     continues: bool = False
 
     @once
@@ -128,7 +128,6 @@ class Target(ABC, Generic[State]):
         vector_size: d of its tokens, if they are vectors; 0 if they are ids.
         any_order: whether each forward predicts any places of the output, given any others.
         config: of the model, where heads can read its hidden states, embeddings and output matrix; or None.
-        mask_token_id: the token of places that are not decided; None if it predicts the next token alone.
     """
 
     vocabulary: int
@@ -136,7 +135,6 @@ class Target(ABC, Generic[State]):
     grid: ImageGrid | None = None
     codebook: Tensor | None = None
     config: Any = None
-    mask_token_id: int | None = None
     vector_size: int = 0
     any_order: bool = False
 
@@ -204,7 +202,7 @@ class Drafter(ABC):
         exactness: "lossy" if nodes see less than the model would, so that no rule can be exact.
         keeps: the distribution that exact rules keep, in words, where models of the kind have more than one;
             "" for the next token's.
-        proposes: "tokens", "vectors", or "any" of them.
+        proposes: "tokens", "vectors", or "any" of them; "places" if a rule chooses among them.
         runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
             when the next is on its way, and one more than it needs.
         rows_move: whether rows may enter and leave its sessions between rounds (`Rows`).
@@ -220,13 +218,13 @@ class Drafter(ABC):
     runs_ahead: bool = False
     rows_move: ClassVar[bool] = False
 
-    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""
         return None
 
     @abstractmethod
     def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
         """Start a session for a batch that the target has just prefilled."""
 

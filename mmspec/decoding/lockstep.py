@@ -53,5 +53,4 @@ class Lockstep:
         """Ask the criteria which of the rows end here."""
         ids: Any = self.batch(rows, device)
         asked: Tensor = self.criteria(ids, None)
-        answers: list[bool] = asked.tolist()
-        return answers
+        return list(asked.tolist())

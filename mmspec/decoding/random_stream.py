@@ -11,7 +11,6 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 import torch
 from torch import Tensor
@@ -103,12 +102,6 @@ class RandomStream(Rows):
     def normal(self, position: Tensor, purpose: Purpose | Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """[B, m] positions -> [B, m, count] standard normal numbers."""
         return box_muller(self.uniform(position, purpose, 2 * count, dtype))
-
-    @overload
-    def step_of(self, purpose: Purpose) -> int | Tensor: ...
-
-    @overload
-    def step_of(self, purpose: Tensor) -> Tensor: ...
 
     def step_of(self, purpose: Purpose | Tensor) -> int | Tensor:
         """The step that a purpose's numbers are keyed with."""

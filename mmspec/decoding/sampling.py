@@ -73,11 +73,6 @@ class RowSettings(Rows, ABC):
         """True if all rows are."""
         return self.temperature == 0.0
 
-    def numbers(self, name: str, like: Tensor) -> float | Tensor:
-        """The number of a setting, or [B, 1, 1] of them beside `like`, where rows differ."""
-        numbers: float | Tensor = of_rows(values_of(getattr(self, name)), like)
-        return numbers
-
 
 def check_setting(name: str, value: Any) -> None:
     """Raise InputError for a value outside the range of its setting."""
@@ -197,11 +192,10 @@ class Sampler(RowSettings):
         self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
     ) -> Scores:
         """Make distributions of a target's logits, which are warped once a rule asks for it."""
+        shape = draft.lanes.valid.shape
         if self.processors:
-            return self.scores(
-                self.processed(self.guided(logits), draft.lanes, history), draft.lanes.valid.shape
-            )
-        return self._scores(logits, self.warping, draft.lanes.valid.shape)
+            return self.scores(self.processed(self.guided(logits), draft.lanes, history), shape)
+        return self._scores(logits, self.warping, shape)
 
     def guided(self, logits: Tensor) -> Tensor:
         """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""

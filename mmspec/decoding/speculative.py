@@ -30,7 +30,7 @@ from mmspec.decoding.interfaces import (
 )
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import Rows, named
-from mmspec.decoding.sampling import RowSettings, Sampler
+from mmspec.decoding.sampling import RowSettings
 from mmspec.decoding.stats import Laps
 from mmspec.decoding.verdict import Measured, Path, Verdict
 
@@ -111,7 +111,7 @@ def begin(
     target: Target[State],
     drafter: Drafter,
     rule: AcceptanceRule,
-    sampler: Sampler,
+    sampler: RowSettings,
     requests: Sequence[Request],
     canvas: Canvas,
     random: RandomStream,
@@ -141,7 +141,8 @@ def begin(
         path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
         verdict = draft.verdict(path, scores.is_finite())
         laps.end("verify")
-        emission = canvas.commit(draft, verdict, Measured.nothing(canvas.active))
+        canvas.submit(draft, verdict, Measured.nothing(canvas.active))
+        emission = canvas.read()
     except BaseException:
         state.close()
         raise
@@ -159,7 +160,7 @@ def speculate(
     target: Target[State],
     drafter: Drafter,
     rule: AcceptanceRule,
-    sampler: Sampler,
+    sampler: RowSettings,
     requests: Sequence[Request],
     canvas: Canvas,
     random: RandomStream,

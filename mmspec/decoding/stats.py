@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import add
 from time import perf_counter
@@ -24,6 +24,9 @@ from mmspec.decoding.rows import Rows, named
 #: Parts of a call's time, each with its `<part>_seconds`.
 PARTS = ("prompt", "target", "draft", "verify")
 ROW_COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "accepted_histograms")
+# when calls are merged: of the last one, and the largest of all; all else is added up
+LATEST = ("accelerator", "exactness", "keeps", "prompt_forwards")
+LARGEST = ("tv_max", "drift_max", "cache_bytes")
 _by_device = ContextVar("by_device", default=False)
 
 
@@ -187,19 +190,10 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
     """Merge the stats of several calls: rows one after another, counts and times added."""
     merged = DecodingStats()
     for part in parts:
-        merged.accelerator, merged.exactness, merged.keeps = part.accelerator, part.exactness, part.keeps
-        merged.prompt_forwards = part.prompt_forwards
-        for name in (
-            *ROW_COUNTS,
-            *("target_forwards", "rollbacks", "draft_faults", "draft_passes", "cached_prompt_tokens"),
-            *("seconds", "prefill_seconds", *(f"{part}_seconds" for part in PARTS)),
-        ):
-            setattr(merged, name, getattr(merged, name) + getattr(part, name))
-        for name in ("tv", "drift"):
-            merged.count_measured(
-                name, *(getattr(part, f"{name}_{what}") for what in ("sum", "max", "places"))
-            )
-        merged.cache_bytes = max(merged.cache_bytes, part.cache_bytes)
+        for name in (each.name for each in fields(part)):
+            one, other = getattr(merged, name), getattr(part, name)
+            together = other if name in LATEST else max(one, other) if name in LARGEST else one + other
+            setattr(merged, name, together)
     return merged
 
 

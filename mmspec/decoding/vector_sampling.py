@@ -12,8 +12,9 @@ from torch import Tensor
 from mmspec.decoding.denoising import Denoising, DenoisingSource, StepSchedule
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.rows import named
-from mmspec.decoding.sampling import RowSettings, check_setting, read_setting
+from mmspec.decoding.sampling import RowSettings, check_setting, read_setting, values_of
 from mmspec.errors import InputError
+from mmspec.kernels.sampling import of_rows
 from mmspec.registry import did_you_mean
 from mmspec.validation import require_number
 
@@ -70,10 +71,7 @@ class DenoisingSampler(RowSettings):
     ) -> Denoising:
         """Make distributions of a model's conditions, [B, n, D] or [2B, n, D] under guidance."""
         nodes = conditions.view(1 + self.is_guided, *draft.lanes.valid.shape, conditions.shape[-1])
-        scale, temperature = (
-            self._of_nodes("guidance_scale", nodes[0]),
-            self._of_nodes("temperature", nodes[0]),
-        )
+        scale, temperature = (self._of_nodes(name, nodes[0]) for name in ("guidance_scale", "temperature"))
         if self.is_guided and self.guidance_schedule != "constant":
             scale = 1 + (scale - 1) * self._share(draft, first, nodes[0])
             scale = scale.expand(*nodes.shape[1:3], 1) if isinstance(scale, Tensor) else scale
@@ -90,7 +88,7 @@ class DenoisingSampler(RowSettings):
 
     def _of_nodes(self, name: str, nodes: Tensor) -> float | Tensor:
         """Return a setting at nodes [T, n, D]: a number, or [T, n, 1] where rows differ."""
-        numbers = self.numbers(name, nodes)
+        numbers: float | Tensor = of_rows(values_of(getattr(self, name)), nodes)
         if not isinstance(numbers, Tensor):
             return numbers
         lanes = len(nodes) // max(1, len(numbers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
@@ -39,11 +39,6 @@ class Path:
     failed: Tensor
 
     @property
-    def next_token(self) -> Tensor:
-        """[B] or [B, d]: the target's token after the last accepted node."""
-        return take(self.values, self.accepted)
-
-    @property
     def last(self) -> Tensor:
         """[B] the last accepted node, after which the next token stands."""
         return take(self.nodes, self.accepted)
@@ -62,20 +57,12 @@ class Path:
     @classmethod
     def at(cls, draft: Tree, node: Tensor, next_token: Tensor) -> Path:
         """Build the path that ends in `node` [B]."""
-        nodes, accepted, values = path_to(draft.tokens, *draft.paths, node, next_token, draft.max_depth)
-        return cls.along(nodes, accepted, values)
+        return cls.along(*path_to(draft.tokens, *draft.paths, node, next_token, draft.max_depth))
 
     @classmethod
     def along(cls, nodes: Tensor, accepted: Tensor, values: Tensor) -> Path:
         """Build a path all of whose values are decided."""
         return cls(nodes, accepted, values, accepted + 1, torch.zeros_like(accepted, dtype=torch.bool))
-
-    def usable(self, finite: Tensor) -> Path:
-        """Cut the path at the first node whose numbers are not usable, by [B, n] whether each one's are."""
-        steps = torch.arange(self.nodes.shape[1], device=self.nodes.device)
-        failed = (steps <= self.accepted[:, None]) & ~finite.gather(1, self.nodes)
-        sound = (failed.cumsum(-1) == 0).sum(-1)
-        return replace(self, decided=torch.minimum(self.decided, sound), failed=failed.any(-1))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.denoising import Denoising
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import ImageGrid, require_grid
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, list_prompts
 from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.drafters.order import OrderSession
 from mmspec.errors import InputError
 from mmspec.models.mar import FeatureCaching
 from mmspec.registry import did_you_mean
@@ -83,7 +85,7 @@ class CellOrderDrafter(Drafter):
             self.caching.check(target.config)
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
-        lengths = {request.grid.length for request in requests if request.grid is not None}
+        lengths = {require_grid(request.layout, "masked").length for request in requests}
         if len(lengths) != 1:
             raise InputError("requests", sorted(lengths), "images of one size")
         if self.iterations is not None and self.iterations > min(lengths):
@@ -92,15 +94,14 @@ class CellOrderDrafter(Drafter):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
-        grids = [request.grid for request in requests if request.grid is not None]
+        grids = [require_grid(request.layout, "masked") for request in requests]
         return CellOrderSession(self, grids, prefill.logits.device, random)
 
 
-class CellOrderSession(DraftSession):
-    """Order of a batch of images.
+class CellOrderSession(OrderSession):
+    """Order of a batch of images, whose groups are the cells of one forward.
 
     Attributes:
-        order: [B, N] the cells in the order in which they are decided.
         counts: cells of each forward.
     """
 
@@ -119,18 +120,19 @@ class CellOrderSession(DraftSession):
             rank = rank + checkerboard_first(grid, device)
         self.order = rank.argsort(-1)
         self.counts = cells_by_forward(grid.cells, drafter.iterations or min(64, grid.cells))
-        self.done = self.forwards = 0
+        self.ends = [list(accumulate(self.counts))] * rows
+        self.forwards = 0
 
-    def open(self, canvas: Canvas) -> Draft:
-        """Make room for the image; return a draft of no cell: a prompt alone predicts none."""
-        canvas.reserve(2 * self.cells)
-        return self._cells(self.order[:, :0], canvas, 0, 0, 0)
+    def count_decided(self, row: int, canvas: Canvas) -> int:
+        return sum(self.counts[: self.forwards])
 
-    def propose(self, canvas: Canvas) -> Draft:
-        iteration = min(self.forwards, len(self.counts) - 1)
-        before, after = self.done, self.done + self.counts[iteration]
-        self.done, self.forwards = after, self.forwards + 1
-        return self._cells(self.order[:, before:after], canvas, iteration, before, after)
+    def block(
+        self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Sequence[tuple[int, int]]
+    ) -> CellBlock:
+        before, after = groups[0]
+        made = self._cells(places, canvas, min(self.forwards, len(self.counts) - 1), before, after)
+        self.forwards += places.shape[1] > 0
+        return made
 
     def _cells(
         self, cells: Tensor, canvas: Canvas, iteration: int, before: int | Tensor, after: int | Tensor
@@ -249,7 +251,7 @@ class CellModelDrafter(CellOrderDrafter):
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
-        grids = [request.grid for request in requests if request.grid is not None]
+        grids = [require_grid(request.layout, "masked") for request in requests]
         return CellModelSession(self, grids, requests, sampler, random)
 
 
@@ -314,7 +316,7 @@ class CellModelSession(CellOrderSession):
             torch.stack([torch.zeros_like(candidates), candidates], 2),
             torch.stack([torch.ones_like(drafted), drafted], 2),
             self.drafter.kind,
-            Denoising.stack([q, q]),  # the root's is never asked for
+            Denoising.stack([q]),
             (is_open & ~usable).any(-1),
             slots=cells[:, :, None].expand(-1, -1, 2),
             depths=place,

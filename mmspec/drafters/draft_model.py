@@ -157,8 +157,7 @@ class DraftModelSession(DraftSession):
             sound = sound & scores.is_finite()[:, 0]
             valid.append(sound & going)
             step = tokens[-1][:, None]
-        # the root's is never asked for
-        q = type(distributions[0]).stack([distributions[0], *distributions]) if distributions else None
+        q = type(distributions[0]).stack(distributions) if distributions else None
         return Tree.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
 
     def resize(self, choice: int) -> None:

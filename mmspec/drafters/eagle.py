@@ -35,10 +35,11 @@ class EagleSession(FeatureSession):
 
     def __init__(self, drafter: FeatureDrafter, batch: HeadBatch) -> None:
         super().__init__(drafter, batch)
-        grids = [request.grid for request in batch.requests if request.grid is not None]
+        layouts = [request.layout for request in batch.requests if request.layout is not None]
         self.names = self.head.draft_tokens
-        self.grammar = Grammar(grids, batch.target.device) if grids else None
-        self.codes = grids[0].codebook_size if grids else 0
+        forced = [layout.forced for layout in layouts]
+        self.grammar = Grammar(forced, batch.target.device) if layouts else None
+        self.codes = layouts[0].codebook_size if layouts else 0
 
     def propose(self, canvas: Canvas) -> Draft:
         growth = TreeGrowth(self.shape, canvas.root, self.names)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Categorical, Scores
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.distribution import Categorical, PointMass, Scores
 from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.image_grid import FREE, Layout, require_grid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
@@ -54,9 +54,9 @@ class WindowDrafter(Drafter):
             in every round (GS). "exact": with the noise of the target itself, so that the output is bitwise
             that of plain decoding with the same seed.
         init: what newly uncovered places hold. "edge": a draw from the target's distribution at the last free
-            place of the window. "uniform": any code, or any token where there is no grid. "repeat": the cell
-            before, "above": the one in the row above, as published. Where the grammar forces a token, that
-            token.
+            place of the window. "uniform": any code, or any token where there is no layout. "repeat": the
+            cell before, "above": the one in the row above, as published. Where the grammar forces a token,
+            that token.
         front: candidates at each of the first places, behind each candidate before: (4, 2), or "4x2", gives
             eight chains. They are drawn without replacement.
         reach: places that each of these chains has for itself, those of the front included; None for all of
@@ -94,16 +94,23 @@ class WindowDrafter(Drafter):
         self.max_children = max(self.tree.front, default=min(1, window - 1))
 
     def check(self, target: Target[Any]) -> None:
-        self.require_room(target.grid, target.vocabulary)
+        self.require_room(target.grid)
+        if self.max_children > target.vocabulary:
+            allowed = f"at most {target.vocabulary} candidates, the vocabulary"
+            raise InputError("front", self.tree.front, allowed)
 
-    def require_room(self, grid: ImageGrid | None, vocabulary: int) -> None:
-        """Raise InputError unless the window fits into an image, and its options go with one."""
-        if grid is None and self.init in NEIGHBOURS:
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        for request in requests:
+            self.require_room(request.layout)
+
+    def require_room(self, layout: Layout | None) -> None:
+        """Raise InputError unless the window fits into an output, and its options go with one."""
+        if layout is None and self.init in NEIGHBOURS:
             raise InputError("init", self.init, "edge or uniform; only cells of images have neighbours")
-        if grid is not None and self.window > grid.length:
-            raise InputError("window", self.window, f"1 to {grid.length}, the tokens of the image")
-        if self.max_children > vocabulary:
-            raise InputError("front", self.tree.front, f"at most {vocabulary} candidates, the vocabulary")
+        if layout is not None and self.init == "above":
+            require_grid(layout, "init=above")
+        if layout is not None and self.window > layout.length:
+            raise InputError("window", self.window, f"1 to {layout.length}, the tokens of the image")
 
 
 @dataclass(frozen=True)
@@ -161,7 +168,7 @@ class JacobiSession(DraftSession):
             again.
     """
 
-    row_fields = named("grids", "random", "round", "sampler", "observed")
+    row_fields = named("layouts", "random", "round", "sampler", "observed")
 
     def __init__(
         self,
@@ -174,7 +181,7 @@ class JacobiSession(DraftSession):
         self.drafter, self.sampler, self.random = drafter, sampler, random
         device, vocabulary = prefill.logits.device, prefill.logits.shape[-1]
         self.vocabulary = vocabulary
-        self._lay_out([request.grid for request in requests])
+        self._lay_out([request.layout for request in requests])
         self.round = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         self.steps = torch.arange(drafter.window, device=device)
         tree = drafter.tree
@@ -185,14 +192,14 @@ class JacobiSession(DraftSession):
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Tree.chain(token, drafter.kind)
         scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
-        self._keep(replace(draft, q=Categorical(scores.p)), scores, token[:, 0])
+        self._keep(replace(draft, q=self._drawn_from(token, scores.p)), scores, token[:, 0])
 
     def rows_changed(self) -> None:
-        self._lay_out(self.grids)
+        self._lay_out(self.layouts)
 
-    def _lay_out(self, grids: Sequence[ImageGrid | None]) -> None:
-        """Set the grids of the rows."""
-        self.grids, self.layout = grids, WindowLayout(grids, self.vocabulary, self.random.keys.device)
+    def _lay_out(self, layouts: Sequence[Layout | None]) -> None:
+        """Set the layouts of the rows."""
+        self.layouts, self.layout = layouts, WindowLayout(layouts, self.vocabulary, self.random.keys.device)
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         if not self.drafter.branches:
@@ -200,7 +207,7 @@ class JacobiSession(DraftSession):
             return
         nodes = self._path(verdict)
         tokens, valid = draft.tokens.gather(1, nodes), draft.valid.gather(1, nodes)
-        q = None if draft.q is None else draft.q.map(lambda each: pick(each, nodes))
+        q = draft.q.map(lambda each: pick(each, nodes[:, 1:] - 1))
         chain = replace(Tree.chain(tokens, draft.kind, q, valid), max_depth=self.drafter.window - 1)
         self._keep(chain, scores.map(lambda each: pick(each, nodes)), verdict.accepted)
 
@@ -212,7 +219,7 @@ class JacobiSession(DraftSession):
         """Keep what the next round needs: what places were drawn from, and what they will be drawn from."""
         # a uniform draft has mass everywhere
         most = self.vocabulary if self.drafter.init == "uniform" else self.sampler.support(self.vocabulary)
-        q = None if draft.q is None else draft.q.compact(most)
+        q = draft.q.compact(most) if isinstance(draft.q, Categorical) else draft.q
         p = scores.map(self.sampler.within_top_k).compact(most)
         self.observed = Observed(replace(draft, q=q), p, scores.is_finite(), accepted)
 
@@ -246,9 +253,13 @@ class JacobiSession(DraftSession):
         inside = place < self.layout.length
         valid = ((inside & sound) | (self.steps == 0))[:, self.slots] & filled.drawable
         faulty = (inside & ~sound)[:, 1:].any(-1)
-        q = None if drafter.kind is DraftKind.COUPLED else Categorical(filled.p)
+        q = self._drawn_from(filled.tokens, filled.p)
         parents, depth = self.parents.expand_as(valid), drafter.window - 1
         return Tree(filled.tokens, valid, drafter.kind, q, faulty, parents, depth, drafter.max_children)
+
+    def _drawn_from(self, tokens: Tensor, p: Tensor) -> Categorical | PointMass:
+        """The q of candidates, given the tokens [B, n] of all nodes and p [B, n, V] of a draw of each."""
+        return PointMass(tokens[:, 1:]) if self.drafter.kind is DraftKind.COUPLED else Categorical(p[:, 1:])
 
     def _initial(
         self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor

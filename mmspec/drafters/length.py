@@ -12,7 +12,7 @@ from statistics import fmean, median
 from time import perf_counter
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Categorical, Scores
+from mmspec.decoding.distribution import Categorical, PointMass, Scores
 from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
@@ -135,9 +135,9 @@ class PacedDrafter(Drafter):
     ) -> DraftSession:
         session = self.inner.start(requests, prefill, sampler, random)
         model = self.models.setdefault(len(requests), CostModel(self.inner.sizes))
-        nothing = None
-        if self.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT):  # sampled kinds have a q
-            nothing = Categorical(prefill.logits.new_zeros(len(requests), 1, prefill.logits.shape[-1]))
+        none = prefill.logits.new_zeros(len(requests), 0, prefill.logits.shape[-1])
+        is_drawn = self.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
+        nothing = Categorical(none) if is_drawn else PointMass(none[:, :, 0])
         return PacedSession(self, session, model, nothing)
 
 
@@ -148,7 +148,7 @@ class PacedSession(DraftSession):
     """
 
     def __init__(
-        self, drafter: PacedDrafter, inner: DraftSession, model: CostModel, nothing: Categorical | None
+        self, drafter: PacedDrafter, inner: DraftSession, model: CostModel, nothing: Categorical | PointMass
     ) -> None:
         self.drafter, self.inner, self.model, self.nothing = drafter, inner, model, nothing
         self.choice: int | None = None

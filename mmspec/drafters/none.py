@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.acceptance.confidence import LowConfidence
-from mmspec.decoding.canvas import MAX_NEW_TOKENS, Canvas, Stopping
-from mmspec.decoding.draft import Block, Draft, DraftKind, Tree
-from mmspec.decoding.image_grid import FREE
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.order import OrderSession
 from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.targets.masked import CACHES, MaskedBlock, MaskedTarget
 from mmspec.validation import is_integer
 
 __all__ = ["NoDrafter", "UnmaskingDrafter"]
@@ -43,99 +46,126 @@ class NoDrafter(Drafter, DraftSession):
         if target.vector_size and target.any_order:
             raise InputError("accelerator", "none", "masked: a MAR decides its cells in an order of its own")
 
-    def fit(self, target: Target[Any]) -> NoDrafter:
+    def fit(self, target: Target[Any]) -> Drafter:
         self.check(target)
-        fitted = copy.copy(self)
-        if target.mask_token_id is not None:
-            fitted.runs_ahead, fitted.keeps = False, ONE_PLACE
-        return fitted
+        return PlainUnmasking().fit(target) if isinstance(target, MaskedTarget) else self
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
-        if prefill.forwards:
-            return self
-        if sampler.processors:
-            allowed = "none: places of a masked model are not decoded in order"
-            raise InputError("logits_processor", len(sampler.processors), allowed)
-        session = UnmaskingDrafter().start(requests, prefill, sampler, random)
-        session.rule = LowConfidence()
-        return session
+        return self
 
     def propose(self, canvas: Canvas) -> Draft:
         return Tree.chain(canvas.root[:, None], self.kind)
 
 
 class UnmaskingDrafter(Drafter):
-    """Proposes every masked place of the current block of each row (LLaDA, 2502.09992, section 2.4).
+    """Proposes the places of the current block of each row (LLaDA, 2502.09992, section 2.4).
 
-    The output has `max_new_tokens` places from the start, and the target sees all of them. A row is in the
-    block of its first place that is not decided. Which of its places a round decides is up to the rule.
+    The output has `max_new_tokens` places from the start. A row is in the block of its first place that is
+    not decided. Which of its places a round decides is up to the rule.
 
     "exact" of a drafter: nodes see all that the model was trained to see, every decided place and every mask.
     What is lost, is lost by the rule: see `LowConfidence`.
 
     Args:
-        block: places of a block (semi-autoregressive decoding); None is one block, any order.
+        block_length: places of a block (semi-autoregressive decoding); None is the model's own, or one block
+            for all where it has none.
+        cache: what is kept from one forward to the next, as of `MaskedBlock`; lossy unless "none", for
+            models that are not block-causal.
 
     Raises:
-        InputError: a block that is not a positive integer.
+        InputError: a block that is not a positive integer, or no such cache.
     """
 
     kind = DraftKind.POINT
     proposes = "places"
     max_nodes = 0  # beside the places of the output
-    mask_token_id: int = FREE  # the target's own, which it takes FREE for as well
+    mask: int  # of the target that it is fitted to
+    is_causal: bool  # from block to block
 
-    def __init__(self, block: int | None = None) -> None:
-        if block is not None and (not is_integer(block) or block < 1):
-            raise InputError("block", block, "a positive integer, or None for a single block")
-        self.block = block
+    def __init__(self, block_length: int | None = None, cache: str = "none") -> None:
+        if block_length is not None and (not is_integer(block_length) or block_length < 1):
+            raise InputError("block_length", block_length, "a positive integer, or None")
+        if cache not in CACHES:
+            raise InputError("cache", cache, did_you_mean(cache, CACHES))
+        self.block_length, self.cache = block_length, cache
 
     def fit(self, target: Target[Any]) -> UnmaskingDrafter:
-        if target.mask_token_id is None:
-            raise InputError(
-                "accelerator", "unmasking", "a masked model: others predict the next token alone"
-            )
+        if not isinstance(target, MaskedTarget):
+            allowed = "a masked model: others predict the next token alone"
+            raise InputError("accelerator", "unmasking", allowed)
+        own = target.block_length
+        if own is not None and self.block_length not in (None, own):
+            raise InputError("block_length", self.block_length, f"{own}, the block that the model has learnt")
         fitted = copy.copy(self)
-        fitted.mask_token_id = target.mask_token_id
+        fitted.mask, fitted.is_causal = target.vocabulary, own is not None
+        fitted.block_length = own or self.block_length
+        if self.cache != "none" and not fitted.is_causal:
+            fitted.exactness = "lossy"
         return fitted
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
-            allowed = "none: places are not decoded in order"
+            allowed = "none: places of a masked model are not decoded in order"
             raise InputError("logits_processor", len(sampler.processors), allowed)
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
     ) -> DraftSession:
-        return UnmaskingSession(self.block or MAX_NEW_TOKENS, self.mask_token_id)
+        return UnmaskingSession(self, requests, prefill.logits.device)
 
 
-class UnmaskingSession(DraftSession):
-    """Blocks of a batch. The canvas knows which of their places are open."""
+class PlainUnmasking(UnmaskingDrafter):
+    """Plain decoding of a masked model: one place a forward, whatever the rule, in the model's own blocks."""
 
-    def __init__(self, block: int, mask_token_id: int) -> None:
-        self.block, self.mask_token_id = block, mask_token_id
+    proposes = "any"
+    keeps = ONE_PLACE
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        session = super().start(requests, prefill, sampler, random)
+        session.rule = LowConfidence()
+        return session
+
+
+class UnmaskingSession(OrderSession):
+    """Blocks of a batch, from left to right. The canvas knows which of their places are open."""
+
+    def __init__(self, drafter: UnmaskingDrafter, requests: Sequence[Request], device: torch.device) -> None:
+        self.drafter, self.requests, self.device = drafter, requests, device
 
     def open(self, canvas: Canvas) -> Draft:
-        """Make room for the output; return a draft of no place, for a masked model reads no prompt alone."""
-        length = canvas.stopping[0].max_new_tokens
-        canvas.reserve(length + min(self.block, length))
-        return self._places(canvas.tokens[:, :0], canvas.decided[:, :0])
+        length, rows = canvas.stopping[0].max_new_tokens, len(self.requests)
+        size = self.drafter.block_length or length
+        self.order = torch.arange(length, device=self.device).expand(rows, -1)
+        # blocks of a block-causal model are counted from the first token of the prompt
+        inside = [len(each.prompt_tokens) % size if self.drafter.is_causal else 0 for each in self.requests]
+        self.ends = [[*range(size - first, length, size), length] for first in inside]
+        return super().open(canvas)
 
-    def propose(self, canvas: Canvas) -> Draft:
-        length = canvas.stopping[0].max_new_tokens
-        is_open = ~canvas.decided[:, :length]
-        tokens = canvas.tokens[:, :length].masked_fill(is_open, self.mask_token_id)
-        # all before the first open place is emitted
-        end = (canvas.emitted // self.block + 1) * self.block
-        place = torch.arange(length, device=canvas.device)
-        return self._places(tokens, is_open & (place < end[:, None]))
+    def count_decided(self, row: int, canvas: Canvas) -> int:
+        return canvas.output_lengths[row]
 
-    def _places(self, tokens: Tensor, is_open: Tensor) -> Block:
-        """Each place alone in a lane that predicts it: tokens and whether it may be decided, both [B, L]."""
-        place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        visible = torch.ones_like(is_open)[:, None].expand(-1, tokens.shape[1], -1)
-        completes = min(self.block, tokens.shape[1])
-        return Block.single(tokens, place, is_open, place, visible, completes=completes)
+    def block(
+        self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Sequence[tuple[int, int]]
+    ) -> MaskedBlock:
+        rows, length = self.order.shape
+        is_open = exists & ~canvas.decided.gather(1, places)
+        slot = torch.arange(length + 1, device=self.device)
+        ends = torch.tensor([end for _, end in groups], device=self.device)[:, None]
+        visible = slot < (ends if self.drafter.is_causal else length)
+        block = MaskedBlock.single(
+            canvas.tokens.gather(1, places).masked_fill(is_open, self.drafter.mask),
+            places,
+            is_open,
+            slot.expand(rows, -1),
+            visible.expand(rows, -1)[:, None],
+            completes=places.shape[1],
+            groups=groups,
+            length=length,
+            cache=self.drafter.cache,
+        )
+        where = exists[:, :, None]
+        return replace(block, valid=where, slots=block.slots.where(where, length))

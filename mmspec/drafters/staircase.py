@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Categorical, Scores
+from mmspec.decoding.distribution import Categorical, PointMass, Scores
 from mmspec.decoding.draft import Block, Draft, DraftKind
-from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
+from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid, require_grid
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
@@ -100,10 +100,7 @@ class StaircaseDrafter(Drafter):
         if sampler.processors:
             allowed = "none: cells are not decoded in order"
             raise InputError("logits_processor", len(sampler.processors), allowed)
-        grids = grids_of(requests)
-        if len(grids) < len(requests):
-            raise InputError("accelerator", "zipar", "a model of image tokens")
-        shortest, asked = min(grid.length for grid in grids), stopping.max_new_tokens
+        shortest, asked = min(grid.length for grid in grids_of(requests)), stopping.max_new_tokens
         if asked > shortest:
             raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
 
@@ -114,8 +111,8 @@ class StaircaseDrafter(Drafter):
 
 
 def grids_of(requests: Sequence[Request]) -> list[ImageGrid]:
-    """Grids of the requests that have one."""
-    return [request.grid for request in requests if request.grid is not None]
+    """Grids of the requests; InputError where one asks for no image of one grid."""
+    return [require_grid(request.layout, "zipar") for request in requests]
 
 
 class StaircaseSession(DraftSession):
@@ -164,7 +161,7 @@ class StaircaseSession(DraftSession):
     def open(self, canvas: Canvas) -> Draft:
         """Write the syntax, which is known, and return the draft of the first token."""
         canvas.reserve(self.length + 1)
-        forced = Grammar(self.grids, canvas.device).forced
+        forced = Grammar([grid.forced for grid in self.grids], canvas.device).forced
         places = torch.arange(forced.shape[1], device=canvas.device).expand_as(forced)
         canvas.decide(places, forced, forced != FREE)
         return super().open(canvas)
@@ -251,7 +248,7 @@ class StaircaseSession(DraftSession):
 
     def _candidates(
         self, canvas: Canvas, is_known: Tensor, is_used: Tensor
-    ) -> tuple[Tensor, Tensor, Categorical | None]:
+    ) -> tuple[Tensor, Tensor, Categorical | PointMass]:
         """Tokens [B, A, n] of the nodes, whether each is a candidate, and what they were drawn from."""
         # stands in for a predecessor that is not there yet: the newest above as the row begins
         above = (self.row - 1).clamp_min(0)
@@ -260,18 +257,18 @@ class StaircaseSession(DraftSession):
         tokens = canvas.tokens.gather(1, self.root.where(is_known, stand_in))[:, :, None]
         valid = pad(self.follows[:, :, :-1], (1, 0), value=True)
         if self.step.shape[0] == 1:
-            return tokens, valid, None
+            return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
         guesses = self.guesses.gather(1, self.places.flatten(1)).view_as(self.places)
         tokens = torch.where((guesses == FREE) | (self.step == 0), tokens, guesses)
         if not self.drafter.adaptive:
-            return tokens, valid, None
+            return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
         trial = self.trials.gather(1, self.row)
         self.on_trial = (self.done == 0) & (trial == FREE) & (there < self.columns) & is_used
         self.follows[:, :, 0] &= ~self.on_trial
         self.follows[:, :, 1] &= trial != FREE
         valid[:, :, 1] = trial != FREE
         tokens[:, :, 1] = trial.clamp_min(0)
-        q = self.offered[:, None, None].expand(-1, *self.places.shape[1:], -1).flatten(0, 1)
+        q = self.offered[:, None, None].expand(-1, *valid[:, :, 1:].shape[1:], -1).flatten(0, 1)
         return tokens, valid, Categorical(q)
 
     def _visible(self, slots: Tensor, here: Tensor, absent: int) -> Tensor:

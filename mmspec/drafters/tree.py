@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.decoding.distribution import PointMass
 from mmspec.decoding.draft import DraftKind, Nodes, Tree, check_tree
 from mmspec.errors import InputError
 from mmspec.kernels import best, tree_paths
@@ -326,11 +327,12 @@ class TreeGrowth:
         scores = scores.masked_fill(faulty[:, None], -math.inf)
         scores[:, 0] = 0.0
         chosen = self.shape.choose(scores)
+        tokens = tokens.gather(1, chosen)
         return Tree(
-            tokens.gather(1, chosen),
+            tokens,
             scores.gather(1, chosen) > -math.inf,
             DraftKind.POINT,
-            None,
+            PointMass(tokens[:, 1:]),
             faulty,
             renumber(parents, chosen),
             self.level,

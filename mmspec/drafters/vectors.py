@@ -113,9 +113,7 @@ class VectorModelSession(DraftSession):
             tokens.append(token)
             distributions.append(judged_by)
         self._read(tokens[-1], canvas, self.drafter.num_draft_tokens)  # for its keys, should all be accepted
-        q: Distribution | None = None
-        if self.drafter.kind is DraftKind.IID:  # the root's is never asked for
-            q = type(distributions[0]).stack([distributions[0], *distributions])
+        q = type(distributions[0]).stack(distributions) if self.drafter.kind is DraftKind.IID else None
         return Tree.chain(torch.stack(tokens, 1), self.drafter.kind, q)
 
     def _read(self, token: Tensor, canvas: Canvas, depth: int) -> Distribution:

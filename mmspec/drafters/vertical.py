@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import Layout, require_grid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.drafters.heads import HeadBatch
@@ -42,7 +42,7 @@ class VerticalSession(StateWindowSession):
     head: VerticalHead
 
     def __init__(self, drafter: VerticalDrafter, batch: HeadBatch, random: RandomStream) -> None:
-        row = max(request.grid.stride for request in batch.requests if request.grid is not None)
+        row = max(require_grid(request.layout, drafter.title).stride for request in batch.requests)
         super().__init__(drafter, batch, random, row)
 
     def _initial(
@@ -92,7 +92,7 @@ class VerticalDrafter(StateWindowDrafter):
         super().__init__(model.config.window if window is None else window, coupling, "edge", front, reach)
         self._hold(model)
 
-    def require_room(self, grid: ImageGrid | None, vocabulary: int) -> None:
-        if grid is None:
+    def require_room(self, layout: Layout | None) -> None:
+        if layout is None:
             raise InputError("target", "text", "one that draws images: only their cells have one above")
-        super().require_room(grid, vocabulary)
+        super().require_room(require_grid(layout, self.title))

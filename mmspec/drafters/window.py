@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmspec.acceptance.verification import sampled_distribution
 from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
+from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid, Layout
 from mmspec.errors import InputError
 from mmspec.kernels import redraw
 from mmspec.kernels.redraw import invert
@@ -35,21 +35,23 @@ MAX_CHAINS = 64
 
 
 class WindowLayout:
-    """Output places of a batch, on the device. Rows without a grid have endlessly many, all of them free.
+    """Output places of a batch, on the device. Rows without a layout have endlessly many, all of them free.
 
     Attributes:
         length: [B, 1] number of places.
-        uniform: [B, 1, V] uniform over the codes; over all tokens in rows without a grid.
+        uniform: [B, 1, V] uniform over the codes; over all tokens in rows without a layout.
         has_syntax: True if a grammar forces some places.
     """
 
-    def __init__(self, grids: Sequence[ImageGrid | None], vocabulary: int, device: torch.device) -> None:
-        images = {row: grid for row, grid in enumerate(grids) if grid is not None}
-        self._grammar = Grammar(grids, device)
-        length = torch.full((len(grids), 1), torch.iinfo(torch.long).max)
+    def __init__(self, layouts: Sequence[Layout | None], vocabulary: int, device: torch.device) -> None:
+        self._grammar = Grammar([() if layout is None else layout.forced for layout in layouts], device)
+        length = torch.full((len(layouts), 1), torch.iinfo(torch.long).max)
         stride, codes = torch.ones_like(length), torch.full_like(length, vocabulary)
-        for row, grid in images.items():
-            length[row], stride[row], codes[row] = grid.length, grid.stride, grid.codebook_size
+        for row, layout in enumerate(layouts):
+            if layout is not None:
+                length[row], codes[row] = layout.length, layout.codebook_size
+            if isinstance(layout, ImageGrid):
+                stride[row] = layout.stride
         is_free = self._grammar.forced == FREE
         self.has_syntax = not bool(is_free.all())
         self.reach = 1 + int(stride.max())  # back to the cell above the next place, or before a row's end
@@ -164,7 +166,7 @@ class LastDraft(NamedTuple):
 
     tokens: Tensor
     valid: Tensor
-    q: Tensor | None  # [B, n, V] of the tokens; None where new ones are drawn independently of them
+    q: Tensor | None  # [B, n - 1, V] of all but the root; None where new ones are drawn independently
 
     @staticmethod
     def of(draft: Tree, coupling: str) -> LastDraft:

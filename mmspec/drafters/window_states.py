@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Tree
-from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.image_grid import FREE, ImageGrid, Layout
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
@@ -115,25 +116,21 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
             given = f"{self.title} for images of another codebook"
             raise InputError("drafter", given, "a head that was trained for this target's image tokenizer")
 
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        target = self.fitted_target
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        super().admit(requests, sampler, stopping)
         if sampler.is_guided and not self.model.config.guided:
             allowed = "1, or a head that was trained under guidance: this one knows conditional states alone"
             raise InputError("guidance_scale", sampler.guidance_scale, allowed)
-        for request in requests:
-            self.require_room(request.grid, prefill.logits.shape[-1])
-            self._check_grid(request.grid)
-        return self.session(self, HeadBatch(target, requests, prefill, sampler), random)
-
-    def _check_grid(self, grid: ImageGrid | None) -> None:
-        """Raise InputError unless the rows of an image are as long as the head knows them."""
         columns = self.model.config.columns
-        if grid is not None and columns and grid.columns != columns:
-            given = f"{grid.rows} rows of {grid.columns} tokens"
-            learnt = f"rows of {columns} tokens, which this head has learnt"
-            raise InputError("image size", given, f"{learnt}; `mmspec train drafter` takes --width")
+        for layout in (request.layout for request in requests if request.layout is not None and columns):
+            if not isinstance(layout, ImageGrid) or layout.columns != columns:
+                learnt = f"rows of {columns} tokens, which this head has learnt"
+                raise InputError("image size", str(layout), f"{learnt}; `mmspec train drafter` takes --width")
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        return self.session(self, HeadBatch(self.fitted_target, requests, prefill, sampler), random)
 
 
 def codebook_sample(target: Target[Any]) -> Tensor:
@@ -143,8 +140,8 @@ def codebook_sample(target: Target[Any]) -> Tensor:
     return target.codebook.detach().flatten()[:SAMPLED].float().cpu()
 
 
-def learnt_images(target: Target[Any], grid: ImageGrid | None) -> dict[str, Any]:
+def learnt_images(target: Target[Any], layout: Layout | None) -> dict[str, Any]:
     """Attributes of a head's config that say of which images it has learnt: of that target, laid out so."""
     sample = [] if target.codebook is None else codebook_sample(target).tolist()
     codebook = [float(f"{number:.4g}") for number in sample]
-    return {"columns": 0 if grid is None else grid.columns, "codebook": codebook}
+    return {"columns": layout.columns if isinstance(layout, ImageGrid) else 0, "codebook": codebook}

@@ -204,5 +204,5 @@ MASKED_MODELS: dict[type[PreTrainedConfig], type[MaskedModel]] = {
 for config, model in MASKED_MODELS.items():
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
-renamings = [WeightRenaming(theirs, own) for theirs, own in KEYS.items()]
+renamings: list[Any] = [WeightRenaming(theirs, own) for theirs, own in KEYS.items()]
 register_checkpoint_conversion_mapping(LLaDAConfig.model_type, renamings, overwrite=True)

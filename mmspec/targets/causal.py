@@ -71,12 +71,15 @@ class CausalState(CacheState):
         hidden: the hidden states that the drafter reads.
         change: the least length of a row from which its tokens are turned one by one (`rotary`).
         additive: number format of additive attention masks; None where masks are boolean.
+        queries: [Q, d] embeddings of query nodes: the token V + q stands for the q-th. None of them is
+            ever committed.
         most_nodes: of the largest draft that is known to fit, where recurrent layers keep something for each.
     """
 
     hidden: HiddenStates
     change: float
     additive: torch.dtype | None
+    queries: Tensor
     most_nodes: int = field(default=1, kw_only=True)
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
@@ -97,7 +100,7 @@ class CausalTarget(Target[Any]):
         model: a loaded decoder-only model with an LM head, on its device, in eval mode.
 
     Attributes:
-        vocabulary, device, grid, codebook, mask_token_id, vector_size: as of `Target`.
+        vocabulary, device, grid, codebook, vector_size: as of `Target`.
         prefix_cache: prompts that were read before, of all batches; None, the default, keeps none.
 
     Raises:
@@ -170,7 +173,8 @@ class CausalTarget(Target[Any]):
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
         shifts = torch.tensor(offsets, device=self.device)
         change = self._change - max(0, *offsets)
-        state = CausalState(cache, shifts, lengths, states, change, self.additive)
+        nothing = torch.empty(0, 0, device=self.device)
+        state = CausalState(cache, shifts, lengths, states, change, self.additive, nothing)
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, shifts)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
@@ -275,16 +279,21 @@ class CausalTarget(Target[Any]):
                 f"{type(self.model).__name__} keeps a recurrent state, which is of tokens in their order; "
                 "they cannot be decoded in another"
             )
-        nodes = nodes.repeat_rows(cache.rows // len(nodes.tokens))
+        return self._score(state, nodes.repeat_rows(cache.rows // len(nodes.tokens)))
+
+    def _score(self, state: CausalState, nodes: Nodes) -> TargetOutput:
+        """Score nodes [R, n] of all rows, in one forward."""
+        cache = state.cache
         is_apart = bool(self._changing) and cache.longest + nodes.deepest + 1 >= state.change
         if cache.recurrent and nodes.extent > state.most_nodes:
             check_draft(cache.rows, nodes.extent, self.node_bytes, self.device)
             state.most_nodes = nodes.extent
         cache.begin_score(nodes.slots, nodes.extent)
-        inputs: dict[str, Any] = {
-            "input_ids": nodes.tokens,
-            "position_ids": self.next_positions(state, nodes),
-        }
+        inputs: dict[str, Any] = {"position_ids": self.next_positions(state, nodes)}
+        if len(state.queries):
+            inputs["inputs_embeds"] = self._embed_queries(state.queries, nodes.tokens)
+        else:
+            inputs["input_ids"] = nodes.tokens
         # forwards of these layers are replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
         attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
@@ -293,6 +302,12 @@ class CausalTarget(Target[Any]):
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
             logits = step(inputs, cache, state.hidden)
         return TargetOutput(logits, state.hidden.take())
+
+    def _embed_queries(self, queries: Tensor, tokens: Tensor) -> Tensor:
+        """Embed tokens [R, n], those from V on by the table of the state."""
+        known = self.embed(tokens.clamp_max(self.vocabulary - 1))
+        found = queries[(tokens - self.vocabulary).clamp_min(0)]
+        return torch.where((tokens >= self.vocabulary)[..., None], found, known)
 
     def _reader(self, taps: Sequence[int]) -> HiddenStates:
         """Hooks that read hidden states: new ones, or those that compiled forwards were compiled with."""

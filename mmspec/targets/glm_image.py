@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.decoding.draft import Nodes
+from mmspec.decoding.image_grid import GridSequence, ImageGrid
 from mmspec.decoding.interfaces import PromptOutput
 from mmspec.decoding.rows import RowField, lengthen, named
 from mmspec.errors import InputError
@@ -55,6 +56,7 @@ class GlmImageTarget(VisionLanguageTarget):
         codebook: [K, d] code vectors of the image tokenizer; its codes are the first tokens.
     """
 
+    codebook: Tensor
     rope_arguments = frozenset({"images_per_sample"})
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -73,6 +75,16 @@ class GlmImageTarget(VisionLanguageTarget):
         table = torch.cat([lengthen(each, longest, fill=None) for each in tables])
         starts = torch.tensor(state.prompt_lengths, device=self.device)
         return GlmImageState(**vars(state), table=table, starts=starts), output
+
+    def layout_for(self, inputs: Mapping[str, Tensor]) -> GridSequence:
+        """Layout of the output: the grids that no image of the prompt fills, the last (a preview) first.
+
+        The mark of the end is not in it: no grammar forces it.
+        """
+        config: Any = self.model.config
+        given = int((inputs["input_ids"] == config.image_end_token_id).sum())
+        sides = inputs["image_grid_thw"][given:, 1:].flip(0).tolist()
+        return GridSequence(tuple(ImageGrid(rows, columns, len(self.codebook)) for rows, columns in sides))
 
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         """Position ids of a prompt [3, 1, L]; what follows it is looked up, so that there is no offset."""

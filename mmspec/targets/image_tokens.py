@@ -26,13 +26,13 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.models.weights import execution_device
 from mmspec.targets.causal import CausalState, CausalTarget
 
-__all__ = ["CELLS", "CODEBOOK", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride"]
+__all__ = ["CODEBOOK", "FORCED", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride"]
 
 #: The model's inputs for a prompt, and for the unconditional one that guidance leads away from.
 PromptPair = tuple[dict[str, Tensor], dict[str, Tensor]]
 
-CELLS = "image_cells"  # of a prompt: [1, 2] rows and columns of its image, where they are not the default
 CODEBOOK = "quantize.embedding.weight"  # of an image tokenizer
+FORCED = "forced"  # of a prompt: [1, n] what its layout forces, where the output is not the default image
 
 
 @dataclass
@@ -165,17 +165,17 @@ class ImageTokenTarget(CausalTarget, ABC):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[ImageState, PromptOutput]:
-        """Prefill the prompts, and set up the grammar of their images."""
-        grids = [self.grid_of(prompt) for prompt in prompts]
-        grammar = Grammar(grids, self.device)
+        """Prefill the prompts, and set up the grammar of their outputs."""
+        rows = [prompt[FORCED][0].tolist() if FORCED in prompt else self.grid.forced for prompt in prompts]
+        grammar = Grammar(rows, self.device)
         state, output = super().prefill(prompts, capacity, taps)
         starts = torch.tensor(state.prompt_lengths, device=self.device)
         image_state = ImageState(**vars(state), grammar=grammar, starts=starts)
         return image_state, replace(output, logits=self.constrain(output.logits, grammar.forced[:, :1]))
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
-        """The model's arguments for a prompt alone, without the size of its image."""
-        return super().arguments({name: value for name, value in prompt.items() if name != CELLS})
+        """The model's arguments for a prompt alone, without the layout of its output."""
+        return super().arguments({name: value for name, value in prompt.items() if name != FORCED})
 
     def score(self, state: ImageState, draft: Draft) -> TargetOutput:  # type: ignore[override]
         """Score every node of the draft in one forward, and exclude what the grammar excludes after it."""
@@ -198,13 +198,6 @@ class ImageTokenTarget(CausalTarget, ABC):
             [B, n, K + S], -inf where a token is excluded.
         """
         return exclude(logits, forced, self.grid.codebook_size) if self.syntax else logits
-
-    def grid_of(self, prompt: Mapping[str, Tensor]) -> ImageGrid:
-        """Grid that a prompt asks for by `image_cells` [1, 2]; the default where it does not."""
-        if CELLS not in prompt:
-            return self.grid
-        rows, columns = prompt[CELLS][0].tolist()
-        return replace(self.grid, rows=rows, columns=columns)
 
 
 def check_stride(vq: Any, stride: int) -> None:

@@ -152,7 +152,7 @@ class MARTarget(Target[MARState]):
 
     Attributes:
         any_order: True; cells are predicted in any order.
-        vocabulary, device, grid, codebook, config, mask_token_id, vector_size: as of `Target`.
+        vocabulary, device, grid, codebook, config, vector_size: as of `Target`.
         published, classes: as of `ImageTokenTarget`.
         sampler: class of its sampling settings.
     """

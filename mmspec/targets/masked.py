@@ -1,148 +1,273 @@
-"""Masked language models, which see the whole output and predict any place of it, as a target."""
+"""Masked language models as targets: any place of a block, given what is decided and masks elsewhere.
+
+Such a model is a decoder-only architecture trained without the causal mask, or with one of blocks; places
+that are not decided hold a mask token. Keys of what is read stay in the cache at the places of their tokens,
+and are written over when the places are read again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from mmspec.decoding.cache import additive_mask, check_layer_types
-from mmspec.decoding.draft import Draft, Nodes
-from mmspec.decoding.image_grid import FREE
-from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
-from mmspec.decoding.verdict import Verdict
+from mmspec.decoding.cache import RaggedCache, check_layer_types
+from mmspec.decoding.draft import Block, Draft, Nodes
+from mmspec.decoding.indexing import pick
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput
+from mmspec.decoding.verdict import Fill
 from mmspec.errors import InputError
-from mmspec.models.weights import execution_device
-from mmspec.targets.admission import check_length, check_model, length_limit, refusal
-from mmspec.targets.attention import mask_dtype
-from mmspec.targets.steps import CompiledForward
+from mmspec.targets.admission import check_length, length_limit, refusal
+from mmspec.targets.causal import CausalState, CausalTarget
+from mmspec.targets.prefix import TOKENS
 from mmspec.validation import is_integer
+from mmspec.visual_tokens.spans import find_images
+
+__all__ = ["CACHES", "MaskedBlock", "MaskedState", "MaskedTarget"]
+
+CACHES = ("none", "prefix", "dual")
+PREDICTS = ("own", "next")
+
+
+@dataclass(frozen=True)
+class MaskedBlock(Block):
+    """Places of one block of each row, as lanes of one node; in the slots behind the output, of other states.
+
+    Lanes stand in the order of their places. Other states of the block are further lanes at the same places,
+    whose nodes see each other in place of those of the first state; context that is read in the same forward
+    sees the first state alone.
+
+    Attributes:
+        groups: begin and end of each row's block, as output indices known to the host.
+        length: places of the output; slots from there on belong to no place.
+        cache: what is kept from one forward to the next where all places see each other, a change of the
+            model's distribution: "none", exactly nothing; "prefix", what stands before the block, as it was
+            read when the block began; "dual", what stands behind it as well (Fast-dLLM, 2505.22618). Ignored
+            by block-causal models, whose finished blocks do not change.
+    """
+
+    groups: Sequence[tuple[int, int]]
+    length: int
+    cache: str
 
 
 @dataclass
-class MaskedState(TargetState):
-    """Prompts of a batch, which are all that a masked target keeps.
+class MaskedState(CausalState):
+    """State of a batch: its cache, and the tokens at all places of each of R rows.
 
     Attributes:
-        prompts: [B, P] token ids, padded on the right; [2B, P] under guidance.
-        lengths: [B] or [2B] tokens of each prompt.
+        prompts: [R, P] token ids, padded on the right.
+        output: [R, N + 1] decided tokens, masks at the other places; junk at N.
+        starts: [R] prompt lengths.
+        stored: tokens of each row whose keys stand for good, or until the row's block ends.
+        begun: the block that each row was last read in, by its first place.
         limit: of a row's length, by `length_limit`.
+        lanes: of the draft that is scored.
     """
 
     prompts: Tensor
-    lengths: Tensor
+    output: Tensor
+    starts: Tensor
+    stored: list[int]
+    begun: list[int]
     limit: tuple[float, str]
+    lanes: int = 0
 
 
-class MaskedTarget(Target[MaskedState]):
-    """Adapter from a masked language model to the Target interface (LLaDA, 2502.09992).
+class MaskedTarget(CausalTarget):
+    """Adapter from a masked language model to the Target interface.
 
-    Such a model is a decoder-only architecture trained without the causal mask: prompt and output see each
-    other, places that are not decided hold a mask token, and the logits at a place are of that place. No keys
-    are cached, because each decided token changes those of all others: every scoring forward reads the
-    prompts anew, and the places of the output that the draft feeds; what is not fed is not seen.
+    LLaDA (2502.09992), where all places see each other: exactly, every forward reads everything anew; and
+    block-causal ones (SDAR, 2510.06303), where a place sees its block and those before. There a finished
+    block is read once more, clean, together with the next one, and its keys are final. Blocks are counted
+    from the first token of the prompt, so that the first of the output may begin inside it.
 
-    The mask token is never predicted (zero masking probabilities, MDLM, 2406.07524).
+    The mask is a query node: the id V, with the embedding of the mask token, which is never predicted (zero
+    masking probabilities, MDLM, 2406.07524). Images of a prompt are embedded once and are query nodes too.
 
     Args:
         model: a loaded model with an LM head, on its device, in eval mode.
-        mask_token_id: the token of a place that is not decided.
+        mask_token_id: the token of a place that is not decided; None is the config's.
+        block_length: of a block-causal model, None where all places see each other; by default the config's.
+        predicts: "own" where the logits at a place are of that place, "next" where of the place behind it
+            (Dream, 2508.15487); None is the config's, or "own".
 
     Attributes:
-        vocabulary, device, grid, codebook: as of `Target`.
+        mask_token_id, block_length, predicts: as passed.
 
     Raises:
         UnsupportedModelError: the architecture cannot be told what its tokens see; the message says why.
-        InputError: the mask token is none of the vocabulary.
+        InputError: the mask token is none of the vocabulary, or another argument is out of its range.
     """
 
-    mask_token_id: int
-    any_order = True
-
-    def __init__(self, model: PreTrainedModel, mask_token_id: int) -> None:
-        check_model(model)
-        text = model.config.get_text_config(decoder=True)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        mask_token_id: int | None = None,
+        block_length: int | None = None,
+        predicts: str | None = None,
+    ) -> None:
+        super().__init__(model)
+        text: Any = model.config.get_text_config(decoder=True)
         narrow = sorted(set(check_layer_types(text)) - {"full_attention"})
         if narrow:
             raise refusal(model, f"has layers of type {', '.join(narrow)}, which do not see the whole output")
-        self.vocabulary: int = text.vocab_size
-        if not is_integer(mask_token_id) or not 0 <= mask_token_id < self.vocabulary:
-            raise InputError("mask_token_id", mask_token_id, f"a token id from 0 to {self.vocabulary - 1}")
-        self.model, self.mask_token_id = model, mask_token_id
-        self.device = execution_device(model, model.get_input_embeddings())
-        self.steps: CompiledForward | None = None
-
-    def compile(self) -> None:
-        """Compile forwards, each when it is first met."""
-        self.steps = CompiledForward(type(self.model).__name__, self._logits)
+        if hasattr(getattr(model, "model", None), "get_rope_index"):
+            raise refusal(model, "counts positions by the grids of images, which masked models do not yet")
+        self.mask_token_id: int = text.mask_token_id if mask_token_id is None else mask_token_id
+        self.block_length: int | None = block_length or getattr(text, "block_length", None)
+        self.predicts = getattr(text, "predicts", "own") if predicts is None else predicts
+        last = self.vocabulary - 1
+        if not is_integer(self.mask_token_id) or not 0 <= self.mask_token_id <= last:
+            raise InputError("mask_token_id", self.mask_token_id, f"a token id from 0 to {last}")
+        if self.block_length is not None and (not is_integer(self.block_length) or self.block_length < 1):
+            raise InputError("block_length", self.block_length, "a positive integer, or None")
+        if self.predicts not in PREDICTS:
+            raise InputError("predicts", self.predicts, " or ".join(PREDICTS))
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[MaskedState, PromptOutput]:
-        """Keep the prompts, without a forward. Returns the state and logits [B, 0, V]: of no place.
+        """Keep the prompts, whose images are embedded. Returns the state and logits [R, 0, V]: of no place.
 
         Raises:
-            InputError: hidden states are asked for, or a prompt is more than text.
+            InputError: hidden states are asked for, or more than tokens and images is passed.
         """
         if taps:
             raise InputError("taps", tuple(taps), "none: a masked model has no state of a prompt alone")
+        mask = torch.tensor([self.mask_token_id], device=self.device)
+        rows, queries, count = list[Tensor](), [self.embed(mask)], 1
         for prompt in prompts:
-            more = sorted(set(prompt) - {"input_ids", "attention_mask"})
-            if more:
-                raise InputError("inputs", more, "input_ids alone: a masked target reads text")
-        tokens = [prompt["input_ids"][0].to(self.device) for prompt in prompts]
-        lengths = [len(row) for row in tokens]
+            tokens = prompt["input_ids"][0].to(self.device)
+            if more := sorted(set(prompt) - {*TOKENS, "attention_mask"}):
+                spans = find_images(self.config, prompt)
+                if not spans:
+                    raise InputError("inputs", more, "input_ids alone: this prompt has no place of an image")
+                places = torch.cat([torch.arange(each.start, each.stop) for each in spans]).to(self.device)
+                queries.append(self.read([prompt], (0,))[0][0, places])
+                ids = self.vocabulary + count + torch.arange(len(places), device=self.device)
+                tokens, count = tokens.scatter(0, places, ids), count + len(places)
+            rows.append(tokens)
+        lengths = [len(row) for row in rows]
         state = MaskedState(
-            pad_sequence(tokens, batch_first=True),
-            torch.tensor(lengths, device=self.device),
-            length_limit(self.model, min(lengths)),
+            cache=RaggedCache(self.config, len(rows), capacity, self.device),
+            offset=torch.zeros(len(rows), dtype=torch.long, device=self.device),
+            prompt_lengths=lengths,
+            hidden=self._reader(()),
+            change=self._change,
+            additive=self.additive,
+            queries=torch.cat(queries),
+            prompts=pad_sequence(rows, batch_first=True),
+            output=rows[0].new_empty(len(rows), 0),
+            starts=torch.tensor(lengths, device=self.device),
+            stored=[0] * len(rows),
+            begun=[-1] * len(rows),
+            limit=length_limit(self.model, min(lengths)),
         )
-        logits = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.model.dtype, device=self.device)
+        logits = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.dtype, device=self.device)
         return state, PromptOutput(logits, forwards=0)
 
-    def score(self, state: MaskedState, draft: Draft) -> TargetOutput:
-        """Score every node of the draft, in one forward over the prompts and the nodes; FREE is a mask."""
-        nodes = draft.nodes.repeat_rows(len(state.prompts) // len(draft.nodes.tokens))
-        (rows, longest), count = state.prompts.shape, nodes.tokens.shape[1]
-        check_length(self.model, state.limit, longest + nodes.deepest + 1)
-        place = torch.arange(longest, device=self.device).expand(rows, longest)
-        tokens = nodes.tokens.masked_fill(nodes.tokens == FREE, self.mask_token_id)
-        forward = self._logits if self.steps is None else self.steps
-        logits = forward(
-            input_ids=torch.cat([state.prompts, tokens], 1),
-            attention_mask=self._mask(place < state.lengths[:, None], nodes),
-            position_ids=torch.cat([place, state.lengths[:, None] + nodes.depth], 1),
-            count=count,
-        )
+    def score(self, state: MaskedState, draft: MaskedBlock) -> TargetOutput:  # type: ignore[override]
+        """Score the lanes of a block in one forward, which also reads what they need and is not kept."""
+        shift = int(self.predicts == "next")
+        if not state.output.shape[1]:
+            size = len(state.prompts), draft.length + 1
+            check_length(self.model, state.limit, max(state.prompt_lengths) + draft.length)
+            state.output = torch.full(size, self.vocabulary, device=self.device)
+        nodes = self._nodes(state, draft, shift)
+        lane = torch.arange(draft.starts.shape[1], device=self.device)
+        state.lanes = len(lane) + shift
+        logits = self._score(state, nodes).logits
+        if shift:  # the node of the place before a lane's says what stands there
+            before = lane.where(draft.starts > draft.starts[:, :1], 0)
+            logits = pick(logits, before.repeat(len(logits) // len(before), 1))
+        logits[..., self.mask_token_id] = float("-inf")
         return TargetOutput(logits)
 
-    def _logits(self, count: int, **inputs: Tensor) -> Tensor:
-        """[B, count, V] logits of the last places."""
-        output = self.model(**inputs, use_cache=False, logits_to_keep=count)
-        logits: Tensor = output.logits[:, -count:]
-        logits[..., self.mask_token_id] = float("-inf")
-        return logits
+    def _nodes(self, state: MaskedState, draft: MaskedBlock, shift: int) -> Nodes:
+        """All nodes of a forward: context, the place before the block where that predicts, and the lanes."""
+        copies, length = len(state.prompts) // len(draft.valid), draft.length
+        slots_of_draft, lanes = draft.depths.shape[1], draft.nodes.repeat_rows(copies)
+        bounds = self._bounds(state, draft, copies, shift)
+        first, low, high, last, behind = torch.tensor(bounds, device=self.device).T[:, :, None]
+        state.cache.longest = max(row[0] for row in bounds)
+        state.cache.lengths.copy_(first[:, 0])
+        start, junk = state.starts[:, None], max(row[4] - row[0] for row in bounds) + slots_of_draft - length
 
-    def _mask(self, is_prompt: Tensor, nodes: Nodes) -> Tensor:
-        """Attention mask of a forward: the prompt is seen by all and sees all, a node sees what it is told.
+        count = max(last - first - (high - low) for first, low, high, last, _ in bounds)
+        place = first + torch.arange(count, device=self.device)  # counted in tokens from the first of all
+        place = place + (place >= low) * (high - low)
+        is_read = place < last
+        if shift:
+            place, is_read = torch.cat([place, low], 1), torch.cat([is_read, low < last], 1)
+        known = state.prompts.gather(1, place.clamp_max(state.prompts.shape[1] - 1))
+        decided = state.output.gather(1, (place - start).clamp(0, length))
+        tokens = torch.cat([torch.where(place < start, known, decided), lanes.tokens], 1)
+        of_lanes = lanes.slots + torch.where(lanes.slots < length, start, behind - length) - first
+        slots = torch.cat([(place - first).where(is_read, junk), of_lanes], 1)
 
-        Args:
-            is_prompt: [B, P] False for padding.
-            nodes: n nodes.
+        column = first + torch.arange(junk + 1, device=self.device)
+        index = torch.where(column < behind, column - start, column - behind + length)
+        inside = index < slots_of_draft
+        index = index.clamp_max(slots_of_draft - 1)
+        depths = (start + lanes.depths.gather(1, index.clamp_min(0))).where(index >= 0, column) - first
+        queries = lanes.visible.shape[1]
+        seen = lanes.visible.gather(2, index.clamp_min(0)[:, None].expand(-1, queries, -1))
+        visible = (seen | (index < 0)[:, None]) & inside[:, None]
+        if place.shape[1] and (queries > 1 or self.block_length is not None):
+            sees = (index < length)[:, None].expand(-1, place.shape[1], -1)
+            if self.block_length is not None:
+                sees = sees & (column[:, None] // self.block_length <= place[:, :, None] // self.block_length)
+            visible = torch.cat([sees, visible.expand(-1, of_lanes.shape[1], -1)], 1)
+        return Nodes(tokens, slots, depths, visible, junk)
+
+    def _bounds(
+        self, state: MaskedState, draft: MaskedBlock, copies: int, shift: int
+    ) -> list[tuple[int, int, int, int, int]]:
+        """What each row reads in this forward, in tokens from the first of its prompt.
 
         Returns:
-            [B, 1, P + n, P + n]; boolean, or additive.
+            R times: the first token that is read; the first and the end of the lanes; the end of what is
+            read; and where slots behind the output begin.
         """
-        (rows, longest), count = is_prompt.shape, nodes.tokens.shape[1]
-        seen = nodes.visible.gather(2, nodes.slots[:, None].expand(rows, count, count))
-        output = torch.cat([seen.new_ones(rows, longest, count), seen], 1)
-        mask = torch.cat([is_prompt[:, None].expand(-1, longest + count, -1), output], 2)[:, None]
-        dtype = mask_dtype(self.model.get_decoder())
-        return mask if dtype is None else additive_mask(mask, dtype)
+        bounds = []
+        groups = [*draft.groups] * copies
+        for row, (prompt, (begin, end)) in enumerate(zip(state.prompt_lengths, groups, strict=True)):
+            low, high, last = prompt + begin - shift, prompt + end, prompt + draft.length
+            first, is_same = state.stored[row], state.begun[row] == begin
+            state.begun[row] = begin
+            if self.block_length is not None:
+                bounds.append((first, low, high, high, high))
+                state.stored[row] = low // self.block_length * self.block_length
+                continue
+            first = first if is_same and draft.cache != "none" else 0
+            bounds.append((first, low, high, high if first and draft.cache == "dual" else last, last))
+            state.stored[row] = low
+        return bounds
 
-    def commit(self, state: MaskedState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
-        """Do nothing: decided tokens come back with the next draft."""
+    def further_inputs(self, state: MaskedState, nodes: Nodes) -> dict[str, Any]:
+        return {"logits_to_keep": state.lanes}
+
+    def forward(
+        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
+    ) -> Tensor:
+        """Logits [R, n, V] of the lanes, which come last, as `further_inputs` says; else as of the base."""
+        if "logits_to_keep" not in inputs:
+            return super().forward(inputs, cache, keep, whole)
+        logits: Tensor = self.model(**inputs, **self.told(cache)).logits
+        return logits[:, -inputs["logits_to_keep"] :]
+
+    def commit(self, state: MaskedState, draft: Draft, verdict: Fill, active: Tensor) -> None:  # type: ignore[override]
+        """Write what was decided, and masks where places were opened again."""
+        copies, junk = len(state.output) // len(active), state.output.shape[1] - 1
+        for which, values in (
+            (verdict.decided, verdict.values),
+            (verdict.reopened, torch.full_like(verdict.values, self.vocabulary)),
+        ):
+            places = verdict.places.where(which & active[:, None], junk)
+            state.output.scatter_(1, places.repeat(copies, 1), values.repeat(copies, 1))

@@ -62,7 +62,7 @@ class MemoryPlan:
         """Plan for a batch.
 
         Args:
-            target: the target; a masked one caches nothing.
+            target: the target; a MAR caches nothing.
             rows: of its forwards: twice the batch under guidance.
             tokens: of each row, prompt included.
             nodes: of the largest draft.

@@ -22,7 +22,10 @@ from mmspec.targets.masked import MaskedTarget
 
 M_ROPE_AXES = 3
 #: Targets of models whose positions follow rules of their own, by the `model_type` of the config.
-BY_TYPE = {"glm_image": "mmspec.targets.glm_image:GlmImageTarget"}
+BY_TYPE = {
+    "glm_image": "mmspec.targets.glm_image:GlmImageTarget",
+    **dict.fromkeys(("llada", "sdar", "Dream"), "mmspec.targets.masked:MaskedTarget"),
+}
 
 
 class VisionLanguageTarget(CausalTarget):

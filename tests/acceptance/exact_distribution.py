@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance import rejection, verification
-from mmspec.acceptance import relaxed_sampling as relaxation
 from mmspec.decoding import distribution
 from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.kernels import chain
+from tests.oracles import tree_of
 
 BISECTIONS = 48
 EXACT = 1e-12
@@ -50,7 +50,7 @@ def caught_draws() -> Iterator[list[Tensor]]:
         return real(p, random, index, purpose)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (distribution, relaxation, verification):
+        for module in (distribution, verification):
             patch.setattr(module, "draw", draw)
         patch.setattr(chain, "_draw", lambda p, *noise: caught.append(p) or p.argmax(-1))
         yield caught
@@ -110,8 +110,8 @@ def integrate(
     """Integrate a rule over the uniforms. Rows are sibling tuples: tokens [R, k] of case [R], weight [R]."""
     rows, siblings = tokens.shape
     nodes = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens], 1)
-    draft_q = None if kind is DraftKind.POINT else q[case][:, None].repeat(1, siblings + 1, 1)
-    draft = Tree.of(nodes, [0] * (siblings + 1), kind, None if draft_q is None else Categorical(draft_q))
+    draft_q = None if kind is DraftKind.POINT else q[case][:, None].repeat(1, siblings, 1)
+    draft = tree_of(nodes, [0] * (siblings + 1), kind, None if draft_q is None else Categorical(draft_q))
     scores = Scores(p[case].log()[:, None].expand(-1, siblings + 1, -1), greedy=False)
     emitted = torch.ones(rows, dtype=torch.long)
     reported: list[Tensor] = []

@@ -112,7 +112,7 @@ def decode_cells(
     sampler: Any = MARSampler(source=target.model.diffloss, **{"schedule": None, "length": length} | settings)
     grid = ImageGrid(target.grid.rows, target.grid.columns, 1)
     null = {"input_ids": torch.tensor([[target.vocabulary - 1]])} if sampler.is_guided else None
-    request = Request({"input_ids": torch.tensor([[0]])}, negative_inputs=null, grid=grid)
+    request = Request({"input_ids": torch.tensor([[0]])}, negative_inputs=null, layout=grid)
     canvas = VectorCanvas([[0]] * rows, Stopping(length), DecodingStats(), target.device, target.vector_size)
     roles = target, (drafter or CellOrderDrafter(length)).fit(target), rule or SampleAndMatch(), sampler
     for _ in speculate(*roles, [request] * rows, canvas, RandomStream.from_seed(seed, rows)):

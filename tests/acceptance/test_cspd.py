@@ -308,7 +308,7 @@ def test_candidates_end_the_chains_that_their_q_keeps(monkeypatch: pytest.Monkey
 
     def look(self: CellModelSession, cells: Tensor, canvas: Canvas) -> Draft:
         draft = real(self, cells, canvas)
-        q = draft.q[1:]  # of the candidates, behind their roots
+        q = draft.q
         lanes, starts = draft.lanes, draft.starts.flatten()
         assert torch.equal(q.value_of(q.drawn), lanes.tokens[:, 1:])
         again = q.draw(self.random.repeat(len(starts)), starts[:, None], Purpose.DRAFT)

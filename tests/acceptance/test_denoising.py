@@ -272,12 +272,12 @@ class OneNumber:
 
 
 def chains_of_one_number(shift: float = 0.5, rows: int = 40_000) -> tuple[Tensor, float]:
-    """Values of N(0, 1) by `judge` and `finish` of drafts of N(shift, 1), and how many were accepted."""
+    """Values of N(0, 1) by `log_ratio` and `finish` of drafts of N(shift, 1), and how many were accepted."""
     random, place = RandomStream.from_seed(0, rows), torch.zeros(rows, 1, dtype=torch.long)
     p, q = at_mean(0.0, rows), at_mean(shift, rows)
     x, q = q.candidate(random, place, Purpose.DRAFT)
     u = random.uniform(place, Purpose.ACCEPT, 1, torch.float32)[..., 0]
-    _, passes = p.judge(x, q, u)
+    passes = u.log() <= p.log_ratio(x, q)
     first = torch.zeros(rows, dtype=torch.long)
     accepted, value, open_ = passes[:, 0], x[:, 0], ~passes[:, 0]
     for round_ in range(60):

@@ -14,6 +14,7 @@ from tests.acceptance import slow_rules
 from tests.acceptance.codes import fitted
 from tests.acceptance.exact_distribution import exact_distribution, point_distribution
 from tests.contracts.toy import dirichlet
+from tests.oracles import next_token, tree_of
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
 
@@ -89,7 +90,7 @@ def test_released_lantern_at_temperature_zero_takes_what_its_neighbours_make_the
     rule = fitted(Lantern(0.5, neighbours=1, reference=True), 6)
     logits = dirichlet(40, 4, 6, seed=3, concentration=2.0).log()
     tokens = torch.randint(6, (40, 4), generator=torch.Generator().manual_seed(0))
-    draft = Tree.of(tokens, [0, 0, 0, 2], DraftKind.POINT)
+    draft = tree_of(tokens, [0, 0, 0, 2], DraftKind.POINT)
     random = RandomStream.from_seed(0, 40)
     verdict, tv = rule.measure(draft, Scores(logits, True), random, torch.ones(40, dtype=torch.long))
     table, relaxed = rule.nearest.tolist(), 0  # type: ignore[attr-defined]
@@ -106,7 +107,7 @@ def test_released_lantern_at_temperature_zero_takes_what_its_neighbours_make_the
         expected = [2, 3] if deep else first[:1]
         assert verdict.nodes[row, 1 : len(expected) + 1].tolist() == expected
         assert verdict.accepted[row] == len(expected)
-        assert verdict.next_token[row] == logits[row, ([0, *expected])[-1]].argmax()
+        assert next_token(verdict)[row] == logits[row, ([0, *expected])[-1]].argmax()
         relaxed += bool(expected) and int(tokens[row, expected[0]]) != int(logits[row, 0].argmax())
     assert relaxed > 0 and tv.max() == 1
 
@@ -120,7 +121,7 @@ def test_an_expensive_rule_measures_one_judged_place_a_round() -> None:
     random = RandomStream.from_seed(2, rows)
     tokens = (q.log() + random.gumbel(torch.arange(5).expand(rows, 5), Purpose.DRAFT, 6, q.dtype)).argmax(-1)
     emitted = torch.arange(rows)
-    draft = Tree.chain(tokens, IID, Categorical(q))
+    draft = Tree.chain(tokens, IID, Categorical(q[:, 1:]))
     path, tv = rule.measure(draft, Scores(p.log(), False), random, emitted)
     measured = ~tv.isnan()
     assert measured.sum(-1).tolist() == [1] * rows

@@ -35,7 +35,7 @@ from tests.contracts import distributions
 from tests.contracts.running import decode
 from tests.contracts.toy import dirichlet, toy_distribution, toy_target
 from tests.decoding.test_rounds import counted_reads
-from tests.oracles import SampledTreeDrafter
+from tests.oracles import SampledTreeDrafter, next_token, tree_of
 
 IID = DraftKind.IID
 WITHOUT = DraftKind.WITHOUT_REPLACEMENT
@@ -164,7 +164,7 @@ def test_trees_report_distances() -> None:
     p, _ = dirichlet(2, 64, VOCABULARY, seed=7)
     scores = Scores(p[:, None].expand(-1, VOCABULARY, -1).log(), False)
     tokens = torch.arange(VOCABULARY).expand(64, -1)
-    draft = Tree.of(tokens, [0] * VOCABULARY, POINT)  # the root and all other tokens
+    draft = tree_of(tokens, [0] * VOCABULARY, POINT)  # the root and all other tokens
     rule = rule_of("lantern", delta=0.9, neighbours=2, reference=True)  # its residuals leave p
     _, tv = rule.measure(draft, scores, RandomStream.from_seed(0, 64), torch.ones(64, dtype=torch.long))
     assert (tv <= 1.0).all(), f"{tv.max()}"
@@ -205,7 +205,7 @@ def test_rules_say_what_they_promise() -> None:
 
 
 def test_a_rule_that_was_not_fitted_says_so() -> None:
-    draft = Tree.chain(torch.zeros(1, 2, dtype=torch.long), IID, Categorical(torch.full((1, 2, 4), 0.25)))
+    draft = Tree.chain(torch.zeros(1, 2, dtype=torch.long), IID, Categorical(torch.full((1, 1, 4), 0.25)))
     random, emitted = RandomStream.from_seed(0, 1), torch.ones(1, dtype=torch.long)
     for name, options in (
         ("budget", {}),
@@ -227,11 +227,11 @@ def test_a_rule_that_was_not_fitted_says_so() -> None:
 def test_single_precision_and_a_draft_of_nothing_are_no_exception(name: str, nodes: int) -> None:
     rule = rule_of(name)
     p, q = (values.float().view(20, nodes, 6) for values in random_distributions(20 * nodes))
-    draft = Tree.chain(q.argmax(-1), IID, Categorical(q))
+    draft = Tree.chain(q.argmax(-1), IID, Categorical(q[:, 1:]))
     path, tv = rule.measure(
         draft, Scores(p.log(), False), RandomStream.from_seed(0, 20), torch.ones(20, dtype=torch.long)
     )
-    assert ((p[torch.arange(20), path.accepted].gather(1, path.next_token[:, None])) > 0).all()
+    assert ((p[torch.arange(20), path.accepted].gather(1, next_token(path)[:, None])) > 0).all()
     if name == "budget":
         assert (tv <= 0.1 + 1e-6).all()
 
@@ -247,9 +247,9 @@ def test_no_rule_makes_the_host_wait_for_the_device() -> None:
         ("suffix", rule_of("suffix")),
     ):
         for kind in rule.sound_for:
-            draft_q = None if kind is DraftKind.POINT else Categorical(q)
+            draft_q = None if kind is DraftKind.POINT else Categorical(q[:, 1:])
             for parents in ([0, 0, 1, 2], *([] if rule.chains_only else [[0, 0, 0, 1]])):
-                draft = Tree.of(tokens, parents, kind, draft_q)
+                draft = tree_of(tokens, parents, kind, draft_q)
                 with counted_reads() as reads:
                     rule.verify(draft, Scores(p.log(), False), random, emitted)
                 assert not reads, f"{name}, {kind.value}, {parents}: {dict(reads)}"

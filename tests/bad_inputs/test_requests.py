@@ -56,6 +56,7 @@ def refused(rows: Sequence[Row], kind: int, bench: Bench, folder: Path) -> list[
         bench.folder = folder / str(index)
         bench.folder.mkdir()
         found += problems(row, bench)
+        bench.text.set_accelerator("copy")  # which a row may have set with other options
     return found
 
 

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from mmspec.acceptance.rejection import KSequential, RecursiveRejection, SpeculativeSampling
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.sampling import Sampler
@@ -33,7 +33,7 @@ from tests.contracts.running import (
     random_prompts,
 )
 from tests.contracts.toy import toy_distribution, toy_target
-from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter, ragged_tree
+from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter, ragged_tree, tree_of
 from tests.tiny_models import tiny_llama, tiny_lm, tiny_lm_v8, tiny_mistral_sliding
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
@@ -223,7 +223,7 @@ def tree_logits_are_path_logits() -> None:
         target = CausalTarget(model)
         prompts = [{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS]
         state, _ = target.prefill(prompts, 64)
-        draft = Tree.of(
+        draft = tree_of(
             torch.randint(VOCABULARY, (3, 8), generator=generator), [0, 0, 0, 1, 1, 2, 4, 6], DraftKind.POINT
         )
         logits = target.score(state, draft).logits

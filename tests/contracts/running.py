@@ -34,10 +34,18 @@ class Run:
     canvas: Canvas
     emissions: list[Emission]
 
+    def from_draft(self, step: int) -> list[int]:
+        """How many tokens of each row a round took from its draft."""
+        taken = []
+        for row, flags in enumerate(self.canvas.drafted):
+            start, end = (sum(len(each.tokens[row]) for each in self.emissions[:k]) for k in (step, step + 1))
+            taken.append(sum(flags[start:end]))
+        return taken
+
 
 def as_request(prompt: Prompt, negative: Prompt | None = None, grid: ImageGrid | None = None) -> Request:
     unconditional = None if negative is None else {"input_ids": torch.tensor([list(negative)])}
-    return Request({"input_ids": torch.tensor([list(prompt)])}, negative_inputs=unconditional, grid=grid)
+    return Request({"input_ids": torch.tensor([list(prompt)])}, negative_inputs=unconditional, layout=grid)
 
 
 def decode(

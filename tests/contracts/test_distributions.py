@@ -74,7 +74,7 @@ def test_a_draft_distribution_equal_to_the_targets_is_accepted_whole(name: str) 
     target = TableTarget(distribution.log()[None, None].expand(1, 6, 6, 6))  # [b] whatever came before
     equal = SampledTreeDrafter(distribution, drafter.widths, drafter.kind)
     run = decode(target, [(1, 2)] * 500, equal, rule, Sampler(1.0), max_new_tokens=9)
-    assert min(run.emissions[1].from_draft) == len(drafter.widths)
+    assert min(run.from_draft(1)) == len(drafter.widths)
 
 
 def test_the_first_place_is_accepted_with_the_overlap_of_the_distributions() -> None:
@@ -83,7 +83,7 @@ def test_the_first_place_is_accepted_with_the_overlap_of_the_distributions() -> 
     drafter = SampledTreeDrafter(q, (1,), IID)
     run = decode(target, [(1, 2)] * SAMPLES, drafter, SpeculativeSampling(), sampler, max_new_tokens=3)
     first = torch.tensor(run.emissions[0].tokens)[:, 0]
-    taken = torch.tensor(run.emissions[1].from_draft).double()
+    taken = torch.tensor(run.from_draft(1)).double()
     p = reference_distribution(target.logits[0, 2][None], sampler)  # [V, V]: after 2 and the first token
     overlap = torch.minimum(p, q).sum(-1)
     for token in range(6):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import PointMass
 from mmspec.decoding.draft import Draft, DraftKind, check_tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, Request
 from mmspec.decoding.sampling import Sampler
@@ -37,7 +38,7 @@ from tests.drafters import (
     mtp_checks,
 )
 from tests.drafters.length_checks import paced
-from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter
+from tests.oracles import AdversarialDrafter, OracleDrafter, RandomTreeDrafter, mass
 from tests.tiny_models import tiny_llama, tiny_lm
 
 MANY = random_prompts(10, seed=1)
@@ -178,11 +179,13 @@ def examine(draft: Draft, drafter: Drafter) -> None:
     assert int((draft.children >= 0).sum(-1).max()) <= draft.max_children
     assert drafter.branches or draft.is_chain
     assert (draft.tokens >= 0).all() and (draft.tokens < VOCABULARY).all()
-    assert (draft.q is None) == (draft.kind in (DraftKind.POINT, DraftKind.COUPLED))
-    if draft.q is not None:
-        assert torch.allclose(draft.q.p[:, 1:].sum(-1), torch.ones_like(draft.q.p[:, 1:, 0]))
-        mass = draft.q.mass(draft.tokens)
-        assert (mass > 0)[:, 1:][draft.valid[:, 1:]].all(), "no token that q excludes"
+    assert isinstance(draft.q, PointMass) == (draft.kind in (DraftKind.POINT, DraftKind.COUPLED))
+    if isinstance(draft.q, PointMass):
+        assert torch.equal(draft.q.values, draft.tokens[:, 1:])
+        return
+    drawn = mass(draft.q, draft.tokens[:, 1:])
+    assert torch.allclose(draft.q.p.sum(-1), torch.ones_like(drawn))
+    assert (drawn > 0)[draft.valid[:, 1:]].all(), "no token that q excludes"
 
 
 def test_every_registered_drafter_is_tested_here() -> None:

@@ -120,7 +120,7 @@ class Counted(Drafter, DraftSession):
         self.rounds += 1
         lanes = draft.lanes
         q = lanes.q.p
-        assert torch.allclose(q[:, 1:].sum(-1)[lanes.valid[:, 1:]], q.new_ones(()))
+        assert torch.allclose(q.sum(-1)[lanes.valid[:, 1:]], q.new_ones(()))
         going = torch.tensor([length < LENGTH for length in canvas.output_lengths])
         going = going.repeat_interleave(len(lanes.tokens) // len(draft.tokens))
         for node in range(1, lanes.tokens.shape[1]):
@@ -128,7 +128,7 @@ class Counted(Drafter, DraftSession):
         return draft
 
     def compare(self, draft: Tree, q: Tensor, node: int, counted: Tensor) -> None:
-        q, x = q[counted, node], draft.tokens[counted, node : node + 1]
+        q, x = q[counted, node - 1], draft.tokens[counted, node : node + 1]
         if not len(q):
             return
         if (
@@ -154,8 +154,8 @@ class Counted(Drafter, DraftSession):
             return
         kept, q = self.session.observed.draft.q.p, draft.q.p  # of the chain that goes on
         if self.inner.branches:
-            q = pick(q, self.session._path(verdict))
-        assert (kept - q)[:, 1:].abs().max() < 1e-6, "the next round is coupled with another q"
+            q = pick(q, self.session._path(verdict)[:, 1:] - 1)
+        assert (kept - q).abs().max() < 1e-6, "the next round is coupled with another q"
 
 
 def run(drafter: Drafter, sampler: Sampler, rows: int, seed: int | Sequence[int] = 7) -> list[list[int]]:

@@ -17,11 +17,7 @@ from tests.contracts.mutation import PlantedBug
 
 REJECTION, SAMPLING = "mmspec.acceptance.rejection", "mmspec.decoding.sampling"
 CACHE, TARGET = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.causal"
-SPECULATIVE, CHAIN, RECURSIVE = (
-    "mmspec.acceptance.verification:ChainRejection.verify",
-    "mmspec.kernels.chain:_verify_chain",
-    "mmspec.kernels.tree_rejection:_reject_tree",
-)
+CHAIN, RECURSIVE = "mmspec.kernels.chain:_verify_chain", "mmspec.kernels.tree_rejection:_reject_tree"
 DRAFTING = "mmspec.drafters.draft_model:DraftModelSession"
 ACCEPTED = "(drawn & passes).long().cumprod(-1).sum(-1)"
 DISTRIBUTION = "mmspec.decoding.distribution"
@@ -75,13 +71,13 @@ BUGS = {
     ),
     "one uniform for the whole round": bug(
         checks.speculative_distribution,
-        SPECULATIVE,
+        "mmspec.acceptance.verification:place_uniforms",
         ("emitted[:, None] + steps", "emitted[:, None] + 0 * steps"),
     ),
     "accept uniform reused for the residual": bug(
         checks.speculative_distribution,
-        SPECULATIVE,
-        ("last_purpose(draft)", "torch.full_like(emitted, Purpose.ACCEPT)"),
+        f"{DISTRIBUTION}:Categorical.verify_chain",
+        ("draft.last_purpose", "torch.full_like(emitted, Purpose.ACCEPT)"),
     ),
     "accepting beyond the first rejection": bug(
         few_speculative, CHAIN, (ACCEPTED, "(drawn & passes).long().sum(-1)")
@@ -99,7 +95,9 @@ BUGS = {
     ),
     # of SJD's and SCD's code (2410.01699, 2510.24211)
     "q of an older step": bug(
-        few_of_a_model, f"{DRAFTING}.propose", ("*distributions])", "distributions[0], *distributions[:-1]])")
+        few_of_a_model,
+        f"{DRAFTING}.propose",
+        ("(distributions) if", "([distributions[0], *distributions[:-1]]) if"),
     ),
     "all rows advance by the least of the batch": bug(
         few_speculative, CHAIN, (ACCEPTED, f"{ACCEPTED}.amin().expand_as(row)")
@@ -118,7 +116,7 @@ BUGS = {
     "a sampled token dropped for its own low q": bug(
         few_speculative,
         "tests.oracles:SampledTreeDrafter.keep",
-        ("return drawable", "return (draft.q.mass(draft.tokens) > 0.25) | (draft.depth == 0)"),
+        ("return drawable", "return pad(mass(draft.q, draft.tokens[:, 1:]) > 0.25, (1, 0), value=True)"),
     ),
     "siblings tried with the same p": bug(
         few_iid,
@@ -128,7 +126,7 @@ BUGS = {
     ),
     # of FLASH's and EAGLE's code (2505.12728, 2406.16858), and their like
     "residual of the raw softmax at T = 0.6": bug(
-        few_cold, CHAIN, ("residual(p, q[row, after])", "residual(normalise(p**0.6, p), q[row, after])")
+        few_cold, CHAIN, ("residual(p, q[row", "residual(normalise(p**0.6, p), q[row")
     ),
     "noise drawn in sequence": bug(
         checks.rows_are_independent,

@@ -21,7 +21,7 @@ from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.running import decode, generate
 from tests.contracts.toy import dirichlet, toy_distribution, toy_target
-from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter
+from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter, next_token, tree_of
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
 SOUND = [
@@ -103,8 +103,8 @@ def test_a_verdict_does_not_depend_on_the_other_rows(name: str) -> None:
     random, emitted = RandomStream.from_seed(3, rows), torch.arange(rows)
 
     def judge(kind: DraftKind, which: slice) -> Path:
-        drawn_from = Categorical(q[which]) if kind in (IID, WITHOUT) else None
-        draft = Tree.of(q[which].argmax(-1), parents, kind, drawn_from)
+        drawn_from = Categorical(q[which, 1:]) if kind in (IID, WITHOUT) else None
+        draft = tree_of(q[which].argmax(-1), parents, kind, drawn_from)
         own = Scores(scores.logits[which], False)
         return rule.verify(draft, own, RandomStream(random.keys[which]), emitted[which])
 
@@ -112,7 +112,7 @@ def test_a_verdict_does_not_depend_on_the_other_rows(name: str) -> None:
         together = judge(kind, slice(None))
         for row in range(rows):
             alone = judge(kind, slice(row, row + 1))
-            assert alone.accepted == together.accepted[row] and alone.next_token == together.next_token[row]
+            assert alone.accepted == together.accepted[row] and next_token(alone) == next_token(together)[row]
             kept = int(alone.accepted) + 1
             assert alone.nodes[0, :kept].tolist() == together.nodes[row, :kept].tolist()
 
@@ -141,9 +141,9 @@ def test_padding_is_never_accepted(name: str) -> None:
     tokens, valid = torch.full((4, 3), 2), torch.tensor([[True, False, True]] * 4)
     scores = Scores(one.log().clamp_min(-40.0), greedy=False)
     for kind in kinds_of(name):
-        draft = Tree.chain(tokens, kind, Categorical(one) if kind in (IID, WITHOUT) else None, valid)
+        draft = Tree.chain(tokens, kind, Categorical(one[:, 1:]) if kind in (IID, WITHOUT) else None, valid)
         verdict = rule.verify(draft, scores, RandomStream.from_seed(0, 4), torch.ones(4, dtype=torch.long))
-        assert verdict.accepted.tolist() == [0] * 4 and verdict.next_token.tolist() == [2] * 4, kind
+        assert verdict.accepted.tolist() == [0] * 4 and next_token(verdict).tolist() == [2] * 4, kind
 
 
 def test_a_rejection_rule_refuses_a_draft_without_its_distribution() -> None:

@@ -60,7 +60,7 @@ class TableTarget:
     """
 
     device = torch.device("cpu")
-    config = grid = codebook = mask_token_id = None
+    config = grid = codebook = None
     vector_size = 0
     any_order = False
 

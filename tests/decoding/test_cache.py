@@ -10,14 +10,14 @@ from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
 from mmspec.decoding import cache as cache_module
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.decoding.draft import DraftKind
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets import CausalTarget
 from tests.contracts import checks, edge_checks
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.running import Recorder, decode, generate
-from tests.oracles import OracleDrafter
+from tests.oracles import OracleDrafter, tree_of
 from tests.tiny_models import REFUSED_TEXT_MODELS, randomise, tiny_llama
 
 
@@ -39,7 +39,7 @@ def test_siblings_and_probes_are_invisible() -> None:
         state, _ = llama().prefill(prompts, 64)
         drawn = tokens.clone()
         drawn[:, [2, 4, 6]] = (drawn[:, [2, 4, 6]] + junk) % VOCABULARY  # not on the path 0, 1, 3, 5
-        scores.append(llama().score(state, Tree.of(drawn, shape, DraftKind.POINT)).logits[:, [0, 1, 3, 5]])
+        scores.append(llama().score(state, tree_of(drawn, shape, DraftKind.POINT)).logits[:, [0, 1, 3, 5]])
     assert torch.equal(scores[0], scores[1])
 
 

@@ -45,7 +45,8 @@ def round_of(drafter: Drafter, rule: AcceptanceRule) -> Callable[[], Tensor]:
     first = draft.first(canvas.emitted)
     scores = sampler(prefill.logits, draft, canvas.ids)
     path = Path.root(draft, scores.choose(draft, random, first)[:, 0])
-    canvas.commit(draft, path, Measured.nothing(canvas.active))
+    canvas.submit(draft, path, Measured.nothing(canvas.active))
+    canvas.read()
     canvas.reserve(64)
 
     def step() -> Tensor:

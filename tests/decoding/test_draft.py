@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mmspec.decoding.draft import Draft, DraftKind, Tree, check_tree
 from mmspec.decoding.verdict import Path
 from mmspec.errors import InputError
-from tests.oracles import ragged_tree
+from tests.oracles import ragged_tree, tree_of
 
 
 @st.composite
@@ -72,7 +72,7 @@ def test_a_verdict_at_a_node_is_the_path_to_it(draft: Draft, pick: int) -> None:
 
 def test_a_chain_is_a_tree_with_one_path() -> None:
     tokens = torch.arange(8).view(2, 4)
-    chain, tree = Tree.chain(tokens, DraftKind.POINT), Tree.of(tokens, [0, 0, 1, 2], DraftKind.POINT)
+    chain, tree = Tree.chain(tokens, DraftKind.POINT), tree_of(tokens, [0, 0, 1, 2], DraftKind.POINT)
     assert chain.is_chain and tree.is_chain
     loose = ragged_tree(tokens, tree.parents.clone(), tree.valid, DraftKind.POINT)
     for name in ("parents", "ancestors", "depth", "children"):
@@ -96,7 +96,7 @@ def test_a_tree_that_is_cyclic_or_unordered_is_refused_by_node(parents: list[int
 
 
 def test_guidance_repeats_the_tree_for_the_unconditional_rows() -> None:
-    draft = Tree.of(torch.arange(6).view(2, 3), [0, 0, 0], DraftKind.POINT)
+    draft = tree_of(torch.arange(6).view(2, 3), [0, 0, 0], DraftKind.POINT)
     nodes, twice = draft.nodes, draft.nodes.repeat_rows(2)
     for name in ("tokens", "slots", "depths", "visible", "depth"):
         assert getattr(twice, name).tolist() == getattr(nodes, name).tolist() * 2

@@ -27,7 +27,8 @@ def by_rejection(p: Gaussian, q: Gaussian) -> tuple[Tensor, float]:
     """Values of p by candidates of q, round by round until no place is open, and how many were accepted."""
     random, place = RandomStream.from_seed(0, ROWS), torch.zeros(ROWS, 1, dtype=torch.long)
     x, judged_by = q.candidate(random, place, Purpose.DRAFT)
-    _, passes = p.judge(x, judged_by, random.uniform(place, Purpose.ACCEPT, 1, torch.float32)[..., 0])
+    u = random.uniform(place, Purpose.ACCEPT, 1, torch.float32)[..., 0]
+    passes = u.log() <= p.log_ratio(x, judged_by)
     values, is_open = x[:, 0, 0].clone(), torch.nonzero(~passes[:, 0])[:, 0]
     for round_ in range(2_000):
         if not len(is_open):

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.copy import CopyDrafter
@@ -25,6 +25,7 @@ from mmspec.kernels import ordering, philox
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import Recorder, decode
+from tests.oracles import tree_of
 from tests.tiny_models import TEXT_MODELS, tiny_lm
 
 TAPPED = ("llama", "gemma2", "gemma4", "gpt2")
@@ -166,7 +167,7 @@ def test_taps_are_the_models_hidden_states(name: str) -> None:
             gap = (output.taps[tap][row] - reference(prompt)[tap]).abs().max()
             assert output.taps[tap][row].shape[1] == len(prompt) and gap < 1e-4
     tokens = torch.randint(VOCABULARY, (3, 5), generator=torch.Generator().manual_seed(3))
-    draft = Tree.of(tokens, [0, 0, 0, 1, 3], DraftKind.POINT)
+    draft = tree_of(tokens, [0, 0, 0, 1, 3], DraftKind.POINT)
     output = target.score(state, draft)
     state.close()
     for row, prompt in enumerate(PROMPTS):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Categorical, Pairs
+from mmspec.decoding.distribution import Categorical, Pairs, PointMass
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
 from mmspec.decoding.random_stream import Purpose, RandomStream
@@ -17,6 +17,7 @@ from mmspec.decoding.rows import concat, select
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
 from mmspec.decoding.verdict import Measured, Path
+from tests.oracles import mass
 
 CPU = torch.device("cpu")
 
@@ -60,6 +61,11 @@ def test_joined_distributions_of_another_k_keep_the_mass_of_token_0() -> None:
         joined = concat(one, two, (1, 1))
         assert torch.equal(joined.p, torch.cat([one.p, two.p]))
         assert torch.equal(select(joined, [1, 0]).p, torch.cat([two.p, one.p]))
+    for one in (whole, narrow):  # of a prompt, whose window holds no candidates yet
+        joined = concat(one[1:], one, (1, 1))
+        assert type(joined) is type(one) and torch.equal(select(joined, [1]).p, one.p)
+    joined = concat(PointMass(torch.zeros(1, 0).long()), PointMass(torch.tensor([[3, 4]])), (1, 1))
+    assert select(joined, [1]).values.tolist() == [[3, 4]]
 
 
 @given(st.integers(1, 3), st.integers(2, 5), st.integers(1, 6))
@@ -76,7 +82,7 @@ def test_pairs_are_the_distributions_that_they_hold(rows: int, nodes: int, count
         (Pairs.stack([pairs.flat(), pairs.flat()]), Categorical.stack([whole.flat(), whole.flat()])),
     ):
         assert torch.equal(one.p, two.p)
-    assert torch.equal(pairs.mass(x), whole.mass(x)) and torch.equal(pairs.is_finite(), whole.is_finite())
+    assert torch.equal(mass(pairs, x), mass(whole, x)) and torch.equal(pairs.is_finite(), whole.is_finite())
     random = RandomStream.from_seed(1, rows, CPU)
     place = torch.arange(nodes).expand(rows, nodes)
     drawn = (each.sample(random, place, Purpose.DRAFT) for each in (pairs, whole))
@@ -84,7 +90,7 @@ def test_pairs_are_the_distributions_that_they_hold(rows: int, nodes: int, count
 
 
 def test_grammars_of_other_lengths_are_free_behind_their_end() -> None:
-    small, large = (Grammar([ImageGrid(side, side, 5, row_end=6)], CPU) for side in (1, 3))
+    small, large = (Grammar([ImageGrid(side, side, 5, row_end=6).forced], CPU) for side in (1, 3))
     joined = small.joined(large, (1, 1))
     assert joined.forced[0].tolist() == [FREE, 6] + [FREE] * 11
     assert torch.equal(joined.part([1]).forced, large.forced)
@@ -100,7 +106,8 @@ def feed(canvas: Canvas, tokens: list[list[int]]) -> list[list[int]]:
     draft = Tree.chain(torch.cat([canvas.root[:, None], values[:, :-1]], 1), DraftKind.POINT)
     last = torch.full((len(values),), values.shape[1] - 1)
     path = Path.at(draft, last, values[:, -1])
-    return canvas.commit(draft, path, Measured.nothing(canvas.active)).tokens
+    canvas.submit(draft, path, Measured.nothing(canvas.active))
+    return canvas.read().tokens
 
 
 @pytest.mark.parametrize("early", [0, 600], ids=["", "of another capacity"])

@@ -56,7 +56,7 @@ def test_what_was_cut_off_is_not_counted() -> None:
     known = {tuple(prompt): generate(llama().model, prompt, 16)}
     run = decode(llama(), [prompt], OracleDrafter(known, 8, VOCABULARY), max_new_tokens=5)
     assert run.stats.new_tokens == [5] and run.stats.accepted == [4] and run.stats.drafted == [8]
-    assert run.emissions[1].from_draft == [4] and len(run.emissions[1].tokens[0]) == 4
+    assert run.from_draft(1) == [4] and len(run.emissions[1].tokens[0]) == 4
 
 
 def test_a_criterion_is_asked_after_every_single_token() -> None:

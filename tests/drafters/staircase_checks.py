@@ -58,16 +58,16 @@ def requests_of(target: ImageTokenTarget, rows: int, grid: ImageGrid | None = No
         prompts, null = [[first], [first + 1], [first + 2]], [first + CLASSES]
     negative = {"input_ids": torch.tensor([null])}
     return [
-        Request({"input_ids": torch.tensor([prompts[row % 3]])}, negative_inputs=negative, grid=grid)
+        Request({"input_ids": torch.tensor([prompts[row % 3]])}, negative_inputs=negative, layout=grid)
         for row in range(rows)
     ]
 
 
 def begin(target: ImageTokenTarget, requests: Sequence[Request], tokens: int | None = None) -> Canvas:
     """Empty outputs of a batch."""
-    grid = requests[0].grid
-    assert grid is not None
-    stopping = Stopping(grid.length if tokens is None else tokens)
+    layout = requests[0].layout
+    assert layout is not None
+    stopping = Stopping(layout.length if tokens is None else tokens)
     prompts = [request.prompt_tokens for request in requests]
     return Canvas(prompts, stopping, DecodingStats(), target.device)
 

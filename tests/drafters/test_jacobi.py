@@ -124,7 +124,7 @@ def test_images_of_several_sizes_share_a_batch() -> None:
         drafter = JacobiDrafter(8, init=init)
         sessions = []
         for grids in ([GRID, small], [GRID], [small]):
-            requests = [Request({"input_ids": torch.tensor([[1, 2]])}, grid=grid) for grid in grids]
+            requests = [Request({"input_ids": torch.tensor([[1, 2]])}, layout=grid) for grid in grids]
             stream = RandomStream.from_seed([7] * len(grids), len(grids))
             prompt = PromptOutput(torch.zeros(len(grids), 1, 64))
             sessions.append(drafter.start(requests, prompt, SAMPLER, stream))
@@ -182,7 +182,7 @@ def test_neighbours_are_the_nearest_covered_cells() -> None:
 def test_proposing_reads_nothing_from_the_device(init: str) -> None:
     for coupling, tree in (("maximal", {}), ("exact", TREE)):
         drafter = JacobiDrafter(8, coupling, init, **tree)
-        requests = [Request({"input_ids": torch.tensor([[1, 2]])}, grid=GRID)]
+        requests = [Request({"input_ids": torch.tensor([[1, 2]])}, layout=GRID)]
         random = RandomStream.from_seed(0, 1)
         session = drafter.start(requests, PromptOutput(torch.randn(1, 1, 64)), SAMPLER, random)
         canvas = canvas_of([[1, 2, 5]], emitted=1)

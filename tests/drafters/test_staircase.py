@@ -159,7 +159,7 @@ class FanOut(LlamaGenTarget):
             cache=many,
             offset=one.offset.repeat(rows),
             prompt_lengths=one.prompt_lengths * rows,
-            grammar=Grammar([self.grid] * rows, self.device),
+            grammar=Grammar([self.grid.forced] * rows, self.device),
         )
         return state, PromptOutput(output.logits.expand(rows, -1, -1))
 

@@ -95,7 +95,7 @@ def test_rows_with_longer_rows_of_cells_join_a_batch() -> None:
     inputs, sessions = {"input_ids": torch.tensor([[1, 2, 3]])}, []
     for grid in (ImageGrid(5, 3, 62, 62), ImageGrid(5, 6, 62, 62)):
         _, prefill = target.prefill([inputs], 64, made.taps)
-        request, random = Request(inputs, grid=grid), RandomStream.from_seed(3, 1)
+        request, random = Request(inputs, layout=grid), RandomStream.from_seed(3, 1)
         session = cast(VerticalSession, made.start([request], prefill, Sampler(1.0), random))
         session._enter_committed()
         sessions.append(session)

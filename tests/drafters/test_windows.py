@@ -76,7 +76,7 @@ def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
         target = image_target(model)
         size = {"height": 4 * target.stride, "width": 3 * target.stride}
         requests = image_requests(target, ["a red circle", "blue"], guided=True, tokenizer=tokenizer, **size)
-    window = min(8, requests[0].grid.length)
+    window = min(8, requests[0].layout.length)
     corrector = {"model": corrected_checks.head_for(target), "corrected": 5}
     for name, options, coupling in (
         ("sjd", {"init": "above"}, "exact"),

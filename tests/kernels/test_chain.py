@@ -27,7 +27,8 @@ class Case:
         q = q.scatter(-1, x[..., None], q.gather(-1, x[..., None]).masked_fill(hidden[..., None], 0.0))
         self.valid = torch.rand(rows, nodes, generator=generator) < 0.9
         u = torch.rand(rows, nodes - 1, generator=generator, dtype=torch.float64)
-        self.p, self.q, self.u = (guarded(each.shape, float("nan"), dtype).copy_(each) for each in (p, q, u))
+        numbers = (p, q[:, 1:], u)
+        self.p, self.q, self.u = (guarded(each.shape, float("nan"), dtype).copy_(each) for each in numbers)
         self.tokens = guarded(x.shape, 0, torch.int64).copy_(x)
         self.key = torch.randint(0, 2**32, (rows, 2), generator=generator)
         self.place = torch.randint(0, 1000, (rows,), generator=generator)
@@ -59,7 +60,7 @@ def test_the_kernel_decides_and_draws_as_torch_does(shape, deterministic, both, 
 
 def test_what_follows_is_the_race_of_p_where_nothing_is_left(both, device):
     p = torch.tensor([[[0.5, 0.25, 0.25, 0.0]] * 2] * 8, device=device)
-    q = torch.tensor([0.9, 0.3, 0.3, 0.3], device=device).expand_as(p)  # above p everywhere
+    q = torch.tensor([0.9, 0.3, 0.3, 0.3], device=device).expand(8, 1, 4)  # above p everywhere
     rows = torch.arange(8, device=device)
     tokens, valid = torch.zeros(8, 2, dtype=torch.long, device=device), torch.ones(8, 2, device=device) > 0
     u, key = torch.full((8, 1), 0.9, device=device), torch.stack([rows, rows], 1)
@@ -78,7 +79,7 @@ def test_the_first_token_is_distributed_as_p(deterministic):
         tokens[:, 1] = 1
     node, token = verify_chain(
         p.expand(rows, 2, 5),
-        None if deterministic else q.expand(rows, 2, 5),
+        None if deterministic else q.expand(rows, 1, 5),
         tokens,
         torch.ones(rows, 2, dtype=torch.bool),
         torch.rand(rows, 1, generator=generator),
@@ -91,6 +92,13 @@ def test_the_first_token_is_distributed_as_p(deterministic):
     assert ((observed - expected).square() / expected)[:4].sum() < 21.1  # p > 1e-4, three degrees of freedom
     accepted = p[1] if deterministic else torch.minimum(p, q).sum()
     assert abs(node.double().mean() - accepted) < 4 * (0.25 / rows) ** 0.5
+
+
+def test_q_may_be_a_part_of_larger_rows(both, device):
+    p, q, *rest = Case(*SHAPES[2], device=device).arguments()
+    inside = torch.nn.functional.pad(q, (0, 0, 1, 1), value=float("nan"))[:, 1:-1]
+    for ours in both(verify_chain, p, inside, *rest):
+        assert_same(ours, verify_chain(p, q, *rest))
 
 
 def test_no_rows(both, device):
@@ -108,7 +116,9 @@ BUGS = {
     "padding is judged": ("judged & (tl.load(valid_ptr + at, mask=judged, other=0) != 0)", "judged"),
     "uniforms without the gap between rows": ("u_ptr + at - row - 1", "u_ptr + at - 1"),
     "p of the node itself": ("(at - 1) * vocabulary + x", "at * vocabulary + x"),
-    "q of the node before": ("q_ptr + at * vocabulary", "q_ptr + (at - 1) * vocabulary"),
+    "q of the node after": ("(depth - 1) * vocabulary", "depth * vocabulary"),
+    "q of the first row": ("row * q_stride + (depth", "0 * q_stride + (depth"),
+    "the residual of another q": ("q_stride + node * vocabulary", "q_stride + 0 * vocabulary"),
     "the refused candidate is accepted": ("nodes, depth)) - 1", "nodes, depth))"),
     "a bonus by what is left": ("depth == node + 1)).to", "depth == node)).to"),
     "what was not drawn is taken away": ("tl.max((drawn &", "tl.max((judged &"),

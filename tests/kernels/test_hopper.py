@@ -124,20 +124,21 @@ def longs(*names: str) -> dict[str, str]:
 
 
 def of_exact_sampling() -> Iterator[Kernel]:
+    strides = ["vocabulary", "q_stride"]
     types = longs("tokens", "key", "place", "stream", "step", "node") | {"valid_ptr": "*i1"}
     types |= {"choice_ptr": "*i32"}
     for nodes, absent in product((8, 128), ({}, {"q_ptr": None})):
         sizes = {"NODES": nodes, "TILE": 1024, **absent}
-        yield Kernel("chain", "_tile_kernel", types, sizes, [WIDE] * (nodes == 8), ["vocabulary"])
+        yield Kernel("chain", "_tile_kernel", types, sizes, [WIDE] * (nodes == 8), strides)
     types = longs("token") | {"choice_ptr": "*i32"}
     yield Kernel("chain", "_choice_kernel", types, {"TILES": 256}, warps=1)
     types = longs("tokens", "children", "node")
     for flags in ({"WITHOUT_REPLACEMENT": True}, {"WITHOUT_REPLACEMENT": False, "rest_ptr": None}):
         sizes = {**flags, "BLOCK": 4096}
         held = ["bar.sync", WIDE]  # what one thread wrote, others read
-        yield Kernel("tree_rejection", "_reject_kernel", types, sizes, held, ["vocabulary"], 8)
+        yield Kernel("tree_rejection", "_reject_kernel", types, sizes, held, strides, 8)
     types = longs("tokens", "old", "out") | {"valid_ptr": "*i1", "u_ptr": "*fp64"}
-    yield Kernel("redraw", "_redraw_kernel", types, {"BLOCK": 2048}, [WIDE], ["vocabulary"], 8)
+    yield Kernel("redraw", "_redraw_kernel", types, {"BLOCK": 2048}, [WIDE], strides, 8)
     for out in ("*fp32", "*fp64"):
         types = longs("key", "position", "stream", "step") | {"out_ptr": out}
         yield Kernel("philox", "_uniform_kernel", types, {"BLOCK": 128}, ["mul.hi.u32"])

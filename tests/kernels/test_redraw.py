@@ -24,7 +24,7 @@ def case(rows, places, nodes, vocabulary, seed=0, device="cpu", dtype=torch.floa
     x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(rows, nodes)
     valid = torch.rand(rows, nodes, generator=generator) < 0.8
     u = (torch.randint(0, 2**24, (rows, places, 3), generator=generator) + 0.5).double() * 2**-24
-    numbers = (guarded(each.shape, float("nan"), dtype).copy_(each) for each in (p, q))
+    numbers = (guarded(each.shape, float("nan"), dtype).copy_(each) for each in (p, q[:, 1:]))
     u = guarded(u.shape, float("nan"), torch.float64).copy_(u)
     return tuple(each.to(device) for each in (*numbers, x, valid, old, u))
 
@@ -41,7 +41,7 @@ def test_the_kernel_redraws_as_torch_does(shape, both, device):
 
 def test_p_is_drawn_from_where_nothing_is_left(both, device):
     p = torch.tensor([[[0.5, 0.25, 0.25, 0.0]] * 8], device=device)
-    q = torch.tensor([0.9, 0.3, 0.3, 0.3], device=device).expand(1, 2, 4)  # above p everywhere
+    q = torch.tensor([0.9, 0.3, 0.3, 0.3], device=device).expand(1, 1, 4)  # above p everywhere
     ones = torch.ones(1, 8, dtype=torch.long, device=device)
     u = torch.rand(1, 8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
     u[..., 0], u[..., 1] = 0.9, torch.arange(8, device=device) / 8 + 1 / 16
@@ -56,7 +56,7 @@ def test_the_draw_ends_with_the_last_token_that_has_mass(both, device):
         [[[0.5, 2**-25, 2**-25], [0.5, 1 - 2**-25, 1 - 2**-25]]], dtype=torch.float64, device=device
     )
     old = torch.zeros(1, 2, dtype=torch.long, device=device)
-    ours, expected = both(redraw, p, p, old, old == 0, old, u)
+    ours, expected = both(redraw, p, p[:, 1:], old, old == 0, old, u)
     assert ours.tolist() == expected.tolist() == [[1, 2]]
 
 
@@ -66,12 +66,19 @@ def test_tokens_follow_p_and_are_kept_as_often_as_can_be():
     x = torch.multinomial(q.expand(rows, 5), 1, generator=generator)
     u = torch.rand(rows, 1, 3, dtype=torch.float64, generator=generator)
     tokens, old = x.expand(rows, 2), torch.ones_like(x)
-    drawn = redraw(p.expand(rows, 1, 5), q.expand(rows, 2, 5), tokens, tokens >= 0, old, u)
+    drawn = redraw(p.expand(rows, 1, 5), q.expand(rows, 1, 5), tokens, tokens >= 0, old, u)
     observed, expected = torch.bincount(drawn[:, 0], minlength=5), rows * p
     assert observed[4] == 0
     assert ((observed - expected).square() / expected)[:4].sum() < 21.1  # p > 1e-4, three degrees of freedom
     kept = (drawn == x).double().mean()
     assert abs(kept - torch.minimum(p, q).sum()) < 4 * (0.25 / rows) ** 0.5
+
+
+def test_q_may_be_a_part_of_larger_rows(both, device):
+    p, q, *rest = case(*SHAPES[2], device=device)
+    inside = torch.nn.functional.pad(q, (0, 0, 1, 1), value=float("nan"))[:, 1:-1]
+    for ours in both(redraw, p, inside, *rest):
+        assert_same(ours, redraw(p, q, *rest))
 
 
 def test_no_rows(both, device):

@@ -30,7 +30,8 @@ class Case:
         self.tokens = torch.randint(0, vocabulary, (rows, nodes), generator=generator).to(device)
         self.children = tree_children(tree.parents, tree.valid, tree.max_children).to(device)
         u = torch.rand(rows, tree.max_depth, tree.max_children, generator=generator, dtype=torch.float64)
-        self.p, self.q, self.u = (guarded(each.shape, float("nan"), dtype).copy_(each) for each in (p, q, u))
+        numbers = (p, q[:, 1:], u)
+        self.p, self.q, self.u = (guarded(each.shape, float("nan"), dtype).copy_(each) for each in numbers)
         if device != "cpu":
             self.p, self.q, self.u = (each.to(device) for each in (self.p, self.q, self.u))
 
@@ -56,7 +57,7 @@ def test_equal_distributions_leave_p_where_nothing_is_left(without_replacement, 
     p = torch.tensor([[[0.5, 0.25, 0.25]] * 3], device=device)
     tokens, u = torch.tensor([[0, 0, 1]], device=device), torch.full((1, 1, 2), 0.9, device=device)
     children = torch.tensor([[[1, 2], [-1, -1], [-1, -1]]], device=device)
-    q = torch.tensor([[0.9, 0.05, 0.05]], device=device).expand(1, 3, 3).clone()
+    q = torch.tensor([[0.9, 0.05, 0.05]], device=device).expand(1, 2, 3).clone()
     above = q.clone()
     above[..., 1:] = 0.3  # q exceeds p everywhere
     for each in (q, above):
@@ -64,6 +65,13 @@ def test_equal_distributions_leave_p_where_nothing_is_left(without_replacement, 
         assert_close(ours, expected)
         if each is above and not without_replacement:
             assert expected[0] == 0 and torch.equal(expected[1][0], p[0, 0])
+
+
+def test_q_may_be_a_part_of_larger_rows(both, device):
+    p, q, *rest = Case(*SHAPES[2], device=device).arguments(True)
+    inside = torch.nn.functional.pad(q, (0, 0, 1, 1), value=float("nan"))[:, 1:-1]
+    for ours in both(reject_tree, p, inside, *rest):
+        assert_close(ours, reject_tree(p, q, *rest))
 
 
 def test_no_rows(both, device):
@@ -76,7 +84,9 @@ BUGS = {
     "q is not compared": ("(u * q_x <= p_x)", "(u <= p_x)"),
     "tokens that q cannot draw": ("if (q_x > 0) & (u", "if (u"),
     "the uniform of the first sibling": ("level * siblings + sibling", "level * siblings"),
-    "q of the root": ("q_ptr + first * vocabulary", "q_ptr + 0 * first"),
+    "q of the first candidate": ("q_ptr + first * vocabulary", "q_ptr + 0 * first"),
+    "q of the first row": ("q_ptr += row * q_stride", "q_ptr += 0 * q_stride"),
+    "q of the next candidate": ("* siblings) - 1, 0)", "* siblings), 0)"),
     "p of the root": ("here = p_ptr + node * vocabulary", "here = p_ptr + 0 * node"),
     "siblings are tried with the same p": ("tl.where(refused == 0, voc", "tl.where(refused >= 0, voc"),
     "the residual is p": (

@@ -117,7 +117,7 @@ def requests_of(target: LlamaGenTarget) -> list[Request]:
     size = 1, target.config.caption_length, target.config.caption_dim
     features = torch.randn(size, generator=torch.Generator().manual_seed(1)).to(target.dtype)
     prompt, null = caption_prompt(target.config, features), null_caption_prompt(target.model)
-    return [Request(prompt, negative_inputs=null, grid=target.grid)]
+    return [Request(prompt, negative_inputs=null, layout=target.grid)]
 
 
 @pytest.mark.parametrize("condition", LABELS)

@@ -51,7 +51,7 @@ def test_images_of_one_prompt_stand_side_by_side(targets: dict[str, Any]) -> Non
     requests = image_requests(targets["classes"], class_labels=[3, None], num_images_per_prompt=2)
     assert [request.prompt_tokens for request in requests] == [[8 + 3], [8 + 3], [8 + 5], [8 + 5]]
     assert all(request.negative_inputs["input_ids"].tolist() == [[8 + 5]] for request in requests)
-    assert all(request.grid == targets["classes"].grid for request in requests)
+    assert all(request.layout == targets["classes"].grid for request in requests)
     assert image_requests(targets["classes"], class_labels=0, guided=False)[0].negative_inputs is None
 
 
@@ -101,8 +101,8 @@ def test_sizes_that_a_model_was_made_for(targets: dict[str, Any]) -> None:
         ("janus", 64, 64, (4, 4)),
     ):
         (request,) = image_requests(targets[name], "blue", height=height, width=width, tokenizer=words(name))
-        assert (request.grid.rows, request.grid.columns) == cells
-        assert request.inputs["image_cells"].tolist() == [list(cells)]
+        assert (request.layout.rows, request.layout.columns) == cells
+        assert request.inputs["forced"].tolist() == [list(request.layout.forced)]
 
 
 @pytest.mark.parametrize("name", ["janus", "emu3", "anole", "lumina"])

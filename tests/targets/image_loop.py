@@ -76,7 +76,7 @@ def draw(
 ) -> tuple[list[list[int]], DecodingStats]:
     """Decode a batch to its end, every row with a seed of its own."""
     stats = DecodingStats()
-    lengths = {request.grid.length for request in requests if request.grid is not None}
+    lengths = {request.layout.length for request in requests if request.layout is not None}
     prompts = [request.prompt_tokens for request in requests]
     canvas = Canvas(prompts, Stopping(max(lengths)), stats, target.device)
     stream = RandomStream.from_seed(seeds or range(len(requests)), len(requests))
@@ -85,5 +85,5 @@ def draw(
     for _ in speculate(target, drafter, rule, sampler, requests, canvas, stream):
         pass
     outputs = canvas.outputs()
-    lengths_of_rows = [request.grid.length if request.grid else 0 for request in requests]
+    lengths_of_rows = [request.layout.length if request.layout else 0 for request in requests]
     return [row[:length] for row, length in zip(outputs, lengths_of_rows, strict=True)], stats

@@ -98,11 +98,11 @@ def unmask_doubting(
 ) -> tuple[list[int], int, int]:
     """As `unmask_everywhere`, and what is doubted is masked again; also returns how many places were.
 
-    A place of the block that was decided in an earlier forward, and whose token has come to be less probable
-    than `threshold`, is opened again, once. Of its block nothing is final until it is complete.
+    Places of the block that were decided in earlier forwards, and whose tokens have come to be less probable
+    than `threshold`, are opened again: the least probable first, one fewer than this forward decides.
     """
-    mask, output, block, forwards = model.config.mask_token_id, [0] * length, block or length, 0
-    is_open, doubted = [True] * length, set()
+    mask, output, block, forwards, again = model.config.mask_token_id, [0] * length, block or length, 0, 0
+    is_open = [True] * length
     while any(is_open):
         first = is_open.index(True) // block * block
         seen = [mask if is_open[place] else output[place] for place in range(length)]
@@ -110,12 +110,13 @@ def unmask_doubting(
         forwards += 1
         inside = range(first, min(first + block, length))
         decided = most_confident(scores, [place for place in inside if is_open[place]], choose, places)
-        for place in inside:
-            if is_open[place] or place in doubted:
-                continue
-            if choose(scores[place], place)[1][output[place]] < threshold:
-                is_open[place] = True
-                doubted.add(place)
+        kept = [
+            (choose(scores[place], place)[1][output[place]], place) for place in inside if not is_open[place]
+        ]
+        doubted = sorted(each for each in kept if each[0] < threshold)[: len(decided) - 1]
         for place, token in decided.items():
             output[place], is_open[place] = token, False
-    return output, forwards, len(doubted)
+        for _, place in doubted:
+            is_open[place] = True
+        again += len(doubted)
+    return output, forwards, again

@@ -64,7 +64,8 @@ def decode(
     nothing = {"input_ids": torch.tensor([[CLASSES]])} if scale != 1.0 else None
     grid = ImageGrid(SIDE, SIDE, 1)
     requests = [
-        Request({"input_ids": torch.tensor([[n]])}, negative_inputs=nothing, grid=grid) for n in labels[rows]
+        Request({"input_ids": torch.tensor([[n]])}, negative_inputs=nothing, layout=grid)
+        for n in labels[rows]
     ]
     schedule = DDPMSchedule(2, last_step_noise=True)
     sampler: Any = MARSampler(source=model().diffloss, schedule=schedule, guidance_scale=scale)

@@ -18,7 +18,7 @@ from mmspec.errors import InputError
 from mmspec.targets import adapt
 from mmspec.targets.glm_image import GlmImageTarget
 from tests.targets import loop
-from tests.tiny_models.glm_image import glm_image_inputs, tiny_glm_image
+from tests.tiny_models.glm_image import CODES, glm_image_inputs, tiny_glm_image
 
 CASES = {
     "text to image": glm_image_inputs(4, 6),
@@ -53,6 +53,26 @@ def test_rows_draw_what_generate_draws() -> None:
         run = loop.decode(target(), accelerator, list(CASES.values()), Stopping(LONGEST))
         for case, output in zip(CASES, run.outputs, strict=True):
             assert output[: LENGTHS[case]] == expected(case), (accelerator.name, case)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_layout_is_the_preview_and_the_image(case: str) -> None:
+    """As long as the model has positions for, less the mark of the end, which `generate` does not force."""
+    layout = target().layout_for(CASES[case])
+    target().prefill([CASES[case]], 64)
+    assert (
+        layout.length == LENGTHS[case] - 1 == target().model.model._cached_decode_position_ids.shape[-1] - 1
+    )
+    sides = [(grid.rows, grid.columns) for grid in layout.grids]
+    assert (
+        sides
+        == {
+            "text to image": [(2, 3), (4, 6)],
+            "higher than wide": [(3, 1), (5, 2)],
+            "image to image": [(3, 4)],
+        }[case]
+    )
+    assert layout.codebook_size == CODES
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.mixers import closed_form, find_mixers
 from mmspec.targets.prefix import PrefixCache
 from tests.contracts.running import Prompt, Recorder, decode, generate, random_prompts
-from tests.oracles import OracleDrafter, RandomTreeDrafter
+from tests.oracles import OracleDrafter, RandomTreeDrafter, tree_of
 from tests.targets import loop
 from tests.tiny_models import (
     HYBRID_TEXT_MODELS,
@@ -128,7 +128,7 @@ def test_logits_of_a_node_are_those_of_its_path(name: str) -> None:
     target = target_of(name)
     state, _ = target.prefill([{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS], 64)
     tokens = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(2))
-    draft = Tree.of(tokens, [0, 0, 0, 1, 1, 2, 4, 6, 7], DraftKind.POINT)
+    draft = tree_of(tokens, [0, 0, 0, 1, 1, 2, 4, 6, 7], DraftKind.POINT)
     logits = target.score(state, draft).logits
     for row, prompt in enumerate(PROMPTS):
         for node in range(9):

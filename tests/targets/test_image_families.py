@@ -290,7 +290,7 @@ def test_codes_become_the_images_of_the_models_own_decoder():
     image = family.answer(TEXTS[0], 1.0)
     ids = family.target.model_ids[torch.tensor([image])]
     theirs = family.target.model.decode_image_tokens(image_tokens=ids, height=4, width=3)
-    own = family.target.decode_tokens(torch.tensor([request.grid.codes(image)]), request.grid)
+    own = family.target.decode_tokens(torch.tensor([request.layout.codes(image)]), request.layout)
     assert own.shape == (1, 3, 8, 6)
     assert torch.equal(own, theirs.clamp(-1, 1))
 
@@ -345,7 +345,7 @@ def test_emu3_draws_what_generate_of_transformers_draws():
 def test_what_a_drafter_with_a_head_of_its_own_relies_on(family):
     """`embed` gives what enters the first layer, `head` what the grammar is applied to."""
     target, requests = family.target, family.requests(TEXTS[:2], guided=False)
-    length = requests[0].grid.length
+    length = requests[0].layout.length
     state, prompt = target.prefill([request.inputs for request in requests], length + 8, taps=(0, -1))
     for request, logits, entering, final in zip(
         requests, prompt.logits, prompt.taps[0], prompt.taps[-1], strict=True

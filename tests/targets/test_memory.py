@@ -49,10 +49,11 @@ def test_weights_of_both_models_count_once() -> None:
     assert MemoryPlan.of(target, 1, 8, 1, target.model).weights == alone
 
 
-def test_logits_grow_with_the_nodes_and_a_masked_model_caches_nothing() -> None:
+def test_logits_grow_with_the_nodes_and_a_masked_model_caches_as_others_do() -> None:
     target = CausalTarget(tiny_lm())
     assert MemoryPlan.of(target, 3, 8, 5).logits == 15 * MemoryPlan.of(target, 1, 8, 1).logits > 0
-    assert MemoryPlan.of(MaskedTarget(tiny_masked(), 0), 1, 8, 1).cache == 0
+    masked = MaskedTarget(tiny_masked(), 0)
+    assert MemoryPlan.of(masked, 1, 8, 1).cache == MemoryPlan.of(CausalTarget(tiny_masked()), 1, 8, 1).cache
 
 
 def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(

@@ -111,7 +111,7 @@ def labels(guided: bool = False) -> list[Request]:
     nothing = {"input_ids": torch.tensor([[5]])} if guided else None
     grid = ImageGrid(SIDE, SIDE, 1)
     return [
-        Request({"input_ids": torch.tensor([[n]])}, negative_inputs=nothing, grid=grid) for n in (0, 3, 4)
+        Request({"input_ids": torch.tensor([[n]])}, negative_inputs=nothing, layout=grid) for n in (0, 3, 4)
     ]
 
 

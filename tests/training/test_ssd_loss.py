@@ -30,7 +30,7 @@ class RowsWithEnds:
         conditional, negative = (
             {"input_ids": torch.tensor([list(PROMPTS[row])])} for row in (1 + step % 2, 0)
         )
-        request = Request(conditional, negative_inputs=negative, grid=GRID)
+        request = Request(conditional, negative_inputs=negative, layout=GRID)
         return Trial([request] * 2, Sampler(1.0, guidance_scale=GUIDANCE), GRID.length)
 
 

@@ -71,6 +71,12 @@ def use_triton(device: torch.device) -> bool:
     return device.type == "cuda" or (device.type == "cpu" and INTERPRETED)
 
 
+def with_row_stride(values: Tensor) -> tuple[Tensor, int]:
+    """Return values [B, n, V] and what lies between their rows: copied only if a row is not in one piece."""
+    whole = values if values.stride()[1:] == (values.shape[2], 1) else values.contiguous()
+    return whole, whole.stride(0)
+
+
 def use_triton_without_gradient(x: Tensor, *others: Tensor) -> bool:
     """`use_triton` for an op whose kernel has no gradient: not where one of its arguments wants one."""
     # the cheapest first: to ask the environment costs as much as a small op

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton
+from .backend import operator, tl, triton, use_triton, with_row_stride
 from .philox import gumbel_tile, philox_gumbel
 
 TILE = 1024  # tokens that a program races
@@ -37,8 +37,8 @@ def verify_chain(
 
     Args:
         p: [T, n, V] the target's distribution after each node; node 0 is the root of the chain.
-        q: [T, n, V] the distribution that each node was drawn from, the root's not read; None for
-            candidates that were not drawn at random, whose q is one-hot.
+        q: [T, n - 1, V] the distribution that each candidate was drawn from; None for those that were not
+            drawn at random, whose q is one-hot.
         tokens: [T, n] int64 ids of the nodes.
         valid: [T, n] False for padding.
         u: [T, n - 1] uniforms that decide on node 1 and those after it.
@@ -70,16 +70,16 @@ def _verify_chain(
     row, last = torch.arange(len(tokens), device=tokens.device), tokens.shape[1] - 1
     x = tokens[:, 1:, None]
     p_x = p[:, :-1].gather(-1, x)[..., 0]
-    q_x = torch.ones_like(p_x) if q is None else q[:, 1:].gather(-1, x)[..., 0]
+    q_x = torch.ones_like(p_x) if q is None else q.gather(-1, x)[..., 0]
     drawn = valid[:, 1:] & (q_x > 0)
     passes = (u * q_x <= p_x) & (p_x > 0)
     node = (drawn & passes).long().cumprod(-1).sum(-1)
     refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
     after, p = (node + 1).clamp_max(last), p[row, node]
-    if q is None:
+    if q is None or not last:
         left = normalise(p.scatter(-1, tokens[row, after, None], 0.0), otherwise=p)
     else:
-        left = residual(p, q[row, after])
+        left = residual(p, q[row, after - 1])
     final = torch.where(refused, left, p)
     return node, _draw(final, key, place + node, stream, step)
 
@@ -104,7 +104,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def verify_chain_triton(
     p: Tensor, q: Tensor | None, tokens: Tensor, *others: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Launch `verify_chain`, with its other arguments in order: p, q [T, n, V] -> node, token [T]."""
+    """Launch `verify_chain`, with its other arguments in order: p [T, n, V] -> node, token [T]."""
     rows, nodes, vocabulary = p.shape
     node, token = tokens.new_empty(rows), tokens.new_empty(rows)
     if rows:
@@ -112,13 +112,15 @@ def verify_chain_triton(
         tiles = triton.cdiv(vocabulary, width)
         best = torch.empty(rows, tiles, 2, dtype=torch.float32, device=p.device)
         choice = torch.empty_like(best, dtype=torch.int32)
+        q, q_stride = (None, 0) if q is None else with_row_stride(q)
         _tile_kernel[(rows, tiles)](
             p.contiguous(),
-            None if q is None else q.contiguous(),
+            q,
             *(each.contiguous() for each in (tokens, *others)),
             node,
             best,
             choice,
+            q_stride,
             nodes,
             vocabulary,
             tiles,
@@ -152,6 +154,7 @@ def _tile_kernel(
     node_ptr,
     best_ptr,
     choice_ptr,
+    q_stride,
     nodes,
     vocabulary,
     tiles,
@@ -169,7 +172,8 @@ def _tile_kernel(
     p_x = tl.load(p_ptr + (at - 1) * vocabulary + x, mask=judged, other=0.0).to(tl.float32)
     q_x = tl.full([NODES], 1.0, tl.float32)
     if q_ptr is not None:
-        q_x = tl.load(q_ptr + at * vocabulary + x, mask=judged, other=0.0).to(tl.float32)
+        candidate = row * q_stride + (depth - 1) * vocabulary
+        q_x = tl.load(q_ptr + candidate + x, mask=judged, other=0.0).to(tl.float32)
     drawn = judged & (q_x > 0)
     accepted = (depth == 0) | (drawn & (u * q_x <= p_x) & (p_x > 0))
     node = tl.min(tl.where(accepted, nodes, depth)) - 1
@@ -182,7 +186,8 @@ def _tile_kernel(
     p = tl.load(p_ptr + here, mask=inside, other=0.0).to(tl.float32)
     if q_ptr is not None:
         taken = tl.where(refused, vocabulary, 0)  # all of q, or none
-        q = tl.load(q_ptr + here + vocabulary, mask=index < taken, other=0.0).to(tl.float32)
+        refusal = row * q_stride + node * vocabulary
+        q = tl.load(q_ptr + refusal + index, mask=index < taken, other=0.0).to(tl.float32)
         left = p - q
     else:
         left = tl.where(refused & (index == tl.sum(tl.where(depth == node + 1, x, 0))), 0.0, p)

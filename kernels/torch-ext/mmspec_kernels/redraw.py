@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton
+from .backend import operator, tl, triton, use_triton, with_row_stride
 
 BLOCK = 2048  # tokens that a program holds at once
 WARPS = 8
@@ -25,7 +25,7 @@ def redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: 
 
     Args:
         p: [B, W, V] what each place is drawn from.
-        q: [B, n, V] what the old tokens were drawn from.
+        q: [B, n - 1, V] what the old tokens were drawn from, all but the first, which no place held.
         tokens: [B, n] int64 the old tokens.
         valid: [B, n] False where one means nothing.
         old: [B, W] int64 which of them was in each place; 0 where none was.
@@ -36,7 +36,9 @@ def redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: 
     """
     if use_triton(p.device) and p.dtype == torch.float32:
         return redraw_triton(p, q, tokens, valid, old, u)
-    x, q = tokens.gather(1, old), q.gather(1, old[:, :, None].expand_as(p))
+    if tokens.shape[1] == 1:
+        return invert(p, u[..., 1:])
+    x, q = tokens.gather(1, old), q.gather(1, (old - 1).clamp_min(0)[:, :, None].expand_as(p))
     p_x, q_x = (values.gather(-1, x[:, :, None])[..., 0] for values in (p, q))
     tried = (old > 0) & valid.gather(1, old)
     keep = tried & (u[..., 0] * q_x <= p_x) & (p_x > 0)
@@ -59,13 +61,17 @@ def invert(p: Tensor, u: Tensor) -> Tensor:
 
 
 def redraw_triton(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
-    """Launch `redraw`: p [B, W, V], q [B, n, V], tokens, valid [B, n], old [B, W], u [B, W, 3] -> [B, W]."""
+    """Launch `redraw`: p [B, W, V], q [B, n - 1, V], tokens, valid [B, n], old, u [B, W, ...] -> [B, W]."""
     rows, places, vocabulary = p.shape
     out = tokens.new_empty(rows, places)
     if out.numel():
+        q, q_stride = with_row_stride(q)
         _redraw_kernel[(rows * places,)](
-            *(each.contiguous() for each in (p, q, tokens, valid, old, u)),
+            p.contiguous(),
+            q,
+            *(each.contiguous() for each in (tokens, valid, old, u)),
             out,
+            q_stride,
             places,
             tokens.shape[1],
             vocabulary,
@@ -92,6 +98,7 @@ def _redraw_kernel(
     old_ptr,
     u_ptr,
     out_ptr,
+    q_stride,
     places,
     nodes,
     vocabulary,
@@ -99,12 +106,13 @@ def _redraw_kernel(
 ):
     place = tl.program_id(0).to(tl.int64)
     old = tl.load(old_ptr + place)
-    node = place // places * nodes + old
+    row = place // places
+    node = row * nodes + old
     p_ptr += place * vocabulary
-    q_ptr += node * vocabulary
+    q_ptr += row * q_stride + tl.maximum(old - 1, 0) * vocabulary
     tried = (old > 0) & (tl.load(valid_ptr + node) != 0)
     x = tl.load(tokens_ptr + node)
-    p_x, q_x = tl.load(p_ptr + x).to(tl.float32), tl.load(q_ptr + x).to(tl.float32)
+    p_x, q_x = tl.load(p_ptr + x).to(tl.float32), tl.load(q_ptr + x, mask=tried, other=0.0).to(tl.float32)
     keep = tried & (tl.load(u_ptr + place * 3) * q_x.to(tl.float64) <= p_x.to(tl.float64)) & (p_x > 0)
     if not keep:
         taken = tl.where(tried, vocabulary, 0)

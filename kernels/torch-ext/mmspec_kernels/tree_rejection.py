@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton
+from .backend import operator, tl, triton, use_triton, with_row_stride
 from .chain import normalise, residual
 
 Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -59,7 +59,8 @@ def reject_tree(
 
     Args:
         p: [B, n, V] the target's distribution after each node.
-        q: [B, n, V] the distribution that each node was drawn from; that of the first sibling counts for all.
+        q: [B, n - 1, V] the distribution that each candidate was drawn from; that of the first sibling counts
+            for all.
         tokens: [B, n] int64 ids of the nodes.
         children: [B, n, K] int64 as of `tree_children`.
         u: [B, D, K] uniforms of each depth and sibling.
@@ -81,7 +82,7 @@ def _reject_tree(
 
     def judge(p: Tensor, children: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         candidates = children.clamp_min(0)
-        q = draft_q[row, candidates[:, 0]]
+        q = draft_q[row, (candidates[:, 0] - 1).clamp_min(0)]
         chosen = torch.full_like(row, -1)
         for sibling in range(children.shape[1]):
             child = children[:, sibling]
@@ -103,19 +104,21 @@ def _reject_tree(
 def reject_tree_triton(
     p: Tensor, q: Tensor, tokens: Tensor, children: Tensor, u: Tensor, without_replacement: bool
 ) -> tuple[Tensor, Tensor]:
-    """Launch `reject_tree`: p, q [B, n, V], tokens [B, n], children [B, n, K], u [B, D, K] -> [B], [B, V]."""
+    """Launch `reject_tree`: p [B, n, V], tokens [B, n], children [B, n, K], u [B, D, K] -> [B], [B, V]."""
     rows, nodes, vocabulary = p.shape
     node, final = tokens.new_empty(rows), p.new_empty(rows, vocabulary)
     if rows:
+        q, q_stride = with_row_stride(q)
         _reject_kernel[(rows,)](
             p.contiguous(),
-            q.contiguous(),
+            q,
             tokens.contiguous(),
             children.contiguous(),
             u.contiguous(),
             node,
             final,
             torch.empty_like(final) if without_replacement else None,
+            q_stride,
             nodes,
             vocabulary,
             u.shape[1],
@@ -145,6 +148,7 @@ def _reject_kernel(
     node_ptr,
     final_ptr,
     rest_ptr,
+    q_stride,
     nodes,
     vocabulary,
     levels,
@@ -154,7 +158,7 @@ def _reject_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     p_ptr += row * nodes * vocabulary
-    q_ptr += row * nodes * vocabulary
+    q_ptr += row * q_stride
     tokens_ptr += row * nodes
     children_ptr += row * nodes * siblings
     u_ptr += row * levels * siblings
@@ -171,7 +175,7 @@ def _reject_kernel(
             node = chosen
             chosen = tl.full([], -1, tl.int64)
             refused = tl.full([], 0, tl.int32)
-            first = tl.maximum(tl.load(children_ptr + node * siblings), 0)
+            first = tl.maximum(tl.load(children_ptr + node * siblings) - 1, 0)  # of the candidates
             here = p_ptr + node * vocabulary
             there = q_ptr + first * vocabulary
             for sibling in range(siblings):

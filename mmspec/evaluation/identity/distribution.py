@@ -128,7 +128,7 @@ def check_distribution(
         free = [
             place
             for place in range(len(output))
-            if request.grid is None or request.grid.forced[place] == FREE
+            if request.layout is None or request.layout.forced[place] == FREE
         ]
         distribution, tokens = distribution[free], torch.tensor(output)[free]
         own = distribution.gather(1, tokens[:, None])[:, 0]

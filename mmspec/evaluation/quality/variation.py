@@ -57,8 +57,8 @@ class VariationMeter:
             sampler = call.sampler.part([row])
             distribution = read_distributions(call.target, sampler, request, output)
             for place in range(1, len(output)):  # the first one's distribution is the prompt's own
-                drawn_from = self.drawn_from.get((row, place))
-                if drawn_from is None or (request.grid is not None and request.grid.forced[place] != FREE):
+                drawn_from, layout = self.drawn_from.get((row, place)), request.layout
+                if drawn_from is None or (layout is not None and layout.forced[place] != FREE):
                     continue
                 distance = float((drawn_from - distribution[place]).abs().sum() / 2)
                 canvas.stats.count_measured("tv", distance, distance, 1)
@@ -91,8 +91,8 @@ class OverlapMeter:
         if not isinstance(q, Denoising) or q.drawn is None or not q.process.is_noisy:
             return
         p: Any = step.scores[:1]
-        drafted = q[1:2]
-        chains = q.drawn[:, 1]
+        drafted = q[:1]
+        chains = q.drawn[:, 0]
         ratio = log_likelihood(p.process, chains) - log_likelihood(drafted.process, chains)
         valid = step.draft.valid[:, 1]
         self.total += float((ratio.clamp_max(0).exp() * valid).sum())

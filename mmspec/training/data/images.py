@@ -96,7 +96,7 @@ class LlamaGenImages(ABC):
         requests = []
         for asked in held_out:
             nothing = self.condition(asked, dropped=True) if scale != 1.0 else None
-            requests.append(Request(self.condition(asked), negative_inputs=nothing, grid=self.target.grid))
+            requests.append(Request(self.condition(asked), negative_inputs=nothing, layout=self.target.grid))
         sampler = Sampler(settings.temperature or 1.0, top_k=settings.top_k, guidance_scale=scale)
         return Trial(requests, sampler, self.target.grid.length)
 

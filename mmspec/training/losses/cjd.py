@@ -19,7 +19,7 @@ from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Tree
-from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.image_grid import FREE, Layout
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.speculative import Batch, begin
@@ -117,14 +117,14 @@ class Rollout:
     Attributes:
         records: its last windows.
         batch: the images; None between those of one step and the next.
-        grid: of them.
+        layout: of them.
     """
 
     def __init__(self, drafter: RecordingDrafter, target: CausalTarget) -> None:
         self.drafter, self.target = drafter, target
         self.records: deque[WindowBatch] = deque(maxlen=KEPT)
         self.batch: Batch[Any] | None = None
-        self.grid: ImageGrid | None = None
+        self.layout: Layout | None = None
 
     @property
     def share(self) -> float:
@@ -140,7 +140,7 @@ class Rollout:
         """Decode a round, of new images where the last ones are done."""
         if self.batch is None:
             asked = ask()
-            self.grid = asked.requests[0].grid
+            self.layout = asked.requests[0].layout
             stopping = Stopping(asked.new_tokens, asked.end_token_ids)
             prompts = [request.prompt_tokens for request in asked.requests]
             canvas = Canvas(prompts, stopping, DecodingStats(), self.target.device)
@@ -198,7 +198,7 @@ class CorrectorLoss(DrafterLoss):
 
     def measure(self, batches: Iterable[Any]) -> dict[str, Any]:
         """Attributes of the config that name the images that the head has learnt from."""
-        return learnt_images(self.target, self.rollouts[0].grid)
+        return learnt_images(self.target, self.rollouts[0].layout)
 
     def forward(self, batch: WindowBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: the total variation at each of the first places."""

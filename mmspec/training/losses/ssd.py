@@ -18,7 +18,7 @@ from torch.nn.functional import kl_div
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Tree
-from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.image_grid import FREE, ImageGrid, require_grid
 from mmspec.decoding.indexing import put
 from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
@@ -89,7 +89,7 @@ class RecordingSession(VerticalSession):
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         super().observe(draft, output, scores, verdict)
-        hidden, length = output.taps[HIDDEN], max(grid.length for grid in self.grids if grid is not None)
+        hidden, length = output.taps[HIDDEN], max(each.length for each in self.layouts if each is not None)
         if not hasattr(self, "states"):
             self.states = self.read.states.new_zeros(
                 len(draft.tokens), length + 1, self.read.states.shape[-1]
@@ -143,7 +143,8 @@ class VerticalLoss(DrafterLoss):
         decode(self.target, drafter, trial, step * 1009 + process)
         (session,), length = drafter.kept, trial.new_tokens
         states, hidden = session.states[:, :length], session.hidden[:, :length]
-        return DrawnImages(states, hidden, cast(ImageGrid, trial.requests[0].grid), trial.sampler)
+        grid = require_grid(trial.requests[0].layout, drafter.title)
+        return DrawnImages(states, hidden, grid, trial.sampler)
 
     @torch.no_grad()
     def _cells(self, drawn: DrawnImages, rng: torch.Generator) -> CellBatch:

@@ -1,0 +1,81 @@
+"""Types of a round: whatever the family, no field of theirs is left out or None."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import pytest
+
+import mmspec.decoding
+from mmspec.decoding.draft import Block, Draft, Nodes, Tree
+from mmspec.decoding.interfaces import Round, TargetOutput
+from mmspec.decoding.verdict import Fill, Measured, Path
+
+TYPES = (Draft, Tree, Block, Nodes, Path, Fill, Measured, TargetOutput, Round)
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """Field -> its default, or MISSING, of a dataclass or of a named tuple."""
+    if dataclasses.is_dataclass(kind):
+        return {field.name: field.default for field in dataclasses.fields(kind)}
+    return {name: kind._field_defaults.get(name, dataclasses.MISSING) for name in kind._fields}
+
+
+def parts_of(hint: Any) -> Iterator[Any]:
+    """A type and all types that it is made of."""
+    yield hint
+    for part in get_args(hint):
+        yield from parts_of(part)
+
+
+def optional_fields(kind: Any) -> list[str]:
+    """Fields of a type that may be None, or are by default."""
+    hints = get_type_hints(kind)
+    return [
+        name
+        for name, default in fields_of(kind).items()
+        if default is None or type(None) in parts_of(hints[name])
+    ]
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
+def test_no_field_is_optional(kind: Any) -> None:
+    assert fields_of(kind) and not optional_fields(kind)
+
+
+@dataclasses.dataclass
+class Loose:
+    known: int
+    missing: list[int | None]
+    left_out: Any = None
+
+
+class LooseTuple(NamedTuple):
+    known: int
+    missing: int | None
+    left_out: Any = None
+
+
+@pytest.mark.parametrize("kind", [Loose, LooseTuple])
+def test_an_optional_field_would_be_found(kind: Any) -> None:
+    assert optional_fields(kind) == ["missing", "left_out"]
+
+
+def kinds_of(kind: type) -> Iterator[type]:
+    """All classes below a class."""
+    for below in kind.__subclasses__():
+        yield below
+        yield from kinds_of(below)
+
+
+def test_a_draft_is_a_tree_or_a_block() -> None:
+    for module in pkgutil.iter_modules(mmspec.decoding.__path__, "mmspec.decoding."):
+        importlib.import_module(module.name)
+    assert {kind for kind in kinds_of(Draft) if kind.__module__.startswith("mmspec.decoding")} == {
+        Tree,
+        Block,
+    }
