@@ -356,7 +356,7 @@ class MMSpecPipeline:
         if self.target.vector_size:
             raise InputError("prefix cache", max_bytes, "none: prompts of continuous images are short")
         if isinstance(self.target, MaskedTarget):
-            raise InputError("prefix cache", max_bytes, "none: masked models read prompts with their output")
+            raise InputError("prefix cache", max_bytes, "none: a masked model keeps no keys of prompts alone")
         with self._busy():
             self._prefix_bytes = PrefixCache(max_bytes).max_bytes
             self._attach_prefix_caches()

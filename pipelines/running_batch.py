@@ -247,12 +247,12 @@ class RunningBatch:
 def check_rows_move(pipe: MMSpecPipeline) -> None:
     """Raise InputError if rows of a pipeline stay together until all have ended."""
     accelerator, target = pipe.accelerator, pipe.target
+    if not isinstance(target, CausalTarget) or isinstance(target, MaskedTarget):
+        raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
     if not accelerator.drafter.rows_move:
         raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {', '.join(MOVING)}")
     if accelerator.costs is not None:
         raise InputError("length", "cost", f"'fixed' or 'confidence': {STAYS}, for its sizes are of a batch")
-    if not isinstance(target, CausalTarget) or isinstance(target, MaskedTarget):
-        raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
     if target.steps is not None:
         allowed = "a pipeline that is not compiled: steps are for one batch size"
         raise InputError("pipe.compile", True, allowed)

@@ -136,15 +136,21 @@ def shared_noise(tolerance: float = 0.1, window: int = 16) -> Accelerator:
     return Accelerator("shared_noise", VectorWindowDrafter(window), SharedNoise(tolerance))
 
 
-def low_confidence(places_per_step: int = 1, block_length: int | None = None) -> Accelerator:
-    """Several places of a masked language model in each forward, the surest first (LLaDA, 2502.09992).
+def low_confidence(
+    places_per_step: int = 1,
+    block_length: int | None = None,
+    cache: str = "none",
+    remask_below: float = 0.0,
+) -> Accelerator:
+    """Places of a masked language model in the order of their confidence (LLaDA, 2502.09992).
 
     Args:
-        places_per_step: as of `LowConfidence`; 1 is plain decoding, in blocks.
-        block_length: places of a block, all of which are decided before the next begins, as of
-            `UnmaskingDrafter`.
+        places_per_step, remask_below: as of `LowConfidence`; one place a step over the whole output, or in
+            the model's own blocks, is plain decoding.
+        block_length, cache: as of `UnmaskingDrafter`.
     """
-    return Accelerator("low_confidence", UnmaskingDrafter(block_length), LowConfidence(places_per_step))
+    rule = LowConfidence(places_per_step, remask_below)
+    return Accelerator("low_confidence", UnmaskingDrafter(block_length, cache), rule)
 
 
 def masked(

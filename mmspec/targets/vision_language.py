@@ -15,10 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.errors import InputError
-from mmspec.models.masked_language import MASKED_MODELS
-from mmspec.targets.admission import refusal
 from mmspec.targets.causal import CausalTarget
-from mmspec.targets.masked import MaskedTarget
 
 M_ROPE_AXES = 3
 #: Targets of models whose positions follow rules of their own, by the `model_type` of the config.
@@ -77,12 +74,6 @@ class VisionLanguageTarget(CausalTarget):
 
 def adapt(model: PreTrainedModel) -> CausalTarget:
     """Build the Target adapter of a loaded model."""
-    if type(model.config) in MASKED_MODELS:
-        if model.config.block_length is not None or model.config.predicts != "own":
-            raise refusal(model, "predicts in blocks, or the next place, which is not supported yet")
-        found = MaskedTarget(model, model.config.mask_token_id)
-        found.config, found.dtype, found.prefix_cache = model.config, model.dtype, None
-        return found  # type: ignore[return-value]
     if model.config.model_type in BY_TYPE:
         module, name = BY_TYPE[model.config.model_type].split(":")
         target: CausalTarget = getattr(importlib.import_module(module), name)(model)
