@@ -56,7 +56,7 @@ class RowSettings(Rows, ABC):
 
     @abstractmethod
     def __call__(
-        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
     ) -> AnyDistribution:
         """Make distributions of what a target says of the nodes of a draft.
 
@@ -189,7 +189,7 @@ class Sampler(RowSettings):
         )
 
     def __call__(
-        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
     ) -> Scores:
         """Make distributions of a target's logits, which are warped once a rule asks for it."""
         shape = draft.lanes.valid.shape

@@ -67,7 +67,7 @@ class DenoisingSampler(RowSettings):
         return replace(self, source=model.denoiser)
 
     def __call__(
-        self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor | None = None
+        self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
     ) -> Denoising:
         """Make distributions of a model's conditions, [B, n, D] or [2B, n, D] under guidance."""
         nodes = conditions.view(1 + self.is_guided, *draft.lanes.valid.shape, conditions.shape[-1])
@@ -94,7 +94,7 @@ class DenoisingSampler(RowSettings):
         lanes = len(nodes) // max(1, len(numbers))
         return numbers.repeat_interleave(lanes, 0).expand(*nodes.shape[:2], 1)
 
-    def _share(self, draft: Draft, first: Tensor | None, nodes: Tensor) -> Any:
+    def _share(self, draft: Draft, first: Tensor, nodes: Tensor) -> Any:
         """Share of the scale: what is decided after this round if rising, what is not before if falling."""
         before, after = self.progress(draft, first, nodes)
         if self.guidance_schedule == "falling":
@@ -106,9 +106,7 @@ class DenoisingSampler(RowSettings):
         """The schedule of the head's steps for a draft."""
         return self.schedule
 
-    def progress(self, draft: Draft, first: Tensor | None, like: Tensor) -> tuple[Any, Any]:
+    def progress(self, draft: Draft, first: Tensor, like: Tensor) -> tuple[Any, Any]:
         """Places that are decided before and after each node's, [T, n, 1]: in order, one after another."""
-        if first is None:
-            raise TypeError("a guidance schedule depends on the places that are predicted")
         before = (first[:, None] + draft.lanes.depth).to(like.dtype)[..., None]
         return before, before + 1

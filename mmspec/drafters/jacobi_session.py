@@ -191,7 +191,8 @@ class JacobiSession(DraftSession):
         # The prompt is a window of one node, whose distribution is the edge of the first real window.
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Tree.chain(token, drafter.kind)
-        scores = sampler(prefill.logits, draft, [request.prompt_tokens for request in requests])
+        tokens = [request.prompt_tokens for request in requests]
+        scores = sampler(prefill.logits, draft, tokens, torch.zeros_like(token[:, 0]))
         self._keep(replace(draft, q=self._drawn_from(token, scores.p)), scores, token[:, 0])
 
     def rows_changed(self) -> None:

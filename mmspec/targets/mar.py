@@ -106,7 +106,7 @@ class MARSampler(DenoisingSampler):
         steps = draft.annealing.steps(self.schedule.steps, draft.iteration, draft.iterations)
         return with_steps(self.schedule, steps)
 
-    def progress(self, draft: Draft, first: Tensor | None, like: Tensor) -> tuple[Any, Any]:
+    def progress(self, draft: Draft, first: Tensor, like: Tensor) -> tuple[Any, Any]:
         if not isinstance(draft, CellBlock):
             return super().progress(draft, first, like)
         return draft.before, draft.after

@@ -43,7 +43,7 @@ def round_of(drafter: Drafter, rule: AcceptanceRule) -> Callable[[], Tensor]:
     session = drafter.start(requests, prefill, sampler, random)
     draft = session.open(canvas)
     first = draft.first(canvas.emitted)
-    scores = sampler(prefill.logits, draft, canvas.ids)
+    scores = sampler(prefill.logits, draft, canvas.ids, first)
     path = Path.root(draft, scores.choose(draft, random, first)[:, 0])
     canvas.submit(draft, path, Measured.nothing(canvas.active))
     canvas.read()
@@ -52,8 +52,8 @@ def round_of(drafter: Drafter, rule: AcceptanceRule) -> Callable[[], Tensor]:
     def step() -> Tensor:
         draft = session.propose(canvas)
         output = target.score(state, draft)
-        scores = sampler(output.logits, draft, canvas.ids)
         first = draft.first(canvas.emitted)
+        scores = sampler(output.logits, draft, canvas.ids, first)
         verdict, measured = rule.decide(draft, output, scores, random, first)
         target.commit(state, draft, verdict, canvas.active)
         session.observe(draft, output, scores, verdict)

@@ -47,7 +47,8 @@ def test_rows_are_warped_as_they_are_alone_bit_for_bit(dtype: torch.dtype) -> No
     logits[2, 1, 7] = logits[5, 1, 7] = float("-inf")
     lanes = Tree.chain(torch.zeros(6, 2, dtype=torch.long), DraftKind.POINT)
     mixed = Sampler(**MIXED)
-    scores, by_lanes = mixed.scores(mixed.guided(logits)), mixed(logits, lanes, [])
+    by_lanes = mixed(logits, lanes, [], lanes.first(torch.zeros(len(logits))))
+    scores = mixed.scores(mixed.guided(logits))
     for row in range(3):
         single = alone(row, MIXED)
         given = logits[[row, row + 3]] if single.is_guided else logits[[row]]

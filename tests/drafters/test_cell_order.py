@@ -68,7 +68,7 @@ def scale_at(schedule: str, known: int, left: int) -> float:
     cell, yes = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
     progress = {"iteration": 0, "iterations": 1, "before": known, "after": 256 - left}
     draft = CellBlock.single(cell, cell, yes, cell, yes[:, None], completes=1, **progress)
-    return float(sampler(torch.zeros(2, 1, 3), draft, []).scale)
+    return float(sampler(torch.zeros(2, 1, 3), draft, [], torch.zeros(1)).scale)
 
 
 def test_guidance_follows_what_is_decided() -> None:
