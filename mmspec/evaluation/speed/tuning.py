@@ -50,8 +50,8 @@ def variants(name: str, target: Target[Any], tv: float) -> list[str]:
     Draft sizes around the default, the size that is chosen as it decodes by measured costs (`length=cost`),
     windows up to the image, and for methods with a bound the whole of the allowed TV.
     """
-    if name == "none":
-        return ["none"]
+    if name in ("none", "low_confidence"):
+        return [name]
     if name == "copy":
         return ["copy", *(f"copy:num_draft_tokens={count}" for count in (4, 20))]
     if name in ("sjd", "gsd", "lantern", "cjd", "ssd"):
