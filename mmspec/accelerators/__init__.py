@@ -252,7 +252,8 @@ class Preset:
         made = self.make()
         if made.drafter.exactness != "exact":
             return made.drafter.exactness, None
-        return made.rule.exactness, made.rule.bound or made.keeps or None
+        exactness = "exact" if made.exactness == "exact" else made.rule.exactness
+        return exactness, made.rule.bound or made.keeps or None
 
 
 NEEDS_HEAD = "a head that was trained for the target"

@@ -24,10 +24,9 @@ class LowConfidence(AcceptanceRule):
     probability of the chosen token in the promised distribution, that is after temperature and truncation,
     where the paper's is at temperature 1. Each row ranks its own places; of equals the leftmost is decided.
 
-    Lossy, without a bound: tokens decided in one round are chosen independently of each other, and at
-    temperatures above 0 places are selected by what was drawn at them, which favours probable tokens. The
-    model defines no order, so there is no distribution of whole outputs to be exact to. Greedy output with
-    one place a step is that of the paper's procedure with as many steps as places.
+    One place a step is the plain decoding of a masked model, which "exact" refers to: the model defines no
+    order, so there is no other distribution of whole outputs. More are lossy, without a bound: tokens decided
+    in one round are chosen independently of each other.
 
     Args:
         places_per_step: places of each row that a round decides; the paper's length of a block by its steps.
@@ -45,6 +44,10 @@ class LowConfidence(AcceptanceRule):
     sound_for = frozenset({DraftKind.POINT})
     judges = "places"
     exactness = "lossy"
+
+    @property
+    def promise(self) -> str:
+        return "lossy" if self.places_per_step > 1 or self.remask_below else "exact"
 
     def __post_init__(self) -> None:
         if not is_integer(self.places_per_step) or self.places_per_step < 1:

@@ -65,12 +65,9 @@ class UnmaskingDrafter(Drafter):
     The output has `max_new_tokens` places from the start. A row is in the block of its first place that is
     not decided. Which of its places a round decides is up to the rule.
 
-    "exact" of a drafter: nodes see all that the model was trained to see, every decided place and every mask.
-    What is lost, is lost by the rule: see `LowConfidence`.
-
     Args:
         block_length: places of a block (semi-autoregressive decoding); None is the model's own, or one block
-            for all where it has none.
+            for all where it has none. Blocks that the model has not learnt are another order: lossy.
         cache: what is kept from one forward to the next, as of `MaskedBlock`; lossy unless "none", for
             models that are not block-causal.
 
@@ -80,6 +77,7 @@ class UnmaskingDrafter(Drafter):
 
     kind = DraftKind.POINT
     proposes = "places"
+    keeps = ONE_PLACE
     max_nodes = 0  # beside the places of the output
     mask: int  # of the target that it is fitted to
     is_causal: bool  # from block to block
@@ -101,8 +99,8 @@ class UnmaskingDrafter(Drafter):
         fitted = copy.copy(self)
         fitted.mask, fitted.is_causal = target.vocabulary, own is not None
         fitted.block_length = own or self.block_length
-        if self.cache != "none" and not fitted.is_causal:
-            fitted.exactness = "lossy"
+        if own is None and (self.block_length is not None or self.cache != "none"):
+            fitted.exactness = "lossy"  # another order, or other keys, than those of plain decoding
         return fitted
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
@@ -120,7 +118,6 @@ class PlainUnmasking(UnmaskingDrafter):
     """Plain decoding of a masked model: one place a forward, whatever the rule, in the model's own blocks."""
 
     proposes = "any"
-    keeps = ONE_PLACE
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream

@@ -251,7 +251,8 @@ def test_what_is_no_number_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -
 def test_the_rule_is_for_masked_places_and_they_for_no_other_rule() -> None:
     sound = [name for name in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[name], UnmaskingDrafter())]
     assert sound == ["low_confidence"] and not is_sound(LowConfidence, NoDrafter())
-    assert Accelerator("unmasking", UnmaskingDrafter(), LowConfidence()).exactness == "lossy"
+    for rule, exactness in ((LowConfidence(), "exact"), (LowConfidence(2), "lossy")):
+        assert Accelerator("unmasking", UnmaskingDrafter(), rule).exactness == exactness
     with pytest.raises(InputError, match="low_confidence"):
         Accelerator("unmasking", UnmaskingDrafter(), SampleAndMatch())
     chain = Tree.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)

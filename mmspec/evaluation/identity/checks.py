@@ -175,6 +175,10 @@ class MaskedCheck(IdentityCheck):
     tokens were: another token, or another place, would have been decided first.
     """
 
+    @property
+    def is_token_exact(self) -> bool:
+        return True  # a place is drawn with its own noise, in every forward
+
     def greedy(self) -> Comparison:
         return self._against_plain("greedy", "plain decoding", {"do_sample": False})
 
