@@ -23,9 +23,10 @@ from mmspec.decoding.random_stream import Purpose
 from mmspec.drafters.order import OrderSession
 from mmspec.drafters.session import ModelDrafter, PromptBatch, SessionDrafter
 from mmspec.errors import InputError
+from mmspec.models.denoising import StepAnnealing
 from mmspec.models.mar import FeatureCaching
 from mmspec.registry import did_you_mean
-from mmspec.targets.mar import CellBlock, MARTarget, StepAnnealing
+from mmspec.targets.mar import CellBlock, MARTarget
 from mmspec.validation import check_draft_tokens, is_integer, require_number
 
 __all__ = ["ONE_BY_ONE", "CellModelDrafter", "CellOrderDrafter", "cells_by_forward", "checkerboard_first"]
