@@ -173,10 +173,9 @@ class StaircaseSession(DraftSession):
         stand_in = self.begin.gather(1, above) + there - 1
         tokens = canvas.tokens.gather(1, self.root.where(is_known, stand_in))[:, :, None]
         valid = pad(self.follows[:, :, :-1], (1, 0), value=True)
-        if self.step.shape[0] == 1:
-            return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
-        guesses = self.guesses.gather(1, self.places.flatten(1)).view_as(self.places)
-        tokens = torch.where((guesses == FREE) | (self.step == 0), tokens, guesses)
+        if self.drafter.window > 1:
+            guesses = self.guesses.gather(1, self.places.flatten(1)).view_as(self.places)
+            tokens = torch.where((guesses == FREE) | (self.step == 0), tokens, guesses)
         if not self.drafter.adaptive:
             return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
         trial = self.trials.gather(1, self.row)
@@ -184,7 +183,7 @@ class StaircaseSession(DraftSession):
         self.follows[:, :, 0] &= ~self.on_trial
         self.follows[:, :, 1] &= trial != FREE
         valid[:, :, 1] = trial != FREE
-        tokens[:, :, 1] = trial.clamp_min(0)
+        tokens = torch.stack([tokens[:, :, 0], trial.clamp_min(0)], 2)
         q = self.offered[:, None, None].expand(-1, *valid[:, :, 1:].shape[1:], -1).flatten(0, 1)
         return tokens, valid, Categorical(q)
 
@@ -271,8 +270,7 @@ class StaircaseDrafter(SessionDrafter):
     def fit(self, target: Target[Any]) -> StaircaseDrafter:
         self.check(target)
         fitted = copy.copy(self)
-        if target.grid is not None:
-            fitted.max_nodes = self.nodes * self.lanes(target.grid)
+        fitted.max_nodes = self.nodes * self.lanes(require_grid(target.grid, "zipar"))
         return fitted
 
     def check(self, target: Target[Any]) -> None:
