@@ -20,7 +20,7 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid, require_grid
 from mmspec.decoding.interfaces import Request, Target
 from mmspec.decoding.random_stream import Purpose
-from mmspec.drafters.order import OrderSession
+from mmspec.drafters.order import Groups, OrderSession
 from mmspec.drafters.session import ModelDrafter, PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.models.denoising import StepAnnealing
@@ -61,9 +61,7 @@ class CellOrderSession(OrderSession):
     def count_decided(self, row: int, canvas: Canvas) -> int:
         return sum(self.counts[: self.forwards])
 
-    def block(
-        self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Sequence[tuple[int, int]]
-    ) -> CellBlock:
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> CellBlock:
         before, after = groups[0]
         made = self._cells(places, canvas, before, after)
         self.forwards += places.shape[1] > 0

@@ -103,16 +103,18 @@ class CorrectedSession(StateWindowSession):
         corrected = self._correct(window, last)
         if self.drafter.branches:
             corrected = Candidates(*(each[:, self.places] for each in corrected))
-        return Candidates.join([window.first.of(0, 1), corrected, *self._behind(window, count)])
+        first = window.first
+        return Candidates.join([first.of(0, 1), corrected, *self._behind(first, window.place, count)])
 
     def _correct(self, window: Window, last: LastDraft) -> Candidates:
         """Draw the corrected places of all chains: [B, C * m] candidates."""
         drafter, chains, slots = self.drafter, len(self.nodes), slice(1, self.drafter.corrected + 1)
         named = (window.stood, window.tokens, window.p, window.noise, window.known)
-        *fields, known = (of_chains(each[:, slots], chains) for each in named)
+        stood, tokens, p, noise, known = (of_chains(each[:, slots], chains) for each in named)
         front = drafter.tree.front[: drafter.corrected]
         levels = enumerate(front, 1)
         apart = [self._noise(window.place[:, at : at + 1], window.p) for at, branch in levels if branch > 1]
+        syntax = known if self.layout.has_syntax else None
         self.passes += drafter.passes
         return drafter.draw(
             self.head,
@@ -120,7 +122,7 @@ class CorrectedSession(StateWindowSession):
             self.sampler,
             self.stale,
             window.tokens[:, 0],
-            Places(*fields, known if self.layout.has_syntax else None, front, apart, self.choices),
+            Places(stood, tokens, p, noise, syntax, front, apart, self.choices),
             last,
             drafter.coupling,
             drafter.passes,
@@ -259,7 +261,7 @@ class CorrectedDrafter(StateWindowDrafter):
     ) -> None:
         if init not in INITS:
             raise InputError("init", init, " or ".join(INITS))
-        super().__init__(model.config.window if window is None else window, coupling, init, front, reach)
+        super().__init__(model, window, coupling, init, front, reach)
         most = self.tree.reach if self.branches else self.window - 1
         if corrected is None:
             corrected = min(model.config.corrected, most)
@@ -271,7 +273,6 @@ class CorrectedDrafter(StateWindowDrafter):
         passes = model.config.passes if passes is None else passes
         if not is_integer(passes) or not 1 <= passes <= MAX_WINDOW:
             raise InputError("passes", passes, f"an integer from 1 to {MAX_WINDOW}")
-        self._hold(model)
         self.corrected, self.passes = corrected, min(passes, max(1, corrected))
         self.draw: Callable[..., Candidates] = draw_corrected
 

@@ -192,8 +192,7 @@ class StateSession(HeadSession):
         self.hidden = torch.cat([hidden[:, -1] for hidden in batch.prefill.taps[HIDDEN]])
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
-        newest = verdict.last
-        self.hidden = take(output.taps[HIDDEN], self._copied(newest))
+        self.hidden = take(output.taps[HIDDEN], self._copied(verdict.last))
 
 
 class CachingSession(HeadSession):

@@ -270,14 +270,16 @@ class JacobiSession(DraftSession):
     def _fill(self, window: Window, last: LastDraft) -> Candidates:
         """Make the nodes of the tree from a new window: what stands there, and further candidates."""
         first = window.first
-        return Candidates.join([first.of(0, 1), *self._behind(window, 0)]) if self.drafter.branches else first
+        if not self.drafter.branches:
+            return first
+        return Candidates.join([first.of(0, 1), *self._behind(first, window.place, 0)])
 
-    def _behind(self, window: Window, slot: int) -> Sequence[Candidates]:
-        """Make the nodes of the slots behind one."""
-        first, end = window.first, self.drafter.window
+    def _behind(self, first: Candidates, place: Tensor, slot: int) -> Sequence[Candidates]:
+        """Make the nodes of the slots behind one, given the first candidate of each slot."""
+        end = self.drafter.window
         if not self.drafter.branches:
             return [first.of(slot + 1, end)]
-        return [self._candidates(first.of(at, at + 1), window.place, at) for at in range(slot + 1, end)]
+        return [self._candidates(first.of(at, at + 1), place, at) for at in range(slot + 1, end)]
 
     def _candidates(self, first: Candidates, place: Tensor, slot: int) -> Candidates:
         """Make all candidates of a slot, given the first one; they are the same behind every parent."""
@@ -300,11 +302,11 @@ class JacobiSession(DraftSession):
     def _edge(self, place: Tensor, scored: int) -> Tensor:
         """[B, 1] last scored node that gave the p of a free place; place [B, 1] is that of node 0."""
         nodes = torch.arange(scored, device=place.device)
-        return nodes.where(self.layout.forced(place + nodes) == FREE, 0).amax(-1, keepdim=True)
+        return nodes.where(self.layout.grammar.at(place + nodes) == FREE, 0).amax(-1, keepdim=True)
 
     def _standing(self, place: Tensor, first: Tensor, tokens: Tensor, canvas: Canvas) -> Tensor:
         """[B, W] token that grammar or neighbour puts in places from `first` [B, 1] on; FREE for a draw."""
-        forced = self.layout.forced(place)
+        forced = self.layout.grammar.at(place)
         if self.drafter.init not in NEIGHBOURS:
             return forced
         copied = self.layout.copy(self.drafter.init, place, first, tokens, canvas.before(self.layout.reach))

@@ -96,8 +96,8 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
 
     model: WindowHead
 
-    def _hold(self, model: WindowHead) -> None:
-        """Set the head, and what it reads."""
+    def __init__(self, model: WindowHead, window: int | None, *settings: Any) -> None:
+        super().__init__(model.config.window if window is None else window, *settings)
         self.model, self.taps = model, model.taps
 
     def check(self, target: Target[Any]) -> None:
