@@ -27,7 +27,7 @@ from mmspec.targets.batches import batches, join
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
-from mmspec.targets.rotary import change_of, find_changing, turned_one_by_one, turned_together
+from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
 from mmspec.transformers_versions import cache_name
 
@@ -73,14 +73,23 @@ class CausalState(CacheState):
         additive: number format of additive attention masks; None where masks are boolean.
         queries: [Q, d] embeddings of query nodes: the token V + q stands for the q-th. None of them is
             ever committed.
+        starts: [R] prompt lengths.
         most_nodes: of the largest draft that is known to fit, where recurrent layers keep something for each.
     """
+
+    row_fields = named("starts")
 
     hidden: HiddenStates
     change: float
     additive: torch.dtype | None
     queries: Tensor
+    starts: Tensor
     most_nodes: int = field(default=1, kw_only=True)
+
+    def index(self, nodes: Nodes) -> Tensor:
+        """[R, n] output index of scored nodes."""
+        # `lengths - starts` is that of what stands in the first slot
+        return (self.cache.lengths - self.starts)[:, None] + nodes.depth
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         other.close()
@@ -161,7 +170,7 @@ class CausalTarget(Target[Any]):
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
                 cache.begin_prefill(row, inputs["input_ids"].shape[1])
-                with turned_together(self._changing):
+                with turned(self._changing):
                     last, hidden, known = self._read_prompt(inputs, cache, row, taps, states)
                 logits.append(last)
                 tapped.append(hidden)
@@ -174,7 +183,8 @@ class CausalTarget(Target[Any]):
         shifts = torch.tensor(offsets, device=self.device)
         change = self._change - max(0, *offsets)
         nothing = torch.empty(0, 0, device=self.device)
-        state = CausalState(cache, shifts, lengths, states, change, self.additive, nothing)
+        starts = cache.lengths.clone()
+        state = CausalState(cache, shifts, lengths, states, change, self.additive, nothing, starts)
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, shifts)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
@@ -194,7 +204,7 @@ class CausalTarget(Target[Any]):
             for together in batches(self.model, rows):
                 cache = RaggedCache(self.config, len(together), 0, self.device)
                 cache.begin_reading()
-                with turned_together(self._changing):
+                with turned(self._changing):
                     self.forward(join([rows[row] for row in together]), cache, keep=1, whole=True)
                 for tap, hidden in reader.take().items():
                     states[tap] |= {row: hidden[place, : lengths[row]] for place, row in enumerate(together)}
@@ -279,9 +289,9 @@ class CausalTarget(Target[Any]):
                 f"{type(self.model).__name__} keeps a recurrent state, which is of tokens in their order; "
                 "they cannot be decoded in another"
             )
-        return self._score(state, nodes.repeat_rows(cache.rows // len(nodes.tokens)))
+        return self.score_nodes(state, nodes.repeat_rows(cache.rows // len(nodes.tokens)))
 
-    def _score(self, state: CausalState, nodes: Nodes) -> TargetOutput:
+    def score_nodes(self, state: CausalState, nodes: Nodes) -> TargetOutput:
         """Score nodes [R, n] of all rows, in one forward."""
         cache = state.cache
         is_apart = bool(self._changing) and cache.longest + nodes.deepest + 1 >= state.change
@@ -297,7 +307,7 @@ class CausalTarget(Target[Any]):
         # forwards of these layers are replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
         attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
-        turning = turned_one_by_one(self._changing if is_apart else ())
+        turning = turned(self._changing if is_apart else (), one_by_one=True)
         with attention as mask, mixers_on_tree(self.model, cache, nodes), turning:
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
             logits = step(inputs, cache, state.hidden)
@@ -343,7 +353,7 @@ class CausalTarget(Target[Any]):
         """
         # Gemma 4: told how many, layers that cache nothing read the last token alone; told which, all of them
         which = torch.tensor([-1]) if whole else keep
-        output = self.model(**inputs, **self.told(cache), logits_to_keep=which)
+        output = self.model(**{"logits_to_keep": which, **inputs}, **self.told(cache))
         logits: Tensor = output.logits[:, -keep:]
         return logits
 
