@@ -16,7 +16,8 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Target
-from mmspec.drafters.heads import HeadBatch, HeadDrafter, StateSession
+from mmspec.drafters.heads import HeadDrafter, StateSession
+from mmspec.drafters.session import PromptBatch
 from mmspec.drafters.tree import TreeGrowth
 from mmspec.errors import InputError
 from mmspec.models.assistant import AssistantHead
@@ -36,12 +37,12 @@ class AssistantSession(StateSession):
 
     head: AssistantHead
 
-    def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
+    def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         if batch.prefill.cache is None:
-            raise InputError("target", type(batch.target).__name__, "one that keeps keys and values")
+            raise InputError("target", type(self.target).__name__, "one that keeps keys and values")
         self.cache: RaggedCache = batch.prefill.cache
-        self.layers = storing_layers(batch.target.config)
+        self.layers = storing_layers(self.target.config)
 
     def propose(self, canvas: Canvas) -> Draft:
         growth, hidden = TreeGrowth(self.shape, canvas.root), self.hidden[:, None]

@@ -7,7 +7,7 @@ another by a smaller masked model as in CSpD (2411.11925).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,13 +18,15 @@ from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.denoising import Denoising
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid, require_grid
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, list_prompts
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.interfaces import Request, Target
+from mmspec.decoding.random_stream import Purpose
 from mmspec.drafters.order import OrderSession
+from mmspec.drafters.session import ModelDrafter, PromptBatch, SessionDrafter
 from mmspec.errors import InputError
+from mmspec.models.denoising import StepAnnealing
 from mmspec.models.mar import FeatureCaching
 from mmspec.registry import did_you_mean
-from mmspec.targets.mar import CellBlock, MARTarget, StepAnnealing
+from mmspec.targets.mar import CellBlock, MARTarget
 from mmspec.validation import check_draft_tokens, is_integer, require_number
 
 __all__ = ["ONE_BY_ONE", "CellModelDrafter", "CellOrderDrafter", "cells_by_forward", "checkerboard_first"]
@@ -36,68 +38,6 @@ TOGETHER = "the published iterations, cells of one forward independent of each o
 ONE_BY_ONE = "one cell a forward, each given all before it"
 
 
-class CellOrderDrafter(Drafter):
-    """Decides the cells of an image in an order of their own, few in the first forwards and more later.
-
-    The cells of one forward are drawn independently of each other, as the model was trained for; with as many
-    forwards as cells, each is drawn given all before it.
-
-    Args:
-        iterations: forwards of an image; None is the published 64, or one for each cell if there are fewer.
-        order: "random", or "checkerboard": the cells of one colour of a chessboard first, which fix the
-            structure, then the others, which have neighbours on all sides (GtR, 2510.17171). Random within.
-        last_steps: steps of the denoising head in the last forward, to which they fall from the first on
-            (DiSA, 2505.20297); None for as many in all.
-        annealing: how they fall: "linear", "cosine" or "two-stage".
-        caching: settings of feature caching (LazyMAR, 2503.12450); None computes all in every forward.
-
-    Raises:
-        InputError: a value outside its range.
-    """
-
-    kind = DraftKind.POINT
-    proposes = "vectors"
-    max_nodes = 0  # beside the cells of the image
-
-    def __init__(
-        self,
-        iterations: int | None = None,
-        order: str = "random",
-        last_steps: int | None = None,
-        annealing: str = "linear",
-        caching: FeatureCaching | None = None,
-    ) -> None:
-        if iterations is not None and (not is_integer(iterations) or iterations < 1):
-            raise InputError("iterations", iterations, "a positive integer")
-        if order not in ORDERS:
-            raise InputError("order", order, did_you_mean(order, ORDERS))
-        self.iterations, self.order = iterations, order
-        self.annealing = None if last_steps is None else StepAnnealing(last_steps, annealing)
-        self.caching = caching
-        published = iterations is None and order == "random" and last_steps is None and caching is None
-        self.exactness = "exact" if published else "approximate"
-        self.keeps = TOGETHER
-
-    def check(self, target: Target[Any]) -> None:
-        if target.grid is None or not target.any_order:
-            raise InputError("accelerator", "masked", "a masked autoregressive model of images (MAR)")
-        if self.caching is not None:
-            self.caching.check(target.config)
-
-    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
-        lengths = {require_grid(request.layout, "masked").length for request in requests}
-        if len(lengths) != 1:
-            raise InputError("requests", sorted(lengths), "images of one size")
-        if self.iterations is not None and self.iterations > min(lengths):
-            raise InputError("iterations", self.iterations, f"1 to {min(lengths)}, the cells of the image")
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
-    ) -> DraftSession:
-        grids = [require_grid(request.layout, "masked") for request in requests]
-        return CellOrderSession(self, grids, prefill.logits.device, random)
-
-
 class CellOrderSession(OrderSession):
     """Order of a batch of images, whose groups are the cells of one forward.
 
@@ -105,17 +45,12 @@ class CellOrderSession(OrderSession):
         counts: cells of each forward.
     """
 
-    def __init__(
-        self,
-        drafter: CellOrderDrafter,
-        grids: Sequence[ImageGrid],
-        device: torch.device,
-        random: RandomStream,
-    ) -> None:
-        grid, rows = grids[0], len(grids)
+    def __init__(self, drafter: CellOrderDrafter, batch: PromptBatch) -> None:
+        grid, rows = require_grid(batch.requests[0].layout, "masked"), len(batch.requests)
+        device = batch.prefill.logits.device
         self.cells, self.annealing, self.caching = grid.cells, drafter.annealing, drafter.caching
         place = torch.arange(grid.cells, device=device).expand(rows, -1)
-        rank = random.uniform(place, Purpose.ORDER, 1, torch.float64)[..., 0]
+        rank = batch.random.uniform(place, Purpose.ORDER, 1, torch.float64)[..., 0]
         if drafter.order == "checkerboard":
             rank = rank + checkerboard_first(grid, device)
         self.order = rank.argsort(-1)
@@ -157,104 +92,6 @@ class CellOrderSession(OrderSession):
         )
 
 
-def cells_by_forward(cells: int, iterations: int) -> list[int]:
-    """Cells that are decided by each forward: the cosine schedule of MAR, with at least one in each.
-
-    After iteration s, floor(N cos(pi / 2 (s + 1) / n)) cells are left, clipped so that every iteration
-    decides one and leaves one to the next (2406.11838, section 4; as its code does).
-    """
-    left, counts = cells, []
-    for iteration in range(iterations - 1):
-        after = math.floor(cells * math.cos(math.pi / 2 * (iteration + 1) / iterations))
-        after = max(1, min(left - 1, after))
-        counts.append(left - after)
-        left = after
-    return [*(count for count in counts if count > 0), left]
-
-
-def checkerboard_first(grid: ImageGrid, device: torch.device) -> Tensor:
-    """[N] 0 for the cells of the colour that comes first, 1 for the others."""
-    place = torch.arange(grid.cells, device=device)
-    return (place // grid.columns + place % grid.columns) % 2
-
-
-class CellModelDrafter(CellOrderDrafter):
-    """Drafts cells of an image with a smaller masked autoregressive model, each behind those before it.
-
-    The order of the cells is that of `CellOrderDrafter`. Each cell is a chain of its own, whose root predicts
-    it: the target is asked for all of them in one forward, with one state of masks for each, because its
-    attention goes both ways. Candidates behind a refused one are drafted anew.
-
-    The draft model draws with its own head; give it the target's (`draft.diffloss = target.diffloss`) where
-    both have one width, and the chains differ by their conditions alone.
-
-    Args:
-        model: the draft model behind the Target interface.
-        num_draft_tokens: cells of a draft.
-        prefill: share of the cells that the target decides alone, one in each forward, before any is drafted:
-            two models agree least where hardly anything is known.
-        order: "random" or "checkerboard", as of `CellOrderDrafter`.
-        see_drafts: whether the target sees the candidates before each cell. False asks for all cells given
-            the known ones alone, as the released code does; lossy.
-        last_noise: whether candidates have the noise of the last step. False ends their chains in its mean,
-            as the released code does; lossy.
-        shared_guidance: whether the target takes the guidance scale of the last cell of a draft for all of
-            them, as the released code does where the scale grows with the image; lossy.
-        rollback: whether candidates that were drafted behind a refused one are given up. False replaces the
-            refused one and keeps them, as the released code does, so that speed does not depend on
-            acceptance; lossy.
-
-    Raises:
-        InputError: a value outside its range.
-    """
-
-    kind = DraftKind.IID
-
-    def __init__(
-        self,
-        model: MARTarget,
-        num_draft_tokens: int = 8,
-        prefill: float = 0.05,
-        order: str = "random",
-        see_drafts: bool = True,
-        last_noise: bool = True,
-        shared_guidance: bool = False,
-        rollback: bool = True,
-    ) -> None:
-        super().__init__(order=order)
-        if not isinstance(rollback, bool):
-            raise InputError("rollback", rollback, "True or False")
-        self.model, self.num_draft_tokens = model, check_draft_tokens(num_draft_tokens)
-        require_number("prefill", prefill, 0.0, 1.0, "0 (none) to 1 (all cells)")
-        self.prefill = prefill
-        self.see_drafts, self.last_noise = see_drafts, last_noise
-        self.shared_guidance, self.rollback = shared_guidance, rollback
-        self.keeps = ONE_BY_ONE if order == "random" else f"{ONE_BY_ONE}, in {order} order"
-        exact = see_drafts and last_noise and rollback and not shared_guidance
-        self.exactness = "exact" if exact else "approximate"
-
-    def check(self, target: Target[Any]) -> None:
-        super().check(target)
-        ours, theirs = ((each.vector_size, each.grid) for each in (self.model, target))
-        if ours != theirs:
-            allowed = f"a model of vectors of size {theirs[0]} for {theirs[1]}, as the target's"
-            raise InputError("drafter", f"vectors of size {ours[0]} for {ours[1]}", allowed)
-
-    def to(self, *args: Any, **kwargs: Any) -> None:
-        self.model.model.to(*args, **kwargs)
-        self.model = MARTarget(self.model.model)
-
-    def compile(self) -> None:
-        if self.model.steps is None:
-            self.model.compile()
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
-    ) -> DraftSession:
-        grids = [require_grid(request.layout, "masked") for request in requests]
-        return CellModelSession(self, grids, requests, sampler, random)
-
-
 class CellModelSession(CellOrderSession):
     """Draft model of a batch of images: it knows what the canvas has, and what it drafted itself.
 
@@ -262,18 +99,11 @@ class CellModelSession(CellOrderSession):
     and one that was given up has noise that nothing was decided by.
     """
 
-    def __init__(
-        self,
-        drafter: CellModelDrafter,
-        grids: Sequence[ImageGrid],
-        requests: Sequence[Request],
-        sampler: Any,
-        random: RandomStream,
-    ) -> None:
-        super().__init__(drafter, grids, drafter.model.device, random)
-        self.drafter, self.random = drafter, random
-        self.sampler = sampler.of_model(drafter.model)
-        self.state, _ = drafter.model.prefill(list_prompts(requests, sampler), self.cells)
+    def __init__(self, drafter: CellModelDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.drafter, self.random = drafter, batch.random
+        self.sampler = batch.sampler.of_model(drafter.model)
+        self.state, _ = drafter.model.prefill(batch.prompts, self.cells)
         self.counts = [1] * self.cells
         self.alone = math.ceil(drafter.prefill * self.cells)
         self.lanes = torch.arange(drafter.num_draft_tokens, device=drafter.model.device)
@@ -348,3 +178,145 @@ class CellModelSession(CellOrderSession):
             return token, q
         mean, _ = q.process.transition(q.drawn[:, -2], q.process.steps - 1)
         return mean, q
+
+
+def cells_by_forward(cells: int, iterations: int) -> list[int]:
+    """Cells that are decided by each forward: the cosine schedule of MAR, with at least one in each.
+
+    After iteration s, floor(N cos(pi / 2 (s + 1) / n)) cells are left, clipped so that every iteration
+    decides one and leaves one to the next (2406.11838, section 4; as its code does).
+    """
+    left, counts = cells, []
+    for iteration in range(iterations - 1):
+        after = math.floor(cells * math.cos(math.pi / 2 * (iteration + 1) / iterations))
+        after = max(1, min(left - 1, after))
+        counts.append(left - after)
+        left = after
+    return [*(count for count in counts if count > 0), left]
+
+
+def checkerboard_first(grid: ImageGrid, device: torch.device) -> Tensor:
+    """[N] 0 for the cells of the colour that comes first, 1 for the others."""
+    place = torch.arange(grid.cells, device=device)
+    return (place // grid.columns + place % grid.columns) % 2
+
+
+class CellOrderDrafter(SessionDrafter):
+    """Decides the cells of an image in an order of their own, few in the first forwards and more later.
+
+    The cells of one forward are drawn independently of each other, as the model was trained for; with as many
+    forwards as cells, each is drawn given all before it.
+
+    Args:
+        iterations: forwards of an image; None is the published 64, or one for each cell if there are fewer.
+        order: "random", or "checkerboard": the cells of one colour of a chessboard first, which fix the
+            structure, then the others, which have neighbours on all sides (GtR, 2510.17171). Random within.
+        last_steps: steps of the denoising head in the last forward, to which they fall from the first on
+            (DiSA, 2505.20297); None for as many in all.
+        annealing: how they fall: "linear", "cosine" or "two-stage".
+        caching: settings of feature caching (LazyMAR, 2503.12450); None computes all in every forward.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    kind = DraftKind.POINT
+    proposes = "vectors"
+    max_nodes = 0  # beside the cells of the image
+    session: Callable[..., CellOrderSession] = CellOrderSession
+
+    def __init__(
+        self,
+        iterations: int | None = None,
+        order: str = "random",
+        last_steps: int | None = None,
+        annealing: str = "linear",
+        caching: FeatureCaching | None = None,
+    ) -> None:
+        if iterations is not None and (not is_integer(iterations) or iterations < 1):
+            raise InputError("iterations", iterations, "a positive integer")
+        if order not in ORDERS:
+            raise InputError("order", order, did_you_mean(order, ORDERS))
+        self.iterations, self.order = iterations, order
+        self.annealing = None if last_steps is None else StepAnnealing(last_steps, annealing)
+        self.caching = caching
+        published = iterations is None and order == "random" and last_steps is None and caching is None
+        self.exactness = "exact" if published else "approximate"
+        self.keeps = TOGETHER
+
+    def check(self, target: Target[Any]) -> None:
+        if target.grid is None or not target.any_order:
+            raise InputError("accelerator", "masked", "a masked autoregressive model of images (MAR)")
+        if self.caching is not None:
+            self.caching.check(target.config)
+
+    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
+        lengths = {require_grid(request.layout, "masked").length for request in requests}
+        if len(lengths) != 1:
+            raise InputError("requests", sorted(lengths), "images of one size")
+        if self.iterations is not None and self.iterations > min(lengths):
+            raise InputError("iterations", self.iterations, f"1 to {min(lengths)}, the cells of the image")
+
+
+class CellModelDrafter(ModelDrafter, CellOrderDrafter):
+    """Drafts cells of an image with a smaller masked autoregressive model, each behind those before it.
+
+    The order of the cells is that of `CellOrderDrafter`. Each cell is a chain of its own, whose root predicts
+    it: the target is asked for all of them in one forward, with one state of masks for each, because its
+    attention goes both ways. Candidates behind a refused one are drafted anew.
+
+    The draft model draws with its own head; give it the target's (`draft.diffloss = target.diffloss`) where
+    both have one width, and the chains differ by their conditions alone.
+
+    Args:
+        model: the draft model behind the Target interface.
+        num_draft_tokens: cells of a draft.
+        prefill: share of the cells that the target decides alone, one in each forward, before any is drafted:
+            two models agree least where hardly anything is known.
+        order: "random" or "checkerboard", as of `CellOrderDrafter`.
+        see_drafts: whether the target sees the candidates before each cell. False asks for all cells given
+            the known ones alone, as the released code does; lossy.
+        last_noise: whether candidates have the noise of the last step. False ends their chains in its mean,
+            as the released code does; lossy.
+        shared_guidance: whether the target takes the guidance scale of the last cell of a draft for all of
+            them, as the released code does where the scale grows with the image; lossy.
+        rollback: whether candidates that were drafted behind a refused one are given up. False replaces the
+            refused one and keeps them, as the released code does, so that speed does not depend on
+            acceptance; lossy.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    kind = DraftKind.IID
+    session = CellModelSession
+
+    def __init__(
+        self,
+        model: MARTarget,
+        num_draft_tokens: int = 8,
+        prefill: float = 0.05,
+        order: str = "random",
+        see_drafts: bool = True,
+        last_noise: bool = True,
+        shared_guidance: bool = False,
+        rollback: bool = True,
+    ) -> None:
+        super().__init__(order=order)
+        if not isinstance(rollback, bool):
+            raise InputError("rollback", rollback, "True or False")
+        self.model, self.num_draft_tokens = model, check_draft_tokens(num_draft_tokens)
+        require_number("prefill", prefill, 0.0, 1.0, "0 (none) to 1 (all cells)")
+        self.prefill = prefill
+        self.see_drafts, self.last_noise = see_drafts, last_noise
+        self.shared_guidance, self.rollback = shared_guidance, rollback
+        self.keeps = ONE_BY_ONE if order == "random" else f"{ONE_BY_ONE}, in {order} order"
+        exact = see_drafts and last_noise and rollback and not shared_guidance
+        self.exactness = "exact" if exact else "approximate"
+
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        ours, theirs = ((each.vector_size, each.grid) for each in (self.model, target))
+        if ours != theirs:
+            allowed = f"a model of vectors of size {theirs[0]} for {theirs[1]}, as the target's"
+            raise InputError("drafter", f"vectors of size {ours[0]} for {ours[1]}", allowed)

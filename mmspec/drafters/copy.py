@@ -13,11 +13,10 @@ import torch
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind, Tree
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.interfaces import DraftSession
 from mmspec.decoding.rows import named
-from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.length import half_lengths
+from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.validation import check_draft_tokens, is_integer
 
@@ -91,37 +90,6 @@ class SuffixAutomaton:
         return len(self._length) - 1
 
 
-class CopyDrafter(Drafter):
-    """Proposes the continuation of the longest suffix seen before, in prompt and output alike.
-
-    Args:
-        num_draft_tokens: longest continuation to propose.
-        min_match: shortest suffix worth copying from.
-
-    Raises:
-        InputError: a value outside its range.
-    """
-
-    kind = DraftKind.POINT
-    rows_move = True
-
-    def __init__(self, num_draft_tokens: int = 10, min_match: int = 2) -> None:
-        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
-        if not is_integer(min_match) or min_match < 1:
-            raise InputError("min_match", min_match, "an integer of at least 1")
-        self.min_match = min_match
-        self.max_nodes = num_draft_tokens + 1
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        return CopySession(self, len(requests))
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return half_lengths(self.num_draft_tokens)
-
-
 class CopySession(DraftSession):
     """Suffix automata of one batch, one per row.
 
@@ -131,10 +99,10 @@ class CopySession(DraftSession):
 
     row_fields = named("automata")
 
-    def __init__(self, drafter: CopyDrafter, rows: int) -> None:
+    def __init__(self, drafter: CopyDrafter, batch: PromptBatch) -> None:
         self.drafter = drafter
         self.num_draft_tokens = drafter.num_draft_tokens
-        self.automata = [SuffixAutomaton() for _ in range(rows)]
+        self.automata = [SuffixAutomaton() for _ in batch.requests]
 
     def resize(self, choice: int) -> None:
         self.num_draft_tokens = self.drafter.sizes[choice]
@@ -156,3 +124,30 @@ class CopySession(DraftSession):
             return []
         end = automaton.match_end
         return automaton.tokens[end : end + self.num_draft_tokens]
+
+
+class CopyDrafter(SessionDrafter):
+    """Proposes the continuation of the longest suffix seen before, in prompt and output alike.
+
+    Args:
+        num_draft_tokens: longest continuation to propose.
+        min_match: shortest suffix worth copying from.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    kind = DraftKind.POINT
+    rows_move = True
+    session = CopySession
+
+    def __init__(self, num_draft_tokens: int = 10, min_match: int = 2) -> None:
+        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
+        if not is_integer(min_match) or min_match < 1:
+            raise InputError("min_match", min_match, "an integer of at least 1")
+        self.min_match = min_match
+        self.max_nodes = num_draft_tokens + 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return half_lengths(self.num_draft_tokens)

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.image_grid import FREE
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.heads import HeadBatch
 from mmspec.drafters.jacobi_session import MAX_WINDOW, Candidates, Window
+from mmspec.drafters.session import PromptBatch
 from mmspec.drafters.window import LastDraft, draw_coupled, ranked_candidates
 from mmspec.drafters.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
@@ -80,8 +79,8 @@ class CorrectedSession(StateWindowSession):
     head: CorrectorHead
     stale: StaleWindow
 
-    def __init__(self, drafter: CorrectedDrafter, batch: HeadBatch, random: RandomStream) -> None:
-        super().__init__(drafter, batch, random, drafter.model.config.context)
+    def __init__(self, drafter: CorrectedDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch, drafter.model.config.context)
         target, device = self.target, batch.prefill.logits.device
         self.tables = self.head.tables(target.embed, target.head, target.dtype)
         tree, corrected = drafter.tree, drafter.corrected
@@ -254,7 +253,7 @@ class CorrectedDrafter(StateWindowDrafter):
     """
 
     title = "a corrector"
-    session: ClassVar[type[CorrectedSession]] = CorrectedSession
+    session = CorrectedSession
     model: CorrectorHead
 
     def __init__(

@@ -21,7 +21,8 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Path
-from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession
+from mmspec.drafters.heads import HeadDrafter, HeadSession
+from mmspec.drafters.session import PromptBatch
 from mmspec.drafters.tree import TreeGrowth, TreeShape
 from mmspec.errors import InputError
 from mmspec.models.dflash import DFlashHead
@@ -46,9 +47,9 @@ class BlockSession(HeadSession):
     head: DFlashHead
     drafter: DFlashDrafter
 
-    def __init__(self, drafter: DFlashDrafter, batch: HeadBatch) -> None:
+    def __init__(self, drafter: DFlashDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
-        head, device = self.head, batch.target.device
+        head, device = self.head, self.target.device
         self.additive = head.dtype if device.type == "cpu" else None
         taps = [batch.prefill.taps[tap] for tap in head.taps]
         known = [head.join(states) for states in zip(*taps, strict=True)]

@@ -6,9 +6,7 @@ Speculative decoding as first published (Leviathan et al., 2211.17192; Chen et a
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +14,15 @@ from torch import Tensor
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind, Tree
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.interfaces import DraftSession, TargetOutput
+from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.rows import named
-from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.length import half_lengths
+from mmspec.drafters.session import ModelDrafter, PromptBatch
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.registry import did_you_mean
-from mmspec.targets import CausalTarget, adapt
+from mmspec.targets import CausalTarget
 from mmspec.targets.mixers import find_mixers
 from mmspec.validation import check_draft_tokens
 
@@ -33,66 +31,6 @@ KIND_OF_SAMPLING = {
     "greedy": DraftKind.POINT,
     "sampled": DraftKind.IID,
 }
-
-
-class DraftModelDrafter(Drafter):
-    """Drafts a chain of tokens with a smaller model.
-
-    Args:
-        model: the draft model behind the Target interface.
-        num_draft_tokens: length of the chain.
-        sampling: how the draft picks its tokens when the target samples. "coupled" draws with the
-            target's own noise, so that both draw the same token wherever their distributions agree, and
-            the output stays bitwise that of plain sampling; "sampled" draws independently, for
-            rejection rules; "greedy" takes the likeliest.
-
-    Raises:
-        InputError: a value outside its range.
-        UnsupportedModelError: the draft model keeps a recurrent state, which does not follow when its cache's
-            lengths alone take back what it drafted.
-    """
-
-    runs_ahead = True
-    rows_move = True
-
-    def __init__(self, model: CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled") -> None:
-        if sampling not in KIND_OF_SAMPLING:
-            raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
-        if find_mixers(model.model):
-            raise UnsupportedModelError(
-                f"{type(model.model).__name__} keeps a recurrent state; it can be a target, not a draft model"
-            )
-        self.model = model
-        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
-        self.sampling = sampling
-        self.stop_below = 0.0
-        self.kind = KIND_OF_SAMPLING[sampling]
-        self.max_nodes = num_draft_tokens + 1
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        return DraftModelSession(self, requests, prefill.logits.shape[-1], sampler, random)
-
-    @property
-    def reader(self) -> CausalTarget:
-        return self.model
-
-    def to(self, *args: Any, **kwargs: Any) -> None:
-        self.model = adapt(self.model.model.to(*args, **kwargs))
-
-    def compile(self) -> None:
-        if self.model.steps is None:
-            self.model.compile()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return half_lengths(self.num_draft_tokens)
-
-    def stopping_below(self, probability: float) -> DraftModelDrafter:
-        cautious = copy.copy(self)
-        cautious.stop_below = probability
-        return cautious
 
 
 class DraftModelSession(DraftSession):
@@ -105,23 +43,17 @@ class DraftModelSession(DraftSession):
 
     row_fields = named("sampler", "random", "state", "prompt_lengths")
 
-    def __init__(
-        self,
-        drafter: DraftModelDrafter,
-        requests: Sequence[Request],
-        vocabulary: int,
-        sampler: Sampler,
-        random: RandomStream,
-    ) -> None:
-        self.drafter = drafter
+    def __init__(self, drafter: DraftModelDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.random = drafter, batch.random
         self.num_draft_tokens, self.unread = drafter.num_draft_tokens, 1
-        self.vocabulary = vocabulary
-        self.sampler = replace(sampler, temperature=0.0) if drafter.sampling == "greedy" else sampler
-        self.random = random
+        self.vocabulary = batch.prefill.logits.shape[-1]
+        self.sampler = batch.sampler
+        if drafter.sampling == "greedy":
+            self.sampler = replace(self.sampler, temperature=0.0)
         last = drafter.model.vocabulary - 1  # the target may have tokens that the draft lacks
         prompts = [
             {**inputs, "input_ids": inputs["input_ids"].clamp_max(last)}
-            for inputs in (request.draft_inputs or request.inputs for request in requests)
+            for inputs in (request.draft_inputs or request.inputs for request in batch.requests)
         ]
         self.state, _ = drafter.model.prefill(prompts, max(p["input_ids"].shape[1] for p in prompts))
         self.prompt_lengths = self.state.cache.lengths.clone()
@@ -175,6 +107,56 @@ class DraftModelSession(DraftSession):
         cache.commit(None, torch.full_like(tokens[:, 0], tokens.shape[1]))
         cache.longest += tokens.shape[1]
         return fit_vocabulary(logits, self.vocabulary)
+
+
+class DraftModelDrafter(ModelDrafter):
+    """Drafts a chain of tokens with a smaller model.
+
+    Args:
+        model: the draft model behind the Target interface.
+        num_draft_tokens: length of the chain.
+        sampling: how the draft picks its tokens when the target samples. "coupled" draws with the
+            target's own noise, so that both draw the same token wherever their distributions agree, and
+            the output stays bitwise that of plain sampling; "sampled" draws independently, for
+            rejection rules; "greedy" takes the likeliest.
+
+    Raises:
+        InputError: a value outside its range.
+        UnsupportedModelError: the draft model keeps a recurrent state, which does not follow when its cache's
+            lengths alone take back what it drafted.
+    """
+
+    runs_ahead = True
+    rows_move = True
+    session = DraftModelSession
+    model: CausalTarget
+
+    def __init__(self, model: CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled") -> None:
+        if sampling not in KIND_OF_SAMPLING:
+            raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
+        if find_mixers(model.model):
+            raise UnsupportedModelError(
+                f"{type(model.model).__name__} keeps a recurrent state; it can be a target, not a draft model"
+            )
+        self.model = model
+        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
+        self.sampling = sampling
+        self.stop_below = 0.0
+        self.kind = KIND_OF_SAMPLING[sampling]
+        self.max_nodes = num_draft_tokens + 1
+
+    @property
+    def reader(self) -> CausalTarget:
+        return self.model
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return half_lengths(self.num_draft_tokens)
+
+    def stopping_below(self, probability: float) -> DraftModelDrafter:
+        cautious = copy.copy(self)
+        cautious.stop_below = probability
+        return cautious
 
 
 def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:

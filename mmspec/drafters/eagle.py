@@ -19,7 +19,7 @@ from mmspec.decoding.image_grid import Grammar, exclude
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.rows import named
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafters.heads import HeadBatch
+from mmspec.drafters.session import PromptBatch
 from mmspec.drafters.tree import TreeGrowth
 from mmspec.models.eagle3 import Eagle3Head, ParallelHead
 from mmspec.visual_tokens.spans import find_images
@@ -33,12 +33,12 @@ class EagleSession(FeatureSession):
 
     row_fields = named("grammar")
 
-    def __init__(self, drafter: FeatureDrafter, batch: HeadBatch) -> None:
+    def __init__(self, drafter: FeatureDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         layouts = [request.layout for request in batch.requests if request.layout is not None]
         self.names = self.head.draft_tokens
         forced = [layout.forced for layout in layouts]
-        self.grammar = Grammar(forced, batch.target.device) if layouts else None
+        self.grammar = Grammar(forced, self.target.device) if layouts else None
         self.codes = layouts[0].codebook_size if layouts else 0
 
     def propose(self, canvas: Canvas) -> Draft:

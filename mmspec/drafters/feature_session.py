@@ -21,7 +21,8 @@ from mmspec.decoding.indexing import pick, take
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Path
-from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession
+from mmspec.drafters.heads import HeadDrafter, HeadSession
+from mmspec.drafters.session import PromptBatch
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.causal import CacheState, to_device
@@ -71,7 +72,7 @@ class FeatureSession(HeadSession):
 
     head: FeatureHead
 
-    def __init__(self, drafter: FeatureDrafter, batch: HeadBatch) -> None:
+    def __init__(self, drafter: FeatureDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         self.steps = drafter.steps
         self.additive = mask_dtype(self.head.decoder)

@@ -6,8 +6,8 @@ A head was trained for one target, whose embedding and output matrix it uses.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -16,43 +16,20 @@ from torch import Tensor
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.indexing import take
-from mmspec.decoding.interfaces import (
-    Drafter,
-    DraftSession,
-    PromptOutput,
-    Request,
-    Target,
-    TargetOutput,
-    list_prompts,
-)
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.interfaces import DraftSession, Target, TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
+from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.drafters.tree import DynamicTree, TreeShape, choose_tree
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets.causal import CausalTarget
 
-__all__ = ["HeadBatch", "HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
+__all__ = ["HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
 
 
-@dataclass(frozen=True)
-class HeadBatch:
-    """A batch whose prompts the target has read."""
-
-    target: CausalTarget
-    requests: Sequence[Request]
-    prefill: PromptOutput
-    sampler: Sampler
-
-    @property
-    def prompts(self) -> list[Mapping[str, Tensor]]:
-        """The R prompts that the target reads for B requests."""
-        return list_prompts(self.requests, self.sampler)
-
-
-class TrainedDrafter(Drafter):
+class TrainedDrafter(SessionDrafter):
     """Base of drafters that run a head trained for one target.
 
     Attributes:
@@ -113,7 +90,6 @@ class HeadDrafter(TrainedDrafter):
         InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
 
     Attributes:
-        session: what proposes for a batch.
         more_taps: hidden states of the target that it reads beside the head's.
     """
 
@@ -121,7 +97,6 @@ class HeadDrafter(TrainedDrafter):
     runs_ahead = True
     rows_move = True
     model: DraftingHead
-    session: Callable[..., HeadSession]
     more_taps: ClassVar[tuple[int, ...]] = ()
 
     def __init__(
@@ -150,11 +125,6 @@ class HeadDrafter(TrainedDrafter):
         if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
             raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
 
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        return self.session(self, HeadBatch(self.fitted_target, requests, prefill, sampler))
-
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(shape.depth for shape in self.shape.sizes)
@@ -176,9 +146,11 @@ class HeadSession(DraftSession):
 
     row_fields = named("sampler")
 
-    def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
+    sampler: Sampler
+
+    def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         self.drafter, self.head, self.shape = drafter, drafter.model, drafter.shape
-        self.target, self.sampler = batch.target, batch.sampler
+        self.target, self.sampler = drafter.fitted_target, batch.sampler
         self.copies = len(batch.prompts) // len(batch.requests)
 
     def resize(self, choice: int) -> None:
@@ -209,7 +181,7 @@ class StateSession(HeadSession):
 
     row_fields = named("hidden")
 
-    def __init__(self, drafter: HeadDrafter, batch: HeadBatch) -> None:
+    def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         self.hidden = torch.cat([hidden[:, -1] for hidden in batch.prefill.taps[HIDDEN]])
 

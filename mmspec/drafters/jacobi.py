@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.jacobi_session import JacobiSession, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.validation import require_number
@@ -31,6 +28,8 @@ class JacobiDrafter(WindowDrafter):
         InputError: a value outside its range.
     """
 
+    session = JacobiSession
+
     def __init__(
         self,
         window: int = 32,
@@ -47,8 +46,3 @@ class JacobiDrafter(WindowDrafter):
                 raise InputError("reuse", reuse, "None: with coupling=exact every token is the target's own")
             self.exactness = "approximate"
         self.reuse = reuse
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        return JacobiSession(self, requests, prefill, sampler, random)

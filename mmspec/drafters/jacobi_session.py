@@ -20,11 +20,12 @@ from mmspec.decoding.distribution import Categorical, PointMass, Scores
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.image_grid import FREE, Layout, require_grid
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.rows import Rows, named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
+from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.drafters.window import (
     KIND_OF_COUPLING,
     NEIGHBOURS,
@@ -43,7 +44,7 @@ MAX_WINDOW = 128
 INITS = ("edge", "uniform", *NEIGHBOURS)
 
 
-class WindowDrafter(Drafter):
+class WindowDrafter(SessionDrafter):
     """Base of drafters that fill a window of places, round after round.
 
     Args:
@@ -170,17 +171,12 @@ class JacobiSession(DraftSession):
 
     row_fields = named("layouts", "random", "round", "sampler", "observed")
 
-    def __init__(
-        self,
-        drafter: WindowDrafter,
-        requests: Sequence[Request],
-        prefill: PromptOutput,
-        sampler: Sampler,
-        random: RandomStream,
-    ) -> None:
-        self.drafter, self.sampler, self.random = drafter, sampler, random
-        device, vocabulary = prefill.logits.device, prefill.logits.shape[-1]
-        self.vocabulary = vocabulary
+    sampler: Sampler
+
+    def __init__(self, drafter: WindowDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.sampler, self.random = drafter, batch.sampler, batch.random
+        requests, logits = batch.requests, batch.prefill.logits
+        device, self.vocabulary = logits.device, logits.shape[-1]
         self._lay_out([request.layout for request in requests])
         self.round = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         self.steps = torch.arange(drafter.window, device=device)
@@ -192,7 +188,7 @@ class JacobiSession(DraftSession):
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Tree.chain(token, drafter.kind)
         tokens = [request.prompt_tokens for request in requests]
-        scores = sampler(prefill.logits, draft, tokens, torch.zeros_like(token[:, 0]))
+        scores = batch.sampler(logits, draft, tokens, torch.zeros_like(token[:, 0]))
         self._keep(replace(draft, q=self._drawn_from(token, scores.p)), scores, token[:, 0])
 
     def rows_changed(self) -> None:

@@ -18,7 +18,8 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.indexing import pick
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
-from mmspec.drafters.heads import HeadBatch, HeadDrafter, HeadSession, StateSession
+from mmspec.drafters.heads import HeadDrafter, HeadSession, StateSession
+from mmspec.drafters.session import PromptBatch
 from mmspec.drafters.tree import TreeGrowth, TreeShape, choose_tree
 from mmspec.errors import InputError
 from mmspec.models.hydra import HydraHead
@@ -108,7 +109,7 @@ class PrefixSession(HydraGrowth, FeatureSession):
         return self.grow(canvas.root, self._read_committed(canvas))
 
 
-def open_session(drafter: HydraDrafter, batch: HeadBatch) -> HydraGrowth:
+def open_session(drafter: HydraDrafter, batch: PromptBatch) -> HydraGrowth:
     """Open the session for heads with a layer of their own, or without."""
     kind = PrefixSession if drafter.model.config.prefix_attention else HydraSession
     return kind(drafter, batch)

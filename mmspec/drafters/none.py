@@ -22,6 +22,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.order import OrderSession
+from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.targets.masked import CACHES, MaskedBlock, MaskedTarget
@@ -59,79 +60,11 @@ class NoDrafter(Drafter, DraftSession):
         return Tree.chain(canvas.root[:, None], self.kind)
 
 
-class UnmaskingDrafter(Drafter):
-    """Proposes the places of the current block of each row (LLaDA, 2502.09992, section 2.4).
-
-    The output has `max_new_tokens` places from the start. A row is in the block of its first place that is
-    not decided. Which of its places a round decides is up to the rule.
-
-    Args:
-        block_length: places of a block (semi-autoregressive decoding); None is the model's own, or one block
-            for all where it has none. Blocks that the model has not learnt are another order: lossy.
-        cache: what is kept from one forward to the next, as of `MaskedBlock`; lossy unless "none", for
-            models that are not block-causal.
-
-    Raises:
-        InputError: a block that is not a positive integer, or no such cache.
-    """
-
-    kind = DraftKind.POINT
-    proposes = "places"
-    keeps = ONE_PLACE
-    max_nodes = 0  # beside the places of the output
-    mask: int  # of the target that it is fitted to
-    is_causal: bool  # from block to block
-
-    def __init__(self, block_length: int | None = None, cache: str = "none") -> None:
-        if block_length is not None and (not is_integer(block_length) or block_length < 1):
-            raise InputError("block_length", block_length, "a positive integer, or None")
-        if cache not in CACHES:
-            raise InputError("cache", cache, did_you_mean(cache, CACHES))
-        self.block_length, self.cache = block_length, cache
-
-    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
-        if not isinstance(target, MaskedTarget):
-            allowed = "a masked model: others predict the next token alone"
-            raise InputError("accelerator", "unmasking", allowed)
-        own = target.block_length
-        if own is not None and self.block_length not in (None, own):
-            raise InputError("block_length", self.block_length, f"{own}, the block that the model has learnt")
-        fitted = copy.copy(self)
-        fitted.mask, fitted.is_causal = target.vocabulary, own is not None
-        fitted.block_length = own or self.block_length
-        if own is None and (self.block_length is not None or self.cache != "none"):
-            fitted.exactness = "lossy"  # another order, or other keys, than those of plain decoding
-        return fitted
-
-    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
-        if sampler.processors:
-            allowed = "none: places of a masked model are not decoded in order"
-            raise InputError("logits_processor", len(sampler.processors), allowed)
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        return UnmaskingSession(self, requests, prefill.logits.device)
-
-
-class PlainUnmasking(UnmaskingDrafter):
-    """Plain decoding of a masked model: one place a forward, whatever the rule, in the model's own blocks."""
-
-    proposes = "any"
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        session = super().start(requests, prefill, sampler, random)
-        session.rule = LowConfidence()
-        return session
-
-
 class UnmaskingSession(OrderSession):
     """Blocks of a batch, from left to right. The canvas knows which of their places are open."""
 
-    def __init__(self, drafter: UnmaskingDrafter, requests: Sequence[Request], device: torch.device) -> None:
-        self.drafter, self.requests, self.device = drafter, requests, device
+    def __init__(self, drafter: UnmaskingDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.requests, self.device = drafter, batch.requests, batch.prefill.logits.device
 
     def open(self, canvas: Canvas) -> Draft:
         length, rows = canvas.stopping[0].max_new_tokens, len(self.requests)
@@ -166,3 +99,67 @@ class UnmaskingSession(OrderSession):
         )
         where = exists[:, :, None]
         return replace(block, valid=where, slots=block.slots.where(where, length))
+
+
+class UnmaskingDrafter(SessionDrafter):
+    """Proposes the places of the current block of each row (LLaDA, 2502.09992, section 2.4).
+
+    The output has `max_new_tokens` places from the start. A row is in the block of its first place that is
+    not decided. Which of its places a round decides is up to the rule.
+
+    Args:
+        block_length: places of a block (semi-autoregressive decoding); None is the model's own, or one block
+            for all where it has none. Blocks that the model has not learnt are another order: lossy.
+        cache: what is kept from one forward to the next, as of `MaskedBlock`; lossy unless "none", for
+            models that are not block-causal.
+
+    Raises:
+        InputError: a block that is not a positive integer, or no such cache.
+    """
+
+    kind = DraftKind.POINT
+    proposes = "places"
+    keeps = ONE_PLACE
+    max_nodes = 0  # beside the places of the output
+    session = UnmaskingSession
+    mask: int  # of the target that it is fitted to
+    is_causal: bool  # from block to block
+
+    def __init__(self, block_length: int | None = None, cache: str = "none") -> None:
+        if block_length is not None and (not is_integer(block_length) or block_length < 1):
+            raise InputError("block_length", block_length, "a positive integer, or None")
+        if cache not in CACHES:
+            raise InputError("cache", cache, did_you_mean(cache, CACHES))
+        self.block_length, self.cache = block_length, cache
+
+    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
+        if not isinstance(target, MaskedTarget):
+            allowed = "a masked model: others predict the next token alone"
+            raise InputError("accelerator", "unmasking", allowed)
+        own = target.block_length
+        if own is not None and self.block_length not in (None, own):
+            raise InputError("block_length", self.block_length, f"{own}, the block that the model has learnt")
+        fitted = copy.copy(self)
+        fitted.mask, fitted.is_causal = target.vocabulary, own is not None
+        fitted.block_length = own or self.block_length
+        if own is None and (self.block_length is not None or self.cache != "none"):
+            fitted.exactness = "lossy"  # another order, or other keys, than those of plain decoding
+        return fitted
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        if sampler.processors:
+            allowed = "none: places of a masked model are not decoded in order"
+            raise InputError("logits_processor", len(sampler.processors), allowed)
+
+
+class PlainSession(UnmaskingSession):
+    """Blocks of plain decoding, which decides by a rule of its own."""
+
+    rule = LowConfidence()
+
+
+class PlainUnmasking(UnmaskingDrafter):
+    """Plain decoding of a masked model: one place a forward, whatever the rule, in the model's own blocks."""
+
+    proposes = "any"
+    session = PlainSession

@@ -21,98 +21,16 @@ from mmspec.decoding.distribution import Categorical, PointMass, Scores
 from mmspec.decoding.draft import Block, Draft, DraftKind
 from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid, require_grid
 from mmspec.decoding.indexing import take
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.interfaces import DraftSession, Request, Target, TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Fill
+from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
 
 __all__ = ["StaircaseDrafter"]
 
 BEYOND = 2**40  # steps: later than any image
-
-
-class StaircaseDrafter(Drafter):
-    """Decodes cell (i, j) once (i - 1, j ... j + s - 1) are decoded (ZipAR, 2412.04062).
-
-    Takes C + (R - 1) s forwards for R x C cells; s = C is raster order, and its output that of plain
-    decoding. Lossy otherwise, without a bound: cells miss the right end of the rows above.
-
-    Args:
-        zipar_window: s, from 1 to the columns of the image; None is a third of them, as published (8 of
-            LlamaGen's 24, 16 of Lumina-mGPT's 48).
-        adaptive: predict the first token of a row twice, one forward apart, and let an acceptance rule judge
-            the token drawn the first time by the second distribution (the paper's adaptive window, judging
-            once). The token then has the second distribution; a row that fails is one forward late.
-            Takes s of 2 or more.
-        window: nodes that each row feeds per forward. Those beyond the first are Jacobi drafts, drawn with
-            the noise of the target itself: the tokens are those of window 1, in fewer forwards (windows over
-            several rows, as in PJD, 2606.05703, whose drafts are drawn without that noise).
-
-    Raises:
-        InputError: a window outside its range, or drafts in an adaptive staircase.
-    """
-
-    exactness = "lossy"
-
-    def __init__(self, zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> None:
-        if not isinstance(adaptive, bool):
-            raise InputError("adaptive", adaptive, "True or False")
-        if zipar_window is not None and (not is_integer(zipar_window) or zipar_window < 1 + adaptive):
-            allowed = "an integer of 2 or more" if adaptive else "a positive integer"
-            raise InputError("zipar_window", zipar_window, allowed)
-        if not is_integer(window) or window < 1 or (adaptive and window > 1):
-            allowed = "1: an adaptive staircase drafts nothing" if adaptive else "a positive integer"
-            raise InputError("window", window, allowed)
-        self.zipar_window, self.adaptive, self.window = zipar_window, adaptive, window
-        self.kind = DraftKind.IID if adaptive else DraftKind.COUPLED if window > 1 else DraftKind.POINT
-        self.nodes = self.max_nodes = 1 + adaptive if window == 1 else window
-
-    def lag(self, columns: int) -> int:
-        """Number of cells s by which a row is behind the one above, in an image of that many columns."""
-        if self.zipar_window is None:
-            return max(columns // 3, 1 + self.adaptive)
-        return self.zipar_window
-
-    def lanes(self, grid: ImageGrid) -> int:
-        """Rows of an image at work in one forward: those being decoded, and one whose last token is fed."""
-        return min(grid.rows, 1 + -(-grid.columns // self.lag(grid.columns)))
-
-    def fit(self, target: Target[Any]) -> StaircaseDrafter:
-        self.check(target)
-        fitted = copy.copy(self)
-        if target.grid is not None:
-            fitted.max_nodes = self.nodes * self.lanes(target.grid)
-        return fitted
-
-    def check(self, target: Target[Any]) -> None:
-        grid = target.grid
-        if grid is None:
-            raise InputError("accelerator", "zipar", "a model of image tokens: cells of an image have rows")
-        allowed = f"1 to {grid.columns}, the columns of the image"
-        if self.lag(grid.columns) > grid.columns:
-            raise InputError("zipar_window", self.zipar_window, allowed)
-        if self.window > grid.columns:
-            raise InputError("window", self.window, allowed)
-
-    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
-        if sampler.processors:
-            allowed = "none: cells are not decoded in order"
-            raise InputError("logits_processor", len(sampler.processors), allowed)
-        shortest, asked = min(grid.length for grid in grids_of(requests)), stopping.max_new_tokens
-        if asked > shortest:
-            raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        return StaircaseSession(self, grids_of(requests), prefill.logits, random)
-
-
-def grids_of(requests: Sequence[Request]) -> list[ImageGrid]:
-    """Grids of the requests; InputError where one asks for no image of one grid."""
-    return [require_grid(request.layout, "zipar") for request in requests]
 
 
 class StaircaseSession(DraftSession):
@@ -126,11 +44,10 @@ class StaircaseSession(DraftSession):
         rounds: forwards so far.
     """
 
-    def __init__(
-        self, drafter: StaircaseDrafter, grids: Sequence[ImageGrid], logits: Tensor, random: RandomStream
-    ) -> None:
-        device, vocabulary = logits.device, logits.shape[-1]
-        self.drafter, self.grids, self.random, self.rounds = drafter, grids, random, 0
+    def __init__(self, drafter: StaircaseDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.random, self.rounds = drafter, batch.random, 0
+        device, vocabulary = batch.prefill.logits.device, batch.prefill.logits.shape[-1]
+        self.grids = grids = grids_of(batch.requests)
         self.length, self.stride = max(grid.length for grid in grids), max(grid.stride for grid in grids)
         lags = [drafter.lag(grid.columns) for grid in grids]
         self.least_lag = min(lags)
@@ -302,3 +219,81 @@ class StaircaseSession(DraftSession):
         else:
             after = (self.places + 1).where(self.column < self.columns[:, :, None], self.length)
             self.guesses.scatter_(1, after.flatten(1), choice.flatten(1))
+
+
+class StaircaseDrafter(SessionDrafter):
+    """Decodes cell (i, j) once (i - 1, j ... j + s - 1) are decoded (ZipAR, 2412.04062).
+
+    Takes C + (R - 1) s forwards for R x C cells; s = C is raster order, and its output that of plain
+    decoding. Lossy otherwise, without a bound: cells miss the right end of the rows above.
+
+    Args:
+        zipar_window: s, from 1 to the columns of the image; None is a third of them, as published (8 of
+            LlamaGen's 24, 16 of Lumina-mGPT's 48).
+        adaptive: predict the first token of a row twice, one forward apart, and let an acceptance rule judge
+            the token drawn the first time by the second distribution (the paper's adaptive window, judging
+            once). The token then has the second distribution; a row that fails is one forward late.
+            Takes s of 2 or more.
+        window: nodes that each row feeds per forward. Those beyond the first are Jacobi drafts, drawn with
+            the noise of the target itself: the tokens are those of window 1, in fewer forwards (windows over
+            several rows, as in PJD, 2606.05703, whose drafts are drawn without that noise).
+
+    Raises:
+        InputError: a window outside its range, or drafts in an adaptive staircase.
+    """
+
+    exactness = "lossy"
+    session = StaircaseSession
+
+    def __init__(self, zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> None:
+        if not isinstance(adaptive, bool):
+            raise InputError("adaptive", adaptive, "True or False")
+        if zipar_window is not None and (not is_integer(zipar_window) or zipar_window < 1 + adaptive):
+            allowed = "an integer of 2 or more" if adaptive else "a positive integer"
+            raise InputError("zipar_window", zipar_window, allowed)
+        if not is_integer(window) or window < 1 or (adaptive and window > 1):
+            allowed = "1: an adaptive staircase drafts nothing" if adaptive else "a positive integer"
+            raise InputError("window", window, allowed)
+        self.zipar_window, self.adaptive, self.window = zipar_window, adaptive, window
+        self.kind = DraftKind.IID if adaptive else DraftKind.COUPLED if window > 1 else DraftKind.POINT
+        self.nodes = self.max_nodes = 1 + adaptive if window == 1 else window
+
+    def lag(self, columns: int) -> int:
+        """Number of cells s by which a row is behind the one above, in an image of that many columns."""
+        if self.zipar_window is None:
+            return max(columns // 3, 1 + self.adaptive)
+        return self.zipar_window
+
+    def lanes(self, grid: ImageGrid) -> int:
+        """Rows of an image at work in one forward: those being decoded, and one whose last token is fed."""
+        return min(grid.rows, 1 + -(-grid.columns // self.lag(grid.columns)))
+
+    def fit(self, target: Target[Any]) -> StaircaseDrafter:
+        self.check(target)
+        fitted = copy.copy(self)
+        if target.grid is not None:
+            fitted.max_nodes = self.nodes * self.lanes(target.grid)
+        return fitted
+
+    def check(self, target: Target[Any]) -> None:
+        grid = target.grid
+        if grid is None:
+            raise InputError("accelerator", "zipar", "a model of image tokens: cells of an image have rows")
+        allowed = f"1 to {grid.columns}, the columns of the image"
+        if self.lag(grid.columns) > grid.columns:
+            raise InputError("zipar_window", self.zipar_window, allowed)
+        if self.window > grid.columns:
+            raise InputError("window", self.window, allowed)
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        if sampler.processors:
+            allowed = "none: cells are not decoded in order"
+            raise InputError("logits_processor", len(sampler.processors), allowed)
+        shortest, asked = min(grid.length for grid in grids_of(requests)), stopping.max_new_tokens
+        if asked > shortest:
+            raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
+
+
+def grids_of(requests: Sequence[Request]) -> list[ImageGrid]:
+    """Grids of the requests; InputError where one asks for no image of one grid."""
+    return [require_grid(request.layout, "zipar") for request in requests]

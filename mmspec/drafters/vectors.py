@@ -8,7 +8,6 @@ enough; at tolerance 0 the vectors are those of plain decoding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,17 +17,10 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Distribution
 from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import (
-    Drafter,
-    DraftSession,
-    PromptOutput,
-    Request,
-    Target,
-    TargetOutput,
-    list_prompts,
-)
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.interfaces import DraftSession, Target, TargetOutput
+from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.verdict import Path
+from mmspec.drafters.session import ModelDrafter, PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
@@ -40,47 +32,6 @@ MAX_WINDOW = 128
 KIND_OF_SAMPLING = {"sampled": DraftKind.IID, "coupled": DraftKind.COUPLED}
 
 
-class VectorModelDrafter(Drafter):
-    """Drafts a chain of vectors with a smaller model of the same latent space.
-
-    Args:
-        model: the draft model behind the Target interface.
-        num_draft_tokens: length of the chain.
-        sampling: "sampled" draws with noise of its own, for rules that judge by densities; "coupled" with
-            that of the target, for rules that compare values.
-
-    Raises:
-        InputError: a length outside its range, or another way of sampling.
-    """
-
-    proposes = "vectors"
-
-    def __init__(self, model: CausalTarget, num_draft_tokens: int = 3, sampling: str = "sampled") -> None:
-        if sampling not in KIND_OF_SAMPLING:
-            raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
-        self.model, self.kind = model, KIND_OF_SAMPLING[sampling]
-        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
-        self.max_nodes = num_draft_tokens + 1
-
-    def check(self, target: Target[Any]) -> None:
-        if target.vector_size != self.model.vector_size:
-            allowed = f"a model of vectors of size {target.vector_size}, as the target's"
-            raise InputError("drafter", f"vectors of size {self.model.vector_size}", allowed)
-
-    def to(self, *args: Any, **kwargs: Any) -> None:
-        self.model.model.to(*args, **kwargs)
-        self.model = type(self.model)(self.model.model)
-
-    def compile(self) -> None:
-        if self.model.steps is None:
-            self.model.compile()
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
-    ) -> DraftSession:
-        return VectorModelSession(self, requests, sampler, random)
-
-
 class VectorModelSession(DraftSession):
     """Draft model and its KV cache for one batch.
 
@@ -88,15 +39,13 @@ class VectorModelSession(DraftSession):
     rule meets the very candidate that it has refused.
     """
 
-    def __init__(
-        self, drafter: VectorModelDrafter, requests: Sequence[Request], sampler: Any, random: RandomStream
-    ) -> None:
-        self.drafter, self.random = drafter, random
-        self.sampler = sampler.of_model(drafter.model)
+    def __init__(self, drafter: VectorModelDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.random = drafter, batch.random
+        self.sampler = batch.sampler.of_model(drafter.model)
         self.purpose = Purpose.DRAFT if drafter.kind is DraftKind.IID else Purpose.TARGET
-        prompts = list_prompts(requests, sampler)
+        prompts = batch.prompts
         longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
-        self.copies = len(prompts) // len(requests)  # of the batch: 2 under guidance
+        self.copies = len(prompts) // len(batch.requests)  # of the batch: 2 under guidance
         self.state, _ = drafter.model.prefill(prompts, longest)
         self.prompt_lengths = self.state.cache.lengths.clone()
 
@@ -127,32 +76,33 @@ class VectorModelSession(DraftSession):
         return scores.at(torch.zeros_like(canvas.emitted))
 
 
-class VectorWindowDrafter(Drafter):
-    """Drafts a window of vectors: what the target drew for these places in the last round.
+class VectorModelDrafter(ModelDrafter):
+    """Drafts a chain of vectors with a smaller model of the same latent space.
 
     Args:
-        window: nodes fed per forward, the root included; 1 is plain decoding.
+        model: the draft model behind the Target interface.
+        num_draft_tokens: length of the chain.
+        sampling: "sampled" draws with noise of its own, for rules that judge by densities; "coupled" with
+            that of the target, for rules that compare values.
 
     Raises:
-        InputError: a window outside its range.
+        InputError: a length outside its range, or another way of sampling.
     """
 
-    kind = DraftKind.COUPLED
     proposes = "vectors"
+    session = VectorModelSession
 
-    def __init__(self, window: int = 16) -> None:
-        if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
-            raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
-        self.window = self.max_nodes = window
+    def __init__(self, model: CausalTarget, num_draft_tokens: int = 3, sampling: str = "sampled") -> None:
+        if sampling not in KIND_OF_SAMPLING:
+            raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
+        self.model, self.kind = model, KIND_OF_SAMPLING[sampling]
+        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
+        self.max_nodes = num_draft_tokens + 1
 
     def check(self, target: Target[Any]) -> None:
-        if not target.vector_size or target.any_order:
-            raise InputError("accelerator", "shared_noise", "a causal model of continuous tokens")
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
-    ) -> DraftSession:
-        return VectorWindowSession(self.window)
+        if target.vector_size != self.model.vector_size:
+            allowed = f"a model of vectors of size {target.vector_size}, as the target's"
+            raise InputError("drafter", f"vectors of size {self.model.vector_size}", allowed)
 
 
 class VectorWindowSession(DraftSession):
@@ -166,8 +116,8 @@ class VectorWindowSession(DraftSession):
     values: Tensor
     accepted: Tensor
 
-    def __init__(self, window: int) -> None:
-        self.window, self.begun = window, False
+    def __init__(self, drafter: VectorWindowDrafter, batch: PromptBatch) -> None:
+        self.window, self.begun = drafter.window, False
 
     def propose(self, canvas: Canvas) -> Draft:
         root = canvas.root
@@ -185,3 +135,27 @@ class VectorWindowSession(DraftSession):
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Distribution, verdict: Path) -> None:
         self.values, self.accepted = verdict.values, verdict.accepted
+
+
+class VectorWindowDrafter(SessionDrafter):
+    """Drafts a window of vectors: what the target drew for these places in the last round.
+
+    Args:
+        window: nodes fed per forward, the root included; 1 is plain decoding.
+
+    Raises:
+        InputError: a window outside its range.
+    """
+
+    kind = DraftKind.COUPLED
+    proposes = "vectors"
+    session = VectorWindowSession
+
+    def __init__(self, window: int = 16) -> None:
+        if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
+            raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
+        self.window = self.max_nodes = window
+
+    def check(self, target: Target[Any]) -> None:
+        if not target.vector_size or target.any_order:
+            raise InputError("accelerator", "shared_noise", "a causal model of continuous tokens")

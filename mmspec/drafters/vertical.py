@@ -15,8 +15,7 @@ from torch import Tensor
 
 from mmspec.decoding.image_grid import Layout, require_grid
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.drafters.heads import HeadBatch
+from mmspec.drafters.session import PromptBatch
 from mmspec.drafters.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.errors import InputError
 from mmspec.models.ssd import VerticalHead
@@ -41,9 +40,9 @@ class VerticalSession(StateWindowSession):
     drafter: VerticalDrafter
     head: VerticalHead
 
-    def __init__(self, drafter: VerticalDrafter, batch: HeadBatch, random: RandomStream) -> None:
+    def __init__(self, drafter: VerticalDrafter, batch: PromptBatch) -> None:
         row = max(require_grid(request.layout, drafter.title).stride for request in batch.requests)
-        super().__init__(drafter, batch, random, row)
+        super().__init__(drafter, batch, row)
 
     def _initial(
         self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Tree
 from mmspec.decoding.image_grid import FREE, ImageGrid, Layout
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.interfaces import Request, Target, TargetOutput
 from mmspec.decoding.rows import RowField, Rows, named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
-from mmspec.drafters.heads import HeadBatch, TrainedDrafter
+from mmspec.drafters.heads import TrainedDrafter
 from mmspec.drafters.jacobi_session import JacobiSession, WindowDrafter
+from mmspec.drafters.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.models.feature_head import WindowHead
 
@@ -58,12 +58,9 @@ class StateWindowSession(JacobiSession):
         RowField("words", FREE, newest_last=True),
     )
 
-    def __init__(
-        self, drafter: StateWindowDrafter, batch: HeadBatch, random: RandomStream, size: int
-    ) -> None:
-        prefill = batch.prefill
-        super().__init__(drafter, batch.requests, prefill, batch.sampler, random)
-        self.head, self.target = drafter.model, batch.target
+    def __init__(self, drafter: StateWindowDrafter, batch: PromptBatch, size: int) -> None:
+        super().__init__(drafter, batch)
+        self.head, self.target, prefill = drafter.model, drafter.fitted_target, batch.prefill
         rows, device = len(batch.requests), prefill.logits.device
         last = {tap: torch.cat([each[:, -1:] for each in states]) for tap, states in prefill.taps.items()}
         tokens = torch.full((rows, 1), FREE, device=device)
@@ -95,13 +92,8 @@ class StateWindowSession(JacobiSession):
 
 
 class StateWindowDrafter(TrainedDrafter, WindowDrafter):
-    """Base of drafters that fill a Jacobi window with the help of a head on the target's hidden states.
+    """Base of drafters that fill a Jacobi window with the help of a head on the target's hidden states."""
 
-    Attributes:
-        session: what proposes for a batch.
-    """
-
-    session: ClassVar[Callable[..., StateWindowSession]]
     model: WindowHead
 
     def _hold(self, model: WindowHead) -> None:
@@ -126,11 +118,6 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
             if not isinstance(layout, ImageGrid) or layout.columns != columns:
                 learnt = f"rows of {columns} tokens, which this head has learnt"
                 raise InputError("image size", str(layout), f"{learnt}; `mmspec train drafter` takes --width")
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        return self.session(self, HeadBatch(self.fitted_target, requests, prefill, sampler), random)
 
 
 def codebook_sample(target: Target[Any]) -> Tensor:

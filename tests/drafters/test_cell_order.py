@@ -11,7 +11,8 @@ import torch
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.drafters.cell_order import CellOrderDrafter, cells_by_forward, checkerboard_first
 from mmspec.errors import InputError
-from mmspec.targets.mar import CellBlock, MARSampler, StepAnnealing
+from mmspec.models.denoising import StepAnnealing
+from mmspec.targets.mar import CellBlock, MARSampler
 
 
 def test_one_cell_in_each_of_256_forwards_and_up_to_seven_in_64() -> None:

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmspec.decoding.draft import Draft
-from mmspec.drafters.copy import CopyDrafter, CopySession, SuffixAutomaton
+from mmspec.decoding.interfaces import PromptOutput, Request
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.copy import CopyDrafter, SuffixAutomaton
 from tests.contracts.running import canvas_of
 
 TEXTS = st.integers(1, 5).flatmap(lambda size: st.lists(st.integers(0, size - 1), max_size=120))
@@ -78,7 +81,12 @@ def test_a_token_costs_a_constant_number_of_steps(kind: str) -> None:
 
 
 def propose(*texts: list[int], **settings: int) -> Draft:
-    return CopySession(CopyDrafter(**settings), len(texts)).propose(canvas_of(texts, emitted=1))
+    requests = [Request({"input_ids": torch.tensor([text])}) for text in texts]
+    prefill = PromptOutput(torch.zeros(len(texts), 1, 10))
+    session = CopyDrafter(**settings).start(
+        requests, prefill, Sampler(), RandomStream.from_seed(0, len(texts))
+    )
+    return session.propose(canvas_of(texts, emitted=1))
 
 
 def test_the_continuation_of_the_latest_occurrence_is_proposed() -> None:
