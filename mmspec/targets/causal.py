@@ -152,11 +152,6 @@ class CausalTarget(Target[Any]):
         """Bytes that recurrent layers keep for each node of a draft, until the commit."""
         return sum(states.node for states in measure_states(self.model))
 
-    @property
-    def additive(self) -> torch.dtype | None:
-        """Number format of additive attention masks; None where masks are boolean."""
-        return mask_dtype(self._decoder)
-
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[CausalState, PromptOutput]:
@@ -184,7 +179,8 @@ class CausalTarget(Target[Any]):
         change = self._change - max(0, *offsets)
         nothing = torch.empty(0, 0, device=self.device)
         starts = cache.lengths.clone()
-        state = CausalState(cache, shifts, lengths, states, change, self.additive, nothing, starts)
+        additive = mask_dtype(self._decoder)
+        state = CausalState(cache, shifts, lengths, states, change, additive, nothing, starts)
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, shifts)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
@@ -253,8 +249,7 @@ class CausalTarget(Target[Any]):
             return logits, hidden, 0
         if known is not None:
             hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
-        is_shared = isinstance(self.steps, CapturedForward)  # with the batches that come next
-        attended = cache.row_states(row, len(prompt.tokens), copy=is_shared)
+        attended = cache.row_states(row, len(prompt.tokens))
         memory.keep(prompt, attended, hidden, [layer.row_states(row) for layer in cache.recurrent])
         return logits, hidden, 0 if known is None else known.length
 
@@ -273,7 +268,7 @@ class CausalTarget(Target[Any]):
         rest: dict[str, Any] = rest_of(inputs, known)
         chain = Tree.chain(rest["input_ids"], DraftKind.POINT)
         alone.begin_score(chain.nodes.slots, length - known.length)
-        mask = alone.attention_mask(chain.nodes, self.additive)
+        mask = alone.attention_mask(chain.nodes, mask_dtype(self._decoder))
         with alone.recurrent_from(known.recurrent):
             logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1, whole=whole)
         cache.load(alone.row_states(0, length))

@@ -20,9 +20,11 @@ from mmspec.decoding.cache import RaggedCache, check_layer_types
 from mmspec.decoding.draft import Block, Draft, Nodes
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
+from mmspec.decoding.rows import lengthen
 from mmspec.decoding.verdict import Fill
 from mmspec.errors import InputError
 from mmspec.targets.admission import check_length, refusal
+from mmspec.targets.attention import mask_dtype
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.targets.prefix import TOKENS
 from mmspec.validation import is_integer
@@ -61,14 +63,13 @@ class MaskedState(CausalState):
     """State of a batch: its cache, and the tokens at all places of each of R rows.
 
     Attributes:
-        prompts: [R, P] token ids, padded on the right.
-        output: [R, N + 1] decided tokens, masks at the other places; junk at N.
+        tokens: [R, P + N + 1] a prompt, decided tokens behind it, and masks at all other places; junk at the
+            end. [R, P] before the first draft.
         stored: tokens of each row whose keys stand for good, or until the row's block ends.
         lanes: of the draft that is scored.
     """
 
-    prompts: Tensor
-    output: Tensor
+    tokens: Tensor
     stored: list[int]
     lanes: int = 0
 
@@ -154,10 +155,9 @@ class MaskedTarget(CausalTarget):
             prompt_lengths=lengths,
             hidden=self._reader(()),
             change=self._change,
-            additive=self.additive,
+            additive=mask_dtype(self._decoder),
             queries=torch.cat(queries),
-            prompts=pad_sequence(rows, batch_first=True),
-            output=rows[0].new_empty(len(rows), 0),
+            tokens=pad_sequence(rows, batch_first=True, padding_value=self.vocabulary),
             starts=torch.tensor(lengths, device=self.device),
             stored=[0] * len(rows),
         )
@@ -167,10 +167,9 @@ class MaskedTarget(CausalTarget):
     def score(self, state: MaskedState, draft: MaskedBlock) -> TargetOutput:  # type: ignore[override]
         """Score the lanes of a block in one forward, which also reads what they need and is not kept."""
         shift = int(self.predicts == "next")
-        if not state.output.shape[1]:
-            size = len(state.prompts), draft.length + 1
+        if (longest := max(state.prompt_lengths)) == state.tokens.shape[1]:
             check_length(self.model, state.prompt_lengths, draft.length)
-            state.output = torch.full(size, self.vocabulary, device=self.device)
+            state.tokens = lengthen(state.tokens, longest + draft.length + 1, fill=self.vocabulary)
         nodes = self._nodes(state, draft, shift)
         lane = torch.arange(draft.starts.shape[1], device=self.device)
         state.lanes = len(lane) + shift
@@ -183,7 +182,7 @@ class MaskedTarget(CausalTarget):
 
     def _nodes(self, state: MaskedState, draft: MaskedBlock, shift: int) -> Nodes:
         """All nodes of a forward: context, the place before the block where that predicts, and the lanes."""
-        copies, length = len(state.prompts) // len(draft.valid), draft.length
+        copies, length = len(state.tokens) // len(draft.valid), draft.length
         slots_of_draft, lanes = draft.depths.shape[1], draft.nodes.repeat_rows(copies)
         bounds = self._bounds(state, draft, copies, shift)
         first, low, high, last, behind = torch.tensor(bounds, device=self.device).T[:, :, None]
@@ -195,9 +194,8 @@ class MaskedTarget(CausalTarget):
         place = first + torch.arange(count, device=self.device)  # counted in tokens from the first of all
         place = place + (place >= low) * (high - low)
         place = torch.cat([place, low[:, :shift]], 1)
-        known = state.prompts.gather(1, place.clamp_max(state.prompts.shape[1] - 1))
-        decided = state.output.gather(1, (place - start).clamp(0, length))
-        tokens = torch.cat([torch.where(place < start, known, decided), lanes.tokens], 1)
+        context = state.tokens.gather(1, place.clamp_max(state.tokens.shape[1] - 1))
+        tokens = torch.cat([context, lanes.tokens], 1)
         of_lanes = lanes.slots + torch.where(lanes.slots < length, start, behind - length) - first
         slots = torch.cat([(place - first).where(place < last, junk), of_lanes], 1)
 
@@ -243,10 +241,8 @@ class MaskedTarget(CausalTarget):
 
     def commit(self, state: MaskedState, draft: Draft, verdict: Fill, active: Tensor) -> None:  # type: ignore[override]
         """Write what was decided, and masks where places were opened again."""
-        copies, junk = len(state.output) // len(active), state.output.shape[1] - 1
-        for which, values in (
-            (verdict.decided, verdict.values),
-            (verdict.reopened, torch.full_like(verdict.values, self.vocabulary)),
-        ):
-            places = verdict.places.where(which & active[:, None], junk)
-            state.output.scatter_(1, places.repeat(copies, 1), values.repeat(copies, 1))
+        copies, junk = len(state.tokens) // len(active), state.tokens.shape[1] - 1
+        changed = ((verdict.decided | verdict.reopened) & active[:, None]).repeat(copies, 1)
+        places = (verdict.places.repeat(copies, 1) + state.starts[:, None]).where(changed, junk)
+        values = verdict.values.masked_fill(verdict.reopened, self.vocabulary)
+        state.tokens.scatter_(1, places, values.repeat(copies, 1))

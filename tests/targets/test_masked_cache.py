@@ -201,7 +201,7 @@ def test_several_states_of_a_block_are_scored_in_one_forward(rounds: int) -> Non
                 # of a block that begins inside the prompt, its end sees the first state
                 within = (len(prompt) + draft.groups[row][0]) % width
                 for index in range(1 if within else count):
-                    known = [*prompt, *state.output[row, : draft.groups[row][0]].tolist()]
+                    known = state.tokens[row, : len(prompt) + draft.groups[row][0]].tolist()
                     own = other[row, index, : draft.groups[row][1] - draft.groups[row][0]]
                     sequence = [*known, *own.masked_fill(own == model.vocabulary, MASK).tolist()]
                     slow = naive_masked.scores_of(model.model, sequence, 4)[len(known) :]
