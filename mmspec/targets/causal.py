@@ -195,7 +195,7 @@ class CausalTarget(Target[Any]):
         """
         lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
         rows = [self.joinable(self.arguments(sequence)[0]) for sequence in sequences]
-        states: dict[int, dict[int, Tensor]] = {tap: {} for tap in taps}
+        states = {tap: [torch.empty(0)] * len(rows) for tap in taps}
         with closing(HiddenStates(self.model, taps)) as reader:
             for together in batches(self.model, rows):
                 cache = RaggedCache(self.config, len(together), 0, self.device)
@@ -203,20 +203,16 @@ class CausalTarget(Target[Any]):
                 with turned(self._changing):
                     self.forward(join([rows[row] for row in together]), cache, keep=1, whole=True)
                 for tap, hidden in reader.take().items():
-                    states[tap] |= {row: hidden[place, : lengths[row]] for place, row in enumerate(together)}
-        return {
-            tap: pad_sequence([found[row] for row in range(len(rows))], batch_first=True)
-            for tap, found in states.items()
-        }
+                    for row, padded in zip(together, hidden, strict=True):
+                        states[tap][row] = padded[: lengths[row]]
+        return {tap: pad_sequence(found, batch_first=True) for tap, found in states.items()}
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
         """The model's arguments for a prompt alone, and the offset of the positions that follow it."""
         inputs = to_device(prompt, self.device)
         positions, offset = self.positions(inputs)
-        # rows are never padded, and plain causal attention is faster
-        inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
-        inputs["position_ids"] = positions
-        return inputs, offset
+        inputs.pop("attention_mask", None)  # rows are never padded, and plain causal attention is faster
+        return {**inputs, "position_ids": positions}, offset
 
     def joinable(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of one sequence in a form that `join` can put beside others."""
