@@ -199,16 +199,13 @@ class RaggedCache(Cache, Rows):
             for layer in self.recurrent:
                 layer.leave()
 
-    def row_states(self, row: int, length: int, copy: bool = False) -> RowStates:
+    def row_states(self, row: int, length: int) -> RowStates:
         """Keys and values of the first `length` tokens of a row; as views, which later rounds leave alone."""
-        states = {
+        return {
             index: (layer.keys[row, :length], layer.values[row, :length])
             for index, layer in enumerate(self.ragged)
             if layer.is_initialized
         }
-        if not copy:
-            return states
-        return {index: (keys.clone(), values.clone()) for index, (keys, values) in states.items()}
 
     def clear(self) -> None:
         """Empty the cache for another batch, which decodes at the same addresses."""

@@ -16,13 +16,12 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from mmspec.decoding.cache import check_layer_types
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets.mixers import find_mixers
 from mmspec.targets.rotary import LONG_ONCE, change_of, find_changing
 from mmspec.transformers_versions import cache_name, warn_of_untested
 
-__all__ = ["attention_backend", "check_length", "check_model", "check_reach", "length_limit"]
+__all__ = ["check_length", "check_model", "check_reach"]
 
 MASK_BACKENDS = ("sdpa", "eager")
 # Arguments of forwards by name; a second one is a cache that nobody here knows of
@@ -53,14 +52,13 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
     if model.config.is_encoder_decoder:
         raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
     text = model.config.get_text_config(decoder=True)
-    check_layer_types(text)
     # a model without positions could not tell the depths of nodes either
     if not (find_mixers(model) and takes(model, "position_ids")) and getattr(model, "_is_stateful", False):
         raise refusal(model, "keeps a recurrent state, from which rejected draft tokens cannot be taken back")
     decoder = model.get_decoder()
     if not hasattr(decoder, "config"):
         raise refusal(model, f"has a {type(decoder).__name__} for its decoder, where the layers should be")
-    backend = attention_backend(model)
+    backend = decoder.config._attn_implementation  # of the language model
     if backend not in MASK_BACKENDS:
         raise refusal(
             model,
@@ -136,27 +134,20 @@ def check_reach(model: PreTrainedModel, prompts: Sequence[int], most: int) -> No
         )
 
 
-def length_limit(model: PreTrainedModel, shortest: int) -> tuple[float, str]:
-    """Longest row, in tokens, whose tokens are turned by the same frequencies in one forward as alone.
+def check_length(model: PreTrainedModel, prompts: Sequence[int], draft: int) -> None:
+    """Raise UnsupportedModelError for rows whose tokens one forward would turn otherwise than alone.
 
     Args:
         model: the target's.
-        shortest: the shortest prompt, in tokens.
-
-    Returns:
-        The limit, infinite for frequencies that never change, and their type.
+        prompts: R numbers of tokens.
+        draft: number of tokens behind each of them.
     """
-    most, kind = change_of(model.config)
-    return (math.inf, kind) if kind == LONG_ONCE and shortest > most else (most, kind)
-
-
-def check_length(model: PreTrainedModel, limit: tuple[float, str], longest: int) -> None:
-    """Raise UnsupportedModelError if the longest row with its draft, in tokens, exceeds `length_limit`."""
-    most, kind = limit
-    if longest > most:
+    change, kind = change_of(model.config)
+    longest = max(prompts) + draft
+    if longest > change and not (kind == LONG_ONCE and min(prompts) > change):
         raise refusal(
             model,
-            f"has rotary frequencies of type {kind!r}, which change at {most} tokens; a draft must not "
+            f"has rotary frequencies of type {kind!r}, which change at {change} tokens; a draft must not "
             f"reach beyond them, and this one reaches to {longest}",
         )
 
@@ -168,11 +159,6 @@ def takes(model: PreTrainedModel, argument: str) -> bool:
     return argument in outer or (
         hands_on and argument in inspect.signature(model.get_decoder().forward).parameters
     )
-
-
-def attention_backend(model: PreTrainedModel) -> str:
-    """The attention implementation of the language model."""
-    return str(model.get_decoder().config._attn_implementation)
 
 
 def refusal(model: PreTrainedModel, reason: str) -> UnsupportedModelError:

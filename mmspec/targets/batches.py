@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mmspec.decoding.rows import lengthen
 from mmspec.targets.prefix import TOKENS, is_causal, media_of
 from mmspec.targets.rotary import change_of
 from mmspec.visual_tokens.spans import find_images
@@ -64,15 +65,9 @@ def join(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         values = [row[name] for row in rows]
         if padded is not None:
             longest = max(value.shape[padded] for value in values)
-            values = [_pad(value, padded, longest) for value in values]
+            values = [lengthen(value.movedim(padded, 1), longest).movedim(1, padded) for value in values]
         joined[name] = torch.cat(values, batch)
     return joined
-
-
-def _pad(value: Tensor, dim: int, size: int) -> Tensor:
-    lacking = list(value.shape)
-    lacking[dim] = size - lacking[dim]
-    return torch.cat([value, value.new_zeros(lacking)], dim)
 
 
 def _form(inputs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from mmspec.targets.batches import batches, join
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
-from mmspec.targets.rotary import change_of, find_changing, turned_one_by_one, turned_together
+from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
 from mmspec.transformers_versions import cache_name
 
@@ -73,14 +73,23 @@ class CausalState(CacheState):
         additive: number format of additive attention masks; None where masks are boolean.
         queries: [Q, d] embeddings of query nodes: the token V + q stands for the q-th. None of them is
             ever committed.
+        starts: [R] prompt lengths.
         most_nodes: of the largest draft that is known to fit, where recurrent layers keep something for each.
     """
+
+    row_fields = named("starts")
 
     hidden: HiddenStates
     change: float
     additive: torch.dtype | None
     queries: Tensor
+    starts: Tensor
     most_nodes: int = field(default=1, kw_only=True)
+
+    def index(self, nodes: Nodes) -> Tensor:
+        """[R, n] output index of scored nodes."""
+        # `lengths - starts` is that of what stands in the first slot
+        return (self.cache.lengths - self.starts)[:, None] + nodes.depth
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         other.close()
@@ -143,11 +152,6 @@ class CausalTarget(Target[Any]):
         """Bytes that recurrent layers keep for each node of a draft, until the commit."""
         return sum(states.node for states in measure_states(self.model))
 
-    @property
-    def additive(self) -> torch.dtype | None:
-        """Number format of additive attention masks; None where masks are boolean."""
-        return mask_dtype(self._decoder)
-
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[CausalState, PromptOutput]:
@@ -161,7 +165,7 @@ class CausalTarget(Target[Any]):
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
                 cache.begin_prefill(row, inputs["input_ids"].shape[1])
-                with turned_together(self._changing):
+                with turned(self._changing):
                     last, hidden, known = self._read_prompt(inputs, cache, row, taps, states)
                 logits.append(last)
                 tapped.append(hidden)
@@ -174,7 +178,9 @@ class CausalTarget(Target[Any]):
         shifts = torch.tensor(offsets, device=self.device)
         change = self._change - max(0, *offsets)
         nothing = torch.empty(0, 0, device=self.device)
-        state = CausalState(cache, shifts, lengths, states, change, self.additive, nothing)
+        starts = cache.lengths.clone()
+        additive = mask_dtype(self._decoder)
+        state = CausalState(cache, shifts, lengths, states, change, additive, nothing, starts)
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, shifts)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
@@ -189,28 +195,24 @@ class CausalTarget(Target[Any]):
         """
         lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
         rows = [self.joinable(self.arguments(sequence)[0]) for sequence in sequences]
-        states: dict[int, dict[int, Tensor]] = {tap: {} for tap in taps}
+        states = {tap: [torch.empty(0)] * len(rows) for tap in taps}
         with closing(HiddenStates(self.model, taps)) as reader:
             for together in batches(self.model, rows):
                 cache = RaggedCache(self.config, len(together), 0, self.device)
                 cache.begin_reading()
-                with turned_together(self._changing):
+                with turned(self._changing):
                     self.forward(join([rows[row] for row in together]), cache, keep=1, whole=True)
                 for tap, hidden in reader.take().items():
-                    states[tap] |= {row: hidden[place, : lengths[row]] for place, row in enumerate(together)}
-        return {
-            tap: pad_sequence([found[row] for row in range(len(rows))], batch_first=True)
-            for tap, found in states.items()
-        }
+                    for row, padded in zip(together, hidden, strict=True):
+                        states[tap][row] = padded[: lengths[row]]
+        return {tap: pad_sequence(found, batch_first=True) for tap, found in states.items()}
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
         """The model's arguments for a prompt alone, and the offset of the positions that follow it."""
         inputs = to_device(prompt, self.device)
         positions, offset = self.positions(inputs)
-        # rows are never padded, and plain causal attention is faster
-        inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
-        inputs["position_ids"] = positions
-        return inputs, offset
+        inputs.pop("attention_mask", None)  # rows are never padded, and plain causal attention is faster
+        return {**inputs, "position_ids": positions}, offset
 
     def joinable(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of one sequence in a form that `join` can put beside others."""
@@ -243,8 +245,7 @@ class CausalTarget(Target[Any]):
             return logits, hidden, 0
         if known is not None:
             hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
-        is_shared = isinstance(self.steps, CapturedForward)  # with the batches that come next
-        attended = cache.row_states(row, len(prompt.tokens), copy=is_shared)
+        attended = cache.row_states(row, len(prompt.tokens))
         memory.keep(prompt, attended, hidden, [layer.row_states(row) for layer in cache.recurrent])
         return logits, hidden, 0 if known is None else known.length
 
@@ -263,7 +264,7 @@ class CausalTarget(Target[Any]):
         rest: dict[str, Any] = rest_of(inputs, known)
         chain = Tree.chain(rest["input_ids"], DraftKind.POINT)
         alone.begin_score(chain.nodes.slots, length - known.length)
-        mask = alone.attention_mask(chain.nodes, self.additive)
+        mask = alone.attention_mask(chain.nodes, mask_dtype(self._decoder))
         with alone.recurrent_from(known.recurrent):
             logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1, whole=whole)
         cache.load(alone.row_states(0, length))
@@ -279,9 +280,9 @@ class CausalTarget(Target[Any]):
                 f"{type(self.model).__name__} keeps a recurrent state, which is of tokens in their order; "
                 "they cannot be decoded in another"
             )
-        return self._score(state, nodes.repeat_rows(cache.rows // len(nodes.tokens)))
+        return self.score_nodes(state, nodes.repeat_rows(cache.rows // len(nodes.tokens)))
 
-    def _score(self, state: CausalState, nodes: Nodes) -> TargetOutput:
+    def score_nodes(self, state: CausalState, nodes: Nodes) -> TargetOutput:
         """Score nodes [R, n] of all rows, in one forward."""
         cache = state.cache
         is_apart = bool(self._changing) and cache.longest + nodes.deepest + 1 >= state.change
@@ -297,7 +298,7 @@ class CausalTarget(Target[Any]):
         # forwards of these layers are replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
         attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
-        turning = turned_one_by_one(self._changing if is_apart else ())
+        turning = turned(self._changing if is_apart else (), one_by_one=True)
         with attention as mask, mixers_on_tree(self.model, cache, nodes), turning:
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
             logits = step(inputs, cache, state.hidden)
@@ -343,7 +344,7 @@ class CausalTarget(Target[Any]):
         """
         # Gemma 4: told how many, layers that cache nothing read the last token alone; told which, all of them
         which = torch.tensor([-1]) if whole else keep
-        output = self.model(**inputs, **self.told(cache), logits_to_keep=which)
+        output = self.model(**{"logits_to_keep": which, **inputs}, **self.told(cache))
         logits: Tensor = output.logits[:, -keep:]
         return logits
 

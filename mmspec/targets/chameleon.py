@@ -11,16 +11,17 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
 from mmspec.models.weights import stored_weight
 from mmspec.targets.image_tokens import CODEBOOK, check_stride
 from mmspec.targets.text_vocabulary import (
+    IdsPair,
     TextVocabularyTarget,
     code_ids,
     plain_ids,
@@ -55,6 +56,7 @@ class AnoleTarget(TextVocabularyTarget):
         CheckpointError: tokenizer, codebook and vocabulary do not fit each other.
     """
 
+    holds_codebook: ClassVar[bool] = True
     no_vq = "the image tokenizer: transformers' Chameleon has no decoder (see load_chameleon_vq)"
     published = {"guidance_scale": 3.0, "top_k": 2000}
 
@@ -63,26 +65,18 @@ class AnoleTarget(TextVocabularyTarget):
         stride = 2 ** (len(config.channel_multiplier) - 1)
         codes = code_ids(model.model.vocabulary_mapping.img2bpe)
         side = config.resolution // stride
-        if codebook is None:
-            codebook = self.own_codebook(model) if vq is None else vq.quantize.embedding.weight
         if vq is not None:
             check_stride(vq, stride)
+        elif codebook is None and self.holds_codebook:
+            codebook = stored_weight(model.model.vqmodel, CODEBOOK)
         grid, syntax = self.layout(model, ImageGrid(side, side, len(codes)), stride)
-        super().__init__(model, grid, codes, syntax, stride, codebook)
-        self.vq = vq
-
-    def own_codebook(self, model: PreTrainedModel) -> Tensor | None:
-        """The codebook [K, d] inside the model."""
-        parts: Any = model.model
-        return stored_weight(parts.vqmodel, CODEBOOK)
+        super().__init__(model, grid, codes, syntax, stride, vq, codebook)
 
     def layout(self, model: PreTrainedModel, square: ImageGrid, stride: int) -> tuple[ImageGrid, list[int]]:
         """The default grid, and the model ids of its syntax."""
         return square, []
 
-    def prompt_ids(
-        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[list[int], list[int]]:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
         """A turn, then begin-of-image; the unconditional prompt is the first and last token alone."""
         begin, end, image = special_ids(tokenizer, BEGIN_OF_TEXT, END_OF_TURN, BEGIN_OF_IMAGE)
 
@@ -103,9 +97,7 @@ class LuminaTarget(AnoleTarget):
         codebook: [K, d]; that of `vq` if None.
     """
 
-    def own_codebook(self, model: PreTrainedModel) -> Tensor | None:
-        """None: published files lack the image tokenizer, and transformers would make up a random one."""
-        return None
+    holds_codebook = False  # files lack the image tokenizer, and transformers would make up a random one
 
     def layout(self, model: PreTrainedModel, square: ImageGrid, stride: int) -> tuple[ImageGrid, list[int]]:
         """Default grid: a square of the size in the checkpoint's name ("...-7B-512"), else 768 pixels."""
@@ -115,9 +107,7 @@ class LuminaTarget(AnoleTarget):
         grid = ImageGrid(side, side, square.codebook_size, row_end, (row_end + 1,))
         return grid, token_ids(model, [END_OF_ROW, END_OF_IMAGE])
 
-    def prompt_ids(
-        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[list[int], list[int]]:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
         """A turn, begin-of-image, two size tokens; the unconditional prompt is these three alone."""
         height, width = grid.rows * self.stride, grid.columns * self.stride
         head = special_ids(tokenizer, BEGIN_OF_IMAGE, size_token(height), size_token(width))

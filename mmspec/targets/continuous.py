@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import PromptOutput
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead
@@ -21,17 +19,6 @@ from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.targets.image_tokens import PromptPair
 
 __all__ = ["NextStepTarget"]
-
-
-@dataclass
-class NextStepState(CausalState):
-    """State of a batch of images.
-
-    Attributes:
-        starts: [rows] prompt lengths.
-    """
-
-    starts: Tensor
 
 
 class NextStepTarget(CausalTarget):
@@ -88,14 +75,6 @@ class NextStepTarget(CausalTarget):
             pair.append({"input_ids": ids})
         return pair[0], pair[1]
 
-    def prefill(
-        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[NextStepState, PromptOutput]:
-        """Prefill the prompts."""
-        state, output = super().prefill(prompts, capacity, taps)
-        starts = torch.tensor(state.prompt_lengths, device=self.device)
-        return NextStepState(**vars(state), starts=starts), output
-
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
         """The model's arguments for a prompt alone: behind its last token stands the first of the image."""
         inputs, offset = super().arguments(prompt)
@@ -103,9 +82,8 @@ class NextStepTarget(CausalTarget):
         inputs["output_index"] = torch.arange(1 - length, 1, device=self.device)[None]
         return inputs, offset
 
-    def further_inputs(self, state: NextStepState, nodes: Nodes) -> dict[str, Any]:
-        # `lengths - starts` is the output index of what stands in the first slot
-        return {"output_index": (state.cache.lengths - state.starts)[:, None] + nodes.depth + 1}
+    def further_inputs(self, state: CausalState, nodes: Nodes) -> dict[str, Any]:
+        return {"output_index": state.index(nodes) + 1}
 
     def forward(
         self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.weights import execution_device, stored_weight
-from mmspec.targets.image_tokens import CODEBOOK, check_stride
+from mmspec.models.weights import execution_device
+from mmspec.targets.image_tokens import check_stride
 from mmspec.targets.text_vocabulary import (
+    IdsPair,
     TextVocabularyTarget,
     code_ids,
     plain_ids,
@@ -81,14 +82,10 @@ class Emu3Target(AnySizeTarget):
         syntax = [*token_ids(model, [END_OF_ROW, END_OF_FRAME, END_OF_IMAGE]), end]
         row_end, *ending = range(len(codes), len(codes) + len(syntax))
         grid = ImageGrid(DEFAULT_CELLS, DEFAULT_CELLS, len(codes), row_end, tuple(ending))
-        if codebook is None:
-            codebook = stored_weight(parts.vqmodel, CODEBOOK)
-        super().__init__(model, grid, codes, syntax, parts.vqmodel.spatial_scale_factor, codebook)
-        self.vq = parts.vqmodel
+        vq = parts.vqmodel
+        super().__init__(model, grid, codes, syntax, vq.spatial_scale_factor, vq, codebook)
 
-    def prompt_ids(
-        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[list[int], list[int]]:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
         """The text, then the grid's size; the unconditional prompt is a list of flaws."""
         names = (tokenizer.bos_token, BEGIN_OF_IMAGE, BEGIN_OF_TOKENS)
         begin, image, tokens = special_ids(tokenizer, *names)
@@ -133,13 +130,10 @@ class Emu3p5Target(AnySizeTarget):
         grid = ImageGrid(CELLS_3_5, CELLS_3_5, len(codes), row_end, last_row_end=last_row_end)
         if vq is not None:
             check_stride(vq, STRIDE_3_5)
-            codebook = vq.quantize.embedding.weight if codebook is None else codebook
-        super().__init__(model, grid, codes, [config.eol_token_id, config.eoi_token_id], STRIDE_3_5, codebook)
-        self.vq = vq
+        syntax = [config.eol_token_id, config.eoi_token_id]
+        super().__init__(model, grid, codes, syntax, STRIDE_3_5, vq, codebook)
 
-    def prompt_ids(
-        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[list[int], list[int]]:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
         """A turn, then the grid's size; the unconditional prompt is a turn without task and text."""
         begin, answer = special_ids(tokenizer, *TURN)
         config: Any = self.config

@@ -36,13 +36,11 @@ class GlmImageState(CausalState):
 
     Attributes:
         table: [R, n, 3] positions by index of the output; the last one stands for all beyond the image.
-        starts: [R] prompt lengths.
     """
 
-    row_fields = named(RowField("table", fill=None), "starts")
+    row_fields = named(RowField("table", fill=None))
 
     table: Tensor = field(kw_only=True)
-    starts: Tensor = field(kw_only=True)
 
 
 class GlmImageTarget(VisionLanguageTarget):
@@ -73,8 +71,7 @@ class GlmImageTarget(VisionLanguageTarget):
         state, output = super().prefill(prompts, capacity, taps)
         longest = max(table.shape[1] for table in tables)
         table = torch.cat([lengthen(each, longest, fill=None) for each in tables])
-        starts = torch.tensor(state.prompt_lengths, device=self.device)
-        return GlmImageState(**vars(state), table=table, starts=starts), output
+        return GlmImageState(**vars(state), table=table), output
 
     def layout_for(self, inputs: Mapping[str, Tensor]) -> GridSequence:
         """Layout of the output: the grids that no image of the prompt fills, the last (a preview) first.
@@ -92,8 +89,7 @@ class GlmImageTarget(VisionLanguageTarget):
 
     def next_positions(self, state: Any, nodes: Nodes) -> Tensor:
         """Position ids [3, R, n] of scored nodes, by their index in the output."""
-        index = (state.cache.lengths - state.starts)[:, None] + nodes.depth
-        index = index.clamp_max(state.table.shape[1] - 1)
+        index = state.index(nodes).clamp_max(state.table.shape[1] - 1)
         found: Tensor = state.table.gather(1, index[..., None].expand(-1, -1, 3))
         return found.permute(2, 0, 1)
 

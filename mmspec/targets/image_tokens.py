@@ -11,22 +11,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Nodes
 from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.weights import execution_device
+from mmspec.models.weights import execution_device, stored_weight
 from mmspec.targets.causal import CausalState, CausalTarget
 
-__all__ = ["CODEBOOK", "FORCED", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride"]
+__all__ = ["CODEBOOK", "FORCED", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride", "stride_of"]
 
 #: The model's inputs for a prompt, and for the unconditional one that guidance leads away from.
 PromptPair = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -41,13 +41,11 @@ class ImageState(CausalState):
 
     Attributes:
         grammar: of the images.
-        starts: [rows] prompt lengths.
     """
 
-    row_fields = named("grammar", "starts")
+    row_fields = named("grammar")
 
-    grammar: Grammar
-    starts: Tensor
+    grammar: Grammar = field(kw_only=True)
 
 
 class ImageTokenTarget(CausalTarget, ABC):
@@ -61,12 +59,12 @@ class ImageTokenTarget(CausalTarget, ABC):
         grid: the image that it draws when nothing else is asked for; its codebook size is K.
         syntax: number of syntax tokens S.
         stride: pixels per cell, in either direction.
-        codebook: [K, d] the code vectors, where an image tokenizer is at hand.
+        vq: the image tokenizer, where one is at hand.
+        codebook: [K, d] the code vectors; those of `vq` if None.
 
     Attributes:
         vocabulary: K + S.
-        grid, stride, codebook: as passed.
-        vq: the image tokenizer; None if there is none at hand.
+        grid, stride, vq, codebook: as passed.
         only_size: what the default size is, in words, where there is no other.
         no_vq: what is lacking, in words, where there is no image tokenizer.
         published: sampling settings of the family's authors.
@@ -78,7 +76,6 @@ class ImageTokenTarget(CausalTarget, ABC):
     """
 
     grid: ImageGrid
-    vq: Any
     only_size: ClassVar[str] = "the only size that this model draws"
     no_vq: ClassVar[str] = "an image tokenizer, which turns tokens into pixels"
     published: Mapping[str, Any] = {}
@@ -90,17 +87,18 @@ class ImageTokenTarget(CausalTarget, ABC):
         grid: ImageGrid,
         syntax: int = 0,
         stride: int = 16,
+        vq: Any = None,
         codebook: Tensor | None = None,
     ) -> None:
         super().__init__(model)
-        if codebook is not None and len(codebook) != grid.codebook_size:
-            allowed = (
-                f"a codebook of {grid.codebook_size} entries, as many as {type(model).__name__} predicts"
-            )
-            raise CheckpointError("vq", f"{len(codebook)} entries", allowed)
-        self.grid = grid
-        self.syntax = syntax
-        self.stride = stride
+        own = None if vq is None else stored_weight(vq, CODEBOOK)
+        for part, vectors in (("codebook", codebook), ("vq", own)):
+            if vectors is not None and len(vectors) != grid.codebook_size:
+                name = type(model).__name__
+                allowed = f"a codebook of {grid.codebook_size} entries, as many as {name} predicts"
+                raise CheckpointError(part, f"{len(vectors)} entries", allowed)
+        self.grid, self.syntax, self.stride, self.vq = grid, syntax, stride, vq
+        codebook = own if codebook is None else codebook
         self.codebook = None if codebook is None else codebook.detach().to(self.device)
         self.vocabulary = grid.codebook_size + syntax
 
@@ -169,23 +167,20 @@ class ImageTokenTarget(CausalTarget, ABC):
         rows = [prompt[FORCED][0].tolist() if FORCED in prompt else self.grid.forced for prompt in prompts]
         grammar = Grammar(rows, self.device)
         state, output = super().prefill(prompts, capacity, taps)
-        starts = torch.tensor(state.prompt_lengths, device=self.device)
-        image_state = ImageState(**vars(state), grammar=grammar, starts=starts)
-        return image_state, replace(output, logits=self.constrain(output.logits, grammar.forced[:, :1]))
+        output = replace(output, logits=self.constrain(output.logits, grammar.forced[:, :1]))
+        return ImageState(**vars(state), grammar=grammar), output
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
         """The model's arguments for a prompt alone, without the layout of its output."""
         return super().arguments({name: value for name, value in prompt.items() if name != FORCED})
 
-    def score(self, state: ImageState, draft: Draft) -> TargetOutput:  # type: ignore[override]
-        """Score every node of the draft in one forward, and exclude what the grammar excludes after it."""
-        output, nodes = super().score(state, draft), draft.nodes
+    def score_nodes(self, state: ImageState, nodes: Nodes) -> TargetOutput:  # type: ignore[override]
+        """Score nodes [R, n] in one forward, and exclude what the grammar excludes after each."""
+        output = super().score_nodes(state, nodes)
         if not self.syntax:
             return output
-        depth = nodes.depth.repeat(state.cache.rows // len(nodes.tokens), 1)
-        # `lengths - starts` is the output index of what stands in the first slot
-        index = (state.cache.lengths - state.starts)[:, None] + depth + 1
-        return replace(output, logits=self.constrain(output.logits, state.grammar.at(index)))
+        forced = state.grammar.at(state.index(nodes) + 1)
+        return replace(output, logits=self.constrain(output.logits, forced))
 
     def constrain(self, logits: Tensor, forced: Tensor) -> Tensor:
         """Apply the grammar: codes alone at cells, and at forced places the syntax token alone.
@@ -200,8 +195,12 @@ class ImageTokenTarget(CausalTarget, ABC):
         return exclude(logits, forced, self.grid.codebook_size) if self.syntax else logits
 
 
+def stride_of(vq: Any) -> int:
+    """Pixels per cell of an image tokenizer, a `VQModel` of diffusers."""
+    return int(2 ** (len(vq.config.block_out_channels) - 1))
+
+
 def check_stride(vq: Any, stride: int) -> None:
     """Raise CheckpointError unless an image tokenizer has cells of that many pixels."""
-    found = 2 ** (len(vq.config.block_out_channels) - 1)
-    if found != stride:
+    if (found := stride_of(vq)) != stride:
         raise CheckpointError("vq", f"{found} pixels per token", f"{stride}, as the model expects")

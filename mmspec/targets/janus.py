@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
-from mmspec.models.weights import execution_device, stored_weight
-from mmspec.targets.image_tokens import CODEBOOK
-from mmspec.targets.text_vocabulary import TextPromptTarget, plain_ids, special_ids
+from mmspec.models.weights import execution_device
+from mmspec.targets.text_vocabulary import IdsPair, TextPromptTarget, plain_ids, special_ids
 
 __all__ = ["JanusTarget"]
 
@@ -34,17 +33,13 @@ class JanusTarget(TextPromptTarget):
     def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
         if vq is not None:
             raise InputError("vq", type(vq).__name__, "None: a Janus checkpoint holds its image tokenizer")
-        self.vq: Any = model.model.vqmodel
-        config = self.vq.config
+        vq = model.model.vqmodel
+        config = vq.config
         grid = ImageGrid(config.num_patches, config.num_patches, config.num_embeddings)
-        if codebook is None:
-            codebook = stored_weight(self.vq, CODEBOOK)
         stride = 2 ** (len(config.channel_multiplier) - 1)
-        super().__init__(model, grid, stride=stride, codebook=codebook)
+        super().__init__(model, grid, stride=stride, vq=vq, codebook=codebook)
 
-    def prompt_ids(
-        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[list[int], list[int]]:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
         """A turn, then begin-of-image; the unconditional prompt is as many visible paddings."""
         newer = "<|User|>" in tokenizer.get_vocab()
         user, assistant = ("<|User|>", "<|Assistant|>") if newer else ("User", "Assistant")

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import InputError
 from mmspec.models.llamagen import (
     LlamaGenConfig,
     LlamaGenForCausalLM,
@@ -20,7 +20,7 @@ from mmspec.models.llamagen import (
     null_caption_prompt,
 )
 from mmspec.targets.batches import EMBEDDINGS
-from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair
+from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair, stride_of
 
 __all__ = ["LlamaGenTarget"]
 
@@ -52,18 +52,9 @@ class LlamaGenTarget(ImageTokenTarget):
 
     def __init__(self, model: LlamaGenForCausalLM, vq: Any = None, codebook: Tensor | None = None) -> None:
         config = model.config
-        stride = STRIDE
-        if vq is not None:
-            vectors = vq.quantize.embedding.weight
-            stride = 2 ** (len(vq.config.block_out_channels) - 1)
-            if codebook is None:
-                codebook = vectors
-            elif len(codebook) != len(vectors):
-                allowed = f"{len(vectors)} vectors, as many as its image tokenizer has"
-                raise CheckpointError("codebook", f"{len(codebook)} vectors", allowed)
+        stride = STRIDE if vq is None else stride_of(vq)
         grid = ImageGrid(config.grid_size, config.grid_size, config.vocab_size)
-        super().__init__(model, grid, stride=stride, codebook=codebook)
-        self.vq = vq
+        super().__init__(model, grid, stride=stride, vq=vq, codebook=codebook)
         self.published = PUBLISHED[config.condition_type]
         self.classes = config.num_classes if config.condition_type == "class" else None
 

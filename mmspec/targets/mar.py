@@ -59,15 +59,13 @@ class CellBlock(Block):
 class MARSampler(DenoisingSampler):
     """Sampling settings of a MAR: steps and guidance follow how much of the image is decided."""
 
-    def schedule_of(self, draft: Draft) -> StepSchedule:
-        if not isinstance(draft, CellBlock) or draft.annealing is None:
+    def schedule_of(self, draft: CellBlock) -> StepSchedule:  # type: ignore[override]
+        if draft.annealing is None:
             return self.schedule
         steps = draft.annealing.steps(self.schedule.steps, draft.iteration, draft.iterations)
         return with_steps(self.schedule, steps)
 
-    def progress(self, draft: Draft, first: Tensor, like: Tensor) -> tuple[Any, Any]:
-        if not isinstance(draft, CellBlock):
-            return super().progress(draft, first, like)
+    def progress(self, draft: CellBlock, first: Tensor, like: Tensor) -> tuple[Any, Any]:  # type: ignore[override]
         return draft.before, draft.after
 
 

@@ -20,9 +20,11 @@ from mmspec.decoding.cache import RaggedCache, check_layer_types
 from mmspec.decoding.draft import Block, Draft, Nodes
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
+from mmspec.decoding.rows import lengthen
 from mmspec.decoding.verdict import Fill
 from mmspec.errors import InputError
-from mmspec.targets.admission import check_length, length_limit, refusal
+from mmspec.targets.admission import check_length, refusal
+from mmspec.targets.attention import mask_dtype
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.targets.prefix import TOKENS
 from mmspec.validation import is_integer
@@ -61,21 +63,14 @@ class MaskedState(CausalState):
     """State of a batch: its cache, and the tokens at all places of each of R rows.
 
     Attributes:
-        prompts: [R, P] token ids, padded on the right.
-        output: [R, N + 1] decided tokens, masks at the other places; junk at N.
-        starts: [R] prompt lengths.
+        tokens: [R, P + N + 1] a prompt, decided tokens behind it, and masks at all other places; junk at the
+            end. [R, P] before the first draft.
         stored: tokens of each row whose keys stand for good, or until the row's block ends.
-        begun: the block that each row was last read in, by its first place.
-        limit: of a row's length, by `length_limit`.
         lanes: of the draft that is scored.
     """
 
-    prompts: Tensor
-    output: Tensor
-    starts: Tensor
+    tokens: Tensor
     stored: list[int]
-    begun: list[int]
-    limit: tuple[float, str]
     lanes: int = 0
 
 
@@ -160,14 +155,11 @@ class MaskedTarget(CausalTarget):
             prompt_lengths=lengths,
             hidden=self._reader(()),
             change=self._change,
-            additive=self.additive,
+            additive=mask_dtype(self._decoder),
             queries=torch.cat(queries),
-            prompts=pad_sequence(rows, batch_first=True),
-            output=rows[0].new_empty(len(rows), 0),
+            tokens=pad_sequence(rows, batch_first=True, padding_value=self.vocabulary),
             starts=torch.tensor(lengths, device=self.device),
             stored=[0] * len(rows),
-            begun=[-1] * len(rows),
-            limit=length_limit(self.model, min(lengths)),
         )
         logits = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.dtype, device=self.device)
         return state, PromptOutput(logits, forwards=0)
@@ -175,14 +167,13 @@ class MaskedTarget(CausalTarget):
     def score(self, state: MaskedState, draft: MaskedBlock) -> TargetOutput:  # type: ignore[override]
         """Score the lanes of a block in one forward, which also reads what they need and is not kept."""
         shift = int(self.predicts == "next")
-        if not state.output.shape[1]:
-            size = len(state.prompts), draft.length + 1
-            check_length(self.model, state.limit, max(state.prompt_lengths) + draft.length)
-            state.output = torch.full(size, self.vocabulary, device=self.device)
+        if (longest := max(state.prompt_lengths)) == state.tokens.shape[1]:
+            check_length(self.model, state.prompt_lengths, draft.length)
+            state.tokens = lengthen(state.tokens, longest + draft.length + 1, fill=self.vocabulary)
         nodes = self._nodes(state, draft, shift)
         lane = torch.arange(draft.starts.shape[1], device=self.device)
         state.lanes = len(lane) + shift
-        logits = self._score(state, nodes).logits
+        logits = self.score_nodes(state, nodes).logits[:, -state.lanes :]
         if shift:  # the node of the place before a lane's says what stands there
             before = lane.where(draft.starts > draft.starts[:, :1], 0)
             logits = pick(logits, before.repeat(len(logits) // len(before), 1))
@@ -191,7 +182,7 @@ class MaskedTarget(CausalTarget):
 
     def _nodes(self, state: MaskedState, draft: MaskedBlock, shift: int) -> Nodes:
         """All nodes of a forward: context, the place before the block where that predicts, and the lanes."""
-        copies, length = len(state.prompts) // len(draft.valid), draft.length
+        copies, length = len(state.tokens) // len(draft.valid), draft.length
         slots_of_draft, lanes = draft.depths.shape[1], draft.nodes.repeat_rows(copies)
         bounds = self._bounds(state, draft, copies, shift)
         first, low, high, last, behind = torch.tensor(bounds, device=self.device).T[:, :, None]
@@ -202,23 +193,20 @@ class MaskedTarget(CausalTarget):
         count = max(last - first - (high - low) for first, low, high, last, _ in bounds)
         place = first + torch.arange(count, device=self.device)  # counted in tokens from the first of all
         place = place + (place >= low) * (high - low)
-        is_read = place < last
-        if shift:
-            place, is_read = torch.cat([place, low], 1), torch.cat([is_read, low < last], 1)
-        known = state.prompts.gather(1, place.clamp_max(state.prompts.shape[1] - 1))
-        decided = state.output.gather(1, (place - start).clamp(0, length))
-        tokens = torch.cat([torch.where(place < start, known, decided), lanes.tokens], 1)
+        place = torch.cat([place, low[:, :shift]], 1)
+        context = state.tokens.gather(1, place.clamp_max(state.tokens.shape[1] - 1))
+        tokens = torch.cat([context, lanes.tokens], 1)
         of_lanes = lanes.slots + torch.where(lanes.slots < length, start, behind - length) - first
-        slots = torch.cat([(place - first).where(is_read, junk), of_lanes], 1)
+        slots = torch.cat([(place - first).where(place < last, junk), of_lanes], 1)
 
         column = first + torch.arange(junk + 1, device=self.device)
         index = torch.where(column < behind, column - start, column - behind + length)
-        inside = index < slots_of_draft
-        index = index.clamp_max(slots_of_draft - 1)
-        depths = (start + lanes.depths.gather(1, index.clamp_min(0))).where(index >= 0, column) - first
+        is_prompt, inside = index < 0, index < slots_of_draft
+        index = index.clamp(0, slots_of_draft - 1)
+        depths = torch.where(is_prompt, column, start + lanes.depths.gather(1, index)) - first
         queries = lanes.visible.shape[1]
-        seen = lanes.visible.gather(2, index.clamp_min(0)[:, None].expand(-1, queries, -1))
-        visible = (seen | (index < 0)[:, None]) & inside[:, None]
+        seen = lanes.visible.gather(2, index[:, None].expand(-1, queries, -1))
+        visible = (seen | is_prompt[:, None]) & inside[:, None]
         if place.shape[1] and (queries > 1 or self.block_length is not None):
             sees = (index < length)[:, None].expand(-1, place.shape[1], -1)
             if self.block_length is not None:
@@ -235,39 +223,26 @@ class MaskedTarget(CausalTarget):
             R times: the first token that is read; the first and the end of the lanes; the end of what is
             read; and where slots behind the output begin.
         """
-        bounds = []
+        bounds, is_causal, size = [], self.block_length is not None, self.block_length or 1
         groups = [*draft.groups] * copies
         for row, (prompt, (begin, end)) in enumerate(zip(state.prompt_lengths, groups, strict=True)):
-            low, high, last = prompt + begin - shift, prompt + end, prompt + draft.length
-            first, is_same = state.stored[row], state.begun[row] == begin
-            state.begun[row] = begin
-            if self.block_length is not None:
-                bounds.append((first, low, high, high, high))
-                state.stored[row] = low // self.block_length * self.block_length
-                continue
-            first = first if is_same and draft.cache != "none" else 0
-            bounds.append((first, low, high, high if first and draft.cache == "dual" else last, last))
-            state.stored[row] = low
+            low, high = prompt + begin - shift, prompt + end
+            behind = high if is_causal else prompt + draft.length
+            is_kept = is_causal or (draft.cache != "none" and state.stored[row] == low)
+            first = state.stored[row] if is_kept else 0
+            last = high if first and draft.cache == "dual" else behind
+            bounds.append((first, low, high, last, behind))
+            state.stored[row] = low // size * size
         return bounds
 
     def further_inputs(self, state: MaskedState, nodes: Nodes) -> dict[str, Any]:
+        # the lanes come last
         return {"logits_to_keep": state.lanes}
-
-    def forward(
-        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
-    ) -> Tensor:
-        """Logits [R, n, V] of the lanes, which come last, as `further_inputs` says; else as of the base."""
-        if "logits_to_keep" not in inputs:
-            return super().forward(inputs, cache, keep, whole)
-        logits: Tensor = self.model(**inputs, **self.told(cache)).logits
-        return logits[:, -inputs["logits_to_keep"] :]
 
     def commit(self, state: MaskedState, draft: Draft, verdict: Fill, active: Tensor) -> None:  # type: ignore[override]
         """Write what was decided, and masks where places were opened again."""
-        copies, junk = len(state.output) // len(active), state.output.shape[1] - 1
-        for which, values in (
-            (verdict.decided, verdict.values),
-            (verdict.reopened, torch.full_like(verdict.values, self.vocabulary)),
-        ):
-            places = verdict.places.where(which & active[:, None], junk)
-            state.output.scatter_(1, places.repeat(copies, 1), values.repeat(copies, 1))
+        copies, junk = len(state.tokens) // len(active), state.tokens.shape[1] - 1
+        changed = ((verdict.decided | verdict.reopened) & active[:, None]).repeat(copies, 1)
+        places = (verdict.places.repeat(copies, 1) + state.starts[:, None]).where(changed, junk)
+        values = verdict.values.masked_fill(verdict.reopened, self.vocabulary)
+        state.tokens.scatter_(1, places, values.repeat(copies, 1))

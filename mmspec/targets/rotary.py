@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.targets.mixers import replaced_forward
 
-__all__ = ["change_of", "find_changing", "turned_one_by_one", "turned_together"]
+__all__ = ["change_of", "find_changing", "turned"]
 
 LONG_ONCE = "longrope"
 GROWING = "dynamic"
@@ -59,20 +59,18 @@ def changes(kind: str) -> bool:
 
 
 @contextmanager
-def turned_together(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let modules turn a whole prompt as in a model that has read nothing; then they are as they were."""
+def turned(modules: Sequence[nn.Module], one_by_one: bool = False) -> Iterator[None]:
+    """Let modules turn what one forward reads; then they are as they were.
+
+    Args:
+        modules: by `find_changing`.
+        one_by_one: every token by the frequencies of its own position, as a scoring forward needs it; else
+            a whole prompt, as in a model that has read nothing.
+    """
+    turning: Any = turn_each if one_by_one else lambda turn, _, positions: turn(positions)
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(replaced(module, lambda turn, _, positions: turn(positions)))
-        yield
-
-
-@contextmanager
-def turned_one_by_one(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let modules turn every token by the frequencies of its own position, in one scoring forward."""
-    with ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(replaced(module, turn_each))
+            stack.enter_context(replaced(module, turning))
         yield
 
 

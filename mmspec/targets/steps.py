@@ -54,14 +54,14 @@ class CompiledForward:
         self._compiled: Callable[..., Any] | None = torch.compile(forward, dynamic=is_dynamic, **settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compiled is None:
-            return self._eager(*args, **kwargs)
-        try:
-            return self._compiled(*args, **kwargs)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            logger.warning("%s runs without torch.compile: %s", self.name, " ".join(str(error).split())[:400])
-            self._compiled = None
-            return self._eager(*args, **kwargs)
+        if self._compiled is not None:
+            try:
+                return self._compiled(*args, **kwargs)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                reason = " ".join(str(error).split())[:400]
+                logger.warning("%s runs without torch.compile: %s", self.name, reason)
+                self._compiled = None
+        return self._eager(*args, **kwargs)
 
 
 class HiddenStates:

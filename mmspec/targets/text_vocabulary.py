@@ -20,16 +20,25 @@ from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair
 
-__all__ = ["TextPromptTarget", "TextVocabularyTarget", "code_ids", "plain_ids", "special_ids", "token_ids"]
+__all__ = [
+    "IdsPair",
+    "TextPromptTarget",
+    "TextVocabularyTarget",
+    "code_ids",
+    "plain_ids",
+    "special_ids",
+    "token_ids",
+]
+
+#: A tokenizer's ids of a prompt, and of the unconditional one.
+IdsPair = tuple[list[int], list[int]]
 
 
 class TextPromptTarget(ImageTokenTarget):
     """An image-token target whose decoder is asked for hidden states: embed, layers, head."""
 
     @abstractmethod
-    def prompt_ids(
-        self, text: str, negative: str | None, grid: ImageGrid, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[list[int], list[int]]:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
         """The tokenizer's ids of a prompt, and of the unconditional one; see `encode_prompt`."""
 
     def encode_prompt(
@@ -67,7 +76,7 @@ class TextVocabularyTarget(TextPromptTarget):
         grid: the default image.
         codes: the K model ids of the codebook's entries.
         syntax_ids: the S model ids of the syntax tokens, in the order of the compact ones.
-        stride, codebook: as for `ImageTokenTarget`.
+        stride, vq, codebook: as for `ImageTokenTarget`.
     """
 
     def __init__(
@@ -77,9 +86,10 @@ class TextVocabularyTarget(TextPromptTarget):
         codes: Sequence[int],
         syntax_ids: Sequence[int],
         stride: int,
+        vq: Any,
         codebook: Tensor | None,
     ) -> None:
-        super().__init__(model, grid, len(syntax_ids), stride, codebook)
+        super().__init__(model, grid, len(syntax_ids), stride, vq, codebook)
         self.model_ids = torch.tensor([*codes, *syntax_ids], device=self.device)
         # ids in one run are a view of the head; others are gathered anew in each forward
         is_run = list(codes) == list(range(codes[0], codes[0] + len(codes)))

@@ -6,23 +6,26 @@ text; pixels are needed once, at prefill. What differs between families is how p
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.errors import InputError
+from mmspec.registry import Registry
 from mmspec.targets.causal import CausalTarget
 
 M_ROPE_AXES = 3
 #: Targets of models whose positions follow rules of their own, by the `model_type` of the config.
-BY_TYPE = {
-    "glm_image": "mmspec.targets.glm_image:GlmImageTarget",
-    **dict.fromkeys(("llada", "sdar", "Dream"), "mmspec.targets.masked:MaskedTarget"),
-}
+BY_TYPE: Registry[Callable[[PreTrainedModel], CausalTarget]] = Registry(
+    "model_type",
+    {
+        "glm_image": "mmspec.targets.glm_image:GlmImageTarget",
+        **dict.fromkeys(("llada", "sdar", "Dream"), "mmspec.targets.masked:MaskedTarget"),
+    },
+)
 
 
 class VisionLanguageTarget(CausalTarget):
@@ -75,8 +78,6 @@ class VisionLanguageTarget(CausalTarget):
 def adapt(model: PreTrainedModel) -> CausalTarget:
     """Build the Target adapter of a loaded model."""
     if model.config.model_type in BY_TYPE:
-        module, name = BY_TYPE[model.config.model_type].split(":")
-        target: CausalTarget = getattr(importlib.import_module(module), name)(model)
-        return target
+        return BY_TYPE[model.config.model_type](model)
     has_vision = hasattr(model, "model") and hasattr(model.model, "get_image_features")
     return VisionLanguageTarget(model) if has_vision else CausalTarget(model)

@@ -27,7 +27,8 @@ from mmspec.drafters.vectors import VectorModelDrafter
 from mmspec.errors import InputError
 from mmspec.models.nextstep import NextStepConfig, NextStepForImageGeneration
 from mmspec.targets import CausalTarget
-from mmspec.targets.continuous import NextStepState, NextStepTarget
+from mmspec.targets.causal import CausalState
+from mmspec.targets.continuous import NextStepTarget
 from tests.contracts.running import as_request, fan_out
 from tests.tiny_models import tiny_llama
 
@@ -75,7 +76,7 @@ class FanOut(NextStepTarget):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[NextStepState, PromptOutput]:
+    ) -> tuple[CausalState, PromptOutput]:
         if len(prompts) <= len(PROMPTS):
             return super().prefill(prompts, capacity, taps)
         rows = len(prompts)

@@ -166,7 +166,7 @@ IMAGES = [
         ("turns tokens into pixels",), CheckpointError),
     damaged(55, "codebook of another size", replaced_vq, "vq", f"{CODES + 1} entries", str(CODES)),
     damaged(55, "raw codebook of another size", tensors(lambda w: w.update(codebook=torch.ones(7, 4)), RAW),
-            "codebook", "7 vectors"),
+            "codebook", "7 entries"),
     damaged(55, "raw codebook under another name", tensors(lambda w: w.update(book=w.pop("codebook")), RAW),
             "vq", "raw_codebook"),
     damaged(55, "captions of another width",

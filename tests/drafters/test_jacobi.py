@@ -204,7 +204,7 @@ class Poisoned(ToyImages):
 
     def score(self, state: CausalState, draft: Draft) -> TargetOutput:
         logits = super().score(state, draft).logits.clone()  # type: ignore[arg-type]
-        index = (state.cache.lengths - state.starts)[1] + draft.depth[1] + 1  # type: ignore[attr-defined]
+        index = (state.cache.lengths - state.starts)[1] + draft.depth[1] + 1
         bad = draft.depth[1] >= 2 if self.ahead else index >= self.at
         logits[1, bad] = float("nan")
         return TargetOutput(logits)

@@ -163,7 +163,7 @@ def test_parts_that_do_not_fit_are_refused(classes, tmp_path):
         image_target(model, vq)
     with pytest.raises(CheckpointError, match=f"{VOCABULARY} entries"):
         image_target(model, codebook=codebook)
-    with pytest.raises(CheckpointError, match="codebook: got '3 vectors'"):
+    with pytest.raises(CheckpointError, match="codebook: got '3 entries'"):
         image_target(model, vq, codebook=codebook[:3])
     with pytest.raises(CheckpointError, match="vq: got None"):
         classes.decode_tokens(torch.zeros(1, GRID**2, dtype=torch.long))

@@ -195,20 +195,20 @@ def test_several_states_of_a_block_are_scored_in_one_forward(rounds: int) -> Non
             other = torch.randint(WORDS - 1, (len(PROMPTS), count, width), generator=random)
             keep = torch.rand(other.shape, generator=random) < 0.5
             other = torch.where(keep, other, model.vocabulary)
-            before = list(state.stored), list(state.begun)
+            before = list(state.stored)
             found = real(self, state, states_of(draft, other)).logits.unflatten(1, (count, width))
             for row, prompt in enumerate(PROMPTS):
                 # of a block that begins inside the prompt, its end sees the first state
                 within = (len(prompt) + draft.groups[row][0]) % width
                 for index in range(1 if within else count):
-                    known = [*prompt, *state.output[row, : draft.groups[row][0]].tolist()]
+                    known = state.tokens[row, : len(prompt) + draft.groups[row][0]].tolist()
                     own = other[row, index, : draft.groups[row][1] - draft.groups[row][0]]
                     sequence = [*known, *own.masked_fill(own == model.vocabulary, MASK).tolist()]
                     slow = naive_masked.scores_of(model.model, sequence, 4)[len(known) :]
                     mine = found[row, index, : len(own), :MASK]
                     torch.testing.assert_close(mine, torch.tensor(slow, dtype=torch.float64)[:, :MASK])
                     checked.append(index)
-            state.stored[:], state.begun[:] = before
+            state.stored[:] = before
         compared.append(1)
         return real(self, state, draft)
 
