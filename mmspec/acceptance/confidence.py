@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Block, Draft, DraftKind, Tree
+from mmspec.decoding.draft import Block, Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.verdict import Fill, Measured, Path, Verdict
+from mmspec.decoding.verdict import Fill, Measured, Verdict
 from mmspec.errors import InputError
 from mmspec.validation import is_integer, require_number
 
@@ -58,7 +58,7 @@ class LowConfidence(AcceptanceRule):
         self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
         if not isinstance(draft, Block):
-            raise TypeError("confidence ranks open places against each other; a tree of candidates has none")
+            return super().decide(draft, output, scores, random, first)
         is_open = draft.is_open[:, :, 0]
         token = scores.choose(draft.lanes, random, first).view_as(is_open)
         # of the logits as they are: probabilities of greedy decoding are 1 everywhere
@@ -78,9 +78,6 @@ class LowConfidence(AcceptanceRule):
             settled = draft.starts[:, 0] + exists.sum(-1) * complete
             fill = replace(fill, reopened=reopened, settled=settled)
         return fill, Measured.nothing(is_open)
-
-    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
-        raise TypeError("confidence ranks open places against each other; a tree of candidates has none")
 
 
 def rank(values: Tensor) -> Tensor:

@@ -258,7 +258,7 @@ class Scores(Categorical):
         return warp_logits(self.raw, self.warping).view(*self.shape, self.raw.shape[-1])
 
     @once
-    def _p(self) -> Tensor:  # computed where a rule asks for it
+    def p(self) -> Tensor:  # computed where a rule asks for it
         if self.greedy is False:
             return self.logits.softmax(-1)
         likeliest = torch.zeros_like(self.logits).scatter(-1, self.logits.argmax(-1, keepdim=True), 1.0)

@@ -325,7 +325,6 @@ class AcceptanceRule(ABC):
         measured = Measured.along(path, values, self.measures, len(draft.valid))
         return draft.verdict(path, scores.is_finite()), measured
 
-    @abstractmethod
     def verify(self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor) -> Path:
         """Verify a tree: decide which nodes are accepted, and choose the token after them.
 
@@ -334,6 +333,7 @@ class AcceptanceRule(ABC):
             scores, random: as of `decide`.
             emitted: [B] tokens emitted so far, root included: the output index that depth 1 competes for.
         """
+        raise TypeError(f"{type(self).__name__} ranks open places of a block; a tree of candidates has none")
 
     def measure(
         self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor
