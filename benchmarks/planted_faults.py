@@ -215,7 +215,7 @@ FAULTS = (
     ),
     Fault(
         "states of an accepted path are shifted",
-        "FeatureSession.observe",
+        "CachingSession.observe",
         "_copied(verdict.nodes)",
         "_copied(verdict.nodes).roll(1, 1)",
         DRAFTERS,
@@ -244,7 +244,7 @@ FAULTS = (
     Fault(
         "the context's padding is seen by a block",
         "BlockSession._denoise",
-        "(slot < fresh[:, None])",
+        "(slot <= accepted[:, None])",
         "(slot < new)",
         DRAFTERS,
     ),

@@ -20,7 +20,7 @@ from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.image_grid import ImageGrid, require_grid
 from mmspec.decoding.interfaces import Request, Target
 from mmspec.decoding.random_stream import Purpose
-from mmspec.drafters.order import OrderSession
+from mmspec.drafters.order import Groups, OrderSession
 from mmspec.drafters.session import ModelDrafter, PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.models.denoising import StepAnnealing
@@ -49,8 +49,8 @@ class CellOrderSession(OrderSession):
         grid, rows = require_grid(batch.requests[0].layout, "masked"), len(batch.requests)
         device = batch.prefill.logits.device
         self.cells, self.annealing, self.caching = grid.cells, drafter.annealing, drafter.caching
-        place = torch.arange(grid.cells, device=device).expand(rows, -1)
-        rank = batch.random.uniform(place, Purpose.ORDER, 1, torch.float64)[..., 0]
+        self.place = torch.arange(grid.cells, device=device).expand(rows, -1)
+        rank = batch.random.uniform(self.place, Purpose.ORDER, 1, torch.float64)[..., 0]
         if drafter.order == "checkerboard":
             rank = rank + checkerboard_first(grid, device)
         self.order = rank.argsort(-1)
@@ -61,29 +61,22 @@ class CellOrderSession(OrderSession):
     def count_decided(self, row: int, canvas: Canvas) -> int:
         return sum(self.counts[: self.forwards])
 
-    def block(
-        self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Sequence[tuple[int, int]]
-    ) -> CellBlock:
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> CellBlock:
         before, after = groups[0]
-        made = self._cells(places, canvas, min(self.forwards, len(self.counts) - 1), before, after)
+        made = self._cells(places, canvas, before, after)
         self.forwards += places.shape[1] > 0
         return made
 
-    def _cells(
-        self, cells: Tensor, canvas: Canvas, iteration: int, before: int | Tensor, after: int | Tensor
-    ) -> CellBlock:
-        """Each cell [B, k] alone in a lane that predicts it; `iteration` and so on as of `CellBlock`."""
-        rows, count = cells.shape
-        tokens = torch.zeros_like(canvas.tokens[:, :1]).expand(rows, count, -1)
-        everything = torch.ones(rows, self.cells, dtype=torch.bool, device=cells.device)
+    def _cells(self, cells: Tensor, canvas: Canvas, before: Any, after: Any) -> CellBlock:
+        """Each cell [B, k] alone in a lane that predicts it; `before` and `after` as of `CellBlock`."""
         return CellBlock.single(
-            tokens,
+            torch.zeros_like(canvas.tokens[:, :1]).expand(*cells.shape, -1),
             cells,
             torch.ones_like(cells, dtype=torch.bool),
-            torch.arange(self.cells, device=cells.device).expand(rows, -1),
-            everything[:, None],
+            self.place,
+            torch.ones_like(self.place, dtype=torch.bool)[:, None],
             completes=self.cells,
-            iteration=iteration,
+            iteration=min(self.forwards, len(self.counts) - 1),
             iterations=len(self.counts),
             before=before,
             after=after,
@@ -113,48 +106,44 @@ class CellModelSession(CellOrderSession):
         is_known = known.gather(1, self.order)
         self.decided = known.sum(1)  # [B]: images differ by what was refused
         cells = self.order.gather(1, is_known.long().argsort(dim=1, stable=True))  # those that are open first
+        if self.forwards < self.alone:
+            draft = self._cells(cells[:, :1], canvas, *self._progress(self.lanes[:1]))
+        else:
+            draft = self._draft(cells[:, : self.drafter.num_draft_tokens], canvas)
         self.forwards += 1
-        if self.forwards <= self.alone:
-            return self._cells(cells[:, :1], canvas, self.forwards - 1, *self._progress(self.lanes[:1]))
-        return self._draft(cells[:, : self.drafter.num_draft_tokens], canvas)
+        return draft
 
     def _draft(self, cells: Tensor, canvas: Canvas) -> CellBlock:
         """Draw a candidate for each cell [B, L], behind those before it."""
-        rows, lanes = cells.shape
-        place = torch.arange(self.cells, device=cells.device).expand(rows, -1)
-        known = canvas.decided[:, : self.cells]
+        known, lanes = canvas.decided[:, : self.cells], cells.shape[1]
         self.state.known.zero_()
-        self.state.write(place.where(known, self.cells), canvas.tokens[:, : self.cells])
-        visible, tokens, finite, parts = list[Tensor](), list[Tensor](), list[Tensor](), list[Denoising]()
-        seen = known
+        self.state.write(self.place.where(known, self.cells), canvas.tokens[:, : self.cells])
+        made, seen = list[Any](), known
         for lane in range(lanes):
-            visible.append(seen)
             token, predicted = self._candidate(cells[:, lane], lane, canvas)
-            tokens.append(token)
-            finite.append(predicted.is_finite() & token.isfinite().all(-1))
-            parts.append(predicted)
+            made.append((seen, token, predicted.is_finite() & token.isfinite().all(-1), predicted))
             self.state.write(cells[:, lane : lane + 1], token[:, None])
-            seen = seen | (place == cells[:, lane : lane + 1])
-        q = Denoising.stack(parts).flat()
-        candidates, usable = torch.stack(tokens, 1), torch.stack(finite, 1)
+            seen = seen | (self.place == cells[:, lane : lane + 1])
+        *stacked, parts = zip(*made, strict=True)
+        visible, candidates, usable = (torch.stack(each, 1) for each in stacked)
         ahead = self.lanes[:lanes]
         is_open = ahead < self.cells - self.decided[:, None]
         drafted = is_open & usable.long().cumprod(1).bool()
-        views = torch.stack(visible, 1).repeat_interleave(2, 1) if self.drafter.see_drafts else known[:, None]
+        views = visible.repeat_interleave(2, 1) if self.drafter.see_drafts else known[:, None]
         before, after = self._progress(ahead.clamp_min(lanes - 1) if self.drafter.shared_guidance else ahead)
         return CellBlock(
             torch.stack([torch.zeros_like(candidates), candidates], 2),
             torch.stack([torch.ones_like(drafted), drafted], 2),
             self.drafter.kind,
-            Denoising.stack([q]),
+            Denoising.stack([Denoising.stack(parts).flat()]),
             (is_open & ~usable).any(-1),
             slots=cells[:, :, None].expand(-1, -1, 2),
-            depths=place,
+            depths=self.place,
             starts=cells,
             visible=views,
             is_open=torch.stack([is_open, torch.zeros_like(is_open)], 2),
             completes=self.cells,
-            iteration=self.forwards - 1,
+            iteration=self.forwards,
             iterations=self.cells,
             before=before,
             after=after,
@@ -169,8 +158,7 @@ class CellModelSession(CellOrderSession):
     def _candidate(self, cell: Tensor, lane: int, canvas: Canvas) -> tuple[Tensor, Denoising]:
         """Draw a vector [B, d] for one cell [B] of each image, with the chains that drew it."""
         self.passes += 1
-        progress = self._progress(self.lanes[lane : lane + 1])
-        one = self._cells(cell[:, None], canvas, self.forwards - 1, *progress)
+        one = self._cells(cell[:, None], canvas, *self._progress(self.lanes[lane : lane + 1]))
         conditions = self.drafter.model.score(self.state, one).logits
         predicted: Denoising = self.sampler(conditions, one, canvas.ids, cell)
         token, q = predicted.at(torch.zeros_like(cell)).candidate(self.random, cell, Purpose.DRAFT)

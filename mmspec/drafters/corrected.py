@@ -99,15 +99,12 @@ class CorrectedSession(StateWindowSession):
         count = self.drafter.corrected
         if not count:
             return super()._fill(window, last)
-        self.stale = self._stale(window, count)
-        whole = Candidates(window.tokens, torch.ones_like(window.tokens, dtype=torch.bool), window.p)
+        self.stale = self._stale(window)
         corrected = self._correct(window, last)
-        if not self.drafter.branches:
-            return Candidates.join([whole.at(0), corrected, whole.behind(count)])
-        corrected = Candidates(*(each[:, self.places] for each in corrected))
-        behind = range(count + 1, self.drafter.window)
-        levels = (self._candidates(whole.at(slot), window.place, slot) for slot in behind)
-        return Candidates.join([whole.at(0), corrected, *levels])
+        if self.drafter.branches:
+            corrected = Candidates(*(each[:, self.places] for each in corrected))
+        first = window.first
+        return Candidates.join([first.of(0, 1), corrected, *self._behind(first, window.place, count)])
 
     def _correct(self, window: Window, last: LastDraft) -> Candidates:
         """Draw the corrected places of all chains: [B, C * m] candidates."""
@@ -117,6 +114,7 @@ class CorrectedSession(StateWindowSession):
         front = drafter.tree.front[: drafter.corrected]
         levels = enumerate(front, 1)
         apart = [self._noise(window.place[:, at : at + 1], window.p) for at, branch in levels if branch > 1]
+        syntax = known if self.layout.has_syntax else None
         self.passes += drafter.passes
         return drafter.draw(
             self.head,
@@ -124,15 +122,15 @@ class CorrectedSession(StateWindowSession):
             self.sampler,
             self.stale,
             window.tokens[:, 0],
-            Places(stood, tokens, p, noise, known if self.layout.has_syntax else None),
+            Places(stood, tokens, p, noise, syntax, front, apart, self.choices),
             last,
-            Front(front, apart, self.choices),
             drafter.coupling,
             drafter.passes,
         )
 
-    def _stale(self, window: Window, count: int) -> StaleWindow:
+    def _stale(self, window: Window) -> StaleWindow:
         """Collect what the last draft told of the first slots of a new window."""
+        count = self.drafter.corrected
         stood, size, read = window.stood[:, :count], self.committed.shape[1], self.read
         there = torch.arange(size, device=stood.device) >= size - self.count[:, None]
         return StaleWindow(
@@ -145,20 +143,15 @@ class CorrectedSession(StateWindowSession):
 
 
 class Places(NamedTuple):
-    """m places of C chains, one chain after another: the fields of `Window`, [B, C * m, ...]."""
+    """m places of C chains, one chain after another: fields of `Window`, [B, C * m, ...]; and their front."""
 
     stood: Tensor
     tokens: Tensor
     p: Tensor
     noise: Tensor
     known: Tensor | None  # where a grammar forces tokens
-
-
-class Front(NamedTuple):
-    """The first places, where chains part."""
-
-    branches: tuple[int, ...]  # candidates at each of them; none for a single chain
-    noise: list[Tensor]  # [B, 1, V] Gumbel noise at each with more than one
+    branches: tuple[int, ...]  # candidates at each place of the front; none for a single chain
+    apart: list[Tensor]  # [B, 1, V] Gumbel noise at each with more than one
     choices: Tensor  # [C, f] which of the candidates each chain goes through
 
 
@@ -170,7 +163,6 @@ def draw_corrected(
     root: Tensor,
     places: Places,
     last: LastDraft,
-    front: Front,
     coupling: str,
     passes: int,
 ) -> Candidates:
@@ -187,7 +179,7 @@ def draw_corrected(
         places: the corrected ones, as they are without correction.
         last: the draft that holds the old tokens.
     """
-    chains, context = len(front.choices), stale.context
+    chains, context = len(places.choices), stale.context
     same, other = head.rows(stale.states, stale.old, stale.is_known, tables)
     words, old = stale.old[:, :context], stale.old[:, None, context:]
     past = (same[:, :context] + tables.of_new(words)).repeat_interleave(chains, 0)
@@ -211,17 +203,17 @@ def draw_corrected(
         if places.known is not None:
             is_free = places.known == FREE
             q, first = q.where(is_free[..., None], places.p), first.where(is_free, places.tokens)
-        tokens, drawable = choose(first.unflatten(1, (chains, -1)), q, front)
+        tokens, drawable = choose(first.unflatten(1, (chains, -1)), q, places)
     return Candidates(tokens.flatten(1), drawable.flatten(1), q)
 
 
-def choose(first: Tensor, q: Tensor, front: Front) -> tuple[Tensor, Tensor]:
+def choose(first: Tensor, q: Tensor, front: Places) -> tuple[Tensor, Tensor]:
     """The candidate of each chain at each place, first [B, C, m], and whether it could be drawn."""
     drawable = torch.ones_like(first, dtype=torch.bool)
     if not front.branches:
         return first, drawable
     tokens, could = list(first.unbind(-1)), list(drawable.unbind(-1))
-    q, noise = q.view(*first.shape, -1), iter(front.noise)
+    q, noise = q.view(*first.shape, -1), iter(front.apart)
     for at, branch in enumerate(front.branches):
         if branch > 1:
             ranked = ranked_candidates(tokens[at], q[:, :, at], next(noise), branch)
@@ -269,7 +261,7 @@ class CorrectedDrafter(StateWindowDrafter):
     ) -> None:
         if init not in INITS:
             raise InputError("init", init, " or ".join(INITS))
-        super().__init__(model.config.window if window is None else window, coupling, init, front, reach)
+        super().__init__(model, window, coupling, init, front, reach)
         most = self.tree.reach if self.branches else self.window - 1
         if corrected is None:
             corrected = min(model.config.corrected, most)
@@ -281,7 +273,6 @@ class CorrectedDrafter(StateWindowDrafter):
         passes = model.config.passes if passes is None else passes
         if not is_integer(passes) or not 1 <= passes <= MAX_WINDOW:
             raise InputError("passes", passes, f"an integer from 1 to {MAX_WINDOW}")
-        self._hold(model)
         self.corrected, self.passes = corrected, min(passes, max(1, corrected))
         self.draw: Callable[..., Candidates] = draw_corrected
 

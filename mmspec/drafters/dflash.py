@@ -7,23 +7,16 @@ judged exactly.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, Nodes, Tree
+from mmspec.decoding.draft import Draft, Nodes
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import TargetOutput
-from mmspec.decoding.rows import named
-from mmspec.decoding.verdict import Path
-from mmspec.drafters.heads import HeadDrafter, HeadSession
+from mmspec.drafters.heads import CachingSession, HeadDrafter
 from mmspec.drafters.session import PromptBatch
-from mmspec.drafters.tree import TreeGrowth, TreeShape
+from mmspec.drafters.tree import TreeGrowth
 from mmspec.errors import InputError
 from mmspec.models.dflash import DFlashHead
 from mmspec.targets.causal import CacheState
@@ -32,17 +25,8 @@ from mmspec.validation import require_number
 __all__ = ["DFlashDrafter", "DSparkDrafter"]
 
 
-class BlockSession(HeadSession):
-    """A head at work on one batch, with a cache of its own: a row for every committed token but the newest.
-
-    Attributes:
-        context: [R, c, d] rows of tokens that were committed since the head last read; R = B, or 2B under
-            guidance.
-        fresh: [B] how many of them there are; later ones are padding.
-        has_read: whether the head has read them.
-    """
-
-    row_fields = named("state", "context", "fresh")
+class BlockSession(CachingSession):
+    """A head at work on one batch, with a cache of its own: a row for each committed token but the last."""
 
     head: DFlashHead
     drafter: DFlashDrafter
@@ -51,8 +35,7 @@ class BlockSession(HeadSession):
         super().__init__(drafter, batch)
         head, device = self.head, self.target.device
         self.additive = head.dtype if device.type == "cpu" else None
-        taps = [batch.prefill.taps[tap] for tap in head.taps]
-        known = [head.join(states) for states in zip(*taps, strict=True)]
+        known = self._known(batch)
         lengths = [rows.shape[1] for rows in known]
         capacity = max(lengths) + 2 * head.config.block
         cache = RaggedCache(head.layers_config, len(known), capacity, device)
@@ -62,9 +45,8 @@ class BlockSession(HeadSession):
         offset = torch.zeros(len(known), dtype=torch.long, device=device)
         # the newest token counts, as its row follows
         self.state = CacheState(cache, offset, [length + 1 for length in lengths])
-        self.context = torch.cat([rows[:, :0] for rows in known])
-        self.fresh = torch.zeros(len(batch.requests), dtype=torch.long, device=device)
-        self.has_read = False
+        self.features = torch.cat([rows[:, :0] for rows in known])
+        self.accepted = torch.full((len(batch.requests),), -1, device=device)
 
     def propose(self, canvas: Canvas) -> Draft:
         self.passes += 1
@@ -87,28 +69,15 @@ class BlockSession(HeadSession):
             if state is not None:
                 state = pick(state, self._copied(parent))
 
-    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
-        path = self._copied(verdict.nodes)
-        rows = self.head.join([pick(output.taps[tap], path) for tap in self.head.taps])
-        count = verdict.accepted + 1  # the root, and what was accepted after it
-        if self.has_read:
-            self.context, self.fresh, self.has_read = rows, count, False
-            return
-        places = self._copied(self.fresh)[:, None] + torch.arange(rows.shape[1], device=rows.device)
-        longer = pad(self.context, (0, 0, 0, rows.shape[1]))
-        self.context = longer.scatter(1, places[..., None].expand_as(rows), rows)
-        self.fresh = self.fresh + count
-
     def _denoise(self, canvas: Canvas) -> Tensor:
         """Read the rows that are new and denoise a block behind them: its states [R, n, d]."""
-        self.has_read = True
-        cache, fresh = self.state.cache, self._copied(self.fresh)
+        cache, accepted = self.state.cache, self._copied(self.accepted)
         block = self.head.slots(self._copied(canvas.root), self.target.embed)
-        new, count = self.context.shape[1], block.shape[1]
-        slot = torch.arange(new + count, device=fresh.device).expand(len(fresh), -1)
+        new, count = self.features.shape[1], block.shape[1]
+        slot = torch.arange(new + count, device=accepted.device).expand(len(accepted), -1)
         is_block = slot >= new
-        depths = torch.where(is_block, fresh[:, None] + slot - new, slot)
-        seen = is_block | (slot < fresh[:, None])
+        depths = torch.where(is_block, accepted[:, None] + slot - (new - 1), slot)
+        seen = is_block | (slot <= accepted[:, None])
         tokens = self._copied(canvas.root)[:, None].expand(-1, count)
         cache.begin_score(slot, new + count)
         masks = {}
@@ -120,10 +89,8 @@ class BlockSession(HeadSession):
             made = cache.attention_mask(nodes, self.additive)
             masks[causal] = made if isinstance(made, dict) else dict.fromkeys(cache.layer_types, made)
         mask = [masks[causal][kind] for kind, causal in self.head.config.layers]
-        hidden: Tensor = self.head(block, self.context, cache.lengths[:, None] + depths, mask, cache)
-        cache.commit(None, fresh)
-        cache.longest += new
-        self.state.tighten(canvas.length_bounds)
+        hidden: Tensor = self.head(block, self.features, cache.lengths[:, None] + depths, mask, cache)
+        self._keep(canvas, accepted, new)
         return hidden
 
     def _cut(self, log_p: Tensor, slot: Tensor, before: Tensor) -> Tensor:
@@ -165,11 +132,9 @@ class DFlashDrafter(HeadDrafter):
             raise InputError("least_confidence", least_confidence, "0: this head has no confidence")
         self.least_confidence = least_confidence
 
-    def _choose_tree(self, **asked: Any) -> TreeShape:
-        shape, most = super()._choose_tree(**asked), self.model.config.depth
-        if shape.depth > most:
-            raise InputError("depth", shape.depth, f"at most {most}, the tokens that a pass predicts")
-        return shape
+    @property
+    def deepest(self) -> tuple[int, str]:
+        return self.model.config.depth, "the tokens that a pass predicts"
 
 
 class DSparkDrafter(DFlashDrafter):

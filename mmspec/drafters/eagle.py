@@ -7,7 +7,7 @@ random when it samples; ours are always the likeliest ones, for which `sample_an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from mmspec.decoding.rows import named
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafters.session import PromptBatch
 from mmspec.drafters.tree import TreeGrowth
-from mmspec.models.eagle3 import Eagle3Head, ParallelHead
+from mmspec.models.eagle3 import ParallelHead
 from mmspec.visual_tokens.spans import find_images
 from mmspec.visual_tokens.splice import PromptRows
 
@@ -74,7 +74,6 @@ class ParallelSession(EagleSession):
 
     def _read_ahead(self, canvas: Canvas) -> Tensor:
         """Read what was committed since the last time, and a mask behind it, which is not kept."""
-        self.has_read = True
         mask = self.shape.depth - 1
         places = self.accepted[:, None] + torch.arange(mask + 1, device=self.tokens.device)
         ahead = torch.full_like(places, self.head.config.mask_token)
@@ -85,9 +84,7 @@ class ParallelSession(EagleSession):
         index = places[:, 1:, None].expand(-1, -1, features.shape[-1])
         features = features.scatter(1, index, self.head.mask_feature.to(features).expand(index.shape))
         hidden = self._read(features, Tree.chain(tokens, DraftKind.POINT).nodes)
-        self.state.cache.commit(None, self._copied(self.accepted) + 1)
-        self.state.cache.longest += tokens.shape[1]
-        self.state.tighten(canvas.length_bounds)
+        self._keep(canvas, self._copied(self.accepted), tokens.shape[1])
         return pick(hidden, places)
 
     def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
@@ -98,6 +95,12 @@ class ParallelSession(EagleSession):
         return super()._prompt_rows(prompt, embeddings.where(seen, own.to(embeddings)), features)
 
 
+def open_session(drafter: Eagle3Drafter, batch: PromptBatch) -> EagleSession:
+    """Open the session for a head that predicts a level in a pass, or all of them."""
+    kind = ParallelSession if isinstance(drafter.model, ParallelHead) else EagleSession
+    return kind(drafter, batch)
+
+
 class EagleDrafter(FeatureDrafter):
     """A tree of the likeliest continuations by a head that predicts the target's hidden states.
 
@@ -105,7 +108,7 @@ class EagleDrafter(FeatureDrafter):
     """
 
     title = "an EAGLE head"
-    session = EagleSession
+    session: Callable[..., EagleSession] = EagleSession
 
 
 class Eagle3Drafter(EagleDrafter):
@@ -117,18 +120,7 @@ class Eagle3Drafter(EagleDrafter):
     """
 
     title = "an EAGLE-3 head"
-
-    def __init__(
-        self,
-        model: Eagle3Head,
-        num_draft_tokens: int | None = None,
-        depth: int | None = None,
-        top_k: int | None = None,
-        tree: str | Sequence[int] = "dynamic",
-    ) -> None:
-        super().__init__(model, num_draft_tokens, depth, top_k, tree)
-        if isinstance(model, ParallelHead):
-            self.session = ParallelSession
+    session = staticmethod(open_session)
 
 
 class MtpDrafter(EagleDrafter):

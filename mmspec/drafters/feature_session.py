@@ -17,11 +17,11 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import DraftKind, Nodes, Tree
-from mmspec.decoding.indexing import pick, take
+from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Path
-from mmspec.drafters.heads import HeadDrafter, HeadSession
+from mmspec.drafters.heads import CachingSession, HeadDrafter
 from mmspec.drafters.session import PromptBatch
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
@@ -53,7 +53,7 @@ class FeatureDrafter(HeadDrafter):
                 self.steps = CompiledForward(type(head).__name__, partial(read_nodes, head))
 
 
-class FeatureSession(HeadSession):
+class FeatureSession(CachingSession):
     """A head at work on one batch, with a cache of its own: the prompts' rows, then a row for every token.
 
     Rows of committed tokens are made of the target's hidden states, rows of candidates of the head's own
@@ -64,11 +64,10 @@ class FeatureSession(HeadSession):
             known. Rounds that nothing was drafted for make them longer.
         features: [R, D + 1, d] of the token before each; R = B, or 2B under guidance.
         accepted: [B] which of them the root is; later ones are padding.
-        has_read: whether the head has read them.
         summary: [R, s] what the head keeps of the prompts' images; None if nothing.
     """
 
-    row_fields = named("state", "tokens", "accepted", "features", "summary")
+    row_fields = named("tokens", "summary")
 
     head: FeatureHead
 
@@ -77,39 +76,29 @@ class FeatureSession(HeadSession):
         self.steps = drafter.steps
         self.additive = mask_dtype(self.head.decoder)
         self.plain = attends_plainly(self.head.decoder)
-        taps = [batch.prefill.taps[tap] for tap in self.head.taps]
-        known = [self.head.join(states) for states in zip(*taps, strict=True)]
-        self.state, self.summary = self._read_prompts(batch.prompts, batch.prefill.taps[EMBEDDINGS], known)
+        known = self._known(batch)
+        self.state, self.summary = self._read_prompts(batch, known)
         last = torch.cat([features[:, -1:] for features in known])
         self.features = pad(last, (0, 0, 0, self.shape.depth))
         size = len(batch.requests), self.shape.depth + 1
         self.tokens = torch.zeros(size, dtype=torch.long, device=last.device)
         self.accepted = self.tokens[:, 0]
-        self.has_read = False
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
-        path = self._copied(verdict.nodes)
         tokens = draft.tokens.gather(1, verdict.nodes)
-        features = self.head.join([pick(output.taps[tap], path) for tap in self.head.taps])
         if self.has_read:
-            self.tokens, self.features, self.accepted = tokens.roll(-1, 1), features, verdict.accepted
-            self.has_read = False
-            return
-        more = tokens.shape[1]  # the old root and what follows it
-        places = self.accepted[:, None] + torch.arange(more, device=tokens.device)
-        self.tokens = pad(self.tokens, (0, more)).scatter(1, places, tokens)
-        after = self._copied(places + 1)[..., None].expand_as(features)
-        self.features = pad(self.features, (0, 0, 0, more)).scatter(1, after, features)
-        self.accepted = self.accepted + 1 + verdict.accepted
+            self.tokens = tokens.roll(-1, 1)
+        else:
+            more = tokens.shape[1]
+            places = self.accepted[:, None] + torch.arange(more, device=tokens.device)
+            self.tokens = pad(self.tokens, (0, more)).scatter(1, places, tokens)
+        super().observe(draft, output, scores, verdict)
 
     def _read_prompts(
-        self,
-        prompts: Sequence[Mapping[str, Tensor]],
-        embeddings: Sequence[Tensor],
-        features: Sequence[Tensor],
+        self, batch: PromptBatch, features: Sequence[Tensor]
     ) -> tuple[CacheState, Tensor | None]:
         """Read R prompts [1, L_r, d] into a cache, one at a time as the target does; it and their summary."""
-        device = self.target.device
+        prompts, embeddings, device = batch.prompts, batch.prefill.taps[EMBEDDINGS], self.target.device
         read = [self._prompt_rows(*each) for each in zip(prompts, embeddings, features, strict=True)]
         lengths = [made.lengths[0] + 1 for made in read]  # the newest token, whose row follows, counts
         capacity = max(lengths) + 2 * self.shape.num_draft_tokens
@@ -143,14 +132,11 @@ class FeatureSession(HeadSession):
 
     def _read_committed(self, canvas: Canvas) -> Tensor:
         """Read what was committed since the last time, the root included; the head's state there, [R, d]."""
-        self.has_read = True
         tokens = self.tokens.scatter(1, self.accepted[:, None], canvas.root[:, None])
         chain = Tree.chain(tokens, DraftKind.POINT)
         hidden = self._read(self.features, chain.nodes)
         accepted = self._copied(self.accepted)
-        self.state.cache.commit(None, accepted + 1)
-        self.state.cache.longest += tokens.shape[1]
-        self.state.tighten(canvas.length_bounds)
+        self._keep(canvas, accepted, tokens.shape[1])
         return take(hidden, accepted)
 
     def _read(self, features: Tensor, nodes: Nodes) -> Tensor:

@@ -7,8 +7,6 @@ With `block=1` the same weights draft one token a pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -65,7 +63,8 @@ class FlashSession(FeatureSession):
             offset = growth.level % block
             if offset == 0:
                 if unread:
-                    hidden = self._read_nodes(unread, growth)
+                    tokens, features = (torch.cat(parts, 1) for parts in zip(*unread, strict=True))
+                    hidden = self._read(features, growth.nodes(tokens))[:, -growth.tokens.shape[1] :]
                     base = torch.arange(hidden.shape[1], device=root.device).expand(len(root), -1)
                     unread = []
                 ahead = min(block, self.shape.depth - growth.level)
@@ -78,11 +77,6 @@ class FlashSession(FeatureSession):
                 before = pick(predicted[:, :, offset], self._copied(base))
                 unread.append((growth.tokens, before))
         return growth.draft()
-
-    def _read_nodes(self, unread: Sequence[tuple[Tensor, Tensor]], growth: TreeGrowth) -> Tensor:
-        """Read levels of expanded nodes in one pass; the head's state at the last of them, [R, w, d]."""
-        tokens, features = (torch.cat(parts, 1) for parts in zip(*unread, strict=True))
-        return self._read(features, growth.nodes(tokens))[:, -growth.tokens.shape[1] :]
 
     def _biased(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[B, w, V] logits after nodes [B, w]: the head's [R, w, V], and the bias of what stands before."""

@@ -12,21 +12,24 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.indexing import take
+from mmspec.decoding.indexing import pick, put, take
 from mmspec.decoding.interfaces import DraftSession, Target, TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.session import PromptBatch, SessionDrafter
-from mmspec.drafters.tree import DynamicTree, TreeShape, choose_tree
+from mmspec.drafters.tree import DynamicTree, choose_tree
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead, WindowHead
-from mmspec.targets.causal import CausalTarget
+from mmspec.targets.causal import CacheState, CausalTarget
+from mmspec.validation import MAX_DRAFT_TOKENS
 
-__all__ = ["HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
+__all__ = ["CachingSession", "HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
 
 
 class TrainedDrafter(SessionDrafter):
@@ -108,15 +111,18 @@ class HeadDrafter(TrainedDrafter):
         tree: str | Sequence[int] = "dynamic",
     ) -> None:
         self.model = model
-        sizes = {"num_draft_tokens": num_draft_tokens, "depth": depth, "top_k": top_k}
-        self.shape = self._choose_tree(tree=tree, **sizes)
+        self.shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree)
+        most, what = self.deepest
+        if self.shape.depth > most:
+            raise InputError("depth", self.shape.depth, f"at most {most}, {what}")
         self.taps = (*self.more_taps, *model.taps)
         self.max_nodes = self.shape.num_draft_tokens + 1
         self.branches = self.shape.max_children > 1
 
-    def _choose_tree(self, **asked: Any) -> TreeShape:
-        """The tree that the constructor's arguments ask for."""
-        return choose_tree(self.model.config, **asked)
+    @property
+    def deepest(self) -> tuple[int, str]:
+        """The deepest level of which the head can predict tokens, and what that is, for messages."""
+        return MAX_DRAFT_TOKENS, "the most nodes of a tree"
 
     def check(self, target: Target[Any]) -> None:
         super().check(target)
@@ -186,5 +192,47 @@ class StateSession(HeadSession):
         self.hidden = torch.cat([hidden[:, -1] for hidden in batch.prefill.taps[HIDDEN]])
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
-        newest = verdict.last
-        self.hidden = take(output.taps[HIDDEN], self._copied(newest))
+        self.hidden = take(output.taps[HIDDEN], self._copied(verdict.last))
+
+
+class CachingSession(HeadSession):
+    """A head with a cache of its own, which reads what the target made of every committed token.
+
+    Attributes:
+        state: its cache.
+        features: [R, c, d] that the target made of tokens which were committed since the head last read.
+        accepted: [B] which of them is the newest, -1 for none; later ones are padding.
+        has_read: whether the head has read them.
+    """
+
+    row_fields = named("state", "features", "accepted")
+
+    head: Any
+    state: CacheState
+    features: Tensor
+    accepted: Tensor
+    has_read = False
+
+    def _known(self, batch: PromptBatch) -> list[Tensor]:
+        """Features of the R prompts, [1, L_r, d] each."""
+        taps = [batch.prefill.taps[tap] for tap in self.head.taps]
+        return [self.head.join(states) for states in zip(*taps, strict=True)]
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        path = self._copied(verdict.nodes)
+        features = self.head.join([pick(output.taps[tap], path) for tap in self.head.taps])
+        if self.has_read:
+            self.features, self.accepted, self.has_read = features, verdict.accepted, False
+            return
+        more = features.shape[1]  # of the old root and what follows it
+        places = self._copied(self.accepted)[:, None] + torch.arange(1, 1 + more, device=path.device)
+        self.features = pad(self.features, (0, 0, 0, more))
+        put(self.features, places, features)
+        self.accepted = self.accepted + 1 + verdict.accepted
+
+    def _keep(self, canvas: Canvas, accepted: Tensor, read: int) -> None:
+        """Keep the rows [R] up to `accepted` of so many that were read."""
+        self.has_read = True
+        self.state.cache.commit(None, accepted + 1)
+        self.state.cache.longest += read
+        self.state.tighten(canvas.length_bounds)

@@ -126,6 +126,23 @@ class Observed(Rows):
     accepted: Tensor  # [B] number of accepted tokens
 
 
+class Candidates(NamedTuple):
+    """Nodes of a tree: [B, n] tokens, whether each could be drawn, and [B, n, V] what from."""
+
+    tokens: Tensor
+    drawable: Tensor
+    p: Tensor
+
+    def of(self, first: int, end: int) -> Candidates:
+        """Return the candidates of some slots."""
+        return Candidates(*(each[:, first:end] for each in self))
+
+    @staticmethod
+    def join(parts: Sequence[Candidates]) -> Candidates:
+        """Join the candidates of several slots."""
+        return Candidates(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+
+
 @dataclass(frozen=True)
 class Window:
     """A new window of W slots: slot 0 holds the root, the others drafts."""
@@ -138,26 +155,10 @@ class Window:
     known: Tensor  # [B, W] the token that grammar or a neighbour put there, or FREE
     noise: Tensor  # [B, W, 3] uniforms or [B, W, V] Gumbel noise that each was drawn with
 
-
-class Candidates(NamedTuple):
-    """Nodes of a tree: [B, n] tokens, whether each could be drawn, and [B, n, V] what from."""
-
-    tokens: Tensor
-    drawable: Tensor
-    p: Tensor
-
-    def at(self, slot: int) -> Candidates:
-        """Return the candidates of one slot."""
-        return Candidates(*(each[:, slot : slot + 1] for each in self))
-
-    def behind(self, slot: int) -> Candidates:
-        """Return the candidates of the slots after one."""
-        return Candidates(*(each[:, slot + 1 :] for each in self))
-
-    @staticmethod
-    def join(parts: Sequence[Candidates]) -> Candidates:
-        """Join the candidates of several slots."""
-        return Candidates(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+    @property
+    def first(self) -> Candidates:
+        """The drafts as the first candidate of each slot."""
+        return Candidates(self.tokens, torch.ones_like(self.tokens, dtype=torch.bool), self.p)
 
 
 class JacobiSession(DraftSession):
@@ -268,12 +269,17 @@ class JacobiSession(DraftSession):
 
     def _fill(self, window: Window, last: LastDraft) -> Candidates:
         """Make the nodes of the tree from a new window: what stands there, and further candidates."""
-        whole = Candidates(window.tokens, torch.ones_like(window.tokens, dtype=torch.bool), window.p)
+        first = window.first
         if not self.drafter.branches:
-            return whole
-        slots = range(1, self.drafter.window)
-        levels = (self._candidates(whole.at(slot), window.place, slot) for slot in slots)
-        return Candidates.join([whole.at(0), *levels])
+            return first
+        return Candidates.join([first.of(0, 1), *self._behind(first, window.place, 0)])
+
+    def _behind(self, first: Candidates, place: Tensor, slot: int) -> Sequence[Candidates]:
+        """Make the nodes of the slots behind one, given the first candidate of each slot."""
+        end = self.drafter.window
+        if not self.drafter.branches:
+            return [first.of(slot + 1, end)]
+        return [self._candidates(first.of(at, at + 1), place, at) for at in range(slot + 1, end)]
 
     def _candidates(self, first: Candidates, place: Tensor, slot: int) -> Candidates:
         """Make all candidates of a slot, given the first one; they are the same behind every parent."""
@@ -296,11 +302,11 @@ class JacobiSession(DraftSession):
     def _edge(self, place: Tensor, scored: int) -> Tensor:
         """[B, 1] last scored node that gave the p of a free place; place [B, 1] is that of node 0."""
         nodes = torch.arange(scored, device=place.device)
-        return nodes.where(self.layout.forced(place + nodes) == FREE, 0).amax(-1, keepdim=True)
+        return nodes.where(self.layout.grammar.at(place + nodes) == FREE, 0).amax(-1, keepdim=True)
 
     def _standing(self, place: Tensor, first: Tensor, tokens: Tensor, canvas: Canvas) -> Tensor:
         """[B, W] token that grammar or neighbour puts in places from `first` [B, 1] on; FREE for a draw."""
-        forced = self.layout.forced(place)
+        forced = self.layout.grammar.at(place)
         if self.drafter.init not in NEIGHBOURS:
             return forced
         copied = self.layout.copy(self.drafter.init, place, first, tokens, canvas.before(self.layout.reach))

@@ -12,12 +12,12 @@ from statistics import fmean, median
 from time import perf_counter
 
 from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Categorical, PointMass, Scores
+from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind, Tree
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
+from mmspec.drafters.session import PromptBatch, SessionDrafter
 
 __all__ = ["CostModel", "PacedDrafter", "half_lengths"]
 
@@ -111,46 +111,19 @@ class CostModel:
         return tokens
 
 
-class PacedDrafter(Drafter):
-    """Wraps a drafter whose draft size a measured cost model chooses, one for each batch size.
-
-    Args:
-        inner: the drafter that proposes.
-        models: cost models by batch size; they outlive the calls.
-        clock: returns seconds.
-    """
-
-    def __init__(
-        self, inner: Drafter, models: dict[int, CostModel], clock: Callable[[], float] = perf_counter
-    ) -> None:
-        self.inner, self.models, self.clock = inner, models, clock
-        self.kind, self.max_nodes = inner.kind, inner.max_nodes
-        self.taps, self.branches = inner.taps, inner.branches
-
-    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
-        self.inner.admit(requests, sampler, stopping)
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        session = self.inner.start(requests, prefill, sampler, random)
-        model = self.models.setdefault(len(requests), CostModel(self.inner.sizes))
-        none = prefill.logits.new_zeros(len(requests), 0, prefill.logits.shape[-1])
-        is_drawn = self.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
-        nothing = Categorical(none) if is_drawn else PointMass(none[:, :, 0])
-        return PacedSession(self, session, model, nothing)
-
-
 class PacedSession(DraftSession):
     """Wraps a session: sets its size before every round, or drafts nothing.
 
     A round lasts from one proposal to the next: only then has the host read what it gave.
     """
 
-    def __init__(
-        self, drafter: PacedDrafter, inner: DraftSession, model: CostModel, nothing: Categorical | PointMass
-    ) -> None:
-        self.drafter, self.inner, self.model, self.nothing = drafter, inner, model, nothing
+    def __init__(self, drafter: PacedDrafter, batch: PromptBatch) -> None:
+        self.drafter, inner, rows = drafter, drafter.inner, len(batch.requests)
+        self.inner = inner.start(batch.requests, batch.prefill, batch.sampler, batch.random)
+        self.model = drafter.models.setdefault(rows, CostModel(inner.sizes))
+        none = batch.prefill.logits.new_zeros(rows, 0, batch.prefill.logits.shape[-1])
+        is_drawn = drafter.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
+        self.nothing = Categorical(none) if is_drawn else None
         self.choice: int | None = None
         self.started = 0.0
         self.lengths: list[int] = []
@@ -170,6 +143,28 @@ class PacedSession(DraftSession):
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.inner.observe(draft, output, scores, verdict)
+
+
+class PacedDrafter(SessionDrafter):
+    """Wraps a drafter whose draft size a measured cost model chooses, one for each batch size.
+
+    Args:
+        inner: the drafter that proposes.
+        models: cost models by batch size; they outlive the calls.
+        clock: returns seconds.
+    """
+
+    session = PacedSession
+
+    def __init__(
+        self, inner: Drafter, models: dict[int, CostModel], clock: Callable[[], float] = perf_counter
+    ) -> None:
+        self.inner, self.models, self.clock = inner, models, clock
+        self.kind, self.max_nodes = inner.kind, inner.max_nodes
+        self.taps, self.branches = inner.taps, inner.branches
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        self.inner.admit(requests, sampler, stopping)
 
 
 def half_lengths(length: int) -> tuple[int, ...]:

@@ -9,8 +9,6 @@ is exact, in place of Medusa's typical one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -20,8 +18,7 @@ from mmspec.decoding.indexing import pick
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafters.heads import HeadDrafter, HeadSession, StateSession
 from mmspec.drafters.session import PromptBatch
-from mmspec.drafters.tree import TreeGrowth, TreeShape, choose_tree
-from mmspec.errors import InputError
+from mmspec.drafters.tree import TreeGrowth
 from mmspec.models.hydra import HydraHead
 from mmspec.models.medusa import MedusaHead
 
@@ -35,12 +32,9 @@ class LevelDrafter(HeadDrafter):
         training measured.
     """
 
-    def _choose_tree(self, **asked: Any) -> TreeShape:
-        config = self.model.config
-        shape = choose_tree(config, **asked, rates=config.hit_rates)
-        if shape.depth > config.num_heads:
-            raise InputError("depth", shape.depth, f"at most {config.num_heads}, the number of heads")
-        return shape
+    @property
+    def deepest(self) -> tuple[int, str]:
+        return self.model.config.num_heads, "the number of heads"
 
 
 class MedusaSession(StateSession):

@@ -21,7 +21,7 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Requ
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.order import OrderSession
+from mmspec.drafters.order import Groups, OrderSession
 from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -78,9 +78,7 @@ class UnmaskingSession(OrderSession):
     def count_decided(self, row: int, canvas: Canvas) -> int:
         return canvas.output_lengths[row]
 
-    def block(
-        self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Sequence[tuple[int, int]]
-    ) -> MaskedBlock:
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> MaskedBlock:
         rows, length = self.order.shape
         is_open = exists & ~canvas.decided.gather(1, places)
         slot = torch.arange(length + 1, device=self.device)

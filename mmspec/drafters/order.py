@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Block, Draft
 from mmspec.decoding.interfaces import DraftSession
 
-__all__ = ["OrderSession"]
+__all__ = ["Groups", "OrderSession"]
+
+Groups: TypeAlias = Sequence[tuple[int, int]]  # begin and end of each row's, in its order
 
 
 class OrderSession(DraftSession):
@@ -54,16 +57,14 @@ class OrderSession(DraftSession):
         """How many places of a row are decided, from the first of its order on without a gap."""
 
     @abstractmethod
-    def block(
-        self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Sequence[tuple[int, int]]
-    ) -> Block:
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> Block:
         """Build the draft of one kind of target.
 
         Args:
             canvas: the output so far.
             places: [B, L] of the groups.
             exists: [B, L] False behind the end of a group that is smaller than others.
-            groups: begin and end of each row's, in its order.
+            groups: that the rows are at.
         """
 
 

@@ -38,9 +38,8 @@ class StaircaseSession(DraftSession):
 
     Attributes:
         fed: [B, L + 1] places whose keys are those of the token that stands there; nothing at L.
-        guesses: [B, L + 1] the target's latest choice for a place, or FREE.
-        trials: [B, R] the first token of a row, drawn but not judged yet, or FREE.
-        offered: [B, V] the distribution that the one on trial was drawn from.
+        guesses: [B, L + 1] the target's latest choice for a place, not judged yet, or FREE.
+        offered: [B, V] the distribution that a row's first token, drawn but not judged yet, was drawn from.
         rounds: forwards so far.
     """
 
@@ -72,7 +71,6 @@ class StaircaseSession(DraftSession):
         self.seen_from = above * self.lag + torch.where(behind < self.columns, behind + 1, self.lag)
         self.fed = torch.zeros_like(self.seen_from, dtype=torch.bool)
         self.guesses = torch.full_like(self.seen_from, FREE)
-        self.trials = torch.full_like(self.begin, FREE)
         self.offered = torch.zeros(len(grids), vocabulary, device=device)
 
     def open(self, canvas: Canvas) -> Draft:
@@ -173,18 +171,16 @@ class StaircaseSession(DraftSession):
         stand_in = self.begin.gather(1, above) + there - 1
         tokens = canvas.tokens.gather(1, self.root.where(is_known, stand_in))[:, :, None]
         valid = pad(self.follows[:, :, :-1], (1, 0), value=True)
-        if self.step.shape[0] == 1:
-            return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
-        guesses = self.guesses.gather(1, self.places.flatten(1)).view_as(self.places)
-        tokens = torch.where((guesses == FREE) | (self.step == 0), tokens, guesses)
+        if self.step.shape[0] > 1:
+            guesses = self.guesses.gather(1, self.places.flatten(1)).view_as(self.places)
+            tokens = torch.where((guesses == FREE) | (self.step == 0), tokens, guesses)
         if not self.drafter.adaptive:
             return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
-        trial = self.trials.gather(1, self.row)
-        self.on_trial = (self.done == 0) & (trial == FREE) & (there < self.columns) & is_used
+        is_tried = guesses[:, :, 1] != FREE
+        self.on_trial = (self.done == 0) & ~is_tried & (there < self.columns) & is_used
         self.follows[:, :, 0] &= ~self.on_trial
-        self.follows[:, :, 1] &= trial != FREE
-        valid[:, :, 1] = trial != FREE
-        tokens[:, :, 1] = trial.clamp_min(0)
+        self.follows[:, :, 1] &= is_tried
+        valid[:, :, 1] = is_tried
         q = self.offered[:, None, None].expand(-1, *valid[:, :, 1:].shape[1:], -1).flatten(0, 1)
         return tokens, valid, Categorical(q)
 
@@ -213,7 +209,8 @@ class StaircaseSession(DraftSession):
         random, starts = self.random.repeat(rows * lanes), draft.starts.flatten()
         choice = scores.choose(draft.lanes, random, starts).view_as(self.places)
         if self.drafter.adaptive:
-            self.trials.fill_(FREE).scatter_(1, self.row, choice[:, :, 0].where(self.on_trial, FREE))
+            tried = choice[:, :, 0].where(self.on_trial, FREE)
+            self.guesses.fill_(FREE).scatter_(1, self.places[:, :, 1], tried)
             lane = self.on_trial.long().argmax(-1)
             self.offered = take(scores.p[:, 0].view(rows, lanes, -1), lane)
         else:
@@ -271,8 +268,7 @@ class StaircaseDrafter(SessionDrafter):
     def fit(self, target: Target[Any]) -> StaircaseDrafter:
         self.check(target)
         fitted = copy.copy(self)
-        if target.grid is not None:
-            fitted.max_nodes = self.nodes * self.lanes(target.grid)
+        fitted.max_nodes = self.nodes * self.lanes(require_grid(target.grid, "zipar"))
         return fitted
 
     def check(self, target: Target[Any]) -> None:

@@ -172,35 +172,30 @@ def choose_tree(
     depth: int | None = None,
     top_k: int | None = None,
     tree: str | Sequence[int] = "dynamic",
-    rates: Sequence[Sequence[float]] = (),
 ) -> TreeShape:
     """The tree that a drafter's arguments ask for; sizes that were not asked for give way to those that were.
 
     Args:
-        usual: config of a head, whose sizes are taken where nothing is asked for.
+        usual: config of a head, whose sizes are taken where nothing is asked for; `hit_rates` are what its
+            training measured, if it has them.
         num_draft_tokens, depth, top_k: of a dynamic tree.
         tree: "dynamic"; or a static tree: one of `NAMED_TREES`, or the parents of its nodes; or "measured",
             the best static one of `num_draft_tokens`.
-        rates: of heads whose training measured them; see `best_first`.
 
     Raises:
         InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
     """
+    rates = getattr(usual, "hit_rates", ())
     if tree == "measured" and rates:
         most = check_draft_tokens(usual.num_draft_tokens if num_draft_tokens is None else num_draft_tokens)
         tree, num_draft_tokens = best_first(rates, most), None
     if tree == "dynamic":
-        if num_draft_tokens is not None:
-            most = check_draft_tokens(num_draft_tokens)
-            return DynamicTree(
-                most,
-                min(usual.depth, most) if depth is None else depth,
-                min(usual.top_k, most) if top_k is None else top_k,
-            )
-        depth, top_k = usual.depth if depth is None else depth, usual.top_k if top_k is None else top_k
-        nodes = usual.num_draft_tokens
+        nodes = usual.num_draft_tokens if num_draft_tokens is None else check_draft_tokens(num_draft_tokens)
+        most = max(usual.depth, usual.top_k) if num_draft_tokens is None else nodes
+        depth = min(usual.depth, most) if depth is None else depth
+        top_k = min(usual.top_k, most) if top_k is None else top_k
         sane = all(is_integer(value) and value >= 1 for value in (depth, top_k))
-        if sane:  # else the tree says what is wrong
+        if num_draft_tokens is None and sane:  # else the tree says what is wrong
             nodes = max(depth, top_k, min(nodes, top_k + (depth - 1) * top_k**2))
         return DynamicTree(nodes, depth, top_k)
     for name, value in (("num_draft_tokens", num_draft_tokens), ("depth", depth), ("top_k", top_k)):

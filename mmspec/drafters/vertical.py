@@ -52,7 +52,7 @@ class VerticalSession(StateWindowSession):
         # states of the places before the root, and then of the slots, where the target has read a token there
         states = torch.cat([self.committed, pick(self.read.states, stood)], 1)
         is_read = torch.cat([torch.ones_like(place[:, :1]).expand(-1, size) > 0, stood > 0], 1)
-        above = self.layout.above_cell(place)
+        above = place - self.layout.stride
         index = (above - place[:, :1] + size).clamp_min(0)
         is_drafted = ~covered & (above >= 0) & is_read.gather(1, index)
         logits = read_below(self.head, self.target, pick(states, index), self.layout.uniform > 0)
@@ -88,8 +88,7 @@ class VerticalDrafter(StateWindowDrafter):
         front: str | Sequence[int] = (),
         reach: int | None = None,
     ) -> None:
-        super().__init__(model.config.window if window is None else window, coupling, "edge", front, reach)
-        self._hold(model)
+        super().__init__(model, window, coupling, "edge", front, reach)
 
     def require_room(self, layout: Layout | None) -> None:
         if layout is None:

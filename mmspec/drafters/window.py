@@ -38,13 +38,14 @@ class WindowLayout:
     """Output places of a batch, on the device. Rows without a layout have endlessly many, all of them free.
 
     Attributes:
-        length: [B, 1] number of places.
+        length, stride: [B, 1] number of places, and those from a cell to the one below it.
+        grammar: which tokens are forced in which places.
         uniform: [B, 1, V] uniform over the codes; over all tokens in rows without a layout.
         has_syntax: True if a grammar forces some places.
     """
 
     def __init__(self, layouts: Sequence[Layout | None], vocabulary: int, device: torch.device) -> None:
-        self._grammar = Grammar([() if layout is None else layout.forced for layout in layouts], device)
+        self.grammar = Grammar([() if layout is None else layout.forced for layout in layouts], device)
         length = torch.full((len(layouts), 1), torch.iinfo(torch.long).max)
         stride, codes = torch.ones_like(length), torch.full_like(length, vocabulary)
         for row, layout in enumerate(layouts):
@@ -52,30 +53,22 @@ class WindowLayout:
                 length[row], codes[row] = layout.length, layout.codebook_size
             if isinstance(layout, ImageGrid):
                 stride[row] = layout.stride
-        is_free = self._grammar.forced == FREE
+        is_free = self.grammar.forced == FREE
         self.has_syntax = not bool(is_free.all())
         self.reach = 1 + int(stride.max())  # back to the cell above the next place, or before a row's end
         free = torch.arange(is_free.shape[1], device=device).where(is_free, 0)
         self._left = free.cummax(-1).values.roll(1, -1)  # [B, places] the last free one before
-        self._stride = stride.to(device)
+        self.stride = stride.to(device)
         self.length = length.to(device)
         self.uniform = ((torch.arange(vocabulary) < codes).float() / codes)[:, None].to(device)
-
-    def forced(self, place: Tensor) -> Tensor:
-        """[B, n] the token that the grammar forces at each place [B, n], or FREE."""
-        return self._grammar.at(place)
 
     def left(self, place: Tensor, first: Tensor) -> Tensor:
         """[B, n] the cell that each place repeats: in raster order, the last before `first` [B, 1]."""
         return look_up(self._left, first).expand_as(place)
 
-    def above_cell(self, place: Tensor) -> Tensor:
-        """[B, n] the place one row above each; negative in the first row."""
-        return place - self._stride
-
     def above(self, place: Tensor, first: Tensor) -> Tensor:
         """[B, n] the last place before `first` [B, 1] in the column of each; in the first row, as `left`."""
-        upper = place - ((place - first).clamp_min(0) // self._stride + 1) * self._stride
+        upper = place - ((place - first).clamp_min(0) // self.stride + 1) * self.stride
         return torch.where(upper >= 0, upper, self.left(place, first))
 
     def copy(self, init: str, place: Tensor, first: Tensor, tokens: Tensor, recent: Tensor) -> Tensor:

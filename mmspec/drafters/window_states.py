@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Tree
-from mmspec.decoding.image_grid import FREE, ImageGrid, Layout
+from mmspec.decoding.image_grid import FREE, ImageGrid
 from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Request, Target, TargetOutput
 from mmspec.decoding.rows import RowField, Rows, named
@@ -24,7 +24,7 @@ from mmspec.drafters.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.models.feature_head import WindowHead
 
-__all__ = ["Read", "StateWindowDrafter", "StateWindowSession", "codebook_sample", "learnt_images"]
+__all__ = ["Read", "StateWindowDrafter", "StateWindowSession", "codebook_sample"]
 
 SAMPLED = 16  # numbers of a codebook
 
@@ -96,8 +96,8 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
 
     model: WindowHead
 
-    def _hold(self, model: WindowHead) -> None:
-        """Set the head, and what it reads."""
+    def __init__(self, model: WindowHead, window: int | None, *settings: Any) -> None:
+        super().__init__(model.config.window if window is None else window, *settings)
         self.model, self.taps = model, model.taps
 
     def check(self, target: Target[Any]) -> None:
@@ -125,10 +125,3 @@ def codebook_sample(target: Target[Any]) -> Tensor:
     if target.codebook is None:
         return torch.zeros(SAMPLED)
     return target.codebook.detach().flatten()[:SAMPLED].float().cpu()
-
-
-def learnt_images(target: Target[Any], layout: Layout | None) -> dict[str, Any]:
-    """Attributes of a head's config that say of which images it has learnt: of that target, laid out so."""
-    sample = [] if target.codebook is None else codebook_sample(target).tolist()
-    codebook = [float(f"{number:.4g}") for number in sample]
-    return {"columns": layout.columns if isinstance(layout, ImageGrid) else 0, "codebook": codebook}

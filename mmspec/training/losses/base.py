@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 
+from mmspec.decoding.image_grid import ImageGrid, Layout
+from mmspec.drafters.window_states import codebook_sample
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, Prompts
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.visual_tokens.spans import ImageSpan, find_images
 
-__all__ = ["Blocks", "DrafterLoss", "Reading", "learnt_pairs", "read", "token_loss"]
+__all__ = ["Blocks", "DrafterLoss", "Reading", "learnt_images", "learnt_pairs", "read", "token_loss"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,13 @@ def read(target: CausalTarget, examples: Sequence[TrainingExample], taps: Sequen
         [find_images(target.config, example.inputs) for example in examples],
         target.read([example.inputs for example in examples], taps),
     )
+
+
+def learnt_images(target: CausalTarget, layout: Layout | None) -> dict[str, Any]:
+    """Attributes of a head's config that say of which images it has learnt: of that target, laid out so."""
+    sample = [] if target.codebook is None else codebook_sample(target).tolist()
+    codebook = [float(f"{number:.4g}") for number in sample]
+    return {"columns": layout.columns if isinstance(layout, ImageGrid) else 0, "codebook": codebook}
 
 
 def learnt_pairs(learnt: Tensor, block: int) -> Tensor:

@@ -28,12 +28,11 @@ from mmspec.decoding.verdict import Path
 from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession, StaleWindow
 from mmspec.drafters.jacobi_session import Candidates, Window
 from mmspec.drafters.window import LastDraft
-from mmspec.drafters.window_states import learnt_images
 from mmspec.errors import InputError
 from mmspec.models.cjd import EXCLUDED, CorrectorHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import PromptData, TensorBatch, Trial
-from mmspec.training.losses.base import DrafterLoss
+from mmspec.training.losses.base import DrafterLoss, learnt_images
 from mmspec.validation import is_integer
 
 __all__ = ["CorrectorLoss", "WindowBatch", "correct_window"]
@@ -80,8 +79,8 @@ class RecordingSession(CorrectedSession):
     def _kept(self, states: Tensor) -> Tensor:
         return states  # the head's part of them changes as it learns
 
-    def _stale(self, window: Window, count: int) -> StaleWindow:
-        stale = super()._stale(window, count)
+    def _stale(self, window: Window) -> StaleWindow:
+        stale = super()._stale(window)
         self.states = stale.states
         return replace(stale, states=self.head.of_states(self.states.to(self.head.dtype)))
 

@@ -25,12 +25,11 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.vertical import VerticalDrafter, VerticalSession, read_below
-from mmspec.drafters.window_states import learnt_images
 from mmspec.models.feature_head import HIDDEN
 from mmspec.models.ssd import VerticalHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import PromptData, TensorBatch, decode
-from mmspec.training.losses.base import DrafterLoss
+from mmspec.training.losses.base import DrafterLoss, learnt_images
 
 __all__ = ["CellBatch", "VerticalLoss"]
 
