@@ -290,7 +290,7 @@ FAULTS = (
     Fault(
         "padding of masked models is written over keys",
         "MaskedTarget._nodes",
-        "(place - first).where(is_read, junk)",
+        "(place - first).where(place < last, junk)",
         "place - first",
         TARGETS,
     ),
