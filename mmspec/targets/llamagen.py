@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.errors import InputError
 from mmspec.models.llamagen import (
     LlamaGenConfig,
     LlamaGenForCausalLM,
-    caption_prompt,
     class_prompt,
+    encode_caption,
     null_caption_prompt,
 )
 from mmspec.targets.batches import EMBEDDINGS
@@ -29,8 +27,6 @@ PUBLISHED = {
     "class": {"guidance_scale": 4.0, "top_k": 2000},
     "caption": {"guidance_scale": 7.5, "top_k": 1000},
 }
-
-logger = logging.getLogger(__name__)
 
 
 class LlamaGenTarget(ImageTokenTarget):
@@ -91,29 +87,3 @@ class LlamaGenTarget(ImageTokenTarget):
         rest = dict(inputs)
         ids, features = rest.pop("input_ids"), rest.pop("caption_features", None)
         return {**rest, EMBEDDINGS: self.model.model.embed(ids, features)}
-
-
-@torch.inference_mode()
-def encode_caption(
-    config: LlamaGenConfig, text: str, tokenizer: PreTrainedTokenizerBase, text_encoder: Any
-) -> dict[str, Tensor]:
-    """Encode a caption, alone and without padding; one that is too long is cut, with a warning.
-
-    Lower case and single spaces; the official cleaning of web captions (HTML, addresses) is left out.
-    """
-    text = " ".join(text.lower().split())
-    whole = tokenizer(text).input_ids
-    kept = tokenizer(text, truncation=True, max_length=config.caption_length).input_ids
-    if not kept:
-        raise InputError("prompt", text, "at least one token; give it some text")
-    if len(whole) > len(kept):
-        same = sum(token == own for token, own in zip(whole, kept, strict=False))  # the end token is kept
-        logger.warning(
-            "the text encoder reads %d tokens; this part of the prompt was cut off: %r",
-            config.caption_length,
-            tokenizer.decode(whole[same:], skip_special_tokens=True),
-        )
-    ids = torch.tensor([kept], device=text_encoder.device)
-    output = text_encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
-    features: Tensor = output.last_hidden_state
-    return caption_prompt(config, features)

@@ -11,6 +11,7 @@ from mmspec.models.llamagen.modeling import (
     LlamaGenModel,
     caption_prompt,
     class_prompt,
+    encode_caption,
     null_caption_prompt,
 )
 
@@ -21,6 +22,7 @@ __all__ = [
     "LlamaGenModel",
     "caption_prompt",
     "class_prompt",
+    "encode_caption",
     "null_caption_prompt",
 ]
 

@@ -8,13 +8,14 @@ feed-forward, masks and attention kernels are those of transformers.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -32,6 +33,8 @@ from mmspec.errors import InputError
 from mmspec.models.llamagen.configuration import LlamaGenConfig
 from mmspec.transformers_versions import CACHE, CACHE_NAMES, takes_cache
 from mmspec.validation import is_integer
+
+logger = logging.getLogger(__name__)
 
 
 class ClassEmbedding(nn.Module):
@@ -355,6 +358,32 @@ def caption_prompt(config: LlamaGenConfig, features: Tensor) -> dict[str, Tensor
         raise InputError("caption_features", features, allowed)
     ids = torch.full(features.shape[:2], config.vocab_size, dtype=torch.long, device=features.device)
     return {"input_ids": ids, "caption_features": features}
+
+
+@torch.inference_mode()
+def encode_caption(
+    config: LlamaGenConfig, text: str, tokenizer: PreTrainedTokenizerBase, text_encoder: Any
+) -> dict[str, Tensor]:
+    """Encode a caption, alone and without padding; one that is too long is cut, with a warning.
+
+    Lower case and single spaces; the official cleaning of web captions (HTML, addresses) is left out.
+    """
+    text = " ".join(text.lower().split())
+    whole = tokenizer(text).input_ids
+    kept = tokenizer(text, truncation=True, max_length=config.caption_length).input_ids
+    if not kept:
+        raise InputError("prompt", text, "at least one token; give it some text")
+    if len(whole) > len(kept):
+        same = sum(token == own for token, own in zip(whole, kept, strict=False))  # the end token is kept
+        logger.warning(
+            "the text encoder reads %d tokens; this part of the prompt was cut off: %r",
+            config.caption_length,
+            tokenizer.decode(whole[same:], skip_special_tokens=True),
+        )
+    ids = torch.tensor([kept], device=text_encoder.device)
+    output = text_encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
+    features: Tensor = output.last_hidden_state
+    return caption_prompt(config, features)
 
 
 def null_caption_prompt(
