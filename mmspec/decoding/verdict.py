@@ -95,11 +95,11 @@ class Fill:
 
 
 Verdict: TypeAlias = Path | Fill
-"""What a round decides: a tree's path, or the places of a block."""
+"""Decision of a round: a tree's path, or the places of a block."""
 
 
 class Measured(NamedTuple):
-    """What a rule measured in a round: the change of the distribution, or drift of the values.
+    """Measurement of a rule in one round: the change of the distribution, or drift of the values.
 
     Attributes:
         name: "tv" or "drift".

@@ -54,7 +54,7 @@ class OrderSession(DraftSession):
 
     @abstractmethod
     def count_decided(self, row: int, canvas: Canvas) -> int:
-        """How many places of a row are decided, from the first of its order on without a gap."""
+        """Count the places of a row that are decided, from the first of its order on without a gap."""
 
     @abstractmethod
     def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> Block:

@@ -1,4 +1,4 @@
-"""What drafters share: they open a session for every batch, and many of them run a smaller model."""
+"""Bases of drafters: a session for every batch, and a smaller model that many of them run."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class DreamConfig(Qwen2Config):
 
 
 class MaskedModel(PreTrainedModel):
-    """What all three have in common: without a mask all places are seen, and there is no next token."""
+    """Base of all three: without a mask all places are seen, and there is no next token."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

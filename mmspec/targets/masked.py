@@ -217,7 +217,7 @@ class MaskedTarget(CausalTarget):
     def _bounds(
         self, state: MaskedState, draft: MaskedBlock, copies: int, shift: int
     ) -> list[tuple[int, int, int, int, int]]:
-        """What each row reads in this forward, in tokens from the first of its prompt.
+        """Bounds of what each row reads in this forward, in tokens from the first of its prompt.
 
         Returns:
             R times: the first token that is read; the first and the end of the lanes; the end of what is
