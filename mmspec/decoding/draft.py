@@ -117,7 +117,7 @@ class Draft(Rows, ABC):
 
     @abstractmethod
     def verdict(self, path: Path, finite: Tensor) -> Verdict:
-        """Build the round's decision from the path of every lane, and [T, n] whether its numbers are usable."""
+        """Build the round's decision from the paths of all lanes, and [T, n] whether numbers are usable."""
 
     def roots_alone(self, rows: Sequence[int]) -> Self:
         """Return the draft without the candidates of some rows."""
