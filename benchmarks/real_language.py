@@ -96,7 +96,9 @@ def write_replies(
     batches = []
     for turn, temperature in enumerate(temperatures):
         own = sorted(asked[turn :: len(temperatures)], key=lengths.__getitem__)
-        batches += [(temperature, own[start : start + batch_size]) for start in range(0, len(own), batch_size)]
+        batches += [
+            (temperature, own[start : start + batch_size]) for start in range(0, len(own), batch_size)
+        ]
     written = 0
     with out.open("a", encoding="utf-8") as file:
         for temperature, together in tqdm(batches, desc="replies", unit="batch"):
@@ -141,7 +143,9 @@ def replies(
         torch.set_num_threads(threads)
     pipe = MMSpecPipeline.from_pretrained(model, accelerator="none")
     how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    written = write_replies(pipe, read_rows(data)[:samples], out, temperatures=temperature or (0.0, 1.0), **how)
+    written = write_replies(
+        pipe, read_rows(data)[:samples], out, temperatures=temperature or (0.0, 1.0), **how
+    )
     note(f"written: {out}, {written} tokens more")
 
 
