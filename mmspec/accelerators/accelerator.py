@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.canvas import Canvas, Stopping, VectorCanvas

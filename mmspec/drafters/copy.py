@@ -17,6 +17,7 @@ import torch
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import PointMass
 from mmspec.decoding.draft import Draft, DraftKind, Tree
+from mmspec.decoding.graphs import can_capture
 from mmspec.decoding.interfaces import DraftSession
 from mmspec.decoding.rows import named
 from mmspec.drafters.length import half_lengths
@@ -83,7 +84,7 @@ class SuffixIndex:
 
 
 class ContinuationRates:
-    """Rates at which continuations are right, by the length of the match and their rank; learnt as texts go on."""
+    """Rates at which continuations are right, by length of the match and rank; learnt as texts go on."""
 
     def __init__(self) -> None:
         ranks = range(1 + len(GUESSES_OF_OTHERS))
@@ -123,7 +124,9 @@ class Candidate:
     probability: float
 
 
-def grow(index: SuffixIndex, rates: ContinuationRates, nodes: int, top_k: int, shortest: int) -> list[Candidate]:
+def grow(
+    index: SuffixIndex, rates: ContinuationRates, nodes: int, top_k: int, shortest: int
+) -> list[Candidate]:
     """Grow a tree of the likeliest continuations, the likeliest candidate first and parents before children.
 
     Args:
@@ -155,7 +158,7 @@ def grow(index: SuffixIndex, rates: ContinuationRates, nodes: int, top_k: int, s
 
 
 def judged(tree: Sequence[Candidate], tokens: Sequence[int]) -> Iterator[tuple[Candidate, bool]]:
-    """The candidates of a tree whose places are decided by the tokens that came, and whether each is right."""
+    """Candidates of a tree whose places are decided by the tokens that came, and whether each is right."""
     parent = 0
     for token in tokens:
         right = None
@@ -196,7 +199,7 @@ class CopySession(DraftSession):
         self._read(canvas)
         trees = [tree[: self.num_draft_tokens] for tree in self.trees]
         nodes = 1 + max(map(len, trees))
-        if canvas.device.type == "cuda":  # few sizes, since a forward is captured for each
+        if can_capture(canvas.device):  # few sizes, since a forward is captured for each
             nodes = 1 + min(size for size in (0, *self.drafter.sizes) if size >= nodes - 1)
         padding = [[(0, 0, 0)] * (nodes - 1 - len(tree)) for tree in trees]
         told = [
