@@ -79,7 +79,8 @@ class CostModel:
         if expected is not None:
             worth = max(1.0, self._tokens / self._costs)  # tokens that a plain round's time gives otherwise
             gains = {size: expected[size - 1] - worth * self.cost(size) for size in sizes}
-            return max((PLAIN, *sizes), key=lambda size: gains.get(size, 1 - worth))
+            gains[PLAIN] = 1 - worth
+            return max(gains, key=gains.__getitem__)
         best = max(sizes, key=self.speedup)
         known = [self.speedup(size) for size in sizes if len(self._seconds[size]) >= TRIALS]
         for size in sizes:

@@ -69,7 +69,7 @@ def steps_of(tokens: list[int]) -> int:
 
 @pytest.mark.parametrize("kind", ["random", "periodic", "one change"])
 def test_a_token_costs_a_constant_number_of_steps(kind: str) -> None:
-    """Four times the text is four times the steps, not sixteen."""
+    """Four times the text is about four times the steps, not sixteen."""
 
     def text(size: int) -> list[int]:
         generator = torch.Generator().manual_seed(0)
@@ -79,7 +79,8 @@ def test_a_token_costs_a_constant_number_of_steps(kind: str) -> None:
             "one change": [1] * (size // 2) + [2] + [1] * (size // 2 - 1),
         }[kind]
 
-    assert steps_of(text(8_000)) < 4.4 * steps_of(text(2_000))
+    short, long = steps_of(text(2_000)), steps_of(text(8_000))
+    assert long < 5 * short and long < 300 * 8_000
 
 
 def propose(*texts: list[int], **settings: int) -> Tree:

@@ -16,7 +16,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.length import LONGEST_PAUSE, PAUSE, TRIALS, CostModel, PacedDrafter
+from mmspec.drafters.length import LONG_TRIAL, LONGEST_PAUSE, PAUSE, TRIALS, CostModel, PacedDrafter
 from mmspec.drafters.none import NoDrafter
 from tests.contracts.checks import PROMPTS, check_words, llama
 from tests.contracts.running import FanOutTarget, decode, random_prompts
@@ -88,7 +88,8 @@ def test_depths_that_were_never_reached_are_guessed_from_those_that_were():
 
 def test_nothing_is_drafted_where_nothing_pays_and_trials_get_rarer():
     model, device = CostModel((4, 1)), Device((1.0, 5.0, 1.5), 0.3)
-    assert device.run(model, 12 + PAUSE)[12:] == [0] * PAUSE
+    begin = device.run(model, TRIALS + LONG_TRIAL + PAUSE)
+    assert begin[-PAUSE:] == [0] * PAUSE and 1 not in begin, "what cannot pay is not even tried"
     choices = device.run(model, 6000)
     drafted = [index for index, choice in enumerate(choices) if choice]
     assert max(b - a for a, b in zip(drafted, drafted[1:], strict=False)) > LONGEST_PAUSE
