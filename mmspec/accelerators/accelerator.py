@@ -37,7 +37,7 @@ class Accelerator:
     """A drafter with an acceptance rule that is sound for what it proposes.
 
     Attributes:
-        length: of drafts: "fixed", "cost" or "auto", as of `with_length`.
+        length: of drafts: "auto", "fixed" or "cost", as of `with_length`.
         costs: measured seconds and tokens of each draft size, by batch size. Filled as batches are decoded.
 
     Raises:
@@ -47,7 +47,7 @@ class Accelerator:
     name: str
     drafter: Drafter
     rule: AcceptanceRule
-    length: str = "fixed"
+    length: str = "auto"
     costs: dict[int, CostModel] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,9 +87,9 @@ class Accelerator:
         Args:
             length: "fixed"; "confidence" goes no deeper where the drafter finds every path unlikely; "cost"
                 chooses among a few sizes by what rounds cost and give here, and stops drafting for a while
-                where none pays; "auto" is "cost" where no token depends on how much is drafted (temperature
-                0, and `sample_and_match`) and the host does not have to wait for the device to know what
-                rounds cost, else "fixed".
+                where none pays. "auto" is "cost" where no token depends on how much is drafted (temperature
+                0, and `sample_and_match`), unless the host would have to wait for a GPU that it runs ahead
+                of; else "fixed".
             stop_below: the probability of a path for "confidence"; 0.3 if None.
 
         Raises:
@@ -100,7 +100,7 @@ class Accelerator:
         if length == "confidence":
             least = DEFAULT_STOP if stop_below is None else stop_below
             require_number("stop_below", least, 0.0, 1.0, "above 0, at most 1", open_below=True)
-            return replace(self, drafter=self.drafter.stopping_below(least))
+            return replace(self, drafter=self.drafter.stopping_below(least), length="fixed")
         if stop_below is not None:
             raise InputError("stop_below", stop_below, "nothing: it goes with length='confidence'")
         return replace(self, length=length, costs={})

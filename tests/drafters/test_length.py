@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.rejection import SpeculativeSampling
@@ -140,6 +141,33 @@ def test_measured_costs_outlive_a_call_and_not_a_change_of_target():
     assert accelerator.fit(llama()).costs == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "temperature", "device", "expected"),
+    [
+        ("copy", {}, 0.0, "cpu", True),
+        ("copy", {}, 1.0, "cpu", True),
+        ("copy", {"length": "fixed"}, 0.0, "cpu", False),
+        ("copy", {}, 1.0, "cuda", True),
+        ("draft_model", {"model": "llama"}, 1.0, "cpu", True),
+        ("draft_model", {"model": "llama"}, 1.0, "cuda", False),
+        ("draft_model", {"model": "llama", "length": "cost"}, 1.0, "cuda", True),
+        ("draft_model", {"model": "llama", "sampling": "sampled"}, 0.0, "cpu", True),
+        ("draft_model", {"model": "llama", "sampling": "sampled"}, 1.0, "cpu", False),
+        ("draft_model", {"model": "llama", "sampling": "sampled", "length": "cost"}, 1.0, "cpu", True),
+        ("draft_model", {"model": "llama", "length": "confidence"}, 1.0, "cpu", False),
+        ("copy", {"acceptance": "typical"}, 1.0, "cpu", False),
+        ("none", {}, 0.0, "cpu", False),
+        ("sjd", {}, 1.0, "cpu", False),
+    ],
+)
+def test_sizes_are_chosen_where_no_token_can_depend_on_them(
+    chosen_by_cost, name, options, temperature, device, expected
+):
+    options = {key: llama() if value == "llama" else value for key, value in options.items()}
+    accelerator = build_accelerator(name, **options)
+    assert chosen_by_cost(accelerator, Sampler(temperature), torch.device(device)) is expected
+
+
 def test_a_higher_threshold_drafts_less():
     target, head = llama(), head_for(llama())
     passes = [
@@ -196,7 +224,7 @@ def test_resized_drafts_are_those_of_the_slow_way(kind: str, slow_way: SlowWay, 
         else drafter_for(kind, target, **sizes)
     )
     examined, prompts = Resized(head, 24, slow_way), random_prompts(2, WORDS, longest=6, seed=4)
-    assert len(examined.sizes) == 4
+    assert examined.sizes == (4, 4, 3, 2, 1)
     how: dict[str, Any] = {"max_new_tokens": 24}
     if scale != 1:
         how["negatives"] = random_prompts(2, WORDS, longest=6, seed=9)
