@@ -76,7 +76,7 @@ class FlashSession(FeatureSession):
             if growth.level <= last_pass:
                 before = pick(predicted[:, :, offset], self._copied(base))
                 unread.append((growth.tokens, before))
-        return growth.draft()
+        return self.rated(growth)
 
     def _biased(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[B, w, V] logits after nodes [B, w]: the head's [R, w, V], and the bias of what stands before."""
