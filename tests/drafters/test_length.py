@@ -187,8 +187,12 @@ def test_a_drafter_that_costs_more_than_it_gives_rests():
     kept, speed = Rounds(steps, 0.3, (0.1,)).run(PruningModel((8, 4, 2, 1)), 2000)
     assert speed > 0.96
     assert "0" * LONGEST_PAUSE in "".join(map(str, kept))
-    kept, speed = Rounds(steps, 0.3, (0.9,)).run(PruningModel((8, 4, 2, 1)), 400)
+    model = PruningModel((8, 4, 2, 1))
+    kept, speed = Rounds(steps, 0.3, (0.9,)).run(model, 400)
     assert speed > 1.5 and kept.count(0) < 10
+    assert model.cost(1) == pytest.approx(2.2), (
+        "of the round without the drafter, whose time is spent by then"
+    )
 
 
 def test_a_drafter_that_rates_itself_too_high_is_found_out():
