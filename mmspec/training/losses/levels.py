@@ -40,11 +40,10 @@ class LevelLoss(DrafterLoss):
         """Logits of the heads, their goals, and which of those count, as `token_loss` takes them."""
         reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.head.config.num_heads)
-        at, goal = (blocks.row[:, None], blocks.ahead), None
+        at = blocks.row[:, None], blocks.ahead
+        goal: Tensor | Goals = reading.tokens.roll(-1, 1)[at]  # of what counts, none is at the end
         if self.soft:
             goal = Goals.of(self.target, reading.taps[HIDDEN], at, blocks.counted)
-        else:
-            goal = reading.tokens.roll(-1, 1)[at]  # of what counts, none is at the end
         return self.logits(reading, blocks), goal, blocks.counted
 
     @abstractmethod
