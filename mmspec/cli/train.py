@@ -71,8 +71,9 @@ def drafter(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Conversations with images: JSONL, or LLaVA's JSON. For image models a JSONL file of "
-            "images: image, and prompt or class; cjd and ssd need none. Scenes if not given."
+            help="Conversations, with images or not: JSONL, or LLaVA's JSON. For image models a JSONL file "
+            "of images: image, and prompt or class; cjd and ssd need none. Scenes if not given, which no "
+            "model of text alone can read."
         ),
     ] = None,
     height: Pixels = None,

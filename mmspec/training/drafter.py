@@ -46,7 +46,7 @@ def train_drafter(
     Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
 
     Args:
-        target: folder or hub id of a vision-language model, or the folder of a LlamaGen.
+        target: folder or hub id of a vision-language or language model, or the folder of a LlamaGen.
         out: the folder to write.
         method: a name in `METHODS`.
         settings: of the drafter and its loss, such as `{"block": 10}`.

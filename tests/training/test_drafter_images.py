@@ -169,5 +169,7 @@ def test_what_cannot_be_trained_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="target: got 'nowhere'"):
         train_drafter("nowhere", out, scene_data, steps=1)
     speaker().model.save_pretrained(tmp_path / "llama")
-    with pytest.raises(CheckpointError, match="llama"):
+    config = tmp_path / "llama" / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"vit"'))
+    with pytest.raises(CheckpointError, match="'vit'; a vision-language or causal language model"):
         train_drafter(tmp_path / "llama", tmp_path / "out", scene_data, steps=1)

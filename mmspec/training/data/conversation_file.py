@@ -31,18 +31,22 @@ FORMS = (
     '"response": text}, or {"image": path, "conversations": [{"from": "human" or "gpt", "value": text}]}, '
     'each with a "system" text or without'
 )
+NO_IMAGES = "nothing but text: the target sees no images"
 Turn = tuple[str, list[Message]]
 """A role, and the parts of its message; images may hold their data."""
 
 
 def read_conversations(
-    rows: str | Path | Iterable[Mapping[str, Any]], control: str | Sequence[str] | None = None
+    rows: str | Path | Iterable[Mapping[str, Any]],
+    control: str | Sequence[str] | None = None,
+    *,
+    with_images: bool = True,
 ) -> list[Conversation]:
     """Read all conversations of a file, or of rows as they would be parsed from one.
 
     Args:
         rows: a JSONL file, a `.json` file that is a list, or an iterable; see `read_conversation`.
-        control: see there.
+        control, with_images: see there.
 
     Raises:
         InputError: a file or rows that cannot be used; the message has the first few of them by number.
@@ -60,11 +64,17 @@ def read_conversations(
             if not isinstance(table, list):
                 raise InputError("data", str(file), allowed)
     named = named or ((f"data[{index}]", row) for index, row in enumerate(table))
-    return read_all(named, lambda row, where: read_conversation(row, where, folder, control))
+    how: dict[str, Any] = {"control": control, "with_images": with_images}
+    return read_all(named, lambda row, where: read_conversation(row, where, folder, **how))
 
 
 def read_conversation(
-    row: Any, where: str, folder: Path, control: str | Sequence[str] | None = None
+    row: Any,
+    where: str,
+    folder: Path,
+    control: str | Sequence[str] | None = None,
+    *,
+    with_images: bool = True,
 ) -> Conversation:
     """Read a row of any of the three forms: chat messages, prompt and response, LLaVA's instruction format.
 
@@ -78,6 +88,7 @@ def read_conversation(
         where: its name in messages.
         folder: that its paths are relative to.
         control: the target's own placeholders, which may not stand in a text.
+        with_images: False for a target of text alone: an image is refused, `<image>` is text as any other.
 
     Raises:
         InputError: it cannot be used, or something in it would not be.
@@ -87,14 +98,19 @@ def read_conversation(
     given = [row[name] for name in ("image", "images") if is_given(row.get(name))]
     if len(given) > 1:
         raise InputError(where, "both 'image' and 'images'", "one of the two columns")
+    if given and not with_images:
+        raise InputError(where, given[0], NO_IMAGES)
     images = [] if not given else list(given[0]) if isinstance(given[0], list | tuple) else given
     waiting, shown = list(images), []
     controls = [control] if isinstance(control, str) else control or []
     messages: list[dict[str, Any]] = []
-    for role, parts in read_turns(row, where):
+    for role, parts in read_turns(row, where, with_images):
         for part in parts:
             if part["type"] == "text":
-                check_text(part["text"], controls, where)
+                if with_images:
+                    check_text(part["text"], controls, where)
+            elif not with_images:
+                raise InputError(where, part, NO_IMAGES)
             elif role != "user":
                 raise InputError(where, f"an image in what the {role} says", "images in the user's turns")
             else:
@@ -122,7 +138,7 @@ def read_conversation(
 SOURCES = ("image", "path", "url")  # keys of an image part that may hold its data
 
 
-def read_turns(row: Mapping[str, Any], where: str) -> Iterator[Turn]:
+def read_turns(row: Mapping[str, Any], where: str, with_images: bool) -> Iterator[Turn]:
     """The speaker and the content parts of each turn in a row."""
     forms = [form for form in ("messages", "conversations", "prompt") if row.get(form) is not None]
     if len(forms) != 1:
@@ -154,7 +170,7 @@ def read_turns(row: Mapping[str, Any], where: str) -> Iterator[Turn]:
         if not isinstance(content, str | list | tuple):
             raise InputError(where, row, FORMS)
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        yield SPEAKERS[speaker], [piece for part in parts for piece in checked_part(part, where)]
+        yield SPEAKERS[speaker], [piece for part in parts for piece in checked_part(part, where, with_images)]
 
 
 def speaker_of(turn: Mapping[str, Any]) -> Any:
@@ -162,8 +178,8 @@ def speaker_of(turn: Mapping[str, Any]) -> Any:
     return turn.get("role", turn.get("from"))
 
 
-def checked_part(part: Any, where: str) -> list[Message]:
-    """The part of a message, split where images are placed in its text.
+def checked_part(part: Any, where: str, with_images: bool) -> list[Message]:
+    """The part of a message, split where images are placed in its text, if there can be any.
 
     Raises:
         InputError: it is neither a text nor an image, or has keys that are not read.
@@ -178,7 +194,7 @@ def checked_part(part: Any, where: str) -> list[Message]:
         raise InputError(
             where, f"a part of type {kind!r} with {unread[0]!r}", "parts of type 'image' or 'text'"
         )
-    return placed(part["text"]) if is_text else [part]
+    return placed(part["text"]) if is_text and with_images else [part]
 
 
 def check_text(text: str, controls: Iterable[str], where: str) -> None:

@@ -1,4 +1,4 @@
-"""Conversations with images as data for drafters, tokenised by the target's own processor and chat template.
+"""Conversations as data for drafters, tokenised by the target's own processor and chat template.
 
 They are drawn anew in each step, and never cut. Does not know where conversations come from.
 """
@@ -88,13 +88,19 @@ class Conversation:
 
 
 class ConversationReader:
-    """Tokeniser of conversations for a target, by its processor and that one's chat template."""
+    """Tokeniser of conversations for a target, by its processor and that one's chat template.
+
+    Args:
+        target: reads what is written.
+        processor: of the target; its tokenizer, where it is of text alone.
+    """
 
     def __init__(self, target: CausalTarget, processor: Any) -> None:
         self.target, self.processor = target, processor
+        self.tokenizer: Any = tokenizer_of(processor)
         settings = target.model.generation_config.eos_token_id
         ends = settings if isinstance(settings, list) else [settings]
-        known = [end for end in (*ends, processor.tokenizer.eos_token_id) if end is not None]
+        known = [end for end in (*ends, self.tokenizer.eos_token_id) if end is not None]
         self.end_token_ids = frozenset(known)
 
     def inputs(self, said: Conversation, *, answering: bool) -> dict[str, Tensor]:
@@ -104,6 +110,11 @@ class ConversationReader:
             InputError: the chat template refuses it.
             MediaError: an image cannot be read.
         """
+        if self.tokenizer is self.processor:
+            text, bos = written(self.processor, said, answering=answering), self.tokenizer.bos_token
+            is_begun = bool(bos) and text.startswith(bos)
+            inputs = self.tokenizer(text, return_tensors="pt", add_special_tokens=not is_begun)
+            return tensors_of(inputs, self.target)
         images = iter(said.images)
         messages = [
             {
@@ -117,11 +128,7 @@ class ConversationReader:
         ]
         how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
         inputs = apply_template(self.processor, said, messages, add_generation_prompt=answering, **how)
-        return {
-            name: value.to(self.target.dtype) if value.is_floating_point() else value
-            for name, value in to_device(inputs, self.target.device).items()
-            if name != "attention_mask"  # nothing is padded
-        }
+        return tensors_of(inputs, self.target)
 
     def example(self, said: Conversation) -> TrainingExample:
         """The training example of a conversation: every reply is learnt up to the token that ends it.
@@ -169,7 +176,7 @@ class ConversationReader:
             trial = Trial(requests, Sampler(), new_tokens, self.end_token_ids)
             outputs = decode(self.target, CopyDrafter(), trial).outputs()
             for row, tokens in zip(rows, outputs, strict=True):
-                words = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+                words = self.tokenizer.decode(tokens, skip_special_tokens=True)
                 told[row] = told[row].with_reply(turn, words.strip())
         return [replace(each, images=given.images) for each, given in zip(told, conversations, strict=True)]
 
@@ -281,12 +288,30 @@ class ConversationRows:
         return None
 
 
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer inside a processor, or the tokenizer itself."""
+    return getattr(processor, "tokenizer", processor)
+
+
+def tensors_of(inputs: Mapping[str, Tensor], target: CausalTarget) -> dict[str, Tensor]:
+    """The inputs of one sequence on the target's device and in its precision; nothing of it is padded."""
+    return {
+        name: value.to(target.dtype) if value.is_floating_point() else value
+        for name, value in to_device(inputs, target.device).items()
+        if name != "attention_mask"
+    }
+
+
 def apply_template(processor: Any, said: Conversation, messages: Sequence[Message], **how: Any) -> Any:
     """Apply the chat template of a processor to the messages of a conversation.
 
     Raises:
         InputError: the template refuses them.
     """
+    if tokenizer_of(processor) is processor:  # templates of text take strings, not parts
+        messages = [
+            {**each, "content": "".join(part["text"] for part in each["content"])} for each in messages
+        ]
     try:
         return processor.apply_chat_template(list(messages), **how)
     except TemplateError as error:  # templates refuse turns in an order they do not know

@@ -9,17 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoProcessor, GlmImageForConditionalGeneration, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
 from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt, image_target
 from mmspec.targets.image_families import IMAGE_FAMILIES
 from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader, ConversationRows, check_written
 from mmspec.training.data.images import ImageFile, open_llamagen
+from mmspec.training.data.scenes import scene_data
 from mmspec.training.data.sequences import DrafterData
 
 __all__ = ["MakeData", "Rows", "open_target", "pick_dtype"]
@@ -79,31 +84,44 @@ def open_target(
             raise InputError("data", type(data).__name__, allowed)
         target, words = open_image_tokens(name, config, dtype=exact, device_map={"": device})
         return target, data(target, words, batch_size, seed, regenerate)
-    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if not (sees or is_language_model(config)):
         raise CheckpointError(
             "target",
             config.model_type,
-            "a vision-language model, or a LlamaGen as `mmspec convert` writes it",
+            "a vision-language or causal language model, or a LlamaGen as `mmspec convert` writes it",
         )
+    if data is scene_data and not sees:
+        allowed = f"a file of conversations: {config.model_type!r} sees no images, and could not read scenes"
+        raise InputError("data", "none", allowed)
     processor = load_processor(name, config, argument="target")
     if getattr(processor, "chat_template", None) is None:
-        raise CheckpointError("target", name, "a processor with a chat template")
+        raise CheckpointError(
+            "target", name, f"a {'processor' if sees else 'tokenizer'} with a chat template"
+        )
     told = []
     if not callable(data):
         controls = (getattr(processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
-        told = read_conversations(data, [token for token in controls if isinstance(token, str)])
+        known = [token for token in controls if isinstance(token, str)]
+        told = read_conversations(data, known, with_images=sees)
         check_written(told, processor)
     if callable(data) and max_length is not None:
         raise InputError("max_length", max_length, "nothing for generated data, whose lengths are its own")
     model = load_model(name, config, argument="target", dtype=exact, device_map={"": device})
-    check_vocabulary(processor.tokenizer, model)
     nn.Module.requires_grad_(model, False)
-    target = VisionLanguageTarget(model)
+    target = VisionLanguageTarget(model) if sees else adapt(model)
     reader = ConversationReader(target, processor)
+    check_vocabulary(reader.tokenizer, model)
     if callable(data):
         return target, data(target, reader, batch_size, seed, regenerate)
     rows = ConversationRows(reader, told, batch_size, seed, max_length=max_length, regenerate=regenerate)
     return target, rows
+
+
+def is_language_model(config: PreTrainedConfig) -> bool:
+    """Whether a config is that of a model of text alone, one token after the other."""
+    others = {*IMAGE_FAMILIES, *(masked.model_type for masked in MASKED_MODELS)}
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and config.model_type not in others
 
 
 def open_image_tokens(source: str, config: PreTrainedConfig, **how: Any) -> tuple[CausalTarget, Any]:

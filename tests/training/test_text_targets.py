@@ -1,0 +1,125 @@
+"""Drafters for language models that see no images: what they learn from, and the way to a pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec import MMSpecPipeline
+from mmspec.errors import CheckpointError, InputError
+from mmspec.targets import CausalTarget
+from mmspec.training.data.conversation_file import read_conversations
+from mmspec.training.data.conversations import ConversationReader
+from mmspec.training.data.scenes import scene_data
+from mmspec.training.drafter import train_drafter
+from tests.pipelines.byte_level import byte_level_tokenizer
+from tests.tiny_models import tiny_image, tiny_llama
+
+TEMPLATE = """
+    {%- for message in messages %}{{ message['role'] + ':' + message['content'] + '<|end|>' }}{% endfor %}
+    {%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
+ROWS = [{"prompt": f"tell {row} é", "response": f"the <image> of the <video> {row}"} for row in range(7)]
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model with its tokenizer and a chat template for strings alone."""
+    made, tokenizer = tmp_path_factory.mktemp("llama"), byte_level_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    model = tiny_llama(vocab=len(tokenizer), layers=4)
+    model.config.max_position_embeddings = 256
+    model.save_pretrained(made)
+    tokenizer.save_pretrained(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.training.data.conversations.TRIAL_TOKENS", 8)
+    monkeypatch.setattr("mmspec.training.drafter.MEASURED_BATCHES", 1)
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle3:draft_vocabulary=64", "medusa", "hydra", "dflash", "mtp", "eagle"]
+)
+def test_heads_of_language_models_are_trained_and_draft(method: str, folder: Path, tmp_path: Path) -> None:
+    name, _, reduced = method.partition(":")
+    settings = {"draft_vocabulary": 64} if reduced else {}
+    losses: list[float] = []
+    how: dict[str, Any] = {"steps": 2, "batch_size": 2, "on_step": lambda step, loss: losses.append(loss)}
+    if name == "eagle":
+        how["regenerate"] = 6
+    out = train_drafter(folder, tmp_path / "out", ROWS, method=name, settings=settings, **how)
+    assert len(losses) == 2 and all(0 < loss < 100 for loss in losses)
+    asked = ["tell 1 é", "the the the"]
+    plain = MMSpecPipeline.from_pretrained(folder, accelerator="none")(asked, max_new_tokens=20)
+    drafting = MMSpecPipeline.from_pretrained(folder, accelerator=name, drafter=out)
+    assert drafting(asked, max_new_tokens=20).tokens == plain.tokens
+
+
+def test_a_target_reads_text_as_in_a_pipeline(folder: Path) -> None:
+    """The same tokens, and replies are learnt up to their ends; `<image>` is text as any other."""
+    pipe = MMSpecPipeline.from_pretrained(folder, accelerator="none")
+    reader = ConversationReader(CausalTarget(pipe.model), pipe.processor)
+    (said,) = read_conversations(ROWS[:1], with_images=False)
+    made = reader.example(said)
+    (request,) = pipe._prepare(ROWS[0]["prompt"], {"max_new_tokens": 1}).requests
+    start = request.inputs["input_ids"].shape[1]
+    assert torch.equal(made.inputs["input_ids"][:, :start], request.inputs["input_ids"])
+    assert set(made.inputs) == set(request.inputs) - {"attention_mask"} and made.answer == start
+    learnt = made.inputs["input_ids"][0][made.learnt]
+    assert reader.tokenizer.decode(learnt) == ROWS[0]["response"] + "<|end|>"
+
+
+def test_an_interrupted_training_of_text_goes_on(folder: Path, tmp_path: Path) -> None:
+    def run(name: str, stop: int, resume: bool = False) -> list[float]:
+        losses: list[float] = []
+
+        def record(step: int, loss: float) -> None:
+            losses.append(loss)
+            if step == stop:
+                raise Interrupted
+
+        how: dict[str, Any] = {"steps": 3, "batch_size": 2, "max_length": 80, "checkpoint_s": 0.0}
+        with contextlib.suppress(Interrupted):
+            train_drafter(
+                folder, tmp_path / name, ROWS, method="medusa", on_step=record, resume=resume, **how
+            )
+        return losses
+
+    whole = run("whole", stop=0)
+    assert run("cut", stop=2) == whole[:2] and run("cut", stop=0, resume=True) == whole[2:]
+
+
+def test_what_a_language_model_cannot_learn_from_is_refused_first(folder: Path, tmp_path: Path) -> None:
+    """By row, and before weights are read."""
+    kept, image = tmp_path / "target", tmp_path / "a.png"
+    kept.mkdir()
+    tiny_image(0).save(image)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (kept / name).write_bytes((folder / name).read_bytes())
+    (kept / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")  # no weights are there
+
+    def refused(data: Any, message: str, **how: Any) -> None:
+        with pytest.raises((InputError, CheckpointError), match=message):
+            train_drafter(kept, tmp_path / "out", data, steps=1, **how)
+
+    refused(scene_data, "data: got 'none'.*'llama' sees no images")
+    parts = [{"type": "image"}, {"type": "text", "text": "what?"}]
+    of_parts = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "no"}]}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, [*ROWS, {**ROWS[0], "image": "a.png"}, of_parts])))
+    refused(file, r"data, line 8: .*sees no images.*data, line 9: .*sees no images")
+    refused(ROWS, "learns from images", method="cjd")
+    refused(ROWS, "missing keys")
+    (kept / "chat_template.jinja").unlink()
+    refused(ROWS, "a tokenizer with a chat template")
