@@ -45,8 +45,9 @@ def vlm(
 
     source = model or reference_model()
     load_config(check_source(source))  # refuses what is no checkpoint, in one line
-    kinds = {"descriptions": descriptions, "several": several}
-    scores = score_vlm(source, scenes, seed, **kinds, batch_size=batch_size)
+    scores = score_vlm(
+        source, scenes, seed, descriptions=descriptions, several=several, batch_size=batch_size
+    )
     if card:
         from reference.cards import write_vlm_card
 

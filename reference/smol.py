@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerBase
 
-from mmspec.assets import find_assets
+from mmspec.assets import reference_models
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models import smollm2
 from mmspec.scenes import training_seeds
@@ -151,10 +151,9 @@ def speech_stage(
 
 def read_tower(folder: str | Path | None) -> PreTrainedModel:
     """The vision tower of a trained LLaVA; None is scenes-llava in assets/."""
-    assets = find_assets()
-    if folder is None and assets is None:
-        raise InputError("tower_from", None, "a trained LLaVA: there is no assets/ beside the package")
-    source = Path(folder) if folder is not None or assets is None else assets / "scenes-llava"
+    source = Path(folder) if folder is not None else reference_models().get("scenes-llava")
+    if source is None:
+        raise InputError("tower_from", None, "a trained LLaVA: scenes-llava is not beside the package")
     try:
         donor: Any = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32)
         tower: PreTrainedModel = donor.model.vision_tower

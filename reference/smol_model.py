@@ -54,12 +54,12 @@ def build_smol(
     config = AyaVisionConfig(
         vision_config=tower.config.to_dict(),
         text_config=text.to_dict(),
-        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        image_token_index=int(tokenizer.vocab[IMAGE_TOKEN]),
         vision_feature_select_strategy="default",
         downsample_factor=MERGE,
-        alignment_intermediate_size=2 * text.hidden_size,
         tie_word_embeddings=text.tie_word_embeddings,
         **ids,
+        **{"alignment_intermediate_size": 2 * text.hidden_size},
     )
     model = AyaVisionForConditionalGeneration(config)
     model.model.vision_tower.load_state_dict(tower.state_dict())
@@ -129,15 +129,16 @@ class Adapters(nn.Module):
                 down = nn.Linear(linear.in_features, rank, bias=False)
                 up = nn.Linear(rank, linear.out_features, bias=False)
                 nn.init.zeros_(up.weight)
-                own = nn.ModuleDict({"lora_A": down, "lora_B": up})
-                self.add_module(name.replace(".", "/"), own)
-                linear.register_forward_hook(partial(self._adapt, own))
+                self.add_module(name.replace(".", "/"), nn.ModuleDict({"lora_A": down, "lora_B": up}))
+                linear.register_forward_hook(partial(self._adapt, down, up))
 
-    def _adapt(self, own: nn.ModuleDict, _: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    def _adapt(
+        self, down: nn.Linear, up: nn.Linear, _: nn.Module, inputs: tuple[Tensor], output: Tensor
+    ) -> Tensor:
         if not self.active:
             return output
-        rows = F.linear(inputs[0], own["lora_A"].weight.to(output.dtype))
-        return output + F.linear(rows, own["lora_B"].weight.to(output.dtype))
+        rows = F.linear(inputs[0], down.weight.to(output.dtype))
+        return output + F.linear(rows, up.weight.to(output.dtype))
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -155,6 +156,9 @@ class WordsLoss(nn.Module):
     Read before any sentence is: a language model finds words in a sum of their embeddings, so that sentences
     are learnt from there many times faster. Each patch counts for a part of its visual token.
     """
+
+    vision_tower: Any
+    tables: list[Tensor]
 
     def __init__(self, model: AyaVisionForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
@@ -192,6 +196,10 @@ class SpeechLoss(nn.Module):
         rank: of adapters to the language model.
         device, dtype: of the language model.
     """
+
+    vision_tower: Any
+    language: Any
+    lm_head: Any
 
     def __init__(
         self, model: AyaVisionForConditionalGeneration, rank: int, device: torch.device, dtype: torch.dtype

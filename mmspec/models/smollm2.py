@@ -66,7 +66,7 @@ def read_language_model(file: Path | None = None) -> tuple[PreTrainedModel, Toke
     """
     file = file or gguf_file()
     where: dict[str, Any] = {"gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
+    tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **where)
     read: PreTrainedModel = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
     config = read.config
     del config.quantization_config  # transformers would not save what it calls quantised

@@ -33,7 +33,7 @@ from reference.vlm_model import SHAPES_BY_SIZE, build_model
 from reference.vlm_scores import score_vlm
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>", IMAGE_TOKEN)
-OPTIONS: dict[str, Any] = {"steps": 40, "batch_size": 2, "rank": 2}
+OPTIONS: dict[str, Any] = {"steps": 24, "batch_size": 2, "rank": 2}
 Losses = list[tuple[int, float]]
 
 
@@ -69,6 +69,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(smollm2, "read_language_model", language_model)
         patch.setattr("reference.smol.CHECK_ROWS", 4)
+        patch.setattr("reference.smol.WORDS_SHARE", 0.1)
         patch.setenv("MMSPEC_CACHE", str(folder / "cache"))
         yield folder
 
@@ -85,7 +86,7 @@ def trained(parts: Path) -> tuple[Path, Losses]:
 def test_both_losses_fall_and_the_folder_holds_no_language_model(trained: tuple[Path, Losses]) -> None:
     folder, losses = trained
     words, speech = ([loss for _, loss in part] for part in (losses[:2], losses[2:]))
-    assert words[1] < words[0] and np.mean(speech[-12:]) < np.mean(speech[:12])
+    assert words[1] < words[0] and np.mean(speech[-11:]) < np.mean(speech[:11])
     weights = load_file(folder / "model.safetensors")
     language = [name for name in weights if "language_model" in name]
     assert len(language) == 2 * 2 * 2 and all("lora" in name for name in language)
@@ -101,7 +102,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
 
     def record(step: int, loss: float) -> None:
         losses.append((step, loss))
-        if len(losses) in (2, 20):
+        if len(losses) in (1, 10):
             raise Interrupted
 
     how = {"tower_from": parts / "llava", **OPTIONS}
