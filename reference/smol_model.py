@@ -164,7 +164,8 @@ class WordsLoss(nn.Module):
         super().__init__()
         self.vision_tower = model.model.vision_tower
         self.multi_modal_projector = model.model.multi_modal_projector
-        embeddings = model.get_input_embeddings().weight.detach().float()
+        weight: Any = model.get_input_embeddings().weight
+        embeddings = weight.detach().float()
         tables = []
         for words in (*ATTRIBUTES.values(), ORDINALS, BACKGROUNDS):
             ids = [tokenizer(f" {word}", add_special_tokens=False)["input_ids"] for word in words]
