@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,9 @@ from mmspec.cli.loading import compared_choices, default_choices, own_drafters
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.subject import Subject
 from mmspec.errors import InputError
-from mmspec.evaluation.examples import Example
+
+if TYPE_CHECKING:
+    from mmspec.evaluation.examples import Example
 
 __all__ = ["ALL", "Search", "default_groups", "find_best", "groups_of", "image_accelerators"]
 
