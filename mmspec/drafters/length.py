@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, median
 from time import perf_counter
+from typing import cast
 
 import torch
 
@@ -343,8 +344,7 @@ class PacedSession(DraftSession):
         if model.rests():
             return self._nothing(canvas)
         self.inner.stop_below(model.worth * model.passes)
-        draft = self.inner.propose(canvas)
-        assert isinstance(draft, Tree)  # of drafters that rate paths
+        draft = cast(Tree, self.inner.propose(canvas))  # of drafters that rate paths
         self.candidates = self._rated(draft, model)
         going = [c for c, ended in zip(self.candidates, canvas.finish_reasons, strict=True) if ended is None]
         sums = [list(accumulate((each.path for each in row), initial=1.0)) for row in going]
