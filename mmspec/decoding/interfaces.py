@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -181,8 +181,14 @@ class DraftSession(Rows, ABC):
         """Set the size of the next drafts, by its place in the drafter's `sizes`."""
         raise InputError("choice", choice, f"none: drafts of {type(self).__name__} have one size")
 
-    def stop_below(self, probability: float) -> None:
-        """Set how unlikely paths are that are not drafted any deeper. Optional: a hint, to save time."""
+    def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
+        """Set how much is worth drafting in the next round. Optional: a hint, to save time.
+
+        Args:
+            nodes: the most candidates.
+            least: probabilities of the likeliest path to each level but the last, for a draft of that depth,
+                below which no other level is drafted.
+        """
         return None
 
     def open(self, canvas: Canvas) -> Draft:

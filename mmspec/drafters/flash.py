@@ -7,6 +7,8 @@ With `block=1` the same weights draft one token a pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -33,9 +35,9 @@ class FlashSession(FeatureSession):
         is_chain = self.shape.max_children == 1 and not self.shape.stop_below
         return self._chain(canvas.root, hidden) if is_chain else self._tree(canvas.root, hidden)
 
-    def stop_below(self, probability: float) -> None:
+    def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         if self.drafter.shape.max_children > 1:  # a chain takes fewer operations than it could save
-            super().stop_below(probability)
+            super().limit(nodes, least)
 
     def _chain(self, root: Tensor, hidden: Tensor) -> Draft:
         """Draft what `_tree` would with one child a node, at a third of its operations."""

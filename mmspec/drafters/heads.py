@@ -6,7 +6,7 @@ A head was trained for one target, whose embedding and output matrix it uses.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -156,10 +156,9 @@ class HeadSession(DraftSession):
         self.target, self.sampler = drafter.fitted_target, batch.sampler
         self.copies = len(batch.prompts) // len(batch.requests)
 
-    def stop_below(self, probability: float) -> None:
+    def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         if isinstance(self.drafter.shape, DynamicTree):
-            least = min(1.0, max(self.drafter.shape.stop_below, probability))
-            self.shape = replace(self.drafter.shape, stop_below=least)
+            self.shape = self.drafter.shape.limited(nodes, least)
 
     def rated(self, growth: TreeGrowth) -> Tree:
         """The tree that has grown; its candidates' scores are kept."""

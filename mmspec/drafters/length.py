@@ -38,6 +38,8 @@ REVISIT = 64  # rounds of the best size until another choice has one
 LEAST_SPEEDUP = 1.02
 PAUSE, LONGEST_PAUSE = 32, 1024  # plain rounds where nothing pays; twice as many after every trial in vain
 LONG_TRIAL, TRIAL_LOSS = 16, 3.0  # rounds until a trial is in vain, or plain rounds that it may cost
+RATE = 0.7  # at which a candidate is right behind a path that is, for a look ahead
+LEAST_NODES = 2
 #: Edges of the bins of probabilities that are calibrated apart.
 BINS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 
@@ -240,12 +242,40 @@ class PruningModel:
         self.cost, self._pauses = RoundCosts(len(nodes)), Pauses()
         self.calibrate = Calibration()
         self._tokens = self._time = 1 / (1 - KEEP)  # of late, in tokens and plain rounds
-        self.passes = 0.0  # cost of a pass of the drafter
+        self._level = 0.0  # cost of drafting a level
+        self._kept: deque[int] = deque([LEAST_NODES], maxlen=WINDOW)  # candidates of late
 
     @property
     def worth(self) -> float:
         """Tokens that the time of a plain round gives, of late."""
         return max(1.0, self._tokens / self._time)
+
+    @property
+    def limit(self) -> int:
+        """The most candidates that are worth drafting: twice as many as were kept of late."""
+        return 2 * max(self._kept)
+
+    def least(self, depth: int) -> list[float]:
+        """Probabilities of the likeliest path that each level must have so that another one is drafted.
+
+        Another level gives that path's probability times the rate at which what follows is right. It costs
+        the drafter's time, and the time of more candidates, at best that of several of them together.
+        """
+        costs = [self._cost_of(nodes) for nodes in range(depth + 1)]
+        found = []
+        for level in range(1, depth):
+            more = min((costs[deep] - costs[level]) / (deep - level) for deep in range(level + 1, depth + 1))
+            found.append(min(1.0, self.worth * (self._level + more) / RATE))
+        return found
+
+    def _cost_of(self, nodes: int) -> float:
+        """Cost of a round with so many candidates, between those of the sizes."""
+        large = [size for size in range(1, len(self.nodes)) if self.nodes[size] >= nodes]
+        after = max(large, default=1)
+        before = after + 1 if after + 1 < len(self.nodes) else PLAIN
+        low, high = self.nodes[before], self.nodes[after]
+        share = min(1.0, (nodes - low) / (high - low))
+        return (1 - share) * self.cost(before) + share * self.cost(after)
 
     def rests(self) -> bool:
         """Whether nothing is to be drafted in the next round."""
@@ -265,7 +295,7 @@ class PruningModel:
         return best
 
     def record(
-        self, choice: int, tokens: Sequence[int], seconds: float, drafting: float, passes: int
+        self, choice: int, tokens: Sequence[int], seconds: float, drafting: float, levels: int
     ) -> None:
         """Record a round.
 
@@ -274,16 +304,17 @@ class PruningModel:
             tokens: of each row.
             seconds: of all.
             drafting: seconds of those that the drafter took.
-            passes: of the drafter's model.
+            levels: that it drafted.
         """
         self.cost.seconds[choice].append(seconds - drafting)
-        if passes:
-            share = self.cost.plain(drafting) / passes
-            self.passes = share if not self.passes else KEEP * self.passes + (1 - KEEP) * share
+        if levels:
+            share = self.cost.plain(drafting) / levels
+            self._level = share if not self._level else KEEP * self._level + (1 - KEEP) * share
+            self._kept.append(max(LEAST_NODES, self.nodes[choice]))
         if not tokens:
             return
         given, time = fmean(tokens), self.cost.plain(seconds)
-        if not self.cost.begins and (choice or passes):
+        if not self.cost.begins and (choice or levels):
             self._pauses.record(time - given)
         self._tokens, self._time = KEEP * self._tokens + given, KEEP * self._time + time
 
@@ -306,7 +337,7 @@ class PacedSession(DraftSession):
         self.nothing = Categorical(none) if is_drawn else None
         self.choice: int | None = None
         self.started = self.drafted = 0.0
-        self.passed = 0  # passes before the latest draft
+        self.levels = 0  # that a model of the drafter's own has drafted in the latest round
         self.lengths: list[int] = []
         self.candidates: list[list[Candidate]] = []
 
@@ -316,7 +347,7 @@ class PacedSession(DraftSession):
         counts, seconds = [count for count in grown if count], now - self.started
         if isinstance(self.model, PruningModel):
             if self.choice is not None:
-                self.model.record(self.choice, counts, seconds, self.drafted, self.inner.passes - self.passed)
+                self.model.record(self.choice, counts, seconds, self.drafted, self.levels)
             draft: Draft = self._pruned(canvas, self.model, grown, now)
         else:
             if self.choice is not None:
@@ -339,12 +370,13 @@ class PacedSession(DraftSession):
         for row, (count, candidates) in enumerate(zip(grown, self.candidates, strict=bool(self.candidates))):
             if count:
                 model.calibrate.learn(candidates, canvas.ids[row][-count:])
-        self.passed, self.drafted, self.candidates = self.inner.passes, 0.0, []
+        before, self.levels, self.drafted, self.candidates = self.inner.passes, 0, 0.0, []
         self.choice = PLAIN
         if model.rests():
             return self._nothing(canvas)
-        self.inner.stop_below(model.worth * model.passes)
+        self.inner.limit(model.limit, model.least)
         draft = cast(Tree, self.inner.propose(canvas))  # of drafters that rate paths
+        self.levels = draft.max_depth if self.inner.passes > before else 0
         self.candidates = self._rated(draft, model)
         going = [c for c, ended in zip(self.candidates, canvas.finish_reasons, strict=True) if ended is None]
         sums = [list(accumulate((each.path for each in row), initial=1.0)) for row in going]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +52,7 @@ class DynamicTree:
         depth: the deepest level; level 1 holds the root's children.
         top_k: nodes expanded on each level, and children of each.
         stop_below: no level is added where every path is less likely than that; 0 adds all of them.
+        least: the same by level, for those but the last; () for `stop_below` alone.
 
     Raises:
         InputError: a value outside its range, or fewer candidates than are to be proposed.
@@ -61,6 +62,7 @@ class DynamicTree:
     depth: int
     top_k: int
     stop_below: float = 0.0
+    least: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_draft_tokens(self.num_draft_tokens)
@@ -78,6 +80,17 @@ class DynamicTree:
     def max_children(self) -> int:
         """Most children that a node can have."""
         return self.top_k
+
+    def limited(self, nodes: int, least: Callable[[int], Sequence[float]]) -> DynamicTree:
+        """Return a tree of so many candidates at most that stops early; see a session's `limit`."""
+        most = min(nodes, self.num_draft_tokens)
+        depth, top_k = min(self.depth, most), min(self.top_k, most)
+        most = min(most, top_k + (depth - 1) * top_k**2)
+        return DynamicTree(most, depth, top_k, self.stop_below, tuple(least(depth)))
+
+    def stops_below(self, level: int) -> float:
+        """The probability that the likeliest path to a level must have so that another one is added."""
+        return max(self.stop_below, self.least[level - 1] if level <= len(self.least) else 0.0)
 
     def branch(self, level: int) -> int:
         """Candidates of a level under each node that is expanded."""
@@ -134,6 +147,9 @@ class StaticTree:
         paths = sorted(NAMED_TREES[name].split(), key=lambda path: (len(path), path))
         number = {path: index for index, path in enumerate(["", *paths])}
         return cls([0, *(number[path[:-1]] for path in paths)])
+
+    def stops_below(self, level: int) -> float:
+        return 0.0
 
     def branch(self, level: int) -> int:
         return self._branch[level]
@@ -295,7 +311,7 @@ class TreeGrowth:
 
     def _is_hopeless(self, scores: Tensor) -> bool:
         """True if every path of every row is too unlikely; asks the device only where that can be."""
-        least = self.shape.stop_below
+        least = self.shape.stops_below(self.level)
         return least > 0 and bool((scores.amax(-1) < math.log(least)).all())
 
     def draft(self) -> tuple[Tree, Tensor]:

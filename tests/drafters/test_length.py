@@ -149,7 +149,7 @@ class Rounds:
             nodes, drafting = model.nodes[choice], 0.0 if rests else self.drafting
             right = next((n for n in range(nodes) if self.dice.random() >= share), nodes)
             seconds = self.seconds(nodes) + drafting
-            model.record(choice, [1 + right], seconds, drafting, passes=int(drafting > 0))
+            model.record(choice, [1 + right], seconds, drafting, levels=int(drafting > 0))
             kept, tokens, time = [*kept, nodes], tokens + 1 + right, time + seconds
         return kept, tokens / time
 
