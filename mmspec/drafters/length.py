@@ -31,6 +31,7 @@ __all__ = ["AnyModel", "CostModel", "PacedDrafter", "PruningModel", "half_length
 PLAIN = 0  # the choice of not drafting
 TRIALS = 3  # rounds of a choice before it is judged
 WINDOW = 16  # latest rounds that a choice's seconds are the median of; the least of them while there are few
+STEADY = 0.6  # decay in a round of the pace of the machine
 KEEP = 0.95  # decay of the counts of acceptance in a round: omega of DEL (2504.05598)
 FADE = 0.98  # decay in a round of what is known of a size alone: the text may have changed
 DOUBT = 4.0  # times that a depth must be reached to count as much as the one before, which it is taken for
@@ -47,12 +48,23 @@ BINS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 class RoundCosts:
     """Costs of rounds by size, in plain rounds, of which the latest are the measure.
 
+    What slows all sizes down, a longer context or other work on the machine, is told apart from what a size
+    costs beyond others: seconds are kept relative to a pace, which follows the latest rounds of any size.
+
     Args:
         sizes: number of choices; 0 is a plain round, 1 the most expensive size, and so on.
     """
 
     def __init__(self, sizes: int) -> None:
         self.seconds: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(sizes + 1)]
+        self._pace = 1.0
+
+    def add(self, choice: int, seconds: float) -> None:
+        """Add a round of a choice."""
+        known = self.seconds[choice]
+        if len(known) >= TRIALS:
+            self._pace = STEADY * self._pace + (1 - STEADY) * seconds / median(known)
+        known.append(seconds / self._pace)
 
     @property
     def begins(self) -> bool:
@@ -62,15 +74,17 @@ class RoundCosts:
     def plain(self, seconds: float) -> float:
         """Seconds in plain rounds; 0 as long as none was measured."""
         known = self.seconds[PLAIN]
-        return seconds / median(known) if known else 0.0
+        return seconds / (self._pace * median(known)) if known else 0.0
 
     def __call__(self, choice: int) -> float:
         """Cost of a round of a choice; a size that is not measured is as cheap as the next smaller one."""
-        measured = self.seconds[choice]
+        if not self.seconds[PLAIN]:
+            return 1.0
+        measured, plain = self.seconds[choice], median(self.seconds[PLAIN])
         if 2 * len(measured) >= WINDOW:
-            return self.plain(median(measured))
+            return median(measured) / plain
         cheaper = self(choice + 1) if choice + 1 < len(self.seconds) else 1.0
-        return max(cheaper, self.plain(min(measured))) if measured else cheaper
+        return max(cheaper, min(measured) / plain) if measured else cheaper
 
 
 class Pauses:
@@ -147,7 +161,7 @@ class CostModel:
 
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
         """Record a round: the tokens of each row, and the seconds of all."""
-        self.cost.seconds[choice].append(seconds)
+        self.cost.add(choice, seconds)
         if choice == PLAIN or not tokens:
             return
         given = fmean(tokens)
@@ -306,7 +320,7 @@ class PruningModel:
             drafting: seconds of those that the drafter took.
             levels: that it drafted.
         """
-        self.cost.seconds[choice].append(seconds - drafting)
+        self.cost.add(choice, seconds - drafting)
         if levels:
             share = self.cost.plain(drafting) / levels
             self._level = share if not self._level else KEEP * self._level + (1 - KEEP) * share

@@ -28,6 +28,7 @@ from mmspec.drafters.length import (
     CostModel,
     PacedDrafter,
     PruningModel,
+    RoundCosts,
 )
 from mmspec.drafters.none import NoDrafter
 from tests.contracts.checks import PROMPTS, check_words, llama
@@ -167,6 +168,19 @@ def test_as_many_candidates_are_kept_as_pay_in_a_round():
         Rounds(steps, 0.0, rounds.shares).run(Always(model.nodes[1:], size), 400)[1] for size in (1, 2, 4)
     ]
     assert speed > 1.15 * max(fixed), "no size does as well in all rounds"
+
+
+def test_a_longer_context_slows_all_sizes_down_alike():
+    """Plain rounds are measured on a short text, and large ones on a long one, where all take longer."""
+    costs = RoundCosts(1)
+    for _ in range(20):
+        costs.add(0, 1.0)
+    for _ in range(20):
+        costs.add(1, 1.5)
+    for _ in range(200):
+        costs.add(1, 3.0)
+    assert costs(1) == pytest.approx(1.5, rel=0.05)
+    assert costs.plain(2.0) == pytest.approx(1.0, rel=0.05), "a plain round would take so long now"
 
 
 class Always(PruningModel):
