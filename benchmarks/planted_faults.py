@@ -74,8 +74,8 @@ FAULTS = (
     Fault(
         "what rounds cost is learnt with the drafter's own time",
         "PruningModel.record",
-        "add(choice, seconds - drafting)",
-        "add(choice, seconds)",
+        "append(seconds - drafting)",
+        "append(seconds)",
         DRAFTERS,
     ),
     Fault(

@@ -30,12 +30,13 @@ __all__ = ["AnyModel", "CostModel", "PacedDrafter", "PruningModel", "half_length
 
 PLAIN = 0  # the choice of not drafting
 TRIALS = 3  # rounds of a choice before it is judged
-WINDOW = 16  # latest rounds that a choice's seconds are the median of; the least of them while there are few
-STEADY = 0.6  # decay in a round of the pace of the machine
+WINDOW = 8  # latest rounds that a choice's seconds are the median of; the least of them while there are few
 KEEP = 0.95  # decay of the counts of acceptance in a round: omega of DEL (2504.05598)
 FADE = 0.98  # decay in a round of what is known of a size alone: the text may have changed
 DOUBT = 4.0  # times that a depth must be reached to count as much as the one before, which it is taken for
 REVISIT = 64  # rounds of the best size until another choice has one
+REMEASURE = 32  # rounds until a plain one is measured again: contexts grow, and machines are busy
+GUESS = 0.06  # cost of a candidate where it is not measured
 LEAST_SPEEDUP = 1.02
 PAUSE, LONGEST_PAUSE = 32, 1024  # plain rounds where nothing pays; twice as many after every trial in vain
 LONG_TRIAL, TRIAL_LOSS = 16, 3.0  # rounds until a trial is in vain, or plain rounds that it may cost
@@ -48,23 +49,13 @@ BINS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 class RoundCosts:
     """Costs of rounds by size, in plain rounds, of which the latest are the measure.
 
-    What slows all sizes down, a longer context or other work on the machine, is told apart from what a size
-    costs beyond others: seconds are kept relative to a pace, which follows the latest rounds of any size.
-
     Args:
-        sizes: number of choices; 0 is a plain round, 1 the most expensive size, and so on.
+        sizes: candidates, or depth, of each choice: 0 for a plain round, then the largest, and so on.
     """
 
-    def __init__(self, sizes: int) -> None:
-        self.seconds: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(sizes + 1)]
-        self._pace = 1.0
-
-    def add(self, choice: int, seconds: float) -> None:
-        """Add a round of a choice."""
-        known = self.seconds[choice]
-        if len(known) >= TRIALS:
-            self._pace = STEADY * self._pace + (1 - STEADY) * seconds / median(known)
-        known.append(seconds / self._pace)
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sizes
+        self.seconds: list[deque[float]] = [deque(maxlen=WINDOW) for _ in sizes]
 
     @property
     def begins(self) -> bool:
@@ -74,17 +65,17 @@ class RoundCosts:
     def plain(self, seconds: float) -> float:
         """Seconds in plain rounds; 0 as long as none was measured."""
         known = self.seconds[PLAIN]
-        return seconds / (self._pace * median(known)) if known else 0.0
+        return seconds / median(known) if known else 0.0
 
     def __call__(self, choice: int) -> float:
-        """Cost of a round of a choice; a size that is not measured is as cheap as the next smaller one."""
-        if not self.seconds[PLAIN]:
+        """Cost of a round of a choice; where it is not measured, a guess more than the next smaller one's."""
+        measured = self.seconds[choice]
+        if measured and self.seconds[PLAIN]:
+            return self.plain(median(measured) if 2 * len(measured) >= WINDOW else min(measured))
+        if choice == PLAIN:
             return 1.0
-        measured, plain = self.seconds[choice], median(self.seconds[PLAIN])
-        if 2 * len(measured) >= WINDOW:
-            return median(measured) / plain
-        cheaper = self(choice + 1) if choice + 1 < len(self.seconds) else 1.0
-        return max(cheaper, min(measured) / plain) if measured else cheaper
+        smaller = choice + 1 if choice + 1 < len(self.sizes) else PLAIN
+        return self(smaller) + GUESS * (self.sizes[choice] - self.sizes[smaller])
 
 
 class Pauses:
@@ -124,7 +115,7 @@ class CostModel:
 
     A size speeds decoding up by S = tau / (1 + c_draft * passes + c_verify(n)), costs in plain rounds. The
     divisor is measured as a whole: the seconds of a round of that size over those of a plain one. A size that
-    was not measured yet is taken for as cheap as the next smaller one, and is tried if it could be the best.
+    was not measured yet is taken for a little more than the next smaller one, and tried if it could be best.
 
     The tokens of a round, tau, follow from how often each depth is accepted once it is reached, which all
     sizes learn together. Wide trees give more than that; how much, each size learns for itself, and forgets
@@ -138,7 +129,7 @@ class CostModel:
 
     def __init__(self, depths: Sequence[int]) -> None:
         self.depths = (0, *depths)
-        self.cost, self._pauses = RoundCosts(len(depths)), Pauses(LONG_TRIAL)
+        self.cost, self._pauses = RoundCosts(self.depths), Pauses(LONG_TRIAL)
         self._reached, self._accepted = ([0.0] * max(self.depths) for _ in range(2))
         self._surplus = [1.0] * len(self.depths)  # tokens that were given / that depth alone predicted
         self._drafted = 0
@@ -161,7 +152,7 @@ class CostModel:
 
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
         """Record a round: the tokens of each row, and the seconds of all."""
-        self.cost.add(choice, seconds)
+        self.cost.seconds[choice].append(seconds)
         if choice == PLAIN or not tokens:
             return
         given = fmean(tokens)
@@ -253,9 +244,10 @@ class PruningModel:
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self.nodes = (0, *nodes)
-        self.cost, self._pauses = RoundCosts(len(nodes)), Pauses()
+        self.cost, self._pauses = RoundCosts(self.nodes), Pauses()
         self.calibrate = Calibration()
         self._tokens = self._time = 1 / (1 - KEEP)  # of late, in tokens and plain rounds
+        self._since_plain = 0
         self._level = 0.0  # cost of drafting a level
         self._kept: deque[int] = deque([LEAST_NODES], maxlen=WINDOW)  # candidates of late
 
@@ -293,7 +285,7 @@ class PruningModel:
 
     def rests(self) -> bool:
         """Whether nothing is to be drafted in the next round."""
-        if self._pauses.goes_on() or self.cost.begins:
+        if self._pauses.goes_on() or self.cost.begins or self._since_plain >= REMEASURE:
             return True
         return self._pauses.judge(self._tokens / self._time >= LEAST_SPEEDUP)
 
@@ -320,7 +312,8 @@ class PruningModel:
             drafting: seconds of those that the drafter took.
             levels: that it drafted.
         """
-        self.cost.add(choice, seconds - drafting)
+        self.cost.seconds[choice].append(seconds - drafting)
+        self._since_plain = self._since_plain + 1 if choice else 0
         if levels:
             share = self.cost.plain(drafting) / levels
             self._level = share if not self._level else KEEP * self._level + (1 - KEEP) * share

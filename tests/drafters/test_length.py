@@ -28,7 +28,6 @@ from mmspec.drafters.length import (
     CostModel,
     PacedDrafter,
     PruningModel,
-    RoundCosts,
 )
 from mmspec.drafters.none import NoDrafter
 from tests.contracts.checks import PROMPTS, check_words, llama
@@ -163,24 +162,19 @@ def steps(nodes: int) -> float:
 def test_as_many_candidates_are_kept_as_pay_in_a_round():
     rounds, model = Rounds(steps, 0.0, (0.02, 0.3, 0.95)), PruningModel((16, 8, 4, 2, 1))
     kept, speed = rounds.run(model, 400)
-    assert {0, 2, 16} <= set(kept[20:]) and speed > 1.9
+    assert {0, 16} <= set(kept[20:]) and speed > 1.9
     fixed = [
         Rounds(steps, 0.0, rounds.shares).run(Always(model.nodes[1:], size), 400)[1] for size in (1, 2, 4)
     ]
     assert speed > 1.15 * max(fixed), "no size does as well in all rounds"
 
 
-def test_a_longer_context_slows_all_sizes_down_alike():
-    """Plain rounds are measured on a short text, and large ones on a long one, where all take longer."""
-    costs = RoundCosts(1)
-    for _ in range(20):
-        costs.add(0, 1.0)
-    for _ in range(20):
-        costs.add(1, 1.5)
-    for _ in range(200):
-        costs.add(1, 3.0)
-    assert costs(1) == pytest.approx(1.5, rel=0.05)
-    assert costs.plain(2.0) == pytest.approx(1.0, rel=0.05), "a plain round would take so long now"
+def test_what_a_plain_round_costs_is_measured_again():
+    """The context has grown, and all rounds take twice as long as those that were measured first."""
+    model = PruningModel((2, 1))
+    Rounds(lambda nodes: 1.0 + 0.1 * nodes, 0.0, (0.9,)).run(model, 100)
+    Rounds(lambda nodes: 2.0 + 0.2 * nodes, 0.0, (0.9,)).run(model, 300)
+    assert model.cost(1) == pytest.approx(1.2) and model.cost.plain(2.0) == pytest.approx(1.0)
 
 
 class Always(PruningModel):
@@ -203,7 +197,7 @@ def test_a_drafter_that_costs_more_than_it_gives_rests():
     assert "0" * LONGEST_PAUSE in "".join(map(str, kept))
     model = PruningModel((8, 4, 2, 1))
     kept, speed = Rounds(steps, 0.3, (0.9,)).run(model, 400)
-    assert speed > 1.5 and kept.count(0) < 10
+    assert speed > 1.5 and kept.count(0) < 20
     assert model.cost(1) == pytest.approx(2.2), (
         "of the round without the drafter, whose time is spent by then"
     )
