@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 ABOUT = frozenset(  # columns that say where a row is from: nothing of them is to be learnt
     (
         "id", "idx", "index", "uid", "uuid", "conversation_id", "image_id", "question_id", "sample_id",
-        "model", "source", "dataset", "dataset_name", "data_source", "origin", "url", "license", "task",
-        "type", "category", "topic", "tag", "tags", "split", "language", "lang", "width", "height",
-        "height_list", "width_list", "length", "metadata", "meta",
+        "model", "temperature", "source", "dataset", "dataset_name", "data_source", "origin", "url",
+        "license", "task", "type", "category", "topic", "tag", "tags", "split", "language", "lang", "width",
+        "height", "height_list", "width_list", "length", "metadata", "meta",
     )
 )  # fmt: skip
 NAMED_ERRORS = 3  # of the rows that cannot be used
