@@ -89,7 +89,7 @@ class StoredStates:
         digest = hashlib.sha256(self.own["fingerprint"].encode())
         for name, value in sorted(inputs.items()):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy())
+            digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:40]
 
     def _load(self, path: Path, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
