@@ -251,8 +251,10 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
         raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
     if not accelerator.drafter.rows_move:
         raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {', '.join(MOVING)}")
-    if accelerator.costs is not None:
-        raise InputError("length", "cost", f"'fixed' or 'confidence': {STAYS}, for its sizes are of a batch")
+    if accelerator.length == "cost":
+        raise InputError(
+            "length", "cost", f"'auto', 'fixed' or 'confidence': {STAYS}, for its sizes are of a batch"
+        )
     if target.steps is not None:
         allowed = "a pipeline that is not compiled: steps are for one batch size"
         raise InputError("pipe.compile", True, allowed)

@@ -65,9 +65,9 @@ def none() -> Accelerator:
     return pair("none", NoDrafter())
 
 
-def copy(num_draft_tokens: int = 10, min_match: int = 2) -> Accelerator:
-    """Prompt look-up by a suffix automaton (2411.10666); options as of `CopyDrafter`."""
-    return pair("copy", CopyDrafter(num_draft_tokens, min_match))
+def copy(num_draft_tokens: int = 16, min_match: int = 1, top_k: int = 4) -> Accelerator:
+    """Prompt look-up (Saxena, 2023), several continuations as a tree; options as of `CopyDrafter`."""
+    return pair("copy", CopyDrafter(num_draft_tokens, min_match, top_k))
 
 
 def draft_model(
@@ -259,7 +259,7 @@ class Preset:
 NEEDS_HEAD = "a head that was trained for the target"
 ACCELERATORS = {
     "none": Preset(none, "plain decoding through the same loop"),
-    "copy": Preset(copy, "copies the continuation of the longest suffix seen before", "2411.10666"),
+    "copy": Preset(copy, "copies the continuations of the longest suffixes seen before"),
     "draft_model": Preset(
         draft_model,
         "a smaller model of the same tokenizer, or of the same continuous tokens, drafts",
@@ -381,7 +381,7 @@ def build_accelerator(
     name: str,
     *,
     acceptance: str | None = None,
-    length: str = "fixed",
+    length: str = "auto",
     stop_below: float | None = None,
     **options: Any,
 ) -> Accelerator:

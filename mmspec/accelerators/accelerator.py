@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.canvas import Canvas, Stopping, VectorCanvas
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import check_rows
-from mmspec.decoding.speculative import speculate
+from mmspec.decoding.speculative import runs_by_itself, speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.length import CostModel, PacedDrafter
 from mmspec.drafters.none import NoDrafter
@@ -23,7 +26,7 @@ from mmspec.validation import require_number
 
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
 
-LENGTHS = ("fixed", "confidence", "cost")
+LENGTHS = ("auto", "fixed", "confidence", "cost")
 DEFAULT_STOP = 0.3
 #: The default is the first of these that is sound for what is proposed.
 DEFAULT_RULES = ("speculative_sampling", "recursive_rejection", "sample_and_match")
@@ -34,8 +37,8 @@ class Accelerator:
     """A drafter with an acceptance rule that is sound for what it proposes.
 
     Attributes:
-        costs: measured seconds and tokens of each draft size, by batch size, where the size is chosen by
-            cost; None where sizes are fixed. Filled as batches are decoded.
+        length: of drafts: "auto", "fixed" or "cost", as of `with_length`.
+        costs: measured seconds and tokens of each draft size, by batch size. Filled as batches are decoded.
 
     Raises:
         InputError: the rule is not sound for what the drafter proposes, or there are no sizes to choose from.
@@ -44,10 +47,11 @@ class Accelerator:
     name: str
     drafter: Drafter
     rule: AcceptanceRule
-    costs: dict[int, CostModel] | None = None
+    length: str = "auto"
+    costs: dict[int, CostModel] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        if self.costs is not None and not self.drafter.sizes:
+        if self.length == "cost" and not self.drafter.sizes:
             raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
         if not is_sound(type(self.rule), self.drafter):
             rules = ACCEPTANCE_RULES
@@ -83,7 +87,9 @@ class Accelerator:
         Args:
             length: "fixed"; "confidence" goes no deeper where the drafter finds every path unlikely; "cost"
                 chooses among a few sizes by what rounds cost and give here, and stops drafting for a while
-                where none pays.
+                where none pays. "auto" is "cost" where no token depends on how much is drafted (temperature
+                0, and `sample_and_match`), unless the host would have to wait for a GPU that it runs ahead
+                of; else "fixed".
             stop_below: the probability of a path for "confidence"; 0.3 if None.
 
         Raises:
@@ -94,10 +100,18 @@ class Accelerator:
         if length == "confidence":
             least = DEFAULT_STOP if stop_below is None else stop_below
             require_number("stop_below", least, 0.0, 1.0, "above 0, at most 1", open_below=True)
-            return replace(self, drafter=self.drafter.stopping_below(least))
+            return replace(self, drafter=self.drafter.stopping_below(least), length="fixed")
         if stop_below is not None:
             raise InputError("stop_below", stop_below, "nothing: it goes with length='confidence'")
-        return self if length == "fixed" else replace(self, costs={})
+        return replace(self, length=length, costs={})
+
+    def is_paced(self, sampler: Any, device: torch.device) -> bool:
+        """Return whether the size of drafts is chosen by cost, for this way of sampling on this device."""
+        if self.length != "auto":
+            return self.length == "cost"
+        any_size = sampler.greedy or isinstance(self.rule, SampleAndMatch)
+        waits = runs_by_itself(device) and self.drafter.runs_ahead
+        return bool(self.drafter.sizes) and any_size and not waits
 
     def fit(self, target: Target[Any]) -> Accelerator:
         """Return this accelerator fitted to a target.
@@ -115,8 +129,7 @@ class Accelerator:
             allowed = "none or low_confidence: a masked model has no next token to draft"
             raise InputError("accelerator", self.name, allowed)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)
-        costs: dict[int, CostModel] | None = None if self.costs is None else {}
-        return replace(self, drafter=drafter, rule=rule, costs=costs)
+        return replace(self, drafter=drafter, rule=rule, costs={})
 
     def call(
         self,
@@ -190,8 +203,9 @@ class Call:
 
     def rounds(self) -> Iterator[Round]:
         """Decode, yielding every round; `stats.seconds` counts the time spent in here alone."""
-        drafter, rule, costs = self.accelerator.drafter, self.accelerator.rule, self.accelerator.costs
-        drafter = drafter if costs is None else PacedDrafter(drafter, costs)
+        drafter, rule = self.accelerator.drafter, self.accelerator.rule
+        if self.accelerator.is_paced(self.sampler, self.target.device):
+            drafter = PacedDrafter(drafter, self.accelerator.costs)
         batch = self.sampler, self.requests, self.canvas, self.random
         clock = perf_counter()
         for round in speculate(self.target, drafter, rule, *batch):

@@ -178,6 +178,10 @@ class DraftSession(Rows, ABC):
         """Set the size of the next drafts, by its place in the drafter's `sizes`."""
         raise InputError("choice", choice, f"none: drafts of {type(self).__name__} have one size")
 
+    def expect(self, canvas: Canvas) -> Sequence[float] | None:
+        """Expected tokens of the next round by size, in the order of the drafter's `sizes`; None: unknown."""
+        return None
+
     def open(self, canvas: Canvas) -> Draft:
         """Prepare a canvas for its first token; return the draft that the prompts' own logits are of."""
         return Tree.chain(canvas.root[:, None], DraftKind.POINT)
@@ -243,7 +247,7 @@ class Drafter(ABC):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Depths of the drafts that sessions can be set to between rounds, the usual first; () if fixed."""
+        """Depths of the drafts that sessions can be set to between rounds, the largest first; () if fixed."""
         return ()
 
     def stopping_below(self, probability: float) -> Drafter:

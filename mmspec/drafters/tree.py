@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmspec.decoding.distribution import PointMass
 from mmspec.decoding.draft import DraftKind, Nodes, Tree, check_tree
+from mmspec.drafters.length import half_lengths
 from mmspec.errors import InputError
 from mmspec.kernels import best, tree_paths
 from mmspec.models.head_config import HeadConfig
@@ -81,16 +82,12 @@ class DynamicTree:
 
     @property
     def sizes(self) -> tuple[DynamicTree, ...]:
-        """This tree, a chain of its depth, and both at half the depth."""
-        half = -(-self.depth // 2)
-        few = max(half, min(self.num_draft_tokens // 2, self.top_k + (half - 1) * self.top_k**2))
-        sizes = (
-            (self.num_draft_tokens, self.depth, self.top_k),
-            (self.depth, self.depth, 1),
-            (few, half, min(few, self.top_k)),
-            (half, half, 1),
-        )
-        return tuple(DynamicTree(*size) for size in dict.fromkeys(sizes))
+        """This tree, and trees of half as many candidates down to one, less deep where few are left."""
+        sizes = [self]
+        for nodes in half_lengths(self.num_draft_tokens)[1:]:
+            depth, top_k = min(self.depth, nodes, nodes.bit_length() + 1), min(self.top_k, nodes)
+            sizes.append(DynamicTree(min(nodes, top_k + (depth - 1) * top_k**2), depth, top_k))
+        return tuple(sizes)
 
     def branch(self, level: int) -> int:
         """Candidates of a level under each node that is expanded."""

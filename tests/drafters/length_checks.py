@@ -19,7 +19,7 @@ class Script(CostModel):
         self.pace = cycle(choice for choice in pace if choice <= len(depths))
         self.rounds: list[tuple[int, list[int], float]] = []
 
-    def choose(self) -> int:
+    def choose(self, expected: Sequence[float] | None = None) -> int:
         return next(self.pace)
 
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:

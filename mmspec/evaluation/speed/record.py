@@ -55,12 +55,13 @@ class Record:
         pixel_seconds: wall-clock from image tokens to pixels, which `seconds` and `speedup` leave out and
         `speedup_with_pixels` does not; 0 for text. peak_memory_bytes: the most held during any of its runs;
         `memory_kind` says what that measures. joules_per_token: the device's energy by new tokens; None where
-        its driver does not tell. over_generate: ratio to transformers' plain `generate` of the seconds on the
-        same prompts in the same repeat: `median` of all pairs, `low` and `high` quartile; None where it did
-        not run. quality: scores of the images that were drawn (`score_images`) by name, each as `value`,
-        `low` and `high`; distances are to images of plain decoding with other seeds. None where they were not
-        read. category: the group of examples this is about; empty for all of them. own, settings: of this
-        accelerator alone (drafter, window, promise), and of the whole run.
+        its driver does not tell. over_plain: ratio to plain decoding of the seconds on the same prompts in
+        the same repeat: `median` of all pairs, `low` and `high` quartile. over_generate: the same to
+        transformers' plain `generate`; None where it did not run. quality: scores of the images that were
+        drawn (`score_images`) by name, each as `value`, `low` and `high`; distances are to images of plain
+        decoding with other seeds. None where they were not read. category: the group of examples this is
+        about; empty for all of them. own, settings: of this accelerator alone (drafter, window, promise), and
+        of the whole run.
     """
 
     accelerator: str
@@ -96,6 +97,7 @@ class Record:
     speedup_interval: tuple[float, float] | None = None
     acceptance_interval: tuple[float, float] | None = None
     joules_per_token: float | None = None
+    over_plain: dict[str, float] | None = None
     over_generate: dict[str, float] | None = None
     overlap: float | None = None
     quality: dict[str, dict[str, float]] | None = None
@@ -149,6 +151,7 @@ def summarise(
     return [
         replace(
             _record(name, table[name], table[BASELINE]),
+            over_plain=_paired(table[name], table[BASELINE]),
             over_generate=_paired(table[name], table[PEER]) if PEER in table else None,
             category=category or "",
             own=dict((own or {}).get(name, {})),

@@ -28,6 +28,11 @@ def speedup(record: Record) -> str:
     return f"{record.speedup:.2f}x ({ends[0]:.2f}-{ends[1]:.2f})"
 
 
+def median_prompt(record: Record) -> str:
+    """Render the ratio to plain decoding of the median prompt."""
+    return "-" if record.over_plain is None else f"{record.over_plain['median']:.2f}x"
+
+
 def _or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
@@ -49,6 +54,7 @@ COLUMNS: Columns = (
     ("accepted", lambda record: f"{record.acceptance_rate:.0%}", False),
     ("tokens/s", lambda record: f"{record.tokens_per_second:.0f}", False),
     ("speed-up\n(range)", speedup, True),
+    ("median\nprompt", median_prompt, False),
     ("decoding\nalone", lambda record: f"{record.decode_speedup:.2f}x", False),
     ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
     ("J/token", lambda record: _or_dash(record.joules_per_token), False),
@@ -83,8 +89,8 @@ def bench_report(
     explained = (
         "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
         f"of medians over {records[0].repeats} interleaved repeats, and its 95 % bootstrap interval over "
-        "prompts (the extremes of repeats for fewer than three); decoding alone: without reading the "
-        "prompts. accepted: share of draft tokens. "
+        "prompts (the extremes of repeats for fewer than three); median prompt: of the ratios of single "
+        "prompts; decoding alone: without reading the prompts. accepted: share of draft tokens. "
         f"memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
     )
     more = [_category_table(by_category, width)] if by_category else []
@@ -168,8 +174,12 @@ def _category_table(records: Sequence[Record], width: int) -> Table:
         shown = [str(record.samples), f"{record.identical:.0%}", f"{record.acceptance_length:.2f}"]
         rows.append([record.category if is_first else "", record.accelerator, *shown, speedup(record)])
         if width >= WIDE:
-            rows[-1] += [f"{record.decode_speedup:.2f}x", *map("{:.0%}".format, record.time.values())]
-    columns += ["decoding\nalone", *records[0].time] if width >= WIDE else []
+            rows[-1] += [
+                median_prompt(record),
+                f"{record.decode_speedup:.2f}x",
+                *map("{:.0%}".format, record.time.values()),
+            ]
+    columns += ["median\nprompt", "decoding\nalone", *records[0].time] if width >= WIDE else []
     return figures(columns, rows, words=2, title="by category")
 
 
