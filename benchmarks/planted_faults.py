@@ -1,4 +1,4 @@
-"""Plants sixty faults in the package, one after the other, and reports which of them the tests find.
+"""Plants sixty-three faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -57,6 +57,27 @@ PIPELINES = ("tests/pipelines",)
 
 FAULTS = (
     # the loop and its distributions
+    Fault(
+        "a pruned tree hangs its nodes at the places of old parents",
+        "Tree.part_of",
+        "place.gather(1, self.parents.gather(1, index))",
+        "self.parents.gather(1, index).clamp_max(size)",
+        DRAFTERS,
+    ),
+    Fault(
+        "an unlikely candidate is kept before its parent",
+        "PacedSession._rated",
+        "key=lambda each: -each.path",
+        "key=lambda each: each.path",
+        DRAFTERS,
+    ),
+    Fault(
+        "what rounds cost is learnt with the drafter's own time",
+        "PruningModel.record",
+        "append(seconds - drafting)",
+        "append(seconds)",
+        DRAFTERS,
+    ),
     Fault(
         "a bonus token from the place before",
         "_verify_chain",

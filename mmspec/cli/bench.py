@@ -166,7 +166,8 @@ def bench(
     described |= environment(subject.pipe.device, subject.pipe.dtype)
     if tried:
         figures = {label: one for each in tried.values() for label, one in each.items()}
-        described |= {**vars(searched), "tried": figures}
+        where = {"search_file": searched.search_file and str(searched.search_file)}
+        described |= {**vars(searched), **where, "tried": figures}
     if peers:
         ways = find_peers(subject, batches[0], source, choices, contenders)
         decoders |= ways.decoders

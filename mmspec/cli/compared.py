@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from mmspec.cli.loading import compared_choices, default_choices, own_drafters
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.subject import Subject
 from mmspec.errors import InputError
+
+if TYPE_CHECKING:
+    from mmspec.evaluation.examples import Example
 
 __all__ = ["ALL", "Search", "default_groups", "find_best", "groups_of", "image_accelerators"]
 
@@ -54,6 +58,20 @@ class Search:
         str, typer.Option(help="What the best of several settings is found by: seconds or forwards.")
     ] = "seconds"
     search: Annotated[int, typer.Option(min=1, help="How many other prompts it is found on.")] = 12
+    search_file: Annotated[
+        Path | None,
+        typer.Option(help="File of those prompts, as of --prompt-file; scenes, or captions, if not given."),
+    ] = None
+
+    def others(self, subject: Subject) -> list[Example] | None:
+        """The other prompts; None where the subject's are the user's own, and no file of others is named."""
+        from mmspec.evaluation.contenders import load_images
+        from mmspec.evaluation.prompt_files import read_prompt_file
+
+        if self.search_file is not None:
+            found = read_prompt_file(self.search_file, self.search)
+            return found if subject.draws else load_images(found)
+        return None if subject.others is None else subject.others(self.search)
 
 
 def groups_of(accelerators: str, source: str, drafter: str | None) -> list[list[AcceleratorChoice]]:
@@ -93,11 +111,12 @@ def find_best(
     choices = {choice.label: choice for group in groups for choice in group}
     if len(choices) == len(groups):
         return list(choices.values()), {}
-    if subject.others is None:
+    others = searched.others(subject)
+    if others is None:
         written = " or ".join(choice.label for group in groups if len(group) > 1 for choice in group)
-        allowed = "one setting of each: the best is found on other prompts, and these are all of your own"
+        allowed = "one setting of each, or a --search-file: the best is found on other prompts than your own"
         raise InputError("--accelerators", written, allowed)
-    batches = batches_of(subject.others(searched.search), batch_size)
+    batches = batches_of(others, batch_size)
     settings = {**subject.settings, **subject.form}
     decoders = {
         label: subject.contender(choice).decoder(seed=how.seed, **settings)

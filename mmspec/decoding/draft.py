@@ -167,6 +167,25 @@ class Tree(Draft):
         q = PointMass(tokens[:, 1:]) if q is None else q
         return cls(tokens, valid, kind, q, faulty, parents, nodes - 1, min(1, nodes - 1))
 
+    def part_of(self, kept: Sequence[Sequence[int]], size: int) -> Tree:
+        """Return the tree of some candidates of each row.
+
+        Args:
+            kept: B lists of nodes, parents before their children.
+            size: candidates of the tree; shorter lists are padded.
+        """
+        index = torch.tensor(
+            [[0, *nodes] + [0] * (size - len(nodes)) for nodes in kept], device=self.tokens.device
+        )
+        column = torch.arange(size + 1, device=index.device).expand(len(kept), -1)
+        is_kept = column <= torch.tensor([[len(nodes)] for nodes in kept], device=index.device)
+        place = torch.zeros_like(self.parents).scatter_reduce(1, index, column * is_kept, "amax")
+        tokens, parents = self.tokens.gather(1, index), place.gather(1, self.parents.gather(1, index))
+        valid = self.valid.gather(1, index) & is_kept
+        deepest, children = min(self.max_depth, size), min(self.max_children, size)
+        point = PointMass(tokens[:, 1:])
+        return Tree(tokens, valid, self.kind, point, self.faulty, parents * is_kept, deepest, children)
+
     @property
     def last_purpose(self) -> Tensor:
         """[B] purpose of the noise that draws the last token: plain decoding's where nothing was proposed."""

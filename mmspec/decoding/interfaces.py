@@ -167,19 +167,22 @@ class DraftSession(Rows, ABC):
 
     Attributes:
         passes: forwards so far of a model of the drafter's own, its prefill not counted.
+        likelihoods: [B, n] log-probability that the path to each node of the last draft is right, as far as
+            the drafter knows; -inf where it is not valid. Of drafters that have it (`rates_paths`).
         rule: what decides in place of the batch's rule where nothing is proposed, so that every rule is plain
             decoding, and the target has a plain decoding of its own; else None.
     """
 
     passes: int = 0
+    likelihoods: Tensor
     rule: AcceptanceRule | None = None
 
     def resize(self, choice: int) -> None:
         """Set the size of the next drafts, by its place in the drafter's `sizes`."""
         raise InputError("choice", choice, f"none: drafts of {type(self).__name__} have one size")
 
-    def expect(self, canvas: Canvas) -> Sequence[float] | None:
-        """Expected tokens of the next round by size, in the order of the drafter's `sizes`; None: unknown."""
+    def stop_below(self, probability: float) -> None:
+        """Set how unlikely paths are that are not drafted any deeper. Optional: a hint, to save time."""
         return None
 
     def open(self, canvas: Canvas) -> Draft:
@@ -209,6 +212,8 @@ class Drafter(ABC):
         proposes: "tokens", "vectors", or "any" of them; "places" if a rule chooses among them.
         runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
             when the next is on its way, and one more than it needs.
+        rates_paths: whether sessions say how likely each candidate is (`likelihoods`), so that a draft, of
+            which nothing was drawn, can be pruned.
         rows_move: whether rows may enter and leave its sessions between rounds (`Rows`).
     """
 
@@ -220,6 +225,7 @@ class Drafter(ABC):
     keeps: str = ""
     proposes: ClassVar[str] = "tokens"
     runs_ahead: bool = False
+    rates_paths: bool = False
     rows_move: ClassVar[bool] = False
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:

@@ -56,7 +56,7 @@ class AssistantSession(StateSession):
             logits, hidden = self.head(self.target.embed(tokens), hidden, positions, states, masks)
             parent = growth.grow(self._log_probabilities(self._guided(logits)))
             if growth.is_grown:
-                return growth.draft()
+                return self.rated(growth)
             hidden = pick(hidden, self._copied(parent))
 
     def _context(self) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:

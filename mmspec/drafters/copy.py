@@ -7,10 +7,9 @@ lengths are worth. Needs no training and no second model.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from statistics import fmean
 
 import torch
 
@@ -105,7 +104,7 @@ class ContinuationRates:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Continuation:
     """Node of a tree of continuations.
 
     Attributes:
@@ -126,7 +125,7 @@ class Candidate:
 
 def grow(
     index: SuffixIndex, rates: ContinuationRates, nodes: int, top_k: int, shortest: int
-) -> list[Candidate]:
+) -> list[Continuation]:
     """Grow a tree of the likeliest continuations, the likeliest candidate first and parents before children.
 
     Args:
@@ -136,8 +135,8 @@ def grow(
         top_k: most children of a node: the longest matches' first, then the latest ones'.
         shortest: match that is continued.
     """
-    tree: list[Candidate] = []
-    waiting: list[tuple[float, int, Candidate, list[Occurrence]]] = []
+    tree: list[Continuation] = []
+    waiting: list[tuple[float, int, Continuation, list[Occurrence]]] = []
 
     def add_children(parent: int, depth: int, above: float, occurrences: list[Occurrence]) -> None:
         following: dict[int, list[Occurrence]] = {}
@@ -146,7 +145,7 @@ def grow(
                 following.setdefault(index.tokens[end], []).append((length + 1, end + 1))
         for rank, (token, onwards) in enumerate(list(following.items())[:top_k]):
             length = onwards[0][0] - 1
-            child = Candidate(token, parent, depth, length, rank, above * rates(length, rank))
+            child = Continuation(token, parent, depth, length, rank, above * rates(length, rank))
             heapq.heappush(waiting, (-child.probability, len(tree) * top_k + rank, child, onwards))
 
     add_children(0, 1, 1.0, index.matches(shortest))
@@ -157,8 +156,8 @@ def grow(
     return tree
 
 
-def judged(tree: Sequence[Candidate], tokens: Sequence[int]) -> Iterator[tuple[Candidate, bool]]:
-    """Candidates of a tree whose places are decided by the tokens that came, and whether each is right."""
+def judged(tree: Sequence[Continuation], tokens: Sequence[int]) -> Iterator[tuple[Continuation, bool]]:
+    """Continuations of a tree whose places are decided by the tokens that came, and whether each is right."""
     parent = 0
     for token in tokens:
         right = None
@@ -172,42 +171,30 @@ def judged(tree: Sequence[Candidate], tokens: Sequence[int]) -> Iterator[tuple[C
 
 
 class CopySession(DraftSession):
-    """Indexes of the texts of one batch, one per row, and their trees of continuations.
-
-    Attributes:
-        num_draft_tokens: the most candidates to propose next.
-    """
+    """Indexes of the texts of one batch, one per row, and their trees of continuations."""
 
     row_fields = named("indexes", "trees")
 
     def __init__(self, drafter: CopyDrafter, batch: PromptBatch) -> None:
-        self.drafter = drafter
-        self.num_draft_tokens = drafter.num_draft_tokens
+        self.drafter, self.sizes = drafter, half_lengths(drafter.num_draft_tokens)
         self.indexes = [SuffixIndex() for _ in batch.requests]
-        self.trees: list[list[Candidate]] = [[] for _ in batch.requests]
-
-    def resize(self, choice: int) -> None:
-        self.num_draft_tokens = self.drafter.sizes[choice]
-
-    def expect(self, canvas: Canvas) -> list[float]:
-        self._read(canvas)
-        going = [tree for tree, ended in zip(self.trees, canvas.finish_reasons, strict=True) if ended is None]
-        sums = [list(accumulate((each.probability for each in tree), initial=1.0)) for tree in going]
-        return [fmean(row[min(size, len(row) - 1)] for row in sums) for size in self.drafter.sizes]
+        self.trees: list[list[Continuation]] = [[] for _ in batch.requests]
 
     def propose(self, canvas: Canvas) -> Draft:
         self._read(canvas)
-        trees = [tree[: self.num_draft_tokens] for tree in self.trees]
+        trees = self.trees
         nodes = 1 + max(map(len, trees))
         if can_capture(canvas.device):  # few sizes, since a forward is captured for each
-            nodes = 1 + min(size for size in (0, *self.drafter.sizes) if size >= nodes - 1)
-        padding = [[(0, 0, 0)] * (nodes - 1 - len(tree)) for tree in trees]
+            nodes = 1 + min(size for size in (0, *self.sizes) if size >= nodes - 1)
+        padding = [[(0, 0, -math.inf)] * (nodes - 1 - len(tree)) for tree in trees]
         told = [
-            [(0, 0, 1), *((each.token, each.parent, 1) for each in tree), *rest]
+            [(0, 0, 0.0), *((each.token, each.parent, math.log(each.probability)) for each in tree), *rest]
             for tree, rest in zip(trees, padding, strict=True)
         ]
-        table = torch.tensor(told, device=canvas.device)  # the one copy to the device in a round
-        tokens, parents, valid = table[..., 0], table[..., 1], table[..., 2].bool()
+        # the one copy to the device in a round
+        table = torch.tensor(told, dtype=torch.float64, device=canvas.device)
+        tokens, parents, self.likelihoods = table[..., 0].long(), table[..., 1].long(), table[..., 2]
+        valid = self.likelihoods > -math.inf
         tokens[:, 0] = canvas.root
         kind, rows = self.drafter.kind, len(trees)
         if not self.drafter.branches:
@@ -247,6 +234,7 @@ class CopyDrafter(SessionDrafter):
     """
 
     kind = DraftKind.POINT
+    rates_paths = True
     rows_move = True
     session = CopySession
 
@@ -258,7 +246,3 @@ class CopyDrafter(SessionDrafter):
         self.min_match, self.top_k = min_match, top_k
         self.max_nodes, self.branches = num_draft_tokens + 1, top_k > 1
         self.rates = ContinuationRates()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return half_lengths(self.num_draft_tokens)

@@ -65,7 +65,7 @@ class BlockSession(CachingSession):
             log_p = self._log_probabilities(self._guided(said))
             parent = growth.grow(self._cut(log_p, slot, before))
             if growth.is_grown:
-                return growth.draft()
+                return self.rated(growth)
             if state is not None:
                 state = pick(state, self._copied(parent))
 

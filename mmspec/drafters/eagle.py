@@ -47,7 +47,7 @@ class EagleSession(FeatureSession):
         while True:
             parent = growth.grow(self._log_probabilities(self._logits(hidden, canvas.emitted + growth.level)))
             if growth.is_grown:
-                return growth.draft()
+                return self.rated(growth)
             before = pick(hidden, self._copied(parent))
             hidden = self._read(before, growth.nodes(growth.tokens))
 
@@ -70,7 +70,7 @@ class ParallelSession(EagleSession):
         while not growth.is_grown:
             state = hidden[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1)
             growth.grow(self._log_probabilities(self._logits(state, canvas.emitted + growth.level)))
-        return growth.draft()
+        return self.rated(growth)
 
     def _read_ahead(self, canvas: Canvas) -> Tensor:
         """Read what was committed since the last time, and a mask behind it, which is not kept."""

@@ -33,16 +33,23 @@ class FlashSession(FeatureSession):
         is_chain = self.shape.max_children == 1 and not self.shape.stop_below
         return self._chain(canvas.root, hidden) if is_chain else self._tree(canvas.root, hidden)
 
+    def stop_below(self, probability: float) -> None:
+        if self.drafter.shape.max_children > 1:  # a chain takes fewer operations than it could save
+            super().stop_below(probability)
+
     def _chain(self, root: Tensor, hidden: Tensor) -> Draft:
         """Draft what `_tree` would with one child a node, at a third of its operations."""
         tokens, sound, depth = [root], torch.ones_like(root, dtype=torch.bool), self.shape.depth
+        paths = [torch.zeros(len(root), device=root.device)]
         steps, block = torch.arange(depth + 1, device=root.device), self.drafter.block
         for start in range(0, depth, block):
             predicted = self.head.predict(hidden[:, 0], min(block, depth - start))  # [R, K, d]
             for logits in self.target.head(predicted).unbind(1):
-                likeliest = self._biased(logits[:, None], tokens[-1][:, None])[:, 0].max(-1)
+                said = self._biased(logits[:, None], tokens[-1][:, None])[:, 0]
+                likeliest = said.max(-1)
                 sound = sound & likeliest.values.isfinite()
                 tokens.append(likeliest.indices)
+                paths.append(paths[-1] + likeliest.values - said.logsumexp(-1))
             if start + block < depth:
                 read, nodes = torch.stack(tokens[start + 1 :], 1), steps[: start + block]
                 reached = (nodes <= nodes[start:, None]).expand(len(root), -1, -1)
@@ -50,6 +57,7 @@ class FlashSession(FeatureSession):
                 unread = Nodes(read, slots, depths, reached, start + block - 1)
                 hidden = self._read(predicted, unread)[:, -1:]
         valid = sound[:, None] | (steps == 0)
+        self.likelihoods = torch.stack(paths, 1).masked_fill(~valid, -torch.inf)
         return Tree.chain(torch.stack(tokens, 1), DraftKind.POINT, valid=valid, faulty=~sound)
 
     def _tree(self, root: Tensor, hidden: Tensor) -> Draft:
@@ -76,7 +84,7 @@ class FlashSession(FeatureSession):
             if growth.level <= last_pass:
                 before = pick(predicted[:, :, offset], self._copied(base))
                 unread.append((growth.tokens, before))
-        return growth.draft()
+        return self.rated(growth)
 
     def _biased(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[B, w, V] logits after nodes [B, w]: the head's [R, w, V], and the bias of what stands before."""

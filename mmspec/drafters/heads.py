@@ -23,7 +23,7 @@ from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.session import PromptBatch, SessionDrafter
-from mmspec.drafters.tree import DynamicTree, choose_tree
+from mmspec.drafters.tree import DynamicTree, TreeGrowth, choose_tree
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets.causal import CacheState, CausalTarget
@@ -98,6 +98,7 @@ class HeadDrafter(TrainedDrafter):
 
     kind = DraftKind.POINT
     runs_ahead = True
+    rates_paths = True
     rows_move = True
     model: DraftingHead
     more_taps: ClassVar[tuple[int, ...]] = ()
@@ -131,10 +132,6 @@ class HeadDrafter(TrainedDrafter):
         if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
             raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(shape.depth for shape in self.shape.sizes)
-
     def stopping_below(self, probability: float) -> Self:
         if not isinstance(self.shape, DynamicTree):
             raise InputError("length", "confidence", "a dynamic tree: a static one always has all its levels")
@@ -159,8 +156,15 @@ class HeadSession(DraftSession):
         self.target, self.sampler = drafter.fitted_target, batch.sampler
         self.copies = len(batch.prompts) // len(batch.requests)
 
-    def resize(self, choice: int) -> None:
-        self.shape = self.drafter.shape.sizes[choice]
+    def stop_below(self, probability: float) -> None:
+        if isinstance(self.drafter.shape, DynamicTree):
+            least = min(1.0, max(self.drafter.shape.stop_below, probability))
+            self.shape = replace(self.drafter.shape, stop_below=least)
+
+    def rated(self, growth: TreeGrowth) -> Tree:
+        """The tree that has grown; its candidates' scores are kept."""
+        draft, self.likelihoods = growth.draft()
+        return draft
 
     def _guided(self, logits: Tensor) -> Tensor:
         """[R, w, V] logits of the head -> [B, w, V] in float32, both prompts combined by guidance."""

@@ -1,25 +1,32 @@
-"""Draft length, chosen round by round from the measured seconds and tokens of earlier rounds.
+"""Draft size, chosen round by round from the measured seconds and tokens of earlier rounds.
 
 A size is chosen before anything of the round is drawn, so no acceptance rule is biased; to drop a token for
-its own low q, once drawn, would bias it.
+its own low q, once drawn, would bias it. Drafts of which nothing is drawn are pruned once they are there.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean, median
 from time import perf_counter
+from typing import cast
+
+import torch
 
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind, Tree
+from mmspec.decoding.graphs import can_capture
 from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.session import PromptBatch, SessionDrafter
 
-__all__ = ["CostModel", "PacedDrafter", "half_lengths"]
+__all__ = ["AnyModel", "CostModel", "PacedDrafter", "PruningModel", "half_lengths"]
 
 PLAIN = 0  # the choice of not drafting
 TRIALS = 3  # rounds of a choice before it is judged
@@ -29,9 +36,71 @@ FADE = 0.98  # decay in a round of what is known of a size alone: the text may h
 DOUBT = 4.0  # times that a depth must be reached to count as much as the one before, which it is taken for
 REVISIT = 64  # rounds of the best size until another choice has one
 LEAST_SPEEDUP = 1.02
-PAUSE, LONGEST_PAUSE = 32, 1024  # plain rounds where no size pays; twice as many after every trial in vain
-LONG_TRIAL, TRIAL_LOSS = 16, 4.0  # rounds until a trial is in vain, or plain rounds that it may cost
-PACE = 0.95  # decay in a round of the tokens and costs that the worth of time follows from
+PAUSE, LONGEST_PAUSE = 32, 1024  # plain rounds where nothing pays; twice as many after every trial in vain
+LONG_TRIAL, TRIAL_LOSS = 16, 3.0  # rounds until a trial is in vain, or plain rounds that it may cost
+#: Edges of the bins of probabilities that are calibrated apart.
+BINS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+
+
+class RoundCosts:
+    """Costs of rounds by size, in plain rounds, of which the latest are the measure.
+
+    Args:
+        sizes: number of choices; 0 is a plain round, 1 the most expensive size, and so on.
+    """
+
+    def __init__(self, sizes: int) -> None:
+        self.seconds: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(sizes + 1)]
+
+    @property
+    def begins(self) -> bool:
+        """True while plain rounds are to be measured."""
+        return len(self.seconds[PLAIN]) < TRIALS
+
+    def plain(self, seconds: float) -> float:
+        """Seconds in plain rounds; 0 as long as none was measured."""
+        known = self.seconds[PLAIN]
+        return seconds / median(known) if known else 0.0
+
+    def __call__(self, choice: int) -> float:
+        """Cost of a round of a choice; a size that is not measured is as cheap as the next smaller one."""
+        measured = self.seconds[choice]
+        if 2 * len(measured) >= WINDOW:
+            return self.plain(median(measured))
+        cheaper = self(choice + 1) if choice + 1 < len(self.seconds) else 1.0
+        return max(cheaper, self.plain(min(measured))) if measured else cheaper
+
+
+class Pauses:
+    """Pauses of drafting where it does not pay: 32 plain rounds, twice as many after every trial in vain.
+
+    Args:
+        longest: rounds until a trial is in vain whatever it cost.
+    """
+
+    def __init__(self, longest: float = math.inf) -> None:
+        self.longest, self._left, self._next = longest, 0, PAUSE
+        self._tried, self._lost = 0, 0.0  # rounds since the last pause, and the plain rounds they cost
+
+    def goes_on(self) -> bool:
+        """Count a round of the pause; False where there is none."""
+        self._left -= self._left > 0
+        return self._left > 0
+
+    def record(self, lost: float) -> None:
+        """Record a round of a trial, and the plain rounds that it cost beyond the tokens that it gave."""
+        self._tried, self._lost = self._tried + 1, self._lost + lost
+
+    def judge(self, pays: bool) -> bool:
+        """Begin a pause where drafting does not pay and a trial has been long enough; True if one begins."""
+        if pays:
+            self._next, self._lost = PAUSE, 0.0
+        elif self._tried >= self.longest or self._lost >= TRIAL_LOSS:
+            self._tried, self._lost = 0, 0.0
+            self._left = self._next
+            self._next = min(2 * self._next, LONGEST_PAUSE)
+            return True
+        return False
 
 
 class CostModel:
@@ -46,9 +115,6 @@ class CostModel:
     while it is not used. Where no S reaches 1.02, nothing is drafted for 32 rounds, and then the best size is
     tried again; in vain, for 64, and so on.
 
-    Drafters that know the tokens to expect of each size before a round say so. Rounds then differ, and the
-    size is taken that gives the most tokens beyond those that its time would give otherwise.
-
     Args:
         depths: the deepest that each size can be accepted to, the most expensive size first. Choices are 0,
             not to draft, and then 1, 2, ... for these.
@@ -56,42 +122,22 @@ class CostModel:
 
     def __init__(self, depths: Sequence[int]) -> None:
         self.depths = (0, *depths)
-        self._seconds: list[deque[float]] = [deque(maxlen=WINDOW) for _ in self.depths]
+        self.cost, self._pauses = RoundCosts(len(depths)), Pauses(LONG_TRIAL)
         self._reached, self._accepted = ([0.0] * max(self.depths) for _ in range(2))
         self._surplus = [1.0] * len(self.depths)  # tokens that were given / that depth alone predicted
-        self._pause, self._next_pause = 0, PAUSE
-        self._tried, self._lost = 0, 0.0  # rounds since the last pause, and the plain rounds they cost
         self._drafted = 0
-        self._tokens, self._costs = 1 / (1 - PACE), 1 / (1 - PACE)  # of late, in tokens and plain rounds
 
-    def choose(self, expected: Sequence[float] | None = None) -> int:
-        """Choose the size of the next draft: 0 for none, or 1, 2, ... for `depths`.
-
-        Args:
-            expected: tokens of the next round with each size, where the drafter knows; None to learn them.
-        """
-        if self._pause:
-            self._pause -= 1
+    def choose(self) -> int:
+        """Choose the size of the next draft: 0 for none, or 1, 2, ... for `depths`."""
+        if self._pauses.goes_on() or self.cost.begins:
             return PLAIN
-        if len(self._seconds[PLAIN]) < TRIALS:
-            return PLAIN
-        sizes = range(len(self.depths) - 1, 0, -1)  # the cheapest first, which teaches about the others
-        if expected is not None:
-            worth = max(1.0, self._tokens / self._costs)  # tokens that a plain round's time gives otherwise
-            gains = {size: expected[size - 1] - worth * self.cost(size) for size in sizes}
-            gains[PLAIN] = 1 - worth
-            return max(gains, key=gains.__getitem__)
-        best = max(sizes, key=self.speedup)
-        known = [self.speedup(size) for size in sizes if len(self._seconds[size]) >= TRIALS]
-        for size in sizes:
-            if len(self._seconds[size]) < TRIALS and self.speedup(size) >= max(known, default=LEAST_SPEEDUP):
+        sizes, seconds = range(len(self.depths) - 1, 0, -1), self.cost.seconds
+        known = [self.speedup(size) for size in sizes if len(seconds[size]) >= TRIALS]
+        for size in sizes:  # the cheapest first, which teaches about the others
+            if len(seconds[size]) < TRIALS and self.speedup(size) >= max(known, default=LEAST_SPEEDUP):
                 return size
-        if self.speedup(best) >= LEAST_SPEEDUP:
-            self._next_pause = PAUSE
-        elif self._tried >= LONG_TRIAL or self._lost >= TRIAL_LOSS:
-            self._tried, self._lost = 0, 0.0
-            self._pause = self._next_pause - 1
-            self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
+        best = max(sizes, key=self.speedup)
+        if self._pauses.judge(self.speedup(best) >= LEAST_SPEEDUP):
             return PLAIN
         self._drafted += 1
         visits, rest = divmod(self._drafted, REVISIT)
@@ -99,28 +145,17 @@ class CostModel:
 
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
         """Record a round: the tokens of each row, and the seconds of all."""
-        self._seconds[choice].append(seconds)
-        given = fmean(tokens) if tokens else 0.0
-        if plain := self._seconds[PLAIN]:
-            cost = seconds / median(plain)
-            self._tokens, self._costs = PACE * self._tokens + given, PACE * self._costs + cost
-            self._tried, self._lost = self._tried + (choice > 0), self._lost + (cost - given) * (choice > 0)
+        self.cost.seconds[choice].append(seconds)
         if choice == PLAIN or not tokens:
             return
+        given = fmean(tokens)
         for depth in range(min(self.depths[choice], max(tokens))):
             self._reached[depth] = KEEP * self._reached[depth] + sum(count > depth for count in tokens)
             self._accepted[depth] = KEEP * self._accepted[depth] + sum(count > depth + 1 for count in tokens)
         surplus = given / self._expected_tokens(choice)
         self._surplus = [FADE * known + (1 - FADE) for known in self._surplus]
         self._surplus[choice] = KEEP * self._surplus[choice] + (1 - KEEP) * surplus
-
-    def cost(self, choice: int) -> float:
-        """Seconds of a round of a choice over those of a plain one, at the least where it is not measured."""
-        measured, plain = self._seconds[choice], median(self._seconds[PLAIN])
-        if 2 * len(measured) >= WINDOW:
-            return median(measured) / plain
-        cheaper = self.cost(choice + 1) if choice + 1 < len(self.depths) else 1.0
-        return max(cheaper, min(measured) / plain) if measured else cheaper
+        self._pauses.record(self.cost.plain(seconds) - given)
 
     def speedup(self, choice: int) -> float:
         """Speed-up S of a choice: its tokens per second over those of plain decoding."""
@@ -137,39 +172,205 @@ class CostModel:
         return tokens
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """Candidate of a draft, as its drafter rates it.
+
+    Attributes:
+        node: its index in the draft.
+        parent: that of its parent.
+        token: its id.
+        share: probability that it is right if its parent is, as the drafter has it.
+        path: probability that its whole path is right, calibrated.
+    """
+
+    node: int
+    parent: int
+    token: int
+    share: float
+    path: float
+
+
+class Calibration:
+    """Calibration of a drafter's probabilities: how often candidates of about that probability were right."""
+
+    def __init__(self) -> None:
+        self._seen, self._right = ([0.0] * (len(BINS) + 1) for _ in range(2))
+
+    def __call__(self, share: float) -> float:
+        """Return how often a candidate is right that the drafter gives a probability."""
+        at = bin_of(share)
+        return (self._right[at] + DOUBT * share) / (self._seen[at] + DOUBT)
+
+    def learn(self, candidates: Sequence[Candidate], tokens: Sequence[int]) -> None:
+        """Learn from the tokens that came after a draft, as far as its candidates had their places there."""
+        parent: int | None = 0
+        for token in tokens:
+            siblings = [each for each in candidates if each.parent == parent]
+            parent = None
+            for each in siblings:
+                at, is_right = bin_of(each.share), each.token == token
+                self._seen[at] = FADE * self._seen[at] + 1
+                self._right[at] = FADE * self._right[at] + is_right
+                parent = each.node if is_right else parent
+            if parent is None:
+                return
+
+
+def bin_of(share: float) -> int:
+    """Index of the bin of a probability."""
+    return sum(share > edge for edge in BINS)
+
+
+class PruningModel:
+    """Model of costs and worth that keeps as many candidates of a draft as pay on this device.
+
+    A round gives 1 + the sum of the probabilities that the paths to its candidates are right. It takes more
+    time the more there are: the likeliest n are kept for which the tokens, less those that their time would
+    give otherwise, are the most. Where drafting has lost three plain rounds and gives less than 1.02 times
+    what plain rounds do, it pauses as of `CostModel`.
+
+    Args:
+        nodes: the most candidates that each size keeps, the largest first. Choices are 0, and then 1, 2, ...
+            for these.
+    """
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self.nodes = (0, *nodes)
+        self.cost, self._pauses = RoundCosts(len(nodes)), Pauses()
+        self.calibrate = Calibration()
+        self._tokens = self._time = 1 / (1 - KEEP)  # of late, in tokens and plain rounds
+        self.passes = 0.0  # cost of a pass of the drafter
+
+    @property
+    def worth(self) -> float:
+        """Tokens that the time of a plain round gives, of late."""
+        return max(1.0, self._tokens / self._time)
+
+    def rests(self) -> bool:
+        """Whether nothing is to be drafted in the next round."""
+        if self._pauses.goes_on() or self.cost.begins:
+            return True
+        return self._pauses.judge(self._tokens / self._time >= LEAST_SPEEDUP)
+
+    def choose(self, sums: Sequence[Sequence[float]]) -> int:
+        """Choose a size for a draft of which the tokens are expected that the likeliest 0, 1, ... give."""
+        worth, best = self.worth, PLAIN
+        most = 1.0 - worth
+        for size in range(len(self.nodes) - 1, 0, -1):
+            expected = fmean(row[min(self.nodes[size], len(row) - 1)] for row in sums)
+            gain = expected - worth * self.cost(size)
+            if gain > most:
+                best, most = size, gain
+        return best
+
+    def record(
+        self, choice: int, tokens: Sequence[int], seconds: float, drafting: float, passes: int
+    ) -> None:
+        """Record a round.
+
+        Args:
+            choice: its size.
+            tokens: of each row.
+            seconds: of all.
+            drafting: seconds of those that the drafter took.
+            passes: of the drafter's model.
+        """
+        self.cost.seconds[choice].append(seconds - drafting)
+        if passes:
+            share = self.cost.plain(drafting) / passes
+            self.passes = share if not self.passes else KEEP * self.passes + (1 - KEEP) * share
+        if not tokens:
+            return
+        given, time = fmean(tokens), self.cost.plain(seconds)
+        if not self.cost.begins and (choice or passes):
+            self._pauses.record(time - given)
+        self._tokens, self._time = KEEP * self._tokens + given, KEEP * self._time + time
+
+
+AnyModel = CostModel | PruningModel
+
+
 class PacedSession(DraftSession):
-    """Wraps a session: sets its size before every round, or drafts nothing.
+    """Wraps a session: sets its size before every round, prunes what it drafts, or drafts nothing.
 
     A round lasts from one proposal to the next: only then has the host read what it gave.
     """
 
     def __init__(self, drafter: PacedDrafter, batch: PromptBatch) -> None:
-        self.drafter, inner, rows = drafter, drafter.inner, len(batch.requests)
-        self.inner = inner.start(batch.requests, batch.prefill, batch.sampler, batch.random)
-        self.model = drafter.models.setdefault(rows, CostModel(inner.sizes))
+        self.drafter, rows = drafter, len(batch.requests)
+        self.inner = drafter.inner.start(batch.requests, batch.prefill, batch.sampler, batch.random)
+        self.model = drafter.models.setdefault(rows, drafter.new_model())
         none = batch.prefill.logits.new_zeros(rows, 0, batch.prefill.logits.shape[-1])
         is_drawn = drafter.kind in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
         self.nothing = Categorical(none) if is_drawn else None
         self.choice: int | None = None
-        self.started = 0.0
+        self.started = self.drafted = 0.0
+        self.passed = 0  # passes before the latest draft
         self.lengths: list[int] = []
+        self.candidates: list[list[Candidate]] = []
 
     def propose(self, canvas: Canvas) -> Draft:
-        now, lengths = self.drafter.clock(), list(canvas.output_lengths)
-        if self.choice is not None:
-            grown = [new - old for new, old in zip(lengths, self.lengths, strict=True) if new > old]
-            self.model.record(self.choice, grown, now - self.started)
-        expected = self.inner.expect(canvas)
-        self.choice, self.started, self.lengths = self.model.choose(expected), now, lengths
-        if self.choice == PLAIN:
-            return Tree.chain(canvas.root[:, None], self.drafter.kind, self.nothing)
-        self.inner.resize(self.choice - 1)
-        draft = self.inner.propose(canvas)
-        self.passes = self.inner.passes
+        now, lengths, before = self.drafter.clock(), list(canvas.output_lengths), self.lengths
+        grown = [] if self.choice is None else [new - old for new, old in zip(lengths, before, strict=True)]
+        counts, seconds = [count for count in grown if count], now - self.started
+        if isinstance(self.model, PruningModel):
+            if self.choice is not None:
+                self.model.record(self.choice, counts, seconds, self.drafted, self.inner.passes - self.passed)
+            draft: Draft = self._pruned(canvas, self.model, grown, now)
+        else:
+            if self.choice is not None:
+                self.model.record(self.choice, counts, seconds)
+            self.choice = self.model.choose()
+            if self.choice != PLAIN:
+                self.inner.resize(self.choice - 1)
+            draft = self._nothing(canvas) if self.choice == PLAIN else self.inner.propose(canvas)
+        self.started, self.lengths, self.passes = now, lengths, self.inner.passes
         return draft
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.inner.observe(draft, output, scores, verdict)
+
+    def _nothing(self, canvas: Canvas) -> Tree:
+        return Tree.chain(canvas.root[:, None], self.drafter.kind, self.nothing)
+
+    def _pruned(self, canvas: Canvas, model: PruningModel, grown: Sequence[int], now: float) -> Tree:
+        """Draft, and keep what pays."""
+        for row, (count, candidates) in enumerate(zip(grown, self.candidates, strict=bool(self.candidates))):
+            if count:
+                model.calibrate.learn(candidates, canvas.ids[row][-count:])
+        self.passed, self.drafted, self.candidates = self.inner.passes, 0.0, []
+        self.choice = PLAIN
+        if model.rests():
+            return self._nothing(canvas)
+        self.inner.stop_below(model.worth * model.passes)
+        draft = cast(Tree, self.inner.propose(canvas))  # of drafters that rate paths
+        self.candidates = self._rated(draft, model)
+        going = [c for c, ended in zip(self.candidates, canvas.finish_reasons, strict=True) if ended is None]
+        sums = [list(accumulate((each.path for each in row), initial=1.0)) for row in going]
+        self.choice = model.choose(sums)
+        kept = [[each.node for each in row[: model.nodes[self.choice]]] for row in self.candidates]
+        most = max(map(len, kept))
+        if can_capture(canvas.device):  # few sizes, since a forward is captured for each
+            most = min(size for size in model.nodes if size >= most)
+        if most + 1 < draft.tokens.shape[1]:
+            draft = draft.part_of(kept, most)
+        self.drafted = self.drafter.clock() - now
+        return draft
+
+    def _rated(self, draft: Tree, model: PruningModel) -> list[list[Candidate]]:
+        """The candidates of each row, the likeliest first and parents before their children."""
+        found = []
+        told = draft.tokens.double(), draft.parents.double(), self.inner.likelihoods.double()
+        for tokens, parents, scores in torch.stack(told, 1).tolist():
+            paths, row = [1.0], []
+            for node in range(1, len(tokens)):
+                parent = int(parents[node])
+                share = math.exp(scores[node] - scores[parent]) if scores[node] > -math.inf else 0.0
+                paths.append(paths[parent] * min(1.0, model.calibrate(share)) if share else 0.0)
+                row.append(Candidate(node, parent, int(tokens[node]), share, paths[node]))
+            found.append(sorted((each for each in row if each.path), key=lambda each: -each.path))
+        return found
 
 
 class PacedDrafter(SessionDrafter):
@@ -184,11 +385,17 @@ class PacedDrafter(SessionDrafter):
     session = PacedSession
 
     def __init__(
-        self, inner: Drafter, models: dict[int, CostModel], clock: Callable[[], float] = perf_counter
+        self, inner: Drafter, models: dict[int, AnyModel], clock: Callable[[], float] = perf_counter
     ) -> None:
         self.inner, self.models, self.clock = inner, models, clock
         self.kind, self.max_nodes = inner.kind, inner.max_nodes
         self.taps, self.branches = inner.taps, inner.branches
+
+    def new_model(self) -> AnyModel:
+        """Make a model that knows nothing yet."""
+        if self.inner.rates_paths:
+            return PruningModel(half_lengths(self.max_nodes - 1))
+        return CostModel(self.inner.sizes)
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         self.inner.admit(requests, sampler, stopping)

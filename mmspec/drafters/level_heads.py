@@ -50,7 +50,7 @@ class MedusaSession(StateSession):
         growth = TreeGrowth(self.shape, canvas.root)
         while not growth.is_grown:
             growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
-        return growth.draft()
+        return self.rated(growth)
 
 
 class MedusaDrafter(LevelDrafter):
@@ -78,7 +78,7 @@ class HydraGrowth(HeadSession):
             logits = self.head.predict(state, path, self.target.head)
             parent = growth.grow(self._log_probabilities(self._guided(logits)))
             if growth.is_grown:
-                return growth.draft()
+                return self.rated(growth)
             before = pick(path, self._copied(parent))
             path = torch.cat([before, self._embed(growth)], 2)
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mmspec.decoding.distribution import PointMass
 from mmspec.decoding.draft import DraftKind, Nodes, Tree, check_tree
-from mmspec.drafters.length import half_lengths
 from mmspec.errors import InputError
 from mmspec.kernels import best, tree_paths
 from mmspec.models.head_config import HeadConfig
@@ -80,15 +79,6 @@ class DynamicTree:
         """Most children that a node can have."""
         return self.top_k
 
-    @property
-    def sizes(self) -> tuple[DynamicTree, ...]:
-        """This tree, and trees of half as many candidates down to one, less deep where few are left."""
-        sizes = [self]
-        for nodes in half_lengths(self.num_draft_tokens)[1:]:
-            depth, top_k = min(self.depth, nodes, nodes.bit_length() + 1), min(self.top_k, nodes)
-            sizes.append(DynamicTree(min(nodes, top_k + (depth - 1) * top_k**2), depth, top_k))
-        return tuple(sizes)
-
     def branch(self, level: int) -> int:
         """Candidates of a level under each node that is expanded."""
         return self.top_k
@@ -105,7 +95,7 @@ class DynamicTree:
 class StaticTree:
     """The same tree every time: a node with r elder siblings is its parent's (r + 1)-th likeliest child.
 
-    It has one size, and is never cut short; its methods are those of `DynamicTree`.
+    It is never cut short; its methods are those of `DynamicTree`.
 
     Args:
         parents: as in `Tree.of`: the parent of each node, the root first and its own parent.
@@ -144,10 +134,6 @@ class StaticTree:
         paths = sorted(NAMED_TREES[name].split(), key=lambda path: (len(path), path))
         number = {path: index for index, path in enumerate(["", *paths])}
         return cls([0, *(number[path[:-1]] for path in paths)])
-
-    @property
-    def sizes(self) -> tuple[StaticTree, ...]:
-        return (self,)
 
     def branch(self, level: int) -> int:
         return self._branch[level]
@@ -312,17 +298,20 @@ class TreeGrowth:
         least = self.shape.stop_below
         return least > 0 and bool((scores.amax(-1) < math.log(least)).all())
 
-    def draft(self) -> Tree:
-        """The proposed tree; the root alone in rows some of whose log-probabilities were not numbers."""
+    def draft(self) -> tuple[Tree, Tensor]:
+        """The proposed tree, and [B, n] the log-probabilities of its paths.
+
+        It is the root alone in rows some of whose log-probabilities were not numbers.
+        """
         tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._pool, strict=True))
         faulty = (scores.isnan() | (scores == math.inf)).any(-1)
         scores = scores.masked_fill(faulty[:, None], -math.inf)
         scores[:, 0] = 0.0
         chosen = self.shape.choose(scores)
-        tokens = tokens.gather(1, chosen)
-        return Tree(
+        tokens, scores = tokens.gather(1, chosen), scores.gather(1, chosen)
+        draft = Tree(
             tokens,
-            scores.gather(1, chosen) > -math.inf,
+            scores > -math.inf,
             DraftKind.POINT,
             PointMass(tokens[:, 1:]),
             faulty,
@@ -330,3 +319,4 @@ class TreeGrowth:
             self.level,
             self.shape.max_children,
         )
+        return draft, scores

@@ -38,6 +38,7 @@ import mmspec.models.emu3_5
 import mmspec.models.llamagen  # noqa: F401  its folders become known to the auto classes
 from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedModelError
 from mmspec.models.masked_language import MASKED_MODELS
+from mmspec.models.smollm2 import complete, is_without
 from mmspec.models.weights import is_finite, stored_weights
 from mmspec.registry import did_you_mean
 
@@ -79,8 +80,11 @@ def check_gguf(folder: Path, name: str) -> None:
 def check_source(source: object, argument: str = "model") -> str:
     """The name of a local folder or hub id, as a string.
 
+    Of a model that was saved without its language model it is the folder of the whole, which is made.
+
     Raises:
         CheckpointError: it cannot be a name of either.
+        MissingDependencyError: the package that has the language model is not installed.
     """
     allowed = "a folder that holds a checkpoint, or a hub id such as 'llava-hf/llava-1.5-7b-hf'"
     if not isinstance(source, str | Path) or not str(source) or "\0" in str(source):
@@ -88,7 +92,7 @@ def check_source(source: object, argument: str = "model") -> str:
     name, folder = str(source), Path(source)
     try:
         if folder.is_dir():
-            return name
+            return str(complete(folder)) if is_without(folder) else name
         near = [item for item in folder.parent.glob("*") if item.name.lower() == folder.name.lower()]
         exists = folder.exists()
     except OSError as error:

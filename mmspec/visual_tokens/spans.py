@@ -98,6 +98,7 @@ def _image_layouts(config: Any, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     patch = getattr(getattr(config, "vision_config", None), "patch_size", None)
     if pixels is None or not isinstance(patch, int):
         return []
+    patch *= int(getattr(config, "downsample_factor", 1))
     rows, columns = pixels.shape[-2] // patch, pixels.shape[-1] // patch
     if pixels.dim() == 4:
         return [_with_class_token(config, rows, columns)] * len(pixels)

@@ -128,3 +128,18 @@ def test_tasks_with_a_search_and_a_plot(run_json, tiny_folder, heads, tmp_path):
         (task, name) for task in ("", "two_images", "caption") for name in ("none", best, "copy")
     ]
     assert plot.stat().st_size > 5_000
+
+
+def test_the_best_setting_for_prompts_of_a_file_is_found_on_those_of_another(
+    run_json, fails, tiny_folder, tmp_path
+):
+    asked, searched = tmp_path / "asked.txt", tmp_path / "searched.txt"
+    asked.write_text("right circle right circle\n")
+    searched.write_text("four there up\nsmall 0 small 0\n")
+    own = ("bench", tiny_folder, "--prompt-file", asked, "--accelerators", "copy:num_draft_tokens=2|4")
+    quick = ("--samples", 1, "--repeats", 1, "--max-new-tokens", 6, "--best", "forwards", "--search", 2)
+    assert "or a --search-file" in fails(*own, *quick)
+    table = run_json(*own, *quick, "--search-file", searched)
+    assert table["settings"]["search_file"] == str(searched)
+    assert set(table["settings"]["tried"]) == {"copy:num_draft_tokens=2", "copy:num_draft_tokens=4"}
+    assert [one["samples"] for one in table["records"]] == [1, 1]

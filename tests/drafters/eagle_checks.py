@@ -97,6 +97,7 @@ class Examined(Drafter, DraftSession):
         self.inner, self.new_tokens, self.slow_way, self.drafts = inner, new_tokens, slow_way, 0
         self.tree, self.shape = tree, inner.shape
         self.kind, self.max_nodes, self.taps, self.branches = inner.kind, inner.max_nodes, inner.taps, True
+        self.rates_paths = inner.rates_paths
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
@@ -126,6 +127,7 @@ class Examined(Drafter, DraftSession):
                 expected = self.naive[row].static(output, NAMED_TREES[self.tree].split())
             assert paths_of(draft, row) == expected, f"row {row} after {len(output)} tokens"
             self.drafts += 1
+        self.likelihoods = self.session.likelihoods
         return draft
 
 

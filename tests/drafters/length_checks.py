@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
-from mmspec.drafters.length import CostModel, PacedDrafter
+from mmspec.drafters.length import AnyModel, CostModel, PacedDrafter, PruningModel
 
 PACE = (1, 0, 2, 0, 0, 3, 1, 0, 4, 4)
 
@@ -19,21 +19,39 @@ class Script(CostModel):
         self.pace = cycle(choice for choice in pace if choice <= len(depths))
         self.rounds: list[tuple[int, list[int], float]] = []
 
-    def choose(self, expected: Sequence[float] | None = None) -> int:
+    def choose(self) -> int:
         return next(self.pace)
 
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
         self.rounds.append((choice, list(tokens), seconds))
 
 
-class Scripts(dict[int, CostModel]):
+class PruningScript(PruningModel):
+    """Rests, or keeps so many candidates, by a list."""
+
+    def __init__(self, nodes: Sequence[int], pace: Iterable[int] = PACE) -> None:
+        super().__init__(nodes)
+        self.pace = cycle(choice for choice in pace if choice <= len(nodes))
+        self.next = 0
+
+    def rests(self) -> bool:
+        self.next = next(self.pace)
+        return self.next == 0
+
+    def choose(self, sums: Sequence[Sequence[float]]) -> int:
+        return self.next
+
+
+class Scripts(dict[int, AnyModel]):
     """A script for every batch size."""
 
     def __init__(self, pace: Iterable[int]) -> None:
         super().__init__()
         self.pace = tuple(pace)
 
-    def setdefault(self, rows: int, default: CostModel) -> CostModel:  # type: ignore[override]
+    def setdefault(self, rows: int, default: AnyModel) -> AnyModel:  # type: ignore[override]
+        if isinstance(default, PruningModel):
+            return super().setdefault(rows, PruningScript(default.nodes[1:], self.pace))
         return super().setdefault(rows, Script(default.depths[1:], self.pace))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import pytest
@@ -13,21 +13,33 @@ import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.length import LONG_TRIAL, LONGEST_PAUSE, PAUSE, TRIALS, CostModel, PacedDrafter
+from mmspec.drafters.length import (
+    LONG_TRIAL,
+    LONGEST_PAUSE,
+    PAUSE,
+    TRIALS,
+    Calibration,
+    Candidate,
+    CostModel,
+    PacedDrafter,
+    PruningModel,
+)
 from mmspec.drafters.none import NoDrafter
 from tests.contracts.checks import PROMPTS, check_words, llama
 from tests.contracts.running import FanOutTarget, decode, random_prompts
 from tests.drafters import flash_checks
-from tests.drafters.eagle_checks import WORDS, Examined, Gullible, SlowWay, few_words, head_for
+from tests.drafters.eagle_checks import WORDS, Examined, Gullible, SlowWay, few_words, head_for, paths_of
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.heads_checks import drafter_for
 from tests.drafters.length_checks import Script, paced
 from tests.drafters.naive_eagle import NaiveEagle
 from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
+from tests.oracles import tree_of
 from tests.tiny_models import tiny_lm_v8
 
 
@@ -115,6 +127,94 @@ def test_drafting_is_taken_up_again_when_it_pays():
     assert easy.run(model, 200)[-40:].count(1) >= 38
 
 
+class Rounds:
+    """Rounds of a device, and of a drafter whose candidates are right as often as they are rated.
+
+    Attributes:
+        seconds: of a round by its number of candidates, drafting left out.
+        drafting: seconds of the drafter.
+    """
+
+    def __init__(self, seconds: Callable[[int], float], drafting: float, shares: Sequence[float]) -> None:
+        self.seconds, self.drafting, self.shares = seconds, drafting, shares
+        self.dice = random.Random(0)
+
+    def run(self, model: PruningModel, rounds: int) -> tuple[list[int], float]:
+        """Candidates that a model keeps in so many rounds of chains, and tokens by the seconds."""
+        kept, tokens, time = [], 0, 0.0
+        for _ in range(rounds):
+            rests, share = model.rests(), self.dice.choice(self.shares)
+            paths = [share**depth for depth in range(1, 17)]
+            choice = 0 if rests else model.choose([list(accumulate(paths, initial=1.0))])
+            nodes, drafting = model.nodes[choice], 0.0 if rests else self.drafting
+            right = next((n for n in range(nodes) if self.dice.random() >= share), nodes)
+            seconds = self.seconds(nodes) + drafting
+            model.record(choice, [1 + right], seconds, drafting, passes=int(drafting > 0))
+            kept, tokens, time = [*kept, nodes], tokens + 1 + right, time + seconds
+        return kept, tokens / time
+
+
+def steps(nodes: int) -> float:
+    """Seconds of a round on a CPU that computes up to three rows in the time of one."""
+    return 1.0 if not nodes else 1.2 if nodes <= 2 else 1.8 + 0.05 * nodes
+
+
+def test_as_many_candidates_are_kept_as_pay_in_a_round():
+    rounds, model = Rounds(steps, 0.0, (0.02, 0.3, 0.95)), PruningModel((16, 8, 4, 2, 1))
+    kept, speed = rounds.run(model, 400)
+    assert {0, 2, 16} <= set(kept[20:]) and speed > 1.9
+    fixed = [
+        Rounds(steps, 0.0, rounds.shares).run(Always(model.nodes[1:], size), 400)[1] for size in (1, 2, 4)
+    ]
+    assert speed > 1.15 * max(fixed), "no size does as well in all rounds"
+
+
+class Always(PruningModel):
+    """Keeps as many candidates in every round."""
+
+    def __init__(self, nodes: Sequence[int], size: int) -> None:
+        super().__init__(nodes)
+        self.size = size
+
+    def rests(self) -> bool:
+        return False
+
+    def choose(self, sums: Sequence[Sequence[float]]) -> int:
+        return self.size
+
+
+def test_a_drafter_that_costs_more_than_it_gives_rests():
+    kept, speed = Rounds(steps, 0.3, (0.1,)).run(PruningModel((8, 4, 2, 1)), 2000)
+    assert speed > 0.96
+    assert "0" * LONGEST_PAUSE in "".join(map(str, kept))
+    model = PruningModel((8, 4, 2, 1))
+    kept, speed = Rounds(steps, 0.3, (0.9,)).run(model, 400)
+    assert speed > 1.5 and kept.count(0) < 10
+    assert model.cost(1) == pytest.approx(2.2), (
+        "of the round without the drafter, whose time is spent by then"
+    )
+
+
+def test_a_drafter_that_rates_itself_too_high_is_found_out():
+    calibrate = Calibration()
+    assert calibrate(0.95) == pytest.approx(0.95)
+    for token in range(40):
+        sure = [Candidate(1, 0, 7, 0.95, 0.95), Candidate(2, 1, 5, 0.95, 0.9), Candidate(3, 0, 9, 0.03, 0.03)]
+        calibrate.learn(sure, [7 if token % 4 == 0 else 9, 5])
+    assert calibrate(0.95) == pytest.approx(0.4, abs=0.1) and calibrate(0.03) == pytest.approx(0.7, abs=0.1)
+    assert calibrate(0.5) == pytest.approx(0.5), "of what was not seen nothing is learnt"
+
+
+def test_a_part_of_a_tree_keeps_its_paths() -> None:
+    tokens = torch.tensor([[9, 1, 2, 3, 4, 5], [9, 6, 7, 8, 0, 0]])
+    draft = tree_of(tokens, [0, 0, 0, 1, 3, 2], DraftKind.POINT)
+    part = draft.part_of([[2, 1, 3], [1]], 4)
+    assert paths_of(part, 0) == {(2,), (1,), (1, 3)} and paths_of(part, 1) == {(6,)}
+    assert part.tokens.shape == (2, 5) and part.max_depth <= draft.max_depth
+    nothing = draft.part_of([[], []], 0)
+    assert nothing.tokens.tolist() == [[9], [9]] and not nothing.max_depth
+
+
 def test_a_round_lasts_from_one_proposal_to_the_next_and_gives_what_a_row_grew_by():
     clock = count()
     drafter = DraftModelDrafter(llama(), 3)
@@ -195,42 +295,28 @@ def test_no_output_depends_on_the_size_of_drafts(name, family, options):
     assert answer(target, drafter, inputs, sampler, 16).outputs() == expected
 
 
-class Resized(Examined):
-    """Compares the drafts of every size with the slow way."""
-
-    def __init__(self, inner: HeadDrafter, new_tokens: int, slow_way: SlowWay) -> None:
-        super().__init__(inner, new_tokens, slow_way)
-        self.shapes = inner.shape.sizes
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return self.inner.sizes
-
-    def resize(self, choice: int) -> None:
-        self.shape = self.shapes[choice]
-        self.session.resize(choice)
-
-
 @pytest.mark.parametrize(
     ("kind", "slow_way", "scale"),
     [("eagle", NaiveEagle, 3.0), ("medusa", NaiveMedusa, 1.0), ("hydra", NaiveHydra, 1.0)],
 )
-def test_resized_drafts_are_those_of_the_slow_way(kind: str, slow_way: SlowWay, scale: float) -> None:
-    """Sizes that change and rounds left out, in float64: the head has read all that was committed."""
+def test_drafts_after_pruned_ones_are_those_of_the_slow_way(
+    kind: str, slow_way: SlowWay, scale: float
+) -> None:
+    """Drafts that are pruned and rounds left out, in float64: the head has read all that was committed."""
     target, sizes = few_words(), {"num_draft_tokens": 12, "depth": 4, "top_k": 4}
     head: HeadDrafter = (
         EagleDrafter(head_for(target), **sizes).fit(target)
         if kind == "eagle"
         else drafter_for(kind, target, **sizes)
     )
-    examined, prompts = Resized(head, 24, slow_way), random_prompts(2, WORDS, longest=6, seed=4)
-    assert examined.sizes == (4, 4, 3, 2, 1)
+    examined, prompts = Examined(head, 24, slow_way), random_prompts(2, WORDS, longest=6, seed=4)
     how: dict[str, Any] = {"max_new_tokens": 24}
     if scale != 1:
         how["negatives"] = random_prompts(2, WORDS, longest=6, seed=9)
     run = decode(target, prompts, paced(examined), Gullible(), Sampler(1.0, guidance_scale=scale), **how)
     assert examined.drafts >= 8, "some drafts were compared"
     assert len(run.stats.accepted_histogram) >= 3
+    assert max(run.stats.drafted) < 12 * max(run.stats.rounds) / 2, "most drafts were pruned"
 
 
 def test_the_distribution_is_kept_where_chains_of_changing_sizes_stop_early() -> None:

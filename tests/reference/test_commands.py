@@ -63,7 +63,7 @@ def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(ru
 
     monkeypatch.setattr("mmspec.training.run.Training.__init__", training)
     needed = {"image": ["--vq", "x"], "latents": ["--vae", "x"]}
-    for name in ("vlm", "reader", "vq", "autoencoder", "image", "latents"):
+    for name in ("vlm", "smol", "reader", "vq", "autoencoder", "image", "latents"):
         run("train", name, "--out", "x", *needed.get(name, []))
         shown = " ".join(run("train", name, "--help").stdout.split())
         assert f"{defaults['minutes']:g} minutes, {defaults['batch_size']} examples at once" in shown, name

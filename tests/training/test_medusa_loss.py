@@ -16,6 +16,7 @@ from mmspec.errors import InputError
 from mmspec.models.medusa import MedusaHead
 from mmspec.targets.causal import HiddenStates
 from mmspec.training.drafter import train_on
+from mmspec.training.losses.goals import Goals
 from mmspec.training.losses.levels import HydraLoss, MedusaLoss, hit_rates
 from mmspec.training.run import Training
 from tests.drafters.flash_checks import target_of
@@ -79,7 +80,7 @@ def test_ranks_are_counted_one_by_one(kind: str) -> None:
     logits, goal, counted = learner.judge(own_answers())
     found = torch.zeros(4, 6)
     for place, head in counted.nonzero().tolist():
-        meant = int(goal[place, head].argmax()) if goal.dim() == 3 else int(goal[place, head])
+        meant = int((goal.meant() if isinstance(goal, Goals) else goal)[place, head])
         rank = int((logits[place, head] > logits[place, head, meant]).sum())
         if rank < 6:
             found[head, rank] += 1

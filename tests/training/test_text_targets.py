@@ -14,9 +14,11 @@ from mmspec import MMSpecPipeline
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets import CausalTarget
 from mmspec.training.data.conversation_file import read_conversations
-from mmspec.training.data.conversations import ConversationReader
+from mmspec.training.data.conversations import ConversationReader, ConversationRows
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
+from mmspec.training.losses.eagle3 import choose_vocabulary
+from mmspec.training.methods import METHODS
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import tiny_image, tiny_llama
 
@@ -78,6 +80,24 @@ def test_a_target_reads_text_as_in_a_pipeline(folder: Path) -> None:
     assert set(made.inputs) == set(request.inputs) - {"attention_mask"} and made.answer == start
     learnt = made.inputs["input_ids"][0][made.learnt]
     assert reader.tokenizer.decode(learnt) == ROWS[0]["response"] + "<|end|>"
+
+
+def test_a_reduced_vocabulary_is_that_of_all_replies_of_a_file(folder: Path) -> None:
+    """Each counted once, and learnt so; where the target replies itself, it is asked."""
+    pipe = MMSpecPipeline.from_pretrained(folder, accelerator="none")
+    reader = ConversationReader(CausalTarget(pipe.model), pipe.processor)
+    data = ConversationRows(reader, read_conversations(ROWS, with_images=False), 2, 0)
+    read = [reader.example(row) for row in data.rows]
+    learnt = [made.inputs["input_ids"][0][made.learnt] for made in read]
+    assert [each.tolist() for each in data.replies()] == [each.tolist() for each in learnt]
+    settings = {"draft_vocabulary": 20}
+    head = METHODS["eagle3"].build(reader.target, **settings)
+    choose_vocabulary(head, data, batches=0)
+    often = torch.bincount(torch.cat(learnt)).sort(descending=True, stable=True).indices[:20]
+    assert head.draft_tokens.tolist() == sorted(often.tolist())
+    data.regenerate = 3
+    choose_vocabulary(head, data, batches=1)
+    assert data.told and head.draft_tokens.tolist() != sorted(often.tolist())
 
 
 def test_an_interrupted_training_of_text_goes_on(folder: Path, tmp_path: Path) -> None:

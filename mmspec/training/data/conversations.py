@@ -6,7 +6,7 @@ They are drawn anew in each step, and never cut. Does not know where conversatio
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -251,6 +251,15 @@ class ConversationRows:
         told = [each.until(each.replies[0]) for each in self.held_out]
         requests = [Request(self.reader.inputs(each, answering=True)) for each in told]
         return Trial(requests, Sampler(), TRIAL_TOKENS, self.reader.end_token_ids)
+
+    def replies(self) -> Iterator[Tensor]:
+        """Tokens [n] of every reply of the rows that are not held out, each by itself, with what ends it."""
+        ends = torch.tensor(sorted(self.reader.end_token_ids), dtype=torch.long)
+        for row in self.rows:
+            for turn in row.replies:
+                text = "".join(part["text"] for part in row.messages[turn]["content"])
+                ids = self.reader.tokenizer(text, add_special_tokens=False)["input_ids"]
+                yield torch.cat([torch.tensor(ids, dtype=torch.long), ends])
 
     def tell(self, drawn: Sequence[int]) -> None:
         """Have the target reply to rows that it has not yet replied to."""

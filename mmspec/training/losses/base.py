@@ -20,6 +20,7 @@ from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, Prompts
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.training.data.states import StoredStates
+from mmspec.training.losses.goals import Goals, agrees, soft_cross_entropy
 from mmspec.visual_tokens.spans import ImageSpan, find_images
 
 __all__ = ["Blocks", "DrafterLoss", "Reading", "learnt_images", "learnt_pairs", "read", "token_loss"]
@@ -110,23 +111,27 @@ class Blocks:
         return cls(row, root - 1, ahead.clamp_max(learnt.shape[1] - 1), counted[row, root])
 
 
-def token_loss(logits: Tensor, goal: Tensor, counted: Tensor, discount: float) -> tuple[Tensor, Tensor]:
+def token_loss(
+    logits: Tensor, goal: Tensor | Goals, counted: Tensor, discount: float
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy of what K heads predict, averaged over the tokens that count.
 
     Args:
         logits: [m, K, V].
-        goal: [m, K] tokens, or [m, K, V] the distributions that a teacher has of them.
+        goal: [m, K] tokens, or the distributions that a target has of them.
         counted: [m, K].
         discount: weight of head i is discount^i.
 
     Returns:
-        The loss; and [K] how often each head's likeliest token is the goal's.
+        The loss; and [K] how often each head finds no token likelier than the goal's likeliest.
     """
     heads = counted.shape[1]
     weights = counted * discount ** torch.arange(heads, device=counted.device)
-    nats = cross_entropy(logits.float().flatten(0, 1), goal.flatten(0, 1), reduction="none")
-    meant = goal if goal.dim() == 2 else goal.argmax(-1)
-    agreement = ((logits.argmax(-1) == meant) & counted).sum(0) / counted.sum(0).clamp_min(1)
+    if isinstance(goal, Goals):
+        meant, nats = goal.meant(), soft_cross_entropy(logits.flatten(0, 1), goal.table, goal.at.flatten())
+    else:
+        meant, nats = goal, cross_entropy(logits.float().flatten(0, 1), goal.flatten(), reduction="none")
+    agreement = (agrees(logits, meant) & counted).sum(0) / counted.sum(0).clamp_min(1)
     return (nats.view_as(weights) * weights).sum() / weights.sum().clamp_min(1.0), agreement
 
 

@@ -12,6 +12,7 @@ from mmspec.models.feature_head import HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
+from mmspec.training.losses.goals import Goals
 from mmspec.validation import is_integer
 
 __all__ = ["DFlashLoss", "denoise"]
@@ -44,12 +45,9 @@ class DFlashLoss(DrafterLoss):
         """The loss, and figures: how often the likeliest token of each slot is the target's."""
         reading = self.read(batch)
         blocks = drawn(Blocks.of(reading.learnt, self.head.config.depth), self.anchors, batch.seed)
-        goal = self.target.head(reading.taps[HIDDEN][blocks.row[:, None], blocks.ahead]).float().softmax(-1)
-        counted, known = blocks.counted, self.head.draft_tokens
-        if known is not None:
-            counted = counted & (goal.argmax(-1)[..., None] == known).any(-1)
-            goal = goal[..., known]
-        before = reading.tokens[blocks.row[:, None], blocks.ahead]
+        at, tokens = (blocks.row[:, None], blocks.ahead), self.head.draft_tokens
+        goal = Goals.of(self.target, reading.taps[HIDDEN], at, blocks.counted, tokens)
+        counted, before = blocks.counted & goal.known[goal.at], reading.tokens[at]
         hidden = denoise(self.head, self.target, reading, blocks)
         logits = self.head.logits(hidden, self.target.head)
         if self.head.markov_head is not None:
@@ -62,7 +60,7 @@ class DFlashLoss(DrafterLoss):
         loss, agreement = token_loss(logits, goal, counted, self.discount)
         figures = {"agreement": agreement}
         if self.head.confidence_head is not None:
-            common = torch.minimum(goal, logits.detach().float().softmax(-1)).sum(-1)
+            common = goal.common(logits.detach())
             judged = self.head.confidences(hidden.detach(), before).float()
             nats = binary_cross_entropy_with_logits(judged, common, reduction="none")
             figures["confidence"] = (nats * counted).sum() / counted.sum().clamp_min(1)

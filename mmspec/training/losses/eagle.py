@@ -23,6 +23,7 @@ from mmspec.targets import CausalTarget
 from mmspec.targets.attention import mask_dtype
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
 from mmspec.training.losses.base import DrafterLoss, Reading
+from mmspec.training.losses.goals import agrees, soft_cross_entropy
 
 __all__ = ["EagleLoss", "HeadRows", "ViSpecLoss", "imitation", "positions_of", "ranking", "read_guesses"]
 
@@ -92,8 +93,8 @@ def imitation(
     """EAGLE's loss (2401.15077, section 4.2) of hidden states [m, d] and what they mean [m, V]; its parts."""
     count = max(1, len(true))
     states = smooth_l1_loss(predicted, true, reduction="none").mean(-1).sum() / count
-    tokens = -(distribution * logits.log_softmax(-1)).sum() / count
-    agreement = (distribution.argmax(-1) == logits.argmax(-1)).sum() / count
+    tokens = soft_cross_entropy(logits, distribution).sum() / count
+    agreement = agrees(logits, distribution.max(-1).indices).sum() / count
     loss = STATE_WEIGHT * states + TOKEN_WEIGHT * tokens
     return loss, {"states": states, "tokens": tokens, "agreement": agreement}
 

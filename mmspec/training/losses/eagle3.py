@@ -6,7 +6,8 @@ step before and the tokens that really came (training-time test).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,8 +19,10 @@ from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, FeatureHead
 from mmspec.models.mtp import MtpHead
 from mmspec.targets import CausalTarget
+from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
+from mmspec.training.losses.goals import Goals
 
 __all__ = ["Eagle3Loss", "choose_vocabulary", "unroll"]
 
@@ -102,13 +105,14 @@ class Eagle3Loss(DrafterLoss):
         reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.steps)
         states = self.states(reading, blocks, batch.examples)
+        place, tokens = (blocks.row[:, None], blocks.ahead), self.head.draft_tokens
+        goals = Goals.of(self.target, reading.taps[HIDDEN], place, blocks.counted, tokens, conditional=True)
+        counted = blocks.counted & goals.known[goals.at]
         losses, agreements = [], []
-        for step in range(self.steps):
-            true = reading.taps[HIDDEN][blocks.row, blocks.ahead[:, step]]
-            distribution, known = self.teach(true)
-            counted = (blocks.counted[:, step] & known)[:, None]
-            logits = self.head.logits(states[:, step], self.target.head)
-            loss, agreement = token_loss(logits[:, None], distribution[:, None], counted, 1.0)
+        for step, learnt in enumerate(counted.unbind(1)):
+            logits = self.head.logits(states[learnt, step], self.target.head)[:, None]
+            goal = replace(goals, at=goals.at[learnt, step, None])
+            loss, agreement = token_loss(logits, goal, learnt[learnt, None], 1.0)
             losses.append(self.discount**step * loss)
             agreements.append(agreement)
         return torch.stack(losses).sum(), {"agreement": torch.cat(agreements)}
@@ -130,30 +134,21 @@ class Eagle3Loss(DrafterLoss):
             found.append(unrolled[0, rows - first])
         return torch.cat(found)
 
-    def teach(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's distributions after hidden states [m, d], over the tokens that the head knows.
-
-        Returns:
-            [m, V'] the distribution among those; and [m] whether the likeliest of all is one of them.
-        """
-        logits = self.target.head(hidden).float()
-        tokens = self.head.draft_tokens
-        if tokens is None:
-            return logits.softmax(-1), torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-        return logits[:, tokens].softmax(-1), self.head.t2d[logits.argmax(-1)]
-
 
 def choose_vocabulary(head: Eagle3Head, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
     """Let a new head of a reduced vocabulary know the tokens that are learnt most often, then the first ones.
 
-    Every process counts the same batches of the data.
+    Every process counts the same: all replies that are given, or batches of data that are made in each step.
     """
     if head.draft_tokens is None:
         return
+    if isinstance(data, ConversationRows) and not data.regenerate:
+        learnt: Iterable[Tensor] = data.replies()
+    else:
+        drawn = (example for step in range(batches) for example in data.batch(step, 0).examples)
+        learnt = (example.inputs["input_ids"][0][example.learnt].cpu() for example in drawn)
     count = torch.zeros(head.config.vocabulary, dtype=torch.long)
-    for step in range(batches):
-        for example in data.batch(step, 0).examples:
-            learnt = example.inputs["input_ids"][0][example.learnt]
-            count += torch.bincount(learnt.cpu(), minlength=len(count))
+    for tokens in learnt:
+        count += torch.bincount(tokens, minlength=len(count))
     often = count.sort(descending=True, stable=True).indices
     head.learn_vocabulary(often[: head.config.draft_vocabulary])

@@ -15,6 +15,7 @@ from mmspec.models.medusa import MedusaHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
+from mmspec.training.losses.goals import Goals
 
 __all__ = ["HydraLoss", "LevelLoss", "MedusaLoss", "hit_rates"]
 
@@ -35,15 +36,14 @@ class LevelLoss(DrafterLoss):
         loss, agreement = token_loss(*self.judge(batch), self.discount)
         return loss, {"agreement": agreement}
 
-    def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor | Goals, Tensor]:
         """Logits of the heads, their goals, and which of those count, as `token_loss` takes them."""
         reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.head.config.num_heads)
         at = blocks.row[:, None], blocks.ahead
+        goal: Tensor | Goals = reading.tokens.roll(-1, 1)[at]  # of what counts, none is at the end
         if self.soft:
-            goal = self.target.head(reading.taps[HIDDEN][at]).float().softmax(-1)
-        else:
-            goal = reading.tokens.roll(-1, 1)[at]  # of what counts, none is at the end
+            goal = Goals.of(self.target, reading.taps[HIDDEN], at, blocks.counted)
         return self.logits(reading, blocks), goal, blocks.counted
 
     @abstractmethod
@@ -92,8 +92,16 @@ class HydraLoss(LevelLoss):
         places = torch.arange(states.shape[1], device=states.device)[None]
         hidden = self.head(states, places)[blocks.row, blocks.before]
         path = self.target.embed(reading.tokens[blocks.row[:, None], blocks.ahead])  # [m, K, d]
-        paths = (path[:, : head + 1] for head in range(path.shape[1]))
-        return torch.stack([self.head.predict(hidden, each, self.target.head) for each in paths], 1)
+        paths = [path[:, : head + 1] for head in range(path.shape[1])]
+        if self.head.lm_heads:
+            return torch.stack([self.head.predict(hidden, each, self.target.head) for each in paths], 1)
+        # the one output matrix is asked once: what it says is large, and would be copied
+        return self.target.head(torch.stack([self.head.predict(hidden, each, same) for each in paths], 1))
+
+
+def same(state: Tensor) -> Tensor:
+    """A state as it is, in place of what is read out of it."""
+    return state
 
 
 @torch.no_grad()
@@ -102,7 +110,7 @@ def hit_rates(learner: LevelLoss, batches: Iterable[DrafterBatch], ranks: int = 
     hits, places = torch.zeros(()), torch.zeros(())
     for batch in batches:
         logits, goal, counted = learner.judge(batch)
-        meant = goal if goal.dim() == 2 else goal.argmax(-1)
+        meant = goal.meant() if isinstance(goal, Goals) else goal
         likeliest = logits.topk(min(ranks, logits.shape[-1])).indices
         found = (likeliest == meant[..., None]) & counted[..., None]
         hits, places = hits + found.sum(0).cpu(), places + counted.sum(0).cpu()

@@ -1,0 +1,222 @@
+"""Replies of SmolLM2 to prompts about images that it is told in words, from which scenes-smol learns to talk.
+
+The same language model is then shown the image and told nothing. It is to say what it would have said anyway,
+so that its text has the entropy of real text, and what it learns is to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from benchmarks.real_language import read_rows, write_replies
+from mmspec.errors import InputError
+from mmspec.models.smollm2 import gguf_file
+from mmspec.pipelines import MMSpecPipeline
+from mmspec.scenes import DESCRIPTION_PROMPTS, Scene, SceneObject, sample_clip, sample_scene, training_seeds
+from mmspec.scenes.language import name
+from reference.smol_data import (
+    CHAT_TEMPLATE,
+    CLOSING,
+    FRAMES,
+    IMAGE,
+    RepliesBatch,
+    Turn,
+    encode,
+    images_of,
+    other_seed,
+    pixels_of,
+)
+
+__all__ = ["INSTRUCTIONS", "Replies", "reply_rows", "tell", "write_scene_replies"]
+
+STAGE = 42  # of seeds: no training draws the same scenes
+HELD_OUT_ROWS, HELD_OUT_TOGETHER = 32, 8
+KINDS = {"single": 0.7, "pair": 0.15, "clip": 0.15}
+CUT = 4  # tokens fewer than the most: a reply of so many was cut off, whatever its text is encoded to
+
+INSTRUCTIONS = (
+    *DESCRIPTION_PROMPTS,
+    "What do you see?",
+    "Describe what is shown.",
+    "Describe it in one sentence.",
+    "Describe it in three sentences.",
+    "Describe it to a child.",
+    "Describe it to someone who cannot see it.",
+    "Describe it as a poet would.",
+    "Describe it as a scientist would.",
+    "Describe the colours.",
+    "Describe the shapes.",
+    "List what is shown.",
+    "List the colours that you see, one per line.",
+    "Make a table of what is shown.",
+    "Write a caption for a museum.",
+    "Write a title and a short paragraph.",
+    "Write an alt text for a web page.",
+    "Tell a story about it.",
+    "Tell a short story for children about it.",
+    "Write the first paragraph of a novel that begins here.",
+    "Write a poem about it.",
+    "Write a rhyme of four lines about it.",
+    "Write a haiku about it.",
+    "Write a song about it.",
+    "Write a letter to a friend about it.",
+    "Write a dialogue between the things that are shown.",
+    "Write a riddle about it.",
+    "Write a news report about it.",
+    "Write an advertisement for it.",
+    "Write a diary entry about the day when you saw this.",
+    "Write instructions for drawing it, step by step.",
+    "Write a Python dictionary that describes it.",
+    "Compare the things that are shown.",
+    "What is the same and what is different among the things that are shown?",
+    "Which thing stands out, and why?",
+    "What does it remind you of?",
+    "What mood does it have?",
+    "What could it be used for?",
+    "What could happen next?",
+    "What would you ask a pupil about it?",
+    "Where could one find something like this?",
+    "Explain it to an alien.",
+    "Give it a name and explain the name.",
+    "Say something funny about it.",
+)
+
+
+def tell(kind: str, seed: int) -> str:
+    """Say in words what the images of a seed show, as much as an image says."""
+    if kind == "clip":
+        clip = sample_clip(seed, frames=FRAMES)
+        parts = [
+            f"{place(thing)}, which {'stays still' if way == 'still' else f'moves {way}'}"
+            for thing, way in zip(clip.scene.objects, clip.directions, strict=True)
+        ]
+        return f"The video shows {listed(parts)}, on a background of {clip.scene.background}."
+    scenes = scenes_of(kind, seed)
+    which = ("The image",) if len(scenes) == 1 else ("The first image", "The second image")
+    return " ".join(
+        f"{label} shows {listed([place(thing) for thing in scene.objects])}, on a background of "
+        f"{scene.background}."
+        for label, scene in zip(which, scenes, strict=True)
+    )
+
+
+def scenes_of(kind: str, seed: int) -> list[Scene]:
+    """The scenes of a single picture or of a pair."""
+    return [sample_scene(one) for one in ((seed, other_seed(seed)) if kind == "pair" else (seed,))]
+
+
+def place(thing: SceneObject) -> str:
+    """An object and where it is: `a small red striped circle at the top left`."""
+    if (thing.row, thing.column) == ("middle", "centre"):
+        return f"a {name(thing)} in the centre"
+    row, column = thing.row.replace("middle", "centre"), thing.column
+    return f"a {name(thing)} at the {row} {column}"
+
+
+def listed(parts: list[str]) -> str:
+    """Parts of a sentence with commas, and `and` before the last."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def reply_rows(count: int, max_new_tokens: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows with a `prompt` to be replied to, and what it is made of; equal arguments give equal rows."""
+    seeds = training_seeds(seed, STAGE, 0, 0, count)
+    rng = np.random.default_rng([seed, STAGE])
+    kinds = rng.choice(list(KINDS), size=count, p=list(KINDS.values()))
+    rows = []
+    for index, (own, kind) in enumerate(zip(seeds.tolist(), kinds.tolist(), strict=True)):
+        instruction = INSTRUCTIONS[index % len(INSTRUCTIONS)]
+        prompt = f"{tell(kind, own)} {instruction}"
+        rows.append({"prompt": prompt, "instruction": instruction, "kind": kind, "seed": own})
+    return [{**row, "max_new_tokens": max_new_tokens} for row in rows]
+
+
+def write_scene_replies(
+    out: Path,
+    *,
+    count: int,
+    max_new_tokens: int,
+    batch_size: int,
+    dtype: torch.dtype | None,
+    seed: int = 0,
+    threads: int | None = None,
+) -> int:
+    """Write what SmolLM2 replies to so many prompts, greedily to every other one; goes on with a file.
+
+    Returns:
+        Tokens that were written.
+
+    Raises:
+        MissingDependencyError: the package of the language model is not installed.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    rows = reply_rows(count, max_new_tokens, seed)
+    pipe = MMSpecPipeline.from_pretrained(gguf_file(), accelerator="none", dtype=dtype)
+    pipe.tokenizer.chat_template = CHAT_TEMPLATE  # without a system prompt, as scenes-smol is asked
+    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    return write_replies(pipe, rows, out, temperatures=(0.0, 1.0), **how)
+
+
+@dataclass(frozen=True)
+class Replies:
+    """Replies that were written, those of about the same length next to each other.
+
+    Attributes:
+        rows: of the file but the first ones.
+        kept: these, which are held out.
+        tokenizer, visual_tokens: of the model that learns.
+    """
+
+    rows: list[dict[str, Any]]
+    kept: list[dict[str, Any]]
+    tokenizer: PreTrainedTokenizerBase
+    visual_tokens: int
+
+    @classmethod
+    def read(cls, file: Path, tokenizer: PreTrainedTokenizerBase, visual_tokens: int) -> Replies:
+        """Read a file of `write_scene_replies`.
+
+        Raises:
+            InputError: it holds too few, or others.
+        """
+        rows = sorted(read_rows(file), key=lambda row: row["index"])
+        wanted = {"seed", "kind", "instruction", "response", "max_new_tokens"}
+        if len(rows) < 2 * HELD_OUT_ROWS or not wanted <= rows[0].keys():
+            allowed = f"at least {2 * HELD_OUT_ROWS} rows that `python -m reference replies` wrote"
+            raise InputError("replies", f"{file}: {len(rows)} rows", allowed)
+        rest = sorted(rows[HELD_OUT_ROWS:], key=lambda row: (row["kind"], len(row["response"])))
+        return cls(rest, rows[:HELD_OUT_ROWS], tokenizer, visual_tokens)
+
+    def batch(self, seed: int, step: int, process: int, count: int) -> RepliesBatch:
+        """Rows of a step, of about the same length; equal arguments give equal rows."""
+        first = np.random.default_rng([seed, STAGE, step, process]).integers(len(self.rows) - count + 1)
+        return self.encode(self.rows[first : first + count])
+
+    def held_out(self) -> Iterator[RepliesBatch]:
+        """The rows that no step has."""
+        for start in range(0, len(self.kept), HELD_OUT_TOGETHER):
+            yield self.encode(self.kept[start : start + HELD_OUT_TOGETHER])
+
+    def encode(self, rows: list[dict[str, Any]]) -> RepliesBatch:
+        """Rows as the model reads them, shown and told."""
+        turns = [
+            Turn(images_of(row["kind"], row["seed"]), row["instruction"], row["response"]) for row in rows
+        ]
+        said = [self.ended(row) for row in rows]
+        shown = [IMAGE * self.visual_tokens * len(turn.images) + turn.prompt for turn in turns]
+        told = [f"{tell(row['kind'], row['seed'])} {row['instruction']}" for row in rows]
+        tokens, learnt = encode(shown, said, self.tokenizer)
+        return RepliesBatch(pixels_of(turns), tokens, learnt, *encode(told, said, self.tokenizer))
+
+    def ended(self, row: dict[str, Any]) -> str:
+        """A reply with its end, if it was not cut off."""
+        length = len(self.tokenizer(row["response"], add_special_tokens=False)["input_ids"])
+        return str(row["response"]) + (CLOSING if length < row["max_new_tokens"] - CUT else "")
