@@ -85,6 +85,13 @@ def drafter(
     dtype: Annotated[
         str, typer.Option(help="Of the target: float32, bfloat16, float16; auto is bfloat16 on a GPU.")
     ] = "auto",
+    states: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that keeps the target's hidden states of every sequence: the next training on the "
+            "same data does not run it again. Not for scenes and images, which are new in every step."
+        ),
+    ] = None,
     start: Start = None,
     accumulate: Annotated[int, typer.Option(min=1, help="So many batches make a step.")] = 1,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.")] = None,
@@ -127,6 +134,7 @@ def drafter(
         max_length=max_length,
         regenerate=regenerate,
         dtype=dtype,
+        states=states,
         start=start,
         accumulate=accumulate,
         log_dir=log_dir,

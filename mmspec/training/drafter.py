@@ -1,4 +1,4 @@
-"""Trainer of drafters: the target runs along, frozen, and each drafter brings its loss."""
+"""Trainer of drafters: the target runs along, frozen, or did so before; each drafter brings its loss."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterData, acceptance_length
 from mmspec.training.data.sources import MakeData, Rows, open_target
+from mmspec.training.data.states import StoredStates
 from mmspec.training.methods import METHODS, check_method, written
 from mmspec.training.record import save_trained, taken_over, training_record
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
@@ -36,6 +37,7 @@ def train_drafter(
     max_length: int | None = None,
     regenerate: int = 0,
     dtype: str = "auto",
+    states: str | Path | None = None,
     start: str | Path | None = None,
     accumulate: int = 1,
     log_dir: str | Path | None = None,
@@ -57,6 +59,8 @@ def train_drafter(
             learns the data's. A drafter imitates its target, whoever wrote the data.
         dtype: of the target: "float32", "bfloat16", "float16", or "auto" (see `pick_dtype`). The drafter is
             trained in single precision, under bfloat16 autocast on a GPU and where the target is not.
+        states: folder that keeps the target's hidden states of every sequence, so that further trainings on
+            the same data do not run it again; see `StoredStates`.
         start: a trained drafter to begin with, instead of random weights; its target may have changed since.
         accumulate: so many batches make a step.
         log_dir: folder for tensorboard: the loss and its parts, the learning rate, the acceptance length.
@@ -67,7 +71,8 @@ def train_drafter(
         main process since it began or was resumed.
 
     Raises:
-        InputError: no such method or setting, or a budget that is none.
+        InputError: no such method or setting, a budget that is none, or `states` of another target or of data
+            that are made anew in every step.
         CheckpointError: the target cannot be read, or is of no family that data is known for.
         MissingDependencyError: `log_dir` without tensorboard.
     """
@@ -85,16 +90,18 @@ def train_drafter(
     )
     accelerator = training.accelerator
     reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
+    reading["states"] = states
     reading["image_method"] = method if METHODS[method].record.of_images else None
     teacher, source = open_target(
         target, accelerator.device, training.batch_size, training.seed, data, **reading
     )
+    stored = None if states is None else StoredStates(teacher, states)
     model = METHODS[method].build(teacher, **settings)
     if not how.get("resume"):
         METHODS[method].learner.prepare(model, source)
     allowed = "a drafter that `mmspec train drafter` wrote for a target of the same shape"
     before = taken_over(start, allowed, lambda folder: take_weights(model, folder))
-    train_on(training, model, method, teacher, source, settings)
+    train_on(training, model, method, teacher, source, settings, stored)
     if accelerator.is_main_process:
         options = {
             "target": target,
@@ -105,6 +112,7 @@ def train_drafter(
             "max-length": max_length,
             "regenerate": regenerate or None,
             "dtype": None if dtype == "auto" else dtype,
+            "states": states,
             "accumulate": accumulate if accumulate > 1 else None,
             "from": start,
         }
@@ -129,9 +137,11 @@ def train_on(
     target: CausalTarget,
     data: DrafterData,
     settings: Mapping[str, Any] | None = None,
+    stored: StoredStates | None = None,
 ) -> None:
     """Train a model by a method on data, and write what is measured then into its config."""
     learner, trial = METHODS[method].learn(model, target, **settings or {}), data.trial()
+    learner.stored = stored
     device, halved = training.accelerator.device, target.dtype != torch.float32
 
     def make(step: int) -> Any:

@@ -51,6 +51,7 @@ def open_target(
     max_length: int | None = None,
     regenerate: int = 0,
     image_method: str | None = None,
+    states: str | Path | None = None,
 ) -> tuple[CausalTarget, DrafterData]:
     """Load the frozen target of a folder or hub id, and its data; data are checked before weights are read.
 
@@ -63,6 +64,8 @@ def open_target(
     exact = pick_dtype(dtype, device)
     name = check_source(source, "target")
     config = load_config(name, argument="target")
+    if states and (callable(data) or image_method is not None or isinstance(config, LlamaGenConfig)):
+        raise InputError("states", str(states), "nothing: these data are made anew in every step")
     if isinstance(config, LlamaGenConfig):
         for argument, value in (("max_length", max_length), ("regenerate", regenerate)):
             if value:

@@ -1,6 +1,6 @@
 """Base of the losses of drafting heads: a frozen target's hidden states on sequences, and blocks of tokens.
 
-The target runs along; nothing is stored.
+The target runs along, except where its states were stored before (`StoredStates`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mmspec.drafters.window_states import codebook_sample
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, Prompts
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
+from mmspec.training.data.states import StoredStates
 from mmspec.training.losses.goals import Goals, agrees, soft_cross_entropy
 from mmspec.visual_tokens.spans import ImageSpan, find_images
 
@@ -50,15 +51,20 @@ class Reading:
 
 
 @torch.no_grad()
-def read(target: CausalTarget, examples: Sequence[TrainingExample], taps: Sequence[int]) -> Reading:
-    """Run the target over sequences, together where they can be batched (`CausalTarget.read`)."""
+def read(
+    target: CausalTarget,
+    examples: Sequence[TrainingExample],
+    taps: Sequence[int],
+    stored: StoredStates | None = None,
+) -> Reading:
+    """Run the target over sequences that are not stored, together where they can be batched."""
     ids = [example.inputs["input_ids"][0] for example in examples]
     return Reading(
         pad_sequence(ids, batch_first=True),
         [len(each) for each in ids],
         pad_sequence([example.learnt for example in examples], batch_first=True),
         [find_images(target.config, example.inputs) for example in examples],
-        target.read([example.inputs for example in examples], taps),
+        (target if stored is None else stored).read([example.inputs for example in examples], taps),
     )
 
 
@@ -140,6 +146,7 @@ class DrafterLoss(nn.Module):
 
     Attributes:
         outer: names of matrices that read inputs or write outputs, which Muon is not for.
+        stored: hidden states of the target on these sequences; None runs the target along.
     """
 
     outer: ClassVar[tuple[str, ...]] = ()
@@ -148,11 +155,12 @@ class DrafterLoss(nn.Module):
         super().__init__()
         self.head = head
         self.target = target  # no module: neither trained nor saved
+        self.stored: StoredStates | None = None
 
     def read(self, batch: DrafterBatch) -> Reading:
-        """Run the target over the sequences, and keep its hidden states that the head reads or learns."""
+        """Hidden states of the target on the sequences: those that the head reads or learns."""
         taps = dict.fromkeys((EMBEDDINGS, *self.head.taps, HIDDEN))
-        return read(self.target, batch.examples, tuple(taps))
+        return read(self.target, batch.examples, tuple(taps), self.stored)
 
     def make(self, data: DrafterData, step: int, process: int) -> Any:
         """The batch of a step, in one of the processes that train: by default, sequences of the data."""

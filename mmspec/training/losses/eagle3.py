@@ -1,7 +1,7 @@
 """Loss of heads that learn several steps on their own: EAGLE-3 (2503.01840, section 3.1), and MTP layers.
 
 In decoding the head goes on from its own states. Training does the same: each step feeds it the states of the
-step before and the tokens that really came (training-time test). The target runs along; nothing is stored.
+step before and the tokens that really came (training-time test).
 """
 
 from __future__ import annotations
