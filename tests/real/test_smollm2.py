@@ -105,7 +105,8 @@ def test_greedy_text_is_that_of_generate(name: str, pipe: Any, said: Any) -> Non
         pipe.set_accelerator(name, length=length, **options)
         output = pipe(prompts, max_new_tokens=8, **RAW)
         assert output.tokens == expected, length
-        assert output.stats.drafted[1] > 0
+        if length == "fixed":  # the other drafts what pays, if anything does in so few rounds
+            assert output.stats.drafted[1] > 0
         assert output.stats.accepted[1] > 0 or name not in ("copy", "draft_model", "medusa"), length
 
 
