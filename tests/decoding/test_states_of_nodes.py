@@ -46,7 +46,7 @@ class JudgeOfStates(SampleAndMatch):
 
 @pytest.mark.parametrize(
     "drafter",
-    [CopyDrafter(4, min_match=1), DraftModelDrafter(CausalTarget(tiny_lm(seed=22)), 3)],
+    [CopyDrafter(4, top_k=1), DraftModelDrafter(CausalTarget(tiny_lm(seed=22)), 3)],
     ids=["copy", "draft_model"],
 )
 def test_a_rule_reads_the_hidden_states_of_every_node(drafter: Drafter) -> None:
