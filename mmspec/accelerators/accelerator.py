@@ -88,8 +88,8 @@ class Accelerator:
             length: "fixed"; "confidence" goes no deeper where the drafter finds every path unlikely; "cost"
                 chooses among a few sizes by what rounds cost and give here, and stops drafting for a while
                 where none pays. "auto" is "cost" where no token depends on how much is drafted (temperature
-                0, and `sample_and_match`), unless the host would have to wait for a GPU that it runs ahead
-                of; else "fixed".
+                0, and `sample_and_match`), unless on a GPU, which the host would have to wait for twice a
+                round; else "fixed".
             stop_below: the probability of a path for "confidence"; 0.3 if None.
 
         Raises:
@@ -110,8 +110,7 @@ class Accelerator:
         if self.length != "auto":
             return self.length == "cost"
         any_size = sampler.greedy or isinstance(self.rule, SampleAndMatch)
-        waits = runs_by_itself(device) and self.drafter.runs_ahead
-        return self._has_sizes and any_size and not waits
+        return self._has_sizes and any_size and not runs_by_itself(device)
 
     @property
     def _has_sizes(self) -> bool:

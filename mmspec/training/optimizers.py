@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["KernelMuon", "learning_rate", "muon_and_adamw", "orthogonalize"]
+__all__ = ["Muon", "learning_rate", "muon_and_adamw", "orthogonalize"]
 
 MUON_RATE, ADAMW_RATE = 2e-3, 1e-3  # Muon's in AdamW's units: updates have AdamW's root mean square
 WARMUP_STEPS = 20
@@ -38,23 +38,20 @@ def muon_and_adamw(
         named: parameters with their names; those without gradient are left out.
         slow, slow_factor, outer: see `Stage`.
     """
-    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
         if parameter.requires_grad:
             hidden = parameter.ndim >= 2 and not any(part in name for part in (*NOT_HIDDEN, *outer))
-            kind = "other" if not hidden else "matrix" if parameter.ndim == 2 else "kernel"
-            groups.setdefault((kind, slow in name), []).append(parameter)
+            groups.setdefault((hidden, slow in name), []).append(parameter)
     made: list[torch.optim.Optimizer] = []
-    for kind, peak in (("matrix", MUON_RATE), ("kernel", MUON_RATE), ("other", ADAMW_RATE)):
+    for hidden, peak in ((True, MUON_RATE), (False, ADAMW_RATE)):
         chosen = [
-            {"params": groups[kind, is_slow], "lr": rate, "peak": rate}
+            {"params": groups[hidden, is_slow], "lr": rate, "peak": rate}
             for is_slow, rate in ((False, peak), (True, peak * slow_factor))
-            if (kind, is_slow) in groups
+            if (hidden, is_slow) in groups
         ]
-        if chosen and kind == "matrix":
-            made.append(torch.optim.Muon(chosen, lr=peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
-        elif chosen and kind == "kernel":
-            made.append(KernelMuon(chosen, lr=peak, weight_decay=0.01))
+        if chosen and hidden:
+            made.append(Muon(chosen, lr=peak, weight_decay=0.01))
         elif chosen:
             made.append(torch.optim.AdamW(chosen, lr=peak, weight_decay=0.0, betas=(0.9, 0.98)))
     return made
@@ -72,11 +69,12 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     return x.T if tall else x
 
 
-class KernelMuon(torch.optim.Optimizer):
-    """Muon for convolutions, which `torch.optim.Muon` refuses: each kernel is a matrix of its outputs.
+class Muon(torch.optim.Optimizer):
+    """Muon in float32 (Jordan et al., 2024), for matrices and convolutions: a kernel is a matrix of its outputs.
 
     Rates are in AdamW's units: an update's root mean square is a fifth of it. The momentum is of Nesterov's
-    kind, weight decay decoupled.
+    kind, weight decay decoupled. `torch.optim.Muon` takes no kernels, and orthogonalizes in bfloat16, which
+    takes up to twenty times as long on processors without units for it.
     """
 
     def __init__(

@@ -255,7 +255,7 @@ def test_measured_costs_outlive_a_call_and_not_a_change_of_target():
         ("copy", {}, 0.0, "cpu", True),
         ("copy", {}, 1.0, "cpu", True),
         ("copy", {"length": "fixed"}, 0.0, "cpu", False),
-        ("copy", {}, 1.0, "cuda", True),
+        ("copy", {}, 1.0, "cuda", False),
         ("draft_model", {"model": "llama"}, 1.0, "cpu", True),
         ("draft_model", {"model": "llama"}, 1.0, "cuda", False),
         ("draft_model", {"model": "llama", "length": "cost"}, 1.0, "cuda", True),

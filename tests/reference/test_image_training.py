@@ -22,7 +22,7 @@ from mmspec.models.nextstep import NextStepForImageGeneration
 from mmspec.scenes import IMAGE_TOKENS, sample_scene
 from mmspec.scenes.reader import AttributeReader
 from mmspec.training.data.scenes import CAPTION_LENGTH
-from mmspec.training.optimizers import KernelMuon, orthogonalize
+from mmspec.training.optimizers import Muon, orthogonalize
 from reference.autoencoder import (
     KL_WEIGHT,
     KLReconstruction,
@@ -220,7 +220,7 @@ def test_an_update_of_a_kernel_is_nearly_orthogonal_and_of_the_promised_size(sha
     torch.manual_seed(0)
     kernel = torch.nn.Parameter(torch.zeros(shape))
     kernel.grad = torch.randn(shape)
-    KernelMuon([kernel], lr=1e-2, weight_decay=0.0).step()
+    Muon([kernel], lr=1e-2, weight_decay=0.0).step()
     rows = max(kernel.flatten(1).shape)
     values = torch.linalg.svdvals(kernel.detach().flatten(1)) / (0.2 * 1e-2 * rows**0.5)
     assert values.min() > 0.6 and values.max() < 1.3
