@@ -69,7 +69,7 @@ class Search:
         from mmspec.evaluation.prompt_files import read_prompt_file
 
         if self.search_file is not None:
-            found = read_prompt_file(self.search_file, self.search)
+            found = read_prompt_file(self.search_file, self.search, evenly=True)
             return found if subject.draws else load_images(found)
         return None if subject.others is None else subject.others(self.search)
 

@@ -89,7 +89,7 @@ class Question:
             return own_examples(self.prompts or (), self.images or ()) if self.prompts or self.images else []
         if self.prompts or self.images:
             raise InputError("--prompt-file", self.prompt_file, "either a file, or --prompt and --image")
-        return read_prompt_file(self.prompt_file, self.samples)
+        return read_prompt_file(self.prompt_file, self.samples, evenly=True)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import csv
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -34,9 +35,18 @@ UNREAD = ("video", "videos", "audio", "audios", "system", "tools")  # would chan
 MAX_BYTES = 2_000_000_000
 MAX_HEADER = 10_000  # characters; a longer first line is no table's
 
+SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}  # five of its six tasks
+MT_BENCH = set("writing roleplay reasoning math coding extraction stem humanities".split())  # the sixth
 
-def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example]:
+
+def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool = False) -> list[Example]:
     """Read the first `count` prompts of a file, or all, in the format that its content shows.
+
+    Args:
+        path: the file.
+        count: of prompts; None for all.
+        evenly: take the first of each category of JSON lines, equally many as far as there are. The eight
+            categories that Spec-Bench has of MT-Bench are one then, as in its own evaluation.
 
     Raises:
         InputError: no such file, no prompt in it, or a line that cannot be used or names an image that is not
@@ -52,7 +62,8 @@ def read_prompt_file(path: str | Path, count: int | None = None) -> list[Example
     first = next((line for line in lines_of(text) if line.strip()), "")
     if first.lstrip().startswith("{"):
         whole = _coco(text) if path.suffix == ".json" else None
-        found = _json_lines(path, text) if whole is None else _captioned_images(path, whole)
+        rows = _json_lines(path, text, count if evenly else None, fold=evenly)
+        found = rows if whole is None else _captioned_images(path, whole)
     elif (separator := _separator(first)) is not None:
         found = _table(path, text, separator)
     else:
@@ -100,12 +111,41 @@ def _table(path: Path, text: str, separator: str) -> Iterable[Example]:
         yield Example((row[column].strip(),), category=group, identifier=where)
 
 
-def _json_lines(path: Path, text: str) -> Iterable[Example]:
-    for where, entry in json_lines(text, partial("{}:{}".format, path.name)):
-        yield _conversation(entry, where, path.parent)
+def _json_lines(path: Path, text: str, evenly: int | None, *, fold: bool) -> Iterable[Example]:
+    lines = json_lines(text, partial("{}:{}".format, path.name))
+    if not fold:
+        return (_conversation(entry, where, path.parent, _category(entry)) for where, entry in lines)
+    rows = list(lines)
+    categories = folded([_category(entry) for _, entry in rows])
+    return (
+        _conversation(rows[place][1], rows[place][0], path.parent, categories[place])
+        for place in chosen_evenly(categories, len(rows) if evenly is None else evenly)
+    )
 
 
-def _conversation(entry: Any, where: str, folder: Path) -> Example:
+def _category(entry: Any) -> str:
+    known = entry if isinstance(entry, dict) else {}
+    return str(known.get("category") or known.get("topic") or known.get("tag") or "")
+
+
+def folded(categories: list[str]) -> list[str]:
+    """Name all categories of MT-Bench `mt_bench`, if these are Spec-Bench's."""
+    if not set(categories) >= SPEC_BENCH:
+        return categories
+    return ["mt_bench" if category in MT_BENCH else category for category in categories]
+
+
+def chosen_evenly(categories: Sequence[str], count: int) -> list[int]:
+    """Choose the first places of every category, equally many as far as there are, in their order."""
+    before: Counter[str] = Counter()
+    turns = []
+    for place, category in enumerate(categories):
+        turns.append((before[category], place))
+        before[category] += 1
+    return sorted(place for _, place in sorted(turns)[:count])
+
+
+def _conversation(entry: Any, where: str, folder: Path, category: str) -> Example:
     if not isinstance(entry, dict):
         raise InputError(where, entry, "an object with the key 'turns' or 'prompt'")
     for unread in UNREAD:
@@ -119,11 +159,10 @@ def _conversation(entry: Any, where: str, folder: Path) -> Example:
     images = [] if images is None else [images] if isinstance(images, str) else images
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise InputError(f"{where}: image", images, "a path or an address, or a list of them")
-    group = entry.get("category") or entry.get("topic") or entry.get("tag") or ""
     name = entry.get("id", entry.get("question_id", where))
     places = (folder, folder / "images")
     located = tuple(_located(image, f"{where}: image", places) for image in images)
-    return Example(tuple(turns), located, category=str(group), identifier=str(name))
+    return Example(tuple(turns), located, category=category, identifier=str(name))
 
 
 def _coco(text: str) -> dict[str, Any] | None:

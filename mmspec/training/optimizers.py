@@ -70,7 +70,7 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon in float32 (Jordan et al., 2024), for matrices and convolutions: a kernel is a matrix of its outputs.
+    """Muon in float32 (Jordan et al., 2024), of matrices and convolutions: a kernel is a matrix of outputs.
 
     Rates are in AdamW's units: an update's root mean square is a fifth of it. The momentum is of Nesterov's
     kind, weight decay decoupled. `torch.optim.Muon` takes no kernels, and orthogonalizes in bfloat16, which

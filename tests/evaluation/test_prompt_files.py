@@ -45,6 +45,35 @@ def test_images_of_the_mmspec_benchmark_lie_in_a_folder_that_its_lines_do_not_na
     assert example.images == tuple(map(str, expected)), "beside the file comes first, then its folder images"
 
 
+def test_prompts_are_taken_evenly_from_categories_and_those_of_spec_bench_are_six(tmp_path):
+    path = tmp_path / "x.jsonl"
+    groups = [
+        "qa",
+        "qa",
+        "qa",
+        "rag",
+        "coding",
+        "stem",
+        "translation",
+        "summarization",
+        "math_reasoning",
+        "qa",
+    ]
+    rows = [{"turns": [str(place)], "category": group} for place, group in enumerate(groups)]
+    rows.append({"turns": ["last"], "category": "stem", "image": "nowhere.png"})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = read_prompt_file(path, 8, evenly=True)
+    assert [example.turns[0] for example in found] == ["0", "1", "3", "4", "5", "6", "7", "8"]
+    assert [example.category for example in found][3:5] == ["mt_bench", "mt_bench"]
+    assert [example.turns[0] for example in read_prompt_file(path, 3)] == ["0", "1", "2"]
+    with pytest.raises(InputError, match=r"x\.jsonl:11: image"):
+        read_prompt_file(path, evenly=True)
+    path.write_text("\n".join(map(json.dumps, rows[:6])))
+    assert [example.category for example in read_prompt_file(path, evenly=True)] == groups[:6], (
+        "no Spec-Bench"
+    )
+
+
 def test_an_image_that_is_nowhere_is_refused_with_its_line_and_the_places(tmp_path):
     path = tmp_path / "x.jsonl"
     (tmp_path / "images").mkdir()
