@@ -36,7 +36,7 @@ MAX_BYTES = 2_000_000_000
 MAX_HEADER = 10_000  # characters; a longer first line is no table's
 
 SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}  # five of its six tasks
-MT_BENCH = set("writing roleplay reasoning math coding extraction stem humanities".split())  # the sixth
+MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem"} | {"humanities"}  # the sixth
 
 
 def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool = False) -> list[Example]:
