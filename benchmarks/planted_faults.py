@@ -1,4 +1,4 @@
-"""Plants sixty-three faults in the package, one after the other, and reports which of them the tests find.
+"""Plants sixty-five faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -253,6 +253,20 @@ FAULTS = (
         "TreeGrowth.grow",
         "self.names[candidates]",
         "candidates",
+        DRAFTERS,
+    ),
+    Fault(
+        "draft ids stand for those of the target, in chains",
+        "FlashSession._chain",
+        "self.names[likeliest.indices]",
+        "likeliest.indices",
+        DRAFTERS,
+    ),
+    Fault(
+        "frequent tokens are read out by the first rows",
+        "CausalTarget.output_rows",
+        "output.weight.detach()[index]",
+        "output.weight.detach()[: len(index)]",
         DRAFTERS,
     ),
     Fault(

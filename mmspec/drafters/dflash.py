@@ -52,8 +52,8 @@ class BlockSession(CachingSession):
         self.passes += 1
         first = 0 if self.head.config.anchor_predicts else 1
         hidden = self._denoise(canvas)[:, first:]  # [R, D, d]
-        logits = self.head.logits(hidden, self.target.head)
-        growth = TreeGrowth(self.shape, canvas.root, self.head.draft_tokens)
+        logits = self.head.logits(hidden, self.read_out)
+        growth = TreeGrowth(self.shape, canvas.root, self.names)
         state: Tensor | None = None
         while True:
             before, level = self._copied(growth.tokens), growth.level

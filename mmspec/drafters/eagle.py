@@ -36,7 +36,6 @@ class EagleSession(FeatureSession):
     def __init__(self, drafter: FeatureDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         layouts = [request.layout for request in batch.requests if request.layout is not None]
-        self.names = self.head.draft_tokens
         forced = [layout.forced for layout in layouts]
         self.grammar = Grammar(forced, self.target.device) if layouts else None
         self.codes = layouts[0].codebook_size if layouts else 0
@@ -53,7 +52,7 @@ class EagleSession(FeatureSession):
 
     def _logits(self, hidden: Tensor, index: Tensor) -> Tensor:
         """[B, w, V'] logits, by states [R, w, d], of the tokens at output index [B]."""
-        logits = self._guided(self.head.logits(hidden, self.target.head))
+        logits = self._guided(self.head.logits(hidden, self.read_out))
         if self.grammar is None:
             return logits
         return exclude(logits, self.grammar.at(index[:, None]), self.codes, self.names)

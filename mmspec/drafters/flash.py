@@ -46,11 +46,11 @@ class FlashSession(FeatureSession):
         steps, block = torch.arange(depth + 1, device=root.device), self.drafter.block
         for start in range(0, depth, block):
             predicted = self.head.predict(hidden[:, 0], min(block, depth - start))  # [R, K, d]
-            for logits in self.target.head(predicted).unbind(1):
+            for logits in self.read_out(predicted).unbind(1):
                 said = self._biased(logits[:, None], tokens[-1][:, None])[:, 0]
                 likeliest = said.max(-1)
                 sound = sound & likeliest.values.isfinite()
-                tokens.append(likeliest.indices)
+                tokens.append(likeliest.indices if self.names is None else self.names[likeliest.indices])
                 paths.append(paths[-1] + likeliest.values - said.logsumexp(-1))
             if start + block < depth:
                 read, nodes = torch.stack(tokens[start + 1 :], 1), steps[: start + block]
@@ -64,7 +64,7 @@ class FlashSession(FeatureSession):
 
     def _tree(self, root: Tensor, hidden: Tensor) -> Draft:
         """Grow a tree, with a pass of the head at the start of every block."""
-        growth = TreeGrowth(self.shape, root)
+        growth = TreeGrowth(self.shape, root, self.names)
         base = torch.zeros_like(root)[:, None]  # [B, w] which of these each expanded node descends from
         block = self.drafter.block
         last_pass = (self.shape.depth - 1) // block * block  # the level that it starts from
@@ -79,7 +79,7 @@ class FlashSession(FeatureSession):
                     unread = []
                 ahead = min(block, self.shape.depth - growth.level)
                 predicted = self.head.predict(hidden, ahead)  # [R, w, K, d]
-                logits = self.target.head(predicted)  # [R, w, K, V]
+                logits = self.read_out(predicted)  # [R, w, K, V']
             guided = self._biased(pick(logits[:, :, offset], self._copied(base)), growth.tokens)
             parent = growth.grow(self._log_probabilities(guided))
             base = base.gather(1, parent)
@@ -89,7 +89,7 @@ class FlashSession(FeatureSession):
         return self.rated(growth)
 
     def _biased(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """[B, w, V] logits after nodes [B, w]: the head's [R, w, V], and the bias of what stands before."""
+        """[B, w, V'] logits after nodes [B, w]: the head's [R, w, V'], and the bias of what stands before."""
         return self._guided(logits + self.head.bias(self._copied(tokens)))
 
 

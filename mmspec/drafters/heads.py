@@ -94,6 +94,8 @@ class HeadDrafter(TrainedDrafter):
 
     Attributes:
         more_taps: hidden states of the target that it reads beside the head's.
+        read_out: states [..., d] -> logits [..., V] by the target's output matrix, or [..., V'] of the tokens
+            that the head drafts; set when it is fitted.
     """
 
     kind = DraftKind.POINT
@@ -102,6 +104,7 @@ class HeadDrafter(TrainedDrafter):
     rows_move = True
     model: DraftingHead
     more_taps: ClassVar[tuple[int, ...]] = ()
+    read_out: Callable[[Tensor], Tensor]
 
     def __init__(
         self,
@@ -132,6 +135,11 @@ class HeadDrafter(TrainedDrafter):
         if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
             raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
 
+    def fit(self, target: Target[Any]) -> Self:
+        fitted = super().fit(target)
+        fitted.read_out = fitted.fitted_target.head_of(self.model.rows_read)
+        return fitted
+
     def stopping_below(self, probability: float) -> Self:
         if not isinstance(self.shape, DynamicTree):
             raise InputError("length", "confidence", "a dynamic tree: a static one always has all its levels")
@@ -145,6 +153,7 @@ class HeadSession(DraftSession):
 
     Attributes:
         copies: how often the target reads each request: R = copies x B rows, 2B under guidance.
+        names: [V'] the target's tokens that the head's logits are of; None for all.
     """
 
     row_fields = named("sampler")
@@ -154,6 +163,7 @@ class HeadSession(DraftSession):
     def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         self.drafter, self.head, self.shape = drafter, drafter.model, drafter.shape
         self.target, self.sampler = drafter.fitted_target, batch.sampler
+        self.read_out, self.names = drafter.read_out, drafter.model.draft_tokens
         self.copies = len(batch.prompts) // len(batch.requests)
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:

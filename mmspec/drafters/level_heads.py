@@ -45,9 +45,9 @@ class MedusaSession(StateSession):
     def propose(self, canvas: Canvas) -> Draft:
         self.passes += 1
         predicted = self.head(self.hidden, self.shape.depth)  # [R, D, d]
-        logits = self.head.logits(predicted, self.target.head)
+        logits = self.head.logits(predicted, self.read_out)
         log_p = self._log_probabilities(self._guided(logits))  # [B, D, V]
-        growth = TreeGrowth(self.shape, canvas.root)
+        growth = TreeGrowth(self.shape, canvas.root, self.names)
         while not growth.is_grown:
             growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
         return self.rated(growth)
@@ -70,12 +70,12 @@ class HydraGrowth(HeadSession):
 
     def grow(self, root: Tensor, hidden: Tensor) -> Draft:
         """Grow the tree of root [B] by the state [R, d] that the heads read there."""
-        growth = TreeGrowth(self.shape, root)
+        growth = TreeGrowth(self.shape, root, self.names)
         path = self._embed(growth)  # [R, w, i + 1, d] tokens of the path to each node that is expanded
         while True:
             self.passes += 1
             state = hidden[:, None].expand(-1, path.shape[1], -1)
-            logits = self.head.predict(state, path, self.target.head)
+            logits = self.head.predict(state, path, self.read_out)
             parent = growth.grow(self._log_probabilities(self._guided(logits)))
             if growth.is_grown:
                 return self.rated(growth)

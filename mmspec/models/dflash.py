@@ -81,6 +81,14 @@ class DFlashConfig(PublishedLayerConfig):
         return self.block - (not self.anchor_predicts)
 
     @property
+    def reads_targets_matrix(self) -> bool:
+        return not self.draft_vocabulary
+
+    @property
+    def draft_size(self) -> int:
+        return self.draft_vocabulary or self.frequent_tokens
+
+    @property
     def layers(self) -> list[tuple[str, bool]]:
         """Type of each layer, and whether its slots see those before them alone."""
         every = FULL if self.sliding_window is None else SLIDING
@@ -219,7 +227,7 @@ class ConfidenceHead(nn.Module):
 class DFlashHead(DraftingHead):
     """Predicts the tokens after the newest one, each from its own slot, in one pass (DFlash, 2602.06036).
 
-    It has no embedding, and no output matrix unless its vocabulary is a part of the target's.
+    It has no embedding, and no output matrix unless `draft_vocabulary` says so.
     """
 
     config: DFlashConfig
@@ -238,11 +246,9 @@ class DFlashHead(DraftingHead):
         self.rotary_emb = rotary(layers)
         self.layers_config = layers
         self.mask_embedding = nn.Parameter(torch.empty(width)) if config.mask_token is None else None
-        known = config.draft_vocabulary
-        self.lm_head = nn.Linear(width, known, bias=False) if known else None
-        self.d2t: Tensor | None
-        self.register_buffer("d2t", torch.zeros(known, dtype=torch.long) if known else None)
-        words = known or config.vocabulary
+        own = config.draft_vocabulary
+        self.lm_head = nn.Linear(width, own, bias=False) if own else None
+        words = config.draft_size or config.vocabulary
         self.markov_head: MarkovHead | DominoHead | None = None
         if config.markov == "domino":
             self.markov_head = DominoHead(width, config.memory, config.markov_rank, words)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import AutoConfig, AutoModel, Cache, PreTrainedModel
 
+from mmspec.errors import InputError
 from mmspec.models.head_config import HeadConfig, WindowHeadConfig
 from mmspec.transformers_versions import CACHE
 from mmspec.visual_tokens.spans import ImageSpan
@@ -51,10 +52,23 @@ class DraftingHead(PreTrainedModel):
 
     A subclass with a config of its own is made known to the auto classes of transformers, which then load the
     folders that `mmspec train drafter` writes.
+
+    It may know a part of the target's tokens, its draft vocabulary, whose token i is the target's i + d2t[i].
+    A new head knows the target's first tokens, which are the frequent ones where a vocabulary was built by
+    merges; `learn_vocabulary` chooses others.
+
+    Attributes:
+        d2t: [V'] offsets of those tokens; None if it knows all.
     """
 
     config: HeadConfig
     config_class = HeadConfig
+    d2t: Tensor | None
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        known = config.draft_size
+        self.register_buffer("d2t", torch.zeros(known, dtype=torch.long) if known else None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         config = vars(cls).get("config_class")  # its own, not that of a class above
@@ -90,8 +104,27 @@ class DraftingHead(PreTrainedModel):
     @property
     def draft_tokens(self) -> Tensor | None:
         """[V'] the target's tokens that it knows, ascending; None if it knows all of them."""
-        offsets: Tensor | None = getattr(self, "d2t", None)
+        offsets = self.d2t
         return None if offsets is None else torch.arange(len(offsets), device=offsets.device) + offsets
+
+    @property
+    def rows_read(self) -> Tensor | None:
+        """[V'] rows of the target's output matrix that its states are read out by; None for all or none."""
+        return self.draft_tokens if self.config.reads_targets_matrix else None
+
+    def learn_vocabulary(self, tokens: Tensor) -> None:
+        """Draft these tokens of the target [V'] from now on; an output matrix of its own is for others then.
+
+        Raises:
+            InputError: another number of tokens, one that is no token of the target, or one twice; or the
+                head knows all tokens.
+        """
+        chosen, known, most = tokens.unique(), self.config.draft_size, self.config.vocabulary
+        fits = len(chosen) == known > 0 and chosen[0] >= 0 and chosen[-1] < most
+        if self.d2t is None or not fits:
+            raise InputError("tokens", tokens.tolist()[:8], f"{known} different tokens from 0 to {most - 1}")
+        chosen = chosen.to(self.d2t.device)
+        self.d2t = chosen - torch.arange(known, device=chosen.device)
 
 
 class WindowHead(DraftingHead):

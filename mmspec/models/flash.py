@@ -105,7 +105,8 @@ class FlashHead(FeatureHead):
         self.up = nn.Linear(width, config.block * config.offset_size)
         self.down = nn.Parameter(torch.zeros(config.block, config.offset_size, width))
         self.bias_in = nn.Parameter(torch.randn(config.vocabulary, config.bias_rank))
-        self.bias_out = nn.Parameter(torch.zeros(config.bias_rank, config.vocabulary))
+        words = config.draft_size or config.vocabulary
+        self.bias_out = nn.Parameter(torch.zeros(config.bias_rank, words))
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -131,7 +132,7 @@ class FlashHead(FeatureHead):
         return hidden[..., None, :] + torch.einsum("...os,osd->...od", inner, self.down[:offsets])
 
     def bias(self, tokens: Tensor) -> Tensor:
-        """Bias that a token has on the logits of the next: [...] -> [..., V] (DSpark, 2607.05147).
+        """Bias that a token has on the logits of the next: [...] -> [..., V'] (DSpark, 2607.05147).
 
         The offsets of a block do not see what was chosen before them; this is how they still agree on it.
         """

@@ -22,13 +22,34 @@ class HeadConfig(PreTrainedConfig):
         target_layers: layers of the target's language model, which tells models of one family and width
             apart; 0 where a published checkpoint does not say.
         num_draft_tokens, top_k: the dynamic tree that is grown where nothing else is asked for.
+        frequent_tokens: tokens that it drafts, those learnt most often, so that it reads their rows of the
+            target's output matrix alone (FR-Spec, 2502.14856); 0 for all that the target knows.
     """
 
     vocabulary: int = 0
     target_layers: int = 0
+    frequent_tokens: int = 0
     num_draft_tokens: int = 24
     top_k: int = 8
     initializer_range: float = 0.02
+
+    @property
+    def reads_targets_matrix(self) -> bool:
+        """Whether its states are read out by the target's output matrix, so that rows of it can be chosen."""
+        return True
+
+    @property
+    def draft_size(self) -> int:
+        """Number of the tokens that it drafts; 0 for all that the target knows."""
+        return self.frequent_tokens
+
+    def validate_frequent_tokens(self) -> None:
+        """Refuse more tokens than there are, or rows of a matrix that is not read; called by `strict`."""
+        asked, most = self.frequent_tokens, self.vocabulary
+        if asked and not self.reads_targets_matrix:
+            raise ValueError(f"frequent_tokens: got {asked}; 0, as it reads no output matrix of the target's")
+        if asked < 0 or most and asked > most:
+            raise ValueError(f"frequent_tokens: got {asked}; 0 (all) to {most}, the vocabulary")
 
     @classmethod
     def for_target(cls, config: PreTrainedConfig, vocabulary: int, **settings: Any) -> Self:
@@ -82,6 +103,10 @@ class WindowHeadConfig(SizedHeadConfig):
     codebook: list[float] = field(default_factory=list)
     rms_norm_eps: float = 1e-5
 
+    @property
+    def reads_targets_matrix(self) -> bool:
+        return False  # it corrects what the target says of all tokens
+
     def validate_taps(self) -> None:
         """Refuse layers that the target does not have; called by `strict`."""
         check_taps(self.taps, self.target_layers)
@@ -105,6 +130,10 @@ class LevelHeadsConfig(SizedHeadConfig):
     num_layers: int = 1
     own_lm_heads: bool = False
     hit_rates: list[list[float]] = field(default_factory=list)
+
+    @property
+    def reads_targets_matrix(self) -> bool:
+        return not self.own_lm_heads
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""

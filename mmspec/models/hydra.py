@@ -85,12 +85,12 @@ class HydraHead(FeatureHead):
         return super().forward(rows, *args, **kwargs) if self.config.prefix_attention else rows
 
     def predict(self, hidden: Tensor, path: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits [..., V] of head i, which is as far along as the path.
+        """Logits [..., V or V'] of head i, which is as far along as the path.
 
         Args:
             hidden: [..., d] from `forward`, at the root.
             path: [..., i + 1, d] embeddings of the root and of the candidates after it.
-            read_out: the target's output matrix.
+            read_out: the target's output matrix, or its rows of `draft_tokens`.
         """
         head = path.shape[-2] - 1
         state: Tensor = self.mlps[head](torch.cat([hidden, path.flatten(-2)], -1))

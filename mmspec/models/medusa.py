@@ -74,7 +74,7 @@ class MedusaHead(DraftingHead):
         return torch.stack(states, -2)
 
     def logits(self, predicted: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits [..., heads, V] of the first heads' states [..., heads, d]."""
+        """Logits [..., heads, V or V'] of the first heads' states [..., heads, d]."""
         if not self.lm_heads:
             return read_out(predicted)
         states = enumerate(predicted.unbind(-2))

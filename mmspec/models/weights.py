@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["execution_device", "hooks_of", "is_finite", "is_offloaded", "stored_weight", "stored_weights"]
+__all__ = [
+    *("execution_device", "hooks_of", "is_finite", "is_offloaded", "is_plain_linear", "stored_weight"),
+    "stored_weights",
+]
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
@@ -33,6 +36,20 @@ def execution_device(*modules: nn.Module) -> torch.device:
             if (place := getattr(hook, "execution_device", None)) is not None:
                 return torch.device(place)
     return next(modules[-1].parameters()).device
+
+
+def is_plain_linear(module: nn.Module | None) -> bool:
+    """True for a layer x W^T + b and nothing else, whose weights lie open.
+
+    Quantised ones, those of an adapter, spread over devices or offloaded have other types, or hooks, or a
+    forward of their own.
+    """
+    if type(module) is not nn.Linear:
+        return False
+    weight = module.weight
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    open_ = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and not weight.is_meta
+    return open_ and not hooked and weight.shape == (module.out_features, module.in_features)
 
 
 def stored_weight(model: nn.Module, name: str) -> Tensor:

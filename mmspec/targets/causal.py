@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -20,7 +21,7 @@ from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, Targe
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Fill, Verdict
 from mmspec.errors import UnsupportedModelError
-from mmspec.models.weights import execution_device, is_offloaded
+from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear
 from mmspec.targets.admission import check_model
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
@@ -365,6 +366,32 @@ class CausalTarget(Target[Any]):
         """Final hidden states, normed [B, n, d] -> logits [B, n, V]; a grammar may not be applied yet."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
         return logits
+
+    def output_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """Copies of the rows [n, d] of the output matrix, and of the biases [n], of tokens [n].
+
+        None where they do not lie open: quantised, spread over devices, or not the language model's.
+        """
+        output = self.model.get_output_embeddings()
+        if type(self).head is not CausalTarget.head or not is_plain_linear(output):
+            return None
+        index = tokens.to(output.weight.device)
+        bias = None if output.bias is None else output.bias.detach()[index]
+        return output.weight.detach()[index], bias
+
+    def head_of(self, tokens: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Make what is `head` for some tokens [n] alone: states [..., d] -> logits [..., n].
+
+        Rows of the output matrix are gathered once, here, where they lie open; else all logits are asked for.
+        None gives `head` itself.
+        """
+        if tokens is None:
+            return self.head
+        rows = self.output_rows(tokens)
+        if rows is None:
+            return lambda hidden: self.head(hidden)[..., tokens]
+        weight, bias = rows
+        return functools.partial(linear, weight=weight, bias=bias)
 
     def commit(self, state: CausalState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Keep the accepted nodes of the active rows; the next token has no keys yet.

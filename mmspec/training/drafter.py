@@ -98,7 +98,7 @@ def train_drafter(
     stored = None if states is None else StoredStates(teacher, states)
     model = METHODS[method].build(teacher, **settings)
     if not how.get("resume"):
-        METHODS[method].learner.prepare(model, source)
+        METHODS[method].learner.prepare(model, source, teacher)
     allowed = "a drafter that `mmspec train drafter` wrote for a target of the same shape"
     before = taken_over(start, allowed, lambda folder: take_weights(model, folder))
     train_on(training, model, method, teacher, source, settings, stored)

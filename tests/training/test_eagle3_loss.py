@@ -22,6 +22,7 @@ from mmspec.training.losses import eagle3 as eagle3_loss
 from mmspec.training.losses.base import read
 from mmspec.training.losses.eagle import positions_of
 from mmspec.training.losses.eagle3 import Eagle3Loss
+from mmspec.training.losses.vocabulary import choose_vocabulary
 from tests.contracts.running import canvas_of
 from tests.drafters import mtp_checks
 from tests.drafters.eagle3_checks import head_for
@@ -137,8 +138,8 @@ def test_the_vocabulary_is_what_is_learnt_most() -> None:
         def batch(self, step: int, process: int) -> DrafterBatch:
             return DrafterBatch((example,), step)
 
-    eagle3_loss.choose_vocabulary(head, Data(), 2)
+    choose_vocabulary(head, Data(), 2)
     assert head.draft_tokens is not None and head.draft_tokens.tolist() == [0, 1, 7, 9, 11]
     whole = head_for(speaker())
-    eagle3_loss.choose_vocabulary(whole, Data(), 2)
+    choose_vocabulary(whole, Data(), 2)
     assert whole.draft_tokens is None

@@ -77,7 +77,7 @@ def test_ranks_are_counted_one_by_one(kind: str) -> None:
     learner, settings = LEARNERS[kind]
     learner = learner(drafter.model, target, **settings)
     rates = torch.tensor(hit_rates(learner, [own_answers()], ranks=6))
-    logits, goal, counted = learner.judge(own_answers())
+    logits, goal, counted, _ = learner.judge(own_answers())
     found = torch.zeros(4, 6)
     for place, head in counted.nonzero().tolist():
         meant = int((goal.meant() if isinstance(goal, Goals) else goal)[place, head])

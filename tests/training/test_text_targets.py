@@ -17,7 +17,7 @@ from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader, ConversationRows
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
-from mmspec.training.losses.eagle3 import choose_vocabulary
+from mmspec.training.losses.vocabulary import choose_vocabulary
 from mmspec.training.methods import METHODS
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import tiny_image, tiny_llama
@@ -51,11 +51,15 @@ def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["eagle3:draft_vocabulary=64", "medusa", "hydra", "dflash", "mtp", "eagle"]
+    "method",
+    [
+        *("eagle3:draft_vocabulary=64", "medusa", "hydra", "dflash", "mtp", "eagle"),
+        "medusa:frequent_tokens=40",
+    ],
 )
 def test_heads_of_language_models_are_trained_and_draft(method: str, folder: Path, tmp_path: Path) -> None:
-    name, _, reduced = method.partition(":")
-    settings = {"draft_vocabulary": 64} if reduced else {}
+    name, *reduced = method.split(":")
+    settings = {key: int(value) for key, value in (each.split("=") for each in reduced)}
     losses: list[float] = []
     how: dict[str, Any] = {"steps": 2, "batch_size": 2, "on_step": lambda step, loss: losses.append(loss)}
     if name == "eagle":

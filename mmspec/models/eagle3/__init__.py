@@ -20,7 +20,6 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from mmspec.decoding.cache import additive_mask
-from mmspec.errors import InputError
 from mmspec.models.feature_head import FeatureHead
 from mmspec.models.head_config import check_taps
 from mmspec.models.head_layers import (
@@ -74,6 +73,14 @@ class Eagle3Config(PublishedLayerConfig):
     mrope_section: list[int] | None = None
     mrope_interleaved: bool = False
     depth: int = 5
+
+    @property
+    def reads_targets_matrix(self) -> bool:
+        return False
+
+    @property
+    def draft_size(self) -> int:
+        return self.draft_vocabulary if self.draft_vocabulary < self.vocabulary else 0
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""
@@ -157,9 +164,7 @@ class Eagle3Head(FeatureHead):
 
     Row t of its input holds the embedding of token t and the feature at t - 1: the target's hidden states
     there, brought to one width; or, of a candidate, the head's own state. The logits of token t + 1 are over
-    the draft vocabulary, whose token i is the target's i + d2t[i]; t2d says which of the target's tokens are
-    in it. A new head knows the target's first tokens, which are the frequent ones where a vocabulary was
-    built by merges; `learn_vocabulary` chooses others.
+    the draft vocabulary; t2d says which of the target's tokens are in it.
     """
 
     config: Eagle3Config
@@ -186,14 +191,9 @@ class Eagle3Head(FeatureHead):
             self.decoder.add_module("rotary_emb", rotary)
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.draft_vocabulary, bias=False)
-        self.d2t: Tensor | None
         self.t2d: Tensor | None
-        reduced = config.draft_vocabulary < config.vocabulary
         known = torch.arange(config.vocabulary) < config.draft_vocabulary
-        self.register_buffer(
-            "d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long) if reduced else None
-        )
-        self.register_buffer("t2d", known if reduced else None)
+        self.register_buffer("t2d", known if config.draft_size else None)
         self.post_init()
 
     @property
@@ -202,20 +202,9 @@ class Eagle3Head(FeatureHead):
         return None if self.config.mrope_section is None else 1
 
     def learn_vocabulary(self, tokens: Tensor) -> None:
-        """Draft from these tokens of the target [V'] from now on; the output matrix is for others then.
-
-        Raises:
-            InputError: another number of tokens, one that is no token of the target, or one twice; or the
-                head knows all tokens.
-        """
-        chosen = tokens.unique()
-        known, most = self.config.draft_vocabulary, self.config.vocabulary
-        fits = len(chosen) == known > 0 and chosen[0] >= 0 and chosen[-1] < most
-        if self.d2t is None or self.t2d is None or not fits:
-            raise InputError("tokens", tokens.tolist()[:8], f"{known} different tokens from 0 to {most - 1}")
-        chosen = chosen.to(self.d2t.device)
-        self.d2t = chosen - torch.arange(known, device=chosen.device)
-        self.t2d = torch.zeros_like(self.t2d).scatter(0, chosen, True)
+        super().learn_vocabulary(tokens)
+        if self.t2d is not None:
+            self.t2d = torch.zeros_like(self.t2d).scatter(0, tokens.to(self.t2d.device), True)
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
         if self.fc_norm is not None:

@@ -154,7 +154,16 @@ LAYOUTS: Mapping[str, tuple[str, Callable[[Eagle3Head, str, PreTrainedConfig], d
 
 
 def write_checkpoint(head: MtpHead, source: Path, folder: Path) -> None:
-    """Copy a checkpoint in safetensors, whose layers have Qwen's names, with a head in a file of its own."""
+    """Copy a checkpoint in safetensors, whose layers have Qwen's names, with a head in a file of its own.
+
+    Raises:
+        CheckpointError: it is none, or has an MTP layer.
+        InputError: the head drafts a part of the vocabulary, which engines cannot be told.
+    """
+    if (known := head.config.frequent_tokens) != 0:
+        raise InputError(
+            "frequent_tokens", known, "0: a checkpoint's layer drafts all of its target's tokens"
+        )
     files = weight_files(source)
     if not files:
         raise CheckpointError("target", str(source), f"a folder with {WEIGHTS} or {INDEX}")

@@ -5,7 +5,8 @@ The target runs along, except where its states were stored before (`StoredStates
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.training.data.states import StoredStates
 from mmspec.training.losses.goals import Goals, agrees, soft_cross_entropy
+from mmspec.training.losses.vocabulary import choose_vocabulary, take_rows
 from mmspec.visual_tokens.spans import ImageSpan, find_images
 
 __all__ = ["Blocks", "DrafterLoss", "Reading", "learnt_images", "learnt_pairs", "read", "token_loss"]
@@ -117,8 +119,8 @@ def token_loss(
     """Cross-entropy of what K heads predict, averaged over the tokens that count.
 
     Args:
-        logits: [m, K, V].
-        goal: [m, K] tokens, or the distributions that a target has of them.
+        logits: [m, K, V'] of the tokens that they know.
+        goal: [m, K] tokens by their index among those, or the distributions that a target has of them.
         counted: [m, K].
         discount: weight of head i is discount^i.
 
@@ -166,9 +168,19 @@ class DrafterLoss(nn.Module):
         """The batch of a step, in one of the processes that train: by default, sequences of the data."""
         return data.batch(step, process)
 
+    @functools.cached_property
+    def read_out(self) -> Callable[[Tensor], Tensor]:
+        """States [..., d] -> logits by the target's output matrix, of the tokens that the head drafts.
+
+        Made when it is first asked for: then the head has its tokens, and is where it learns.
+        """
+        return self.target.head_of(self.head.rows_read)
+
     @staticmethod
-    def prepare(head: Any, data: DrafterData) -> None:
-        """Prepare a new head, once, before it learns from the data."""
+    def prepare(head: Any, data: DrafterData, target: CausalTarget) -> None:
+        """Prepare a new head, once, before it learns from the data of that target."""
+        choose_vocabulary(head, data)
+        take_rows(head, target)
 
     def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
         """Measure a trained head on batches that it has not seen: attributes of its config."""

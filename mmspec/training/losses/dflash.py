@@ -49,7 +49,7 @@ class DFlashLoss(DrafterLoss):
         goal = Goals.of(self.target, reading.taps[HIDDEN], at, blocks.counted, tokens)
         counted, before = blocks.counted & goal.known[goal.at], reading.tokens[at]
         hidden = denoise(self.head, self.target, reading, blocks)
-        logits = self.head.logits(hidden, self.target.head)
+        logits = self.head.logits(hidden, self.read_out)
         if self.head.markov_head is not None:
             state, told = None, []
             for place in range(counted.shape[1]):

@@ -23,7 +23,7 @@ from mmspec.targets import CausalTarget
 from mmspec.targets.attention import mask_dtype
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
 from mmspec.training.losses.base import DrafterLoss, Reading
-from mmspec.training.losses.goals import agrees, soft_cross_entropy
+from mmspec.training.losses.goals import Goals, agrees, soft_cross_entropy
 
 __all__ = ["EagleLoss", "HeadRows", "ViSpecLoss", "imitation", "positions_of", "ranking", "read_guesses"]
 
@@ -66,9 +66,14 @@ class EagleLoss(DrafterLoss):
         made = self.rows(batch.examples, reading, self.noisy(reading, batch.seed))
         predicted = self.head(made.rows, made.position_ids)[made.counted]
         # row t: token t and the state at t - 1 give the state at t, which says what token t + 1 is
-        true = reading.taps[HIDDEN][made.at(made.counted)]
-        logits, distribution = self.target.head(predicted).float(), self.target.head(true).float().softmax(-1)
-        return imitation(predicted, true, logits, distribution)
+        at = made.at(made.counted)
+        true, goal = reading.taps[HIDDEN][at], self.goals(reading, at)
+        return imitation(predicted, true, self.read_out(predicted), goal)
+
+    def goals(self, reading: Reading, at: tuple[Tensor, Tensor]) -> Goals:
+        """The distributions that the target's states at rows and places [m] mean."""
+        counted, tokens = torch.ones_like(at[0], dtype=torch.bool), self.head.draft_tokens
+        return Goals.of(self.target, reading.taps[HIDDEN], at, counted, tokens, conditional=True)
 
     def noisy(self, reading: Reading, seed: int) -> Tensor:
         """[B, L, d] final hidden states with noise."""
@@ -88,13 +93,18 @@ class EagleLoss(DrafterLoss):
 
 
 def imitation(
-    predicted: Tensor, true: Tensor, logits: Tensor, distribution: Tensor
+    predicted: Tensor, true: Tensor, logits: Tensor, goal: Goals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """EAGLE's loss (2401.15077, section 4.2) of hidden states [m, d] and what they mean [m, V]; its parts."""
+    """EAGLE's loss (2401.15077, section 4.2) of hidden states [m, d] and what they mean; its parts.
+
+    Logits [m, V'] are of the tokens that the head drafts; where the goal's likeliest is none of those, they
+    cost nothing, and do not agree.
+    """
     count = max(1, len(true))
     states = smooth_l1_loss(predicted, true, reduction="none").mean(-1).sum() / count
-    tokens = soft_cross_entropy(logits, distribution).sum() / count
-    agreement = agrees(logits, distribution.max(-1).indices).sum() / count
+    known = goal.known[goal.at]
+    tokens = (soft_cross_entropy(logits, goal.table, goal.at) * known).sum() / count
+    agreement = (agrees(logits, goal.meant()) & known).sum() / count
     loss = STATE_WEIGHT * states + TOKEN_WEIGHT * tokens
     return loss, {"states": states, "tokens": tokens, "agreement": agreement}
 
@@ -148,12 +158,15 @@ class ViSpecLoss(EagleLoss):
         second = self.rows(batch.examples, reading, guessed)
         again = second.counted & pad(first.counted[:, :-1], (1, 0))  # rows that follow a guess
         predicted = torch.cat([hidden[first.counted], read_guesses(self.head, first, second)[again]])
-        true = torch.cat([reading.taps[HIDDEN][first.at(each)] for each in (first.counted, again)])
-        logits, distribution = self.target.head(predicted).float(), self.target.head(true).float().softmax(-1)
-        imitated, figures = imitation(predicted, true, logits, distribution)
-        count = max(1, len(true))
-        distance = (distribution - logits.softmax(-1)).abs().sum() / count
-        order = ranking(distribution, logits).sum() / count
+        row, place = (
+            torch.cat(parts) for parts in zip(first.at(first.counted), first.at(again), strict=True)
+        )
+        true, goal = reading.taps[HIDDEN][row, place], self.goals(reading, (row, place))
+        logits = self.read_out(predicted).float()
+        imitated, figures = imitation(predicted, true, logits, goal)
+        count, known, distribution = max(1, len(true)), goal.known[goal.at], goal.table[goal.at]
+        distance = ((distribution - logits.softmax(-1)).abs().sum(-1) * known).sum() / count
+        order = (ranking(distribution, logits) * known).sum() / count
         loss = self.imitation * imitated + self.probabilities * distance + self.ranks * order
         return loss, figures | {"probabilities": distance, "ranks": order}
 

@@ -6,7 +6,7 @@ step before and the tokens that really came (training-time test).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -19,15 +19,13 @@ from mmspec.models.eagle3 import Eagle3Head
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, FeatureHead
 from mmspec.models.mtp import MtpHead
 from mmspec.targets import CausalTarget
-from mmspec.training.data.conversations import ConversationRows
-from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
+from mmspec.training.data.sequences import DrafterBatch, TrainingExample
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
 from mmspec.training.losses.goals import Goals
 
-__all__ = ["Eagle3Loss", "choose_vocabulary", "unroll"]
+__all__ = ["Eagle3Loss", "unroll"]
 
 MAX_STEPS = 16
-VOCABULARY_BATCHES = 128
 
 
 def unroll(
@@ -90,12 +88,6 @@ class Eagle3Loss(DrafterLoss):
             raise InputError("steps", steps, f"an integer from 1 to {MAX_STEPS}")
         self.steps, self.discount = steps, discount
 
-    @staticmethod
-    def prepare(head: Eagle3Head | MtpHead, data: DrafterData) -> None:
-        """Choose the vocabulary of a new head that has one of its own."""
-        if isinstance(head, Eagle3Head):
-            choose_vocabulary(head, data)
-
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: how often each step's likeliest token is the target's.
 
@@ -110,7 +102,7 @@ class Eagle3Loss(DrafterLoss):
         counted = blocks.counted & goals.known[goals.at]
         losses, agreements = [], []
         for step, learnt in enumerate(counted.unbind(1)):
-            logits = self.head.logits(states[learnt, step], self.target.head)[:, None]
+            logits = self.head.logits(states[learnt, step], self.read_out)[:, None]
             goal = replace(goals, at=goals.at[learnt, step, None])
             loss, agreement = token_loss(logits, goal, learnt[learnt, None], 1.0)
             losses.append(self.discount**step * loss)
@@ -133,22 +125,3 @@ class Eagle3Loss(DrafterLoss):
             unrolled = unroll(self.head, own[EMBEDDINGS], features, self.steps, first, positions)
             found.append(unrolled[0, rows - first])
         return torch.cat(found)
-
-
-def choose_vocabulary(head: Eagle3Head, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
-    """Let a new head of a reduced vocabulary know the tokens that are learnt most often, then the first ones.
-
-    Every process counts the same: all replies that are given, or batches of data that are made in each step.
-    """
-    if head.draft_tokens is None:
-        return
-    if isinstance(data, ConversationRows) and not data.regenerate:
-        learnt: Iterable[Tensor] = data.replies()
-    else:
-        drawn = (example for step in range(batches) for example in data.batch(step, 0).examples)
-        learnt = (example.inputs["input_ids"][0][example.learnt].cpu() for example in drawn)
-    count = torch.zeros(head.config.vocabulary, dtype=torch.long)
-    for tokens in learnt:
-        count += torch.bincount(tokens, minlength=len(count))
-    often = count.sort(descending=True, stable=True).indices
-    head.learn_vocabulary(often[: head.config.draft_vocabulary])

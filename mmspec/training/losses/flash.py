@@ -56,9 +56,9 @@ class FlashLoss(DrafterLoss):
         predicted, true = self.head.predict(hidden[row, place], block), states[at]  # [m, K, d]
         distance = smooth_l1_loss(predicted, true, reduction="none").mean(-1)
         state_loss = (distance * counted).sum() / counted.sum().clamp_min(1)
-        logits = self.target.head(predicted) + self.head.bias(tokens[at])
-        goal = Goals.of(self.target, states, at, counted)
-        tokens_loss, agreement = token_loss(logits, goal, counted, 1.0)
+        logits = self.read_out(predicted) + self.head.bias(tokens[at])
+        goal = Goals.of(self.target, states, at, counted, self.head.draft_tokens)
+        tokens_loss, agreement = token_loss(logits, goal, counted & goal.known[goal.at], 1.0)
         loss = STATE_WEIGHT * state_loss + TOKEN_WEIGHT * tokens_loss
         return loss, {"states": state_loss, "tokens": tokens_loss, "agreement": agreement}
 

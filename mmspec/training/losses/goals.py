@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from mmspec.targets import CausalTarget
 
-__all__ = ["Goals", "agrees", "soft_cross_entropy"]
+__all__ = ["Goals", "agrees", "index_among", "soft_cross_entropy"]
 
 PIECE = 2**20  # numbers that elementwise steps go through at once
 PRODUCT = 2**24  # numbers of a product with an output matrix, which pays less for its beginning
@@ -77,11 +77,7 @@ class Goals:
                 table[rows] = logits[:, tokens].softmax(-1)
             else:
                 table[rows] = logits.softmax(-1)[:, tokens]
-        index, known = best, torch.ones_like(best, dtype=torch.bool)
-        if tokens is not None:
-            index = torch.searchsorted(tokens, best).clamp_max(size - 1)
-            known = tokens[index] == best
-        return cls(table, index, known, (used.cumsum(0) - 1)[flat].clamp_min(0))
+        return cls(table, *index_among(tokens, best), (used.cumsum(0) - 1)[flat].clamp_min(0))
 
     def meant(self) -> Tensor:
         """[..] the likeliest tokens that a head knows, by their index."""
@@ -95,6 +91,14 @@ class Goals:
             said = flat[rows].float().softmax(-1)
             found[rows] = torch.minimum(self.table[at[rows]], said).sum(-1)
         return found.view_as(self.at)
+
+
+def index_among(tokens: Tensor | None, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Index [..] of wanted tokens among some, ascending, or None for all; and [..] whether they are there."""
+    if tokens is None:
+        return wanted, torch.ones_like(wanted, dtype=torch.bool)
+    index = torch.searchsorted(tokens, wanted).clamp_max(len(tokens) - 1)
+    return index, tokens[index] == wanted
 
 
 def agrees(logits: Tensor, meant: Tensor) -> Tensor:

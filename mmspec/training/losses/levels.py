@@ -15,7 +15,7 @@ from mmspec.models.medusa import MedusaHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
-from mmspec.training.losses.goals import Goals
+from mmspec.training.losses.goals import Goals, index_among
 
 __all__ = ["HydraLoss", "LevelLoss", "MedusaLoss", "hit_rates"]
 
@@ -33,22 +33,30 @@ class LevelLoss(DrafterLoss):
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: how often each head's likeliest token is right."""
-        loss, agreement = token_loss(*self.judge(batch), self.discount)
+        logits, goal, counted, known = self.judge(batch)
+        loss, agreement = token_loss(logits, goal, counted & known, self.discount)
         return loss, {"agreement": agreement}
 
-    def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor | Goals, Tensor]:
-        """Logits of the heads, their goals, and which of those count, as `token_loss` takes them."""
+    def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor | Goals, Tensor, Tensor]:
+        """Logits of the heads and their goals, as `token_loss` takes them; which places are learnt, [m, K].
+
+        And which of all places have a goal whose likeliest token is one that the heads draft.
+        """
         reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.head.config.num_heads)
         at = blocks.row[:, None], blocks.ahead
-        goal: Tensor | Goals = reading.tokens.roll(-1, 1)[at]  # of what counts, none is at the end
+        goal: Tensor | Goals
+        tokens = self.head.draft_tokens
         if self.soft:
-            goal = Goals.of(self.target, reading.taps[HIDDEN], at, blocks.counted)
-        return self.logits(reading, blocks), goal, blocks.counted
+            goal = Goals.of(self.target, reading.taps[HIDDEN], at, blocks.counted, tokens)
+            known = goal.known[goal.at]
+        else:  # of what counts, none is at the end
+            goal, known = index_among(tokens, reading.tokens.roll(-1, 1)[at])
+        return self.logits(reading, blocks), goal, blocks.counted, known
 
     @abstractmethod
     def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
-        """[m, K, V] logits of the heads in the blocks."""
+        """[m, K, V or V'] logits of the heads in the blocks."""
 
     def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
         """Measure how often each rank of each head is right, for static trees."""
@@ -72,7 +80,7 @@ class MedusaLoss(LevelLoss):
 
     def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
         states = self.head(reading.taps[HIDDEN][blocks.row, blocks.before], blocks.ahead.shape[1])
-        logits: Tensor = self.head.logits(states, self.target.head)
+        logits: Tensor = self.head.logits(states, self.read_out)
         return logits
 
 
@@ -94,9 +102,9 @@ class HydraLoss(LevelLoss):
         path = self.target.embed(reading.tokens[blocks.row[:, None], blocks.ahead])  # [m, K, d]
         paths = [path[:, : head + 1] for head in range(path.shape[1])]
         if self.head.lm_heads:
-            return torch.stack([self.head.predict(hidden, each, self.target.head) for each in paths], 1)
+            return torch.stack([self.head.predict(hidden, each, self.read_out) for each in paths], 1)
         # the one output matrix is asked once: what it says is large, and would be copied
-        return self.target.head(torch.stack([self.head.predict(hidden, each, same) for each in paths], 1))
+        return self.read_out(torch.stack([self.head.predict(hidden, each, same) for each in paths], 1))
 
 
 def same(state: Tensor) -> Tensor:
@@ -106,13 +114,13 @@ def same(state: Tensor) -> Tensor:
 
 @torch.no_grad()
 def hit_rates(learner: LevelLoss, batches: Iterable[DrafterBatch], ranks: int = 10) -> list[list[float]]:
-    """Measure by head and rank how often the goal's token is found there."""
+    """Measure by head and rank how often the goal's token is found there; never one that is not drafted."""
     hits, places = torch.zeros(()), torch.zeros(())
     for batch in batches:
-        logits, goal, counted = learner.judge(batch)
+        logits, goal, counted, known = learner.judge(batch)
         meant = goal.meant() if isinstance(goal, Goals) else goal
         likeliest = logits.topk(min(ranks, logits.shape[-1])).indices
-        found = (likeliest == meant[..., None]) & counted[..., None]
+        found = (likeliest == meant[..., None]) & (counted & known)[..., None]
         hits, places = hits + found.sum(0).cpu(), places + counted.sum(0).cpu()
     rates: list[list[float]] = (hits / places.clamp_min(1)[..., None]).tolist()
     return [[round(rate, 4) for rate in each] for each in rates]
