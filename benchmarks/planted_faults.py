@@ -1,4 +1,4 @@
-"""Plants sixty-three faults in the package, one after the other, and reports which of them the tests find.
+"""Plants sixty-five faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -393,6 +393,20 @@ FAULTS = (
         "Training._restore",
         'self.step, self.seconds = state["step"], state["seconds"]',
         "pass",
+        ("tests/training",),
+    ),
+    Fault(
+        "a draft model is the goal of its target",
+        "compare",
+        "for each in (said, drafted)",
+        "for each in (drafted, said)",
+        ("tests/training",),
+    ),
+    Fault(
+        "the target writes a draft model's own replies",
+        "DraftModelLoss.make",
+        "decode(self.reader, NoDrafter()",
+        "decode(self.target, NoDrafter()",
         ("tests/training",),
     ),
     # pipelines, serving, media, evaluation
