@@ -6,6 +6,7 @@ DistillSpec (Zhou et al., 2310.08461).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Unpack
@@ -175,7 +176,8 @@ def train_draft_model(
         about: dict[str, Any] = {"target": Path(target).name, "target_dtype": str(teacher.dtype)[6:]}
         about |= {"skipped_rows": source.left_out} if source.left_out else {}
         record = training_record("mmspec train draft-model", options, training, model, **about)
-        model.to(saved or teacher.dtype).save_pretrained(out)  # type: ignore[arg-type]
+        nn.Module.to(model, saved or teacher.dtype)
+        model.save_pretrained(out)
         source.reader.processor.save_pretrained(out)
         write_record(Path(out), record)
     accelerator.wait_for_everyone()
@@ -212,7 +214,8 @@ def check_start(target: str | Path, start: str | Path) -> int:
         load_processor(source, each, argument=argument)
         for source, each, argument in ((name, config, "target"), (own, drafting, "start"))
     ]
-    check_same_tokenizer(*map(tokenizer_of, processors), own)
+    theirs, ours = map(tokenizer_of, processors)
+    check_same_tokenizer(theirs, ours, own)
     return 0
 
 
@@ -260,7 +263,8 @@ def shortened(model: PreTrainedModel, count: int) -> PreTrainedModel:
         problem = f"{type(model).__name__} has layers that cannot stand in each other's places"
         raise UnsupportedModelError(f"{problem}; begin with a model of its own ({error})"[:400]) from error
     made.generation_config = deepcopy(model.generation_config)
-    return made.eval()
+    made.eval()
+    return made
 
 
 def tables_of(learner: nn.Module) -> tuple[str, ...]:
@@ -271,7 +275,7 @@ def tables_of(learner: nn.Module) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def check_logits(reader: CausalTarget, inputs: dict[str, torch.Tensor], argument: str) -> None:
+def check_logits(reader: CausalTarget, inputs: Mapping[str, torch.Tensor], argument: str) -> None:
     """Raise UnsupportedModelError unless a model's logits are what its output matrix makes of its states.
 
     Some cap or scale them afterwards, and losses on hidden states would miss it.

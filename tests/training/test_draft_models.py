@@ -253,8 +253,7 @@ def test_training_lowers_the_total_variation_and_drafts_more(
     draft = AutoModelForCausalLM.from_pretrained(out)
     assert draft.config.num_hidden_layers == 2
     after = accepted(target, adapt(draft), data)
-    print("RESULT", divergence, before, after)
-    assert after[1] < before[1] - 0.03 and after[0] >= before[0]
+    assert after[1] < before[1] - 0.015 and after[0] > before[0] + 0.1
     asked = ["tell 1 é", "the the the"]
     plain = MMSpecPipeline.from_pretrained(folder, accelerator="none")
     drafting = MMSpecPipeline.from_pretrained(folder, accelerator="draft_model", drafter=out)
