@@ -124,7 +124,7 @@ def train_draft_model(
     )
     if not isinstance(source, ConversationRows):
         raise InputError("data", type(source).__name__, "conversations")
-    model = shortened(teacher.model, layers) if layers else load_start(str(start), accelerator.device)
+    model: Any = shortened(teacher.model, layers) if layers else load_start(str(start), accelerator.device)
     nn.Module.requires_grad_(model, False)
     for part in (model.get_decoder(), model.get_output_embeddings()):
         part.requires_grad_(True)
@@ -176,8 +176,7 @@ def train_draft_model(
         about: dict[str, Any] = {"target": Path(target).name, "target_dtype": str(teacher.dtype)[6:]}
         about |= {"skipped_rows": source.left_out} if source.left_out else {}
         record = training_record("mmspec train draft-model", options, training, model, **about)
-        nn.Module.to(model, saved or teacher.dtype)
-        model.save_pretrained(out)
+        model.to(saved or teacher.dtype).save_pretrained(out)
         source.reader.processor.save_pretrained(out)
         write_record(Path(out), record)
     accelerator.wait_for_everyone()
