@@ -409,6 +409,20 @@ FAULTS = (
         "pass",
         ("tests/training",),
     ),
+    Fault(
+        "a draft model is the goal of its target",
+        "compare",
+        "for each in (said, drafted)",
+        "for each in (drafted, said)",
+        ("tests/training",),
+    ),
+    Fault(
+        "the target writes a draft model's own replies",
+        "DraftModelLoss.make",
+        "decode(self.reader, NoDrafter()",
+        "decode(self.target, NoDrafter()",
+        ("tests/training",),
+    ),
     # pipelines, serving, media, evaluation
     Fault(
         "max_length counts one too many",

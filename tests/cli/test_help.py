@@ -5,7 +5,15 @@ import shlex
 from pathlib import Path
 
 COMMANDS = ["caption", "generate", "check", "bench", "accelerators", "doctor", "scenes", "convert", "export"]
-COMMANDS += ["tune", "serve", "train drafter", "evaluate images", "evaluate text", "demo caption"]
+COMMANDS += [
+    "tune",
+    "serve",
+    "train drafter",
+    "train draft-model",
+    "evaluate images",
+    "evaluate text",
+    "demo caption",
+]
 
 
 def test_every_command_is_listed_and_has_an_example_and_json(run):

@@ -234,18 +234,35 @@ class ConversationRows:
         return {name: value for name, value in found.items() if value}
 
     def batch(self, step: int, process: int) -> DrafterBatch:
+        drawn, rng = self.draw(step, process)
+        return DrafterBatch(tuple(example for _, example in drawn), int(rng.integers(2**62)))
+
+    def prompts(self, step: int, process: int, new_tokens: int) -> Trial:
+        """The rows of that step's batch, each up to one of its replies, to be replied to anew."""
+        drawn, rng = self.draw(step, process)
+        requests = []
+        for index, _ in drawn:
+            said = self.told.get(index, self.rows[index])
+            asked = said.until(int(rng.choice(said.replies)))
+            requests.append(Request(self.reader.inputs(asked, answering=True)))
+        longest = max(request.inputs["input_ids"].shape[1] for request in requests)
+        room = new_tokens if self.max_length is None else min(new_tokens, self.max_length - longest)
+        return Trial(requests, Sampler(), max(1, room), self.reader.end_token_ids)
+
+    def draw(self, step: int, process: int) -> tuple[list[tuple[int, TrainingExample]], np.random.Generator]:
+        """The rows of a step, by index and as sequences, and the step's random numbers from there on."""
         rng = np.random.default_rng([self.seed, STAGE, step, process])
         drawn = [int(index) for index in rng.integers(len(self.rows), size=self.batch_size + ATTEMPTS)]
         if self.regenerate:
             self.tell(drawn[: self.batch_size])
-        fitting = (example for index in drawn if (example := self.example(index)) is not None)
-        examples = tuple(islice(fitting, self.batch_size))
-        if len(examples) < self.batch_size:
+        fitting = ((index, example) for index in drawn if (example := self.example(index)) is not None)
+        found = list(islice(fitting, self.batch_size))
+        if len(found) < self.batch_size:
             allowed = f"rows of at most {self.max_length} tokens; {len(self.skipped)} are longer so far"
             if self.damaged.found:
                 allowed += f", and {len(self.damaged.found)} have images that cannot be read"
             raise InputError("max_length", self.max_length, allowed)
-        return DrafterBatch(examples, int(rng.integers(2**62)))
+        return found, rng
 
     def trial(self) -> Trial:
         told = [each.until(each.replies[0]) for each in self.held_out]

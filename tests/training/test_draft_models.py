@@ -1,0 +1,367 @@
+"""Distillation of draft models: its divergences, whose replies it learns, and what comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from mmspec import MMSpecPipeline
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.errors import CheckpointError, InputError, MMSpecError, UnsupportedModelError
+from mmspec.targets import CausalTarget, adapt
+from mmspec.training.data.conversation_file import read_conversations
+from mmspec.training.data.conversations import ConversationReader, ConversationRows
+from mmspec.training.data.sequences import Trial, acceptance_length, decode
+from mmspec.training.draft_model import shortened, train_draft_model
+from mmspec.training.losses import distillation
+from mmspec.training.losses.distillation import DIVERGENCES, Distillation, DraftModelLoss, compare
+from tests.pipelines.byte_level import byte_level_tokenizer
+from tests.tiny_models import (
+    save_family,
+    tiny_gemma2,
+    tiny_gpt2,
+    tiny_image,
+    tiny_llama,
+    tiny_qwen2_mixed_sliding,
+    tiny_qwen3_5,
+)
+
+TEMPLATE = """
+    {%- for message in messages %}{{ message['role'] + ':' + message['content'] + '<|end|>' }}{% endfor %}
+    {%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
+ROWS = [{"prompt": f"tell {row} é", "response": f"the {row} of the {row}"} for row in range(12)]
+TURNS = [("user", "a"), ("assistant", "the re"), ("user", "b"), ("assistant", "there")]
+TWO_TURNS = {"messages": [{"role": role, "content": text} for role, text in TURNS]}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def save(model: Any, folder: Path) -> Path:
+    """A folder of a model with the byte-level tokenizer and a template for strings alone."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    model.config.max_position_embeddings = 256
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tiny_llama(vocab=len(byte_level_tokenizer()), layers=4)
+    return save(model, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(autouse=True)
+def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.training.data.conversations.TRIAL_TOKENS", 12)
+
+
+def data_of(folder: Path, rows: list[Any] = ROWS, seed: int = 0) -> ConversationRows:
+    pipe = MMSpecPipeline.from_pretrained(folder, accelerator="none")
+    reader = ConversationReader(CausalTarget(pipe.model), pipe.processor)
+    return ConversationRows(reader, read_conversations(rows, with_images=False), 3, seed)
+
+
+def direct(name: str, p: Tensor, q: Tensor, beta: float) -> Tensor:
+    """The divergences of two vectors as the paper writes them."""
+    mixed = beta * p + (1 - beta) * q
+    kl = {
+        "forward_kl": (p * (p / q).log()).sum(),
+        "reverse_kl": (q * (q / p).log()).sum(),
+        "jsd": beta * (p * (p / mixed).log()).sum() + (1 - beta) * (q * (q / mixed).log()).sum(),
+        "tvd": (p - q).abs().sum() / 2,
+    }
+    return kl[name]
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_divergences_are_those_of_the_paper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Value and gradient, in pieces of two rows; nothing at equality; tokens of one model alone left out."""
+    monkeypatch.setattr(distillation, "PIECE", 2 * 9)
+    noise = torch.Generator().manual_seed(0)
+    target = torch.randn(5, 9, generator=noise)
+    draft = torch.randn(5, 12, generator=noise, requires_grad=True)
+    formula = Distillation(name, beta=0.3).formula
+    values, accepted = compare(target, draft, formula)
+    p, q = target.softmax(-1), draft[:, :9].softmax(-1)
+    due = torch.stack([direct(name, *row, beta=0.3) for row in zip(p, q, strict=True)])
+    assert torch.allclose(values, due, atol=1e-6)
+    assert torch.allclose(accepted, torch.minimum(p, q).sum(-1), atol=1e-6)
+    (ours,), (theirs,) = (torch.autograd.grad(each.sum(), draft) for each in (values, due))
+    assert torch.allclose(ours, theirs, atol=1e-6) and ours[:, :9].any() and not ours[:, 9:].any()
+    same, all_of_it = compare(target, target.clone(), formula)
+    assert torch.allclose(same, torch.zeros(5), atol=1e-6) and torch.allclose(all_of_it, torch.ones(5))
+
+
+def test_tokens_that_a_model_excludes_have_finite_divergences() -> None:
+    target, draft = torch.zeros(1, 4), torch.zeros(1, 4)
+    target[0, 0] = draft[0, 1] = -math.inf
+    for name in DIVERGENCES:
+        values, accepted = compare(target, draft.requires_grad_(), Distillation(name).formula)
+        assert values.isfinite().all() and values > 0 and accepted.item() == pytest.approx(2 / 3)
+
+
+def test_own_replies_are_the_draft_models_samples(folder: Path) -> None:
+    """Tokens that it gives some probability, and as often as it does; of its weights at that step."""
+    data = data_of(folder, [TWO_TURNS, *ROWS])
+    teacher = data.reader.target
+    model = shortened(teacher.model, 2)
+    with torch.no_grad():  # so sure of itself that samples are its likeliest tokens
+        model.lm_head.weight *= 1e4
+    learner = DraftModelLoss(model, teacher, Distillation(own_share=1.0, new_tokens=6))
+    made = learner.make(data, 0, 0)
+    assert len(made.examples) == 3
+    for example in made.examples:
+        ids = example.inputs["input_ids"]
+        reply = ids[0, example.answer :]
+        likeliest = model(ids).logits[0, example.answer - 1 : -1].argmax(-1)
+        assert torch.equal(reply, likeliest) and 1 <= len(reply) <= 6
+        assert int(example.learnt.sum()) == len(reply)
+    said = [example.inputs["input_ids"].tolist() for example in made.examples]
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
+    assert [each.inputs["input_ids"].tolist() for each in learner.make(data, 0, 0).examples] != said
+
+
+def test_own_replies_are_drawn_at_temperature_one(folder: Path) -> None:
+    """Log-probabilities of samples come to the negative entropy, within four standard errors."""
+    data = data_of(folder)
+    data.batch_size = 8
+    teacher = data.reader.target
+    model = shortened(teacher.model, 2)
+    learner = DraftModelLoss(model, teacher, Distillation(own_share=1.0, new_tokens=24))
+    found = []
+    with torch.no_grad():
+        for step in range(4):
+            for example in learner.make(data, step, 0).examples:
+                ids = example.inputs["input_ids"]
+                log_q = model(ids).logits[0, example.answer - 1 : -1].log_softmax(-1)
+                drawn = log_q.gather(-1, ids[0, example.answer :, None])[:, 0]
+                found.append(drawn + distillation.forward_kl(log_q, torch.zeros_like(log_q)) * -1)
+    surprise = torch.cat(found)
+    assert len(surprise) > 400 and surprise.std() > 0.3
+    assert surprise.mean().abs() < 4 * surprise.std() / len(surprise) ** 0.5
+
+
+def test_replies_are_the_same_for_the_same_seed_and_share_zero_writes_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = data_of(folder)
+    model = shortened(data.reader.target.model, 1)
+
+    def replies(seed: int, step: int, share: float = 1.0) -> list[list[int]]:
+        how = Distillation(own_share=share, new_tokens=5)
+        made = DraftModelLoss(model, data.reader.target, how, seed).make(data, step, 0)
+        return [example.inputs["input_ids"][0].tolist() for example in made.examples]
+
+    assert replies(0, 0) == replies(0, 0) != replies(1, 0) != replies(1, 1)
+    learnt = [replies(0, step, 0.5) == replies(0, step, 0.0) for step in range(20)]
+    assert 4 < sum(learnt) < 16
+    monkeypatch.setattr(distillation, "decode", None)
+    expected = [each.inputs["input_ids"][0].tolist() for each in data.batch(3, 0).examples]
+    assert replies(0, 3, 0.0) == expected
+
+
+def test_the_loss_is_the_mean_over_replies_of_the_mean_over_their_tokens(folder: Path) -> None:
+    """At reply tokens alone; each model's own logits, its prompt read with it."""
+    data = data_of(folder, [TWO_TURNS] * 4 + ROWS[:1] + [TWO_TURNS] * 4)
+    teacher = data.reader.target
+    model = shortened(teacher.model, 2)
+    for name in DIVERGENCES:
+        learner = DraftModelLoss(model, teacher, Distillation(name, own_share=0.0))
+        batch = data.batch(0, 0)
+        loss, figures = learner(batch)
+        due, shares = [], []
+        for example in batch.examples:
+            ids, places = example.inputs["input_ids"], example.learnt.nonzero()[:, 0] - 1
+            p, q = (each(ids).logits[0, places].softmax(-1) for each in (teacher.model, model))
+            rows = [direct(name, *row, beta=0.5) for row in zip(p, q, strict=True)]
+            due.append(torch.stack(rows).mean())
+            shares.append(torch.minimum(p, q).sum(-1))
+        assert torch.allclose(loss, torch.stack(due).mean(), atol=1e-5), name
+        assert torch.allclose(figures["accepted"], torch.cat(shares).mean(), atol=1e-5)
+    loss.backward()
+    assert all(each.grad is None for each in teacher.model.parameters())
+    assert all(each.grad is not None for each in model.parameters())
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_qwen2_mixed_sliding])
+def test_a_shortened_model_is_the_target_with_layers_left_out(make: Any, tmp_path: Path) -> None:
+    model = make()
+    model.requires_grad_(False)
+    depth = model.config.num_hidden_layers
+    ids = torch.arange(2, 14)[None]
+    for count in range(1, depth + 1):
+        made = shortened(model, count)
+        made.save_pretrained(tmp_path / str(count))
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / str(count))
+        assert torch.equal(again(ids).logits, made(ids).logits) and type(made) is type(model)
+        kept = {name: weight for name, weight in made.state_dict().items() if f".{count - 1}." in name}
+        last = model.state_dict()
+        for name, weight in kept.items():
+            assert torch.equal(weight, last[name.replace(f".{count - 1}.", f".{depth - 1}.", 1)]), name
+    assert torch.allclose(made(ids).logits, model(ids).logits, atol=1e-6), "all layers are the target"
+
+
+def accepted(target: CausalTarget, draft: CausalTarget, data: ConversationRows) -> tuple[float, float]:
+    """The acceptance length of held-out prompts, greedy, and TVD on samples of the target."""
+    length = acceptance_length(target, DraftModelDrafter(draft), data.trial())
+    trial = data.trial()
+    sampled = Trial(trial.requests, Sampler(temperature=1.0), 24)
+    losses = []
+    for request, reply in zip(
+        trial.requests,
+        decode(target, DraftModelDrafter(draft), sampled).outputs(),
+        strict=True,
+    ):
+        start = request.inputs["input_ids"].shape[1]
+        ids = torch.cat([request.inputs["input_ids"], torch.tensor([reply])], 1)
+        with torch.no_grad():
+            p, q = (
+                each.model(ids).logits[0, start - 1 : -1].float().log_softmax(-1) for each in (target, draft)
+            )
+        losses.append(distillation.tvd(p, q).mean())
+    return length, float(torch.stack(losses).mean())
+
+
+@pytest.mark.parametrize(
+    ("divergence", "steps", "share"),
+    [("jsd", 20, 0.5), ("tvd", 12, 0.0), ("forward_kl", 12, 0.0), ("reverse_kl", 12, 0.0)],
+)
+def test_training_lowers_the_total_variation_and_drafts_more(
+    divergence: str, steps: int, share: float, folder: Path, tmp_path: Path
+) -> None:
+    """On prompts that are held out; the folder drafts, and the output is the target's own."""
+    data = data_of(folder)
+    target = data.reader.target
+    before = accepted(target, adapt(shortened(target.model, 2)), data)
+    how: dict[str, Any] = {"steps": steps, "own_share": share, "new_tokens": 16, "rate": 3.0, "batch_size": 6}
+    how |= {} if share else {"regenerate": 16}  # of the target
+    out = train_draft_model(folder, tmp_path / "out", ROWS, divergence=divergence, **how)
+    draft = AutoModelForCausalLM.from_pretrained(out)
+    assert draft.config.num_hidden_layers == 2
+    after = accepted(target, adapt(draft), data)
+    assert after[1] < before[1] - 0.015 and after[0] > before[0] + 0.1
+    asked = ["tell 1 é", "the the the"]
+    plain = MMSpecPipeline.from_pretrained(folder, accelerator="none")
+    drafting = MMSpecPipeline.from_pretrained(folder, accelerator="draft_model", drafter=out)
+    due = plain(asked, max_new_tokens=20)
+    assert drafting(asked, max_new_tokens=20).tokens == due.tokens
+    for text, tokens in zip(asked, due.tokens, strict=True):
+        ids = plain._prepare(text, {"max_new_tokens": 1}).requests[0].inputs["input_ids"]
+        mask = torch.ones_like(ids)  # the end token is the padding, too
+        whole = plain.model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False)
+        assert whole[0, ids.shape[1] :].tolist() == tokens
+
+
+def tied(folder: Path) -> Path:
+    """A model whose output matrix is its table of embeddings, and that is stored in half precision."""
+    model = tiny_llama(vocab=len(byte_level_tokenizer()), layers=3)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    return save(model.to(torch.bfloat16), folder)
+
+
+def test_an_interrupted_training_comes_to_the_same_weights(tmp_path: Path) -> None:
+    """Own replies included; of weights that are tied, for a target in half precision."""
+    target = tied(tmp_path / "target")
+
+    def run(name: str, stop: int = 0, **how: Any) -> list[float]:
+        losses: list[float] = []
+
+        def record(step: int, loss: float) -> None:
+            losses.append(loss)
+            if step == stop:
+                raise Interrupted
+
+        how |= {"steps": 4, "batch_size": 2, "own_share": 0.7, "new_tokens": 5, "dtype": "bfloat16"}
+        with contextlib.suppress(Interrupted):
+            train_draft_model(
+                target, tmp_path / name, ROWS, on_step=record, checkpoint_s=0.0, save_dtype="float32", **how
+            )
+        return losses
+
+    whole = run("whole")
+    assert run("cut", stop=3) == whole[:3] and run("cut", resume=True) == whole[3:]
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(tmp_path / each) for each in ("cut", "whole"))
+    for name, weight in ours.state_dict().items():
+        assert torch.equal(weight, theirs.state_dict()[name]), name
+    assert ours.lm_head.weight is ours.model.embed_tokens.weight and ours.dtype == torch.float32
+    made = json.loads((tmp_path / "cut" / "training.json").read_text())
+    assert "--from layers:2 " in made["command"] and "--own-share 0.7" in made["command"]
+    out = train_draft_model(target, tmp_path / "more", ROWS, start=tmp_path / "cut", steps=1, batch_size=1)
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.float32, "the target's on a CPU"
+
+
+def test_what_cannot_be_a_draft_model_is_refused_before_weights_are_read(
+    folder: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "target"
+    kept.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (kept / name).write_bytes((folder / name).read_bytes())
+    (kept / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")  # no weights are there
+
+    def refused(message: str, kind: type[MMSpecError] = InputError, **how: Any) -> None:
+        with pytest.raises(kind, match=message):
+            train_draft_model(kept, tmp_path / "out", ROWS, steps=1, **how)
+
+    refused("divergence: got 'forward'; did you mean 'forward_kl'", divergence="forward")
+    refused("beta: got 1.0", beta=1.0)
+    refused("own_share: got 1.5", own_share=1.5)
+    refused("new_tokens: got 0", new_tokens=0)
+    refused("rate: got 0", rate=0)
+    refused("states: .*own_share=0", states=tmp_path / "states")
+    refused("layers:1 to layers:3: the target has 4", start="layers:4")
+    refused("layers:1 to layers:3", start="layers:0")
+    refused("start: .*no local folder|neither a local folder", CheckpointError, start="no/where")
+    other = save(tiny_llama(vocab=400), tmp_path / "other")
+    tokens = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    tokens["model"]["vocab"] = {token: len(vocabulary) - 1 - place for token, place in vocabulary.items()}
+    (other / "tokenizer.json").write_text(json.dumps(tokens))
+    refused("a model with the target's tokenizer", CheckpointError, start=other)
+    refused("missing keys", CheckpointError)  # nothing else is wrong
+
+
+def test_models_that_cannot_draft_or_be_distilled_are_refused(tmp_path: Path) -> None:
+    vocab = len(byte_level_tokenizer())
+    for make, message in ((tiny_gemma2, "caps or scales its logits"), (tiny_qwen3_5, "recurrent state")):
+        model = make(vocab=vocab)
+        if make is tiny_gemma2:
+            model.config.final_logit_softcapping = 1.0
+        target = save(model, tmp_path / make.__name__)
+        with pytest.raises(UnsupportedModelError, match=message):
+            train_draft_model(target, tmp_path / "out", ROWS, start="layers:1", steps=1)
+
+
+def test_a_model_that_sees_is_drafted_for_by_its_own_layers(tmp_path: Path) -> None:
+    """Own replies and the data's, about images; what reads images stays as it is."""
+    target = tmp_path / "llava"
+    save_family("llava", target)
+    tiny_image(0).save(tmp_path / "a.png")
+    rows = [{"image": str(tmp_path / "a.png"), "prompt": "what", "response": "red ring"}] * 6
+    for share in (0.0, 1.0):
+        how: dict[str, Any] = {"own_share": share, "new_tokens": 4, "steps": 2, "batch_size": 2}
+        out = train_draft_model(target, tmp_path / "out", rows, start="layers:1", **how)
+    ours, theirs = (AutoModelForImageTextToText.from_pretrained(each) for each in (out, target))
+    for name, weight in ours.state_dict().items():
+        learns = "language_model" in name or "lm_head" in name
+        taken = name.replace("layers.0", "layers.1") if learns else name
+        assert torch.equal(weight, theirs.state_dict()[taken]) != learns, name
+    asked = {"images": tiny_image(1), "max_new_tokens": 8}
+    plain = MMSpecPipeline.from_pretrained(target, accelerator="none")
+    drafting = MMSpecPipeline.from_pretrained(target, accelerator="draft_model", drafter=out)
+    assert drafting("what", **asked).tokens == plain("what", **asked).tokens
