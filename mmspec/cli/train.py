@@ -161,7 +161,7 @@ def draft_model(
     ] = "layers:2",
     divergence: Annotated[
         str, typer.Option(help="Of the two distributions: forward_kl, reverse_kl, jsd or tvd.")
-    ] = "jsd",
+    ] = "forward_kl",
     beta: Annotated[float, typer.Option(help="Of jsd, weight of the target's part.")] = 0.5,
     own_share: Annotated[
         float,

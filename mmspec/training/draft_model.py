@@ -51,7 +51,7 @@ def train_draft_model(
     data: Rows,
     *,
     start: str | Path = "layers:2",
-    divergence: str = "jsd",
+    divergence: str = "forward_kl",
     beta: float = 0.5,
     own_share: float = 0.5,
     new_tokens: int = 64,

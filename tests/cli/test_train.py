@@ -41,7 +41,7 @@ def test_options_of_draft_models_are_those_of_the_trainer(run_json, monkeypatch,
     known = {*inspect.signature(train := draft_model.train_draft_model).parameters}
     monkeypatch.setattr(draft_model, "train_draft_model", train_draft_model)
     asked = ["train", "draft-model", "--target", "a/my-model", "--data", "a.jsonl"]
-    assert run_json(*asked)["divergence"] == "jsd" and str(called["out"]) == "my-model-draft"
+    assert run_json(*asked)["divergence"] == "forward_kl" and str(called["out"]) == "my-model-draft"
     assert set(called) <= known | RunOptions.__annotations__.keys()
     assert all(called[name] == inspect.signature(train).parameters[name].default for name in DISTILLED)
     more = ["--from", "layers:3", "--divergence", "tvd", "--own-share", 1, "--new-tokens", 9, "--steps", 5]

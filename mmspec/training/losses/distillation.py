@@ -75,7 +75,7 @@ class Distillation:
         InputError: a value outside its range.
     """
 
-    divergence: str = "jsd"
+    divergence: str = "forward_kl"
     beta: float = 0.5
     own_share: float = 0.5
     new_tokens: int = 64
