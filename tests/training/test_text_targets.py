@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from benchmarks.real_language import train_heads
 from mmspec import MMSpecPipeline
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets import CausalTarget
@@ -147,3 +149,18 @@ def test_what_a_language_model_cannot_learn_from_is_refused_first(folder: Path, 
     refused(ROWS, "missing keys")
     (kept / "chat_template.jinja").unlink()
     refused(ROWS, "a tokenizer with a chat template")
+
+
+def test_heads_to_compare_draft_the_same_tokens_and_are_not_trained_twice(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "replies.jsonl"
+    data.write_text("\n".join(map(json.dumps, ROWS)))
+    train_heads(str(folder), data, tmp_path / "heads", ["eagle3", "medusa"], 40, steps=2, batch_size=2)
+    found = [tmp_path / "heads" / name / "model.safetensors" for name in ("eagle3", "medusa")]
+    tables = [load_file(file)["d2t"] for file in found]
+    assert len(tables[0]) == 40 and torch.equal(*tables)
+    before = [file.read_bytes() for file in found]
+    train_heads(str(folder), data, tmp_path / "heads", ["eagle3", "medusa"], 40, steps=9, batch_size=2)
+    assert [file.read_bytes() for file in found] == before
+    assert "medusa is there" in capsys.readouterr().err
