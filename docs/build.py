@@ -33,8 +33,8 @@ FAMILIES = {
 DRAFTERS = {"drafters-cpu": "scenes-llava", "hybrid-drafters-cpu": "scenes-hybrid"}
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """Every page with a built part, and what belongs there."""
+def pages() -> Iterator[tuple[Path, *tuple[str, ...]]]:
+    """Every page with built parts, and what belongs there."""
     from mmspec.accelerators import ACCELERATORS
     from mmspec.cli.accelerators import markdown_table
 
@@ -42,7 +42,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield DOCS / "accelerators.md", linked(markdown_table())
     yield DOCS / "commands.md", commands()
     yield DOCS / "serving.md", request_fields()
-    yield DOCS / "benchmarks.md", image_tables()
+    yield DOCS / "benchmarks.md", real_words(), image_tables()
     for name in ACCELERATORS:
         yield DOCS / "methods" / f"{name}.md", method(name)
 
@@ -74,6 +74,37 @@ def front() -> str:
         lines.append(f"| {task} | `{name}` | {tokens:.1f} | {row['speedup']:.2f}x | {row['exactness']} |")
     told = "Small reference models of a toy world, kinder than real data; one CPU core, batch 1, end to end."
     return "\n".join([*lines, "", f"{told} [All figures](docs/benchmarks.md)."])
+
+
+REAL_WORDS = {"one core": "real-words-1-core-cpu", "two cores": "real-words-2-cores-cpu"}
+TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def real_words() -> str:
+    """Tables of SmolLM2 on Spec-Bench: tokens a forward, and wall clock by task, median prompts."""
+    columns = (
+        "accelerator",
+        "identical",
+        "tokens a forward",
+        "wall clock",
+        *(task.replace("_", " ") for task in TASKS),
+    )
+    parts = []
+    for title, name in REAL_WORDS.items():
+        found: dict[str, dict[str, Any]] = {}
+        for row in recorded(name):
+            found.setdefault(row["accelerator"], {})[row["category"]] = row
+        rows = [
+            (
+                f"`{accelerator}`",
+                f"{of['']['identical']:.0%}",
+                f"{of['']['acceptance_length']:.2f}",
+                *(f"{of[task]['over_plain']['median']:.2f}x" for task in ("", *TASKS)),
+            )
+            for accelerator, of in found.items()
+        ]
+        parts.append(f"**{title.capitalize()}**\n\n{table(columns, rows)}")
+    return "\n\n".join(parts)
 
 
 #: Records of `mmspec bench --quality` under other sampling, and on images of two sizes.
@@ -342,12 +373,13 @@ def main() -> int:
     check, stale = "--check" in sys.argv[1:], []
     if "--figures" in sys.argv[1:]:
         draw_figures()
-    for path, content in pages():
+    for path, *contents in pages():
         old = path.read_text(encoding="utf-8")
-        if not BUILT.search(old):
-            print(f"{path.relative_to(ROOT)}: no built part", file=sys.stderr)
+        if len(BUILT.findall(old)) != len(contents):
+            print(f"{path.relative_to(ROOT)}: not {len(contents)} built parts", file=sys.stderr)
             return 1
-        new = BUILT.sub(lambda found, content=content: f"{found[1]}{content}\n{found[2]}", old)
+        parts = iter(contents)
+        new = BUILT.sub(lambda found, parts=parts: f"{found[1]}{next(parts)}\n{found[2]}", old)
         if new != old:
             stale.append(path)
             if not check:

@@ -37,7 +37,7 @@ def test_copies_of_the_models_have_their_drafters(run_json, tmp_path):
 
     model = copied("scenes-llava", tmp_path)
     found = {label: (one.name, one.options["drafter"]) for label, one in own_drafters(str(model)).items()}
-    heads = {name: name for name in ("eagle", "eagle3", "medusa", "hydra", "vispec", "flash")}
+    heads = {name: name for name in ("eagle", "eagle3", "medusa", "vispec", "flash")}
     expected = {
         label: (label if label != "vispec" else "eagle", f"assets/scenes-llava-{name}")
         for label, name in {"draft_model": "small", **heads}.items()

@@ -94,7 +94,6 @@ def plain(model: str) -> list[list[int]]:
         ("scenes-llava-vispec", "eagle"),
         ("scenes-llava-flash", "flash"),
         ("scenes-llava-medusa", "medusa"),
-        ("scenes-llava-hydra", "hydra"),
         ("scenes-hybrid-dflash", "dflash"),
         ("scenes-hybrid-dspark", "dspark"),
         ("scenes-hybrid", "mtp"),

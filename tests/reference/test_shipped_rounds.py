@@ -14,11 +14,12 @@ from mmspec.assets import find_assets
 from mmspec.pipelines import MMSpecPipeline
 from tests.decoding.test_rounds import counted_copies, counted_reads
 
-TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa", "hydra")
+TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa")
 HYBRID = ("none", "copy", "mtp", "dflash", "dspark")
 IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle", "cjd", "ssd")
 VECTORS = {"scenes-nextstep": ("none", "shared_noise", "draft_model"), "scenes-mar": ("none", "masked")}
-NOT_SHIPPED = ("assistant", "low_confidence")  # of a Gemma 4, and of masked language models: we train none
+# Of a Gemma 4 and of masked language models we train none; `hydra` is behind `medusa` on ours.
+NOT_SHIPPED = ("assistant", "hydra", "low_confidence")
 UNEVEN = ("cspd",)  # images of a batch know different numbers of cells, which MAR reads in each forward
 
 
