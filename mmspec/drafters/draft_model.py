@@ -24,7 +24,7 @@ from mmspec.decoding.verdict import Path
 from mmspec.drafters.length import half_lengths
 from mmspec.drafters.session import ModelDrafter, PromptBatch
 from mmspec.drafters.siblings import SiblingDraws, kind_of
-from mmspec.drafters.tree import StaticTree, TreeGrowth, drawable, static_tree
+from mmspec.drafters.tree import StaticTree, TreeGrowth, constant, drawable, static_tree
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.targets import CausalTarget
 from mmspec.targets.mixers import find_mixers
@@ -112,6 +112,9 @@ class DraftModelSession(DraftSession):
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.unread += 1
+        if self.drafter.shape is not None and draft.max_depth > 1:  # a chain's keys stand where they belong
+            slots = constant(self.drafter.shape.slots, draft.tokens.device)[verdict.nodes[:, 1:-1]]
+            self.state.cache.commit(slots, (verdict.accepted - 1).clamp_min(0))
 
     def _read(self, tokens: Tensor) -> Tensor:
         """Feed tokens [B, m] to the draft model; return its logits [B, 1, V] after the last of them."""

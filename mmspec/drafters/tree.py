@@ -11,9 +11,11 @@ import copy
 import functools
 import heapq
 import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -128,7 +130,8 @@ class StaticTree:
     Attributes:
         stop_below: as of `DynamicTree`; what was drawn on a level stays, so that no rule is biased.
         widest: most nodes of a level.
-        is_full: whether all that levels give room for are nodes.
+        is_full: whether all nodes of a level have as many children, those of the last none.
+        slots: of each node, its number among the expanded ones; 0 for leaves and the root.
     """
 
     stop_below = 0.0
@@ -143,6 +146,7 @@ class StaticTree:
         # candidates are numbered by (expanded node, rank), expanded nodes in the order of their own numbers
         self._branch, self._frontier, self._chosen = [0], [[0]], [0]
         expanded, pool = [0], 1
+        read: list[int] = []  # places of expanded nodes in the pool
         while expanded:
             branch = max(len(children[node]) for node in expanded)
             places = {
@@ -151,11 +155,15 @@ class StaticTree:
                 for rank, child in enumerate(children[node])
             }
             self._chosen += [pool + place for place in sorted(places.values())]
+            read += [pool + place for node, place in places.items() if children[node]]
             pool += len(expanded) * branch
             expanded = sorted((node for node in places if children[node]), key=places.__getitem__)
             self._branch.append(branch)
             self._frontier.append([places[node] for node in expanded])
-        self.is_full = len(self._chosen) == pool
+        sizes = accumulate(self._branch[1:], operator.mul)
+        self.is_full = self.num_draft_tokens == sum(sizes)
+        number = {place: index for index, place in enumerate(read)}
+        self.slots = tuple(number.get(place, 0) for place in self._chosen)
 
     @classmethod
     def of_levels(cls, counts: Sequence[int]) -> StaticTree:
