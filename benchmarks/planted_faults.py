@@ -67,8 +67,8 @@ FAULTS = (
     Fault(
         "chains that agree draw the same continuation",
         "SiblingDraws.__call__",
-        "u.view(*p.shape[:2], 2)",
-        "u.view(*p.shape[:2], 2)[:, :1].expand(-1, p.shape[1], -1)",
+        "u.view(-1, nodes, count, 2)",
+        "u.view(-1, nodes, count, 2)[:, :1].expand(-1, nodes, -1, -1)",
         DRAFTERS,
     ),
     Fault(

@@ -16,7 +16,7 @@ from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.kernels.redraw import invert
+from mmspec.kernels.redraw import invert_often
 from mmspec.registry import did_you_mean
 
 KIND_OF_SAMPLING = {
@@ -70,9 +70,9 @@ class SiblingDraws:
             return log_p.topk(count).indices
         place = (self.first + (level - 1))[:, None]
         if self.kind is DraftKind.IID:
-            p = log_p.exp().repeat_interleave(count, 1)
-            u = self.random.uniform(place, Purpose.DRAFT, 2 * p.shape[1], torch.float64)
-            drawn = invert(p, u.view(*p.shape[:2], 2)).view(*log_p.shape[:2], count)
+            nodes = log_p.shape[1]
+            u = self.random.uniform(place, Purpose.DRAFT, 2 * count * nodes, torch.float64)
+            drawn = invert_often(log_p.exp(), u.view(-1, nodes, count, 2))
         else:
             purpose = Purpose.TARGET if self.kind is DraftKind.COUPLED else Purpose.DRAFT
             noise = self.random.gumbel(place, purpose, self.vocabulary, log_p.dtype)  # [B, 1, V]
