@@ -1,4 +1,4 @@
-"""Plants sixty-seven faults in the package, one after the other, and reports which of them the tests find.
+"""Plants seventy faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -62,6 +62,27 @@ FAULTS = (
         "Tree.part_of",
         "place.gather(1, self.parents.gather(1, index))",
         "self.parents.gather(1, index).clamp_max(size)",
+        DRAFTERS,
+    ),
+    Fault(
+        "chains that agree draw the same continuation",
+        "SiblingDraws.__call__",
+        "u.view(-1, nodes, count, 2)",
+        "u.view(-1, nodes, count, 2)[:, :1].expand(-1, nodes, -1, -1)",
+        DRAFTERS,
+    ),
+    Fault(
+        "the likeliest siblings are judged as if they were drawn",
+        "SiblingDraws.__call__",
+        "(log_p + (noise",
+        "(log_p + 0 * (noise",
+        DRAFTERS,
+    ),
+    Fault(
+        "a draft model keeps the keys of a refused branch",
+        "DraftModelSession.observe",
+        "[verdict.nodes[:, 1:-1]]",
+        "[verdict.nodes[:, 1:-1] * 0 + 1]",
         DRAFTERS,
     ),
     Fault(

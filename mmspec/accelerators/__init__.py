@@ -24,7 +24,7 @@ from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDrafter
 from mmspec.drafters.copy import CopyDrafter
-from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
@@ -51,12 +51,13 @@ class WindowOptions(TypedDict, total=False):
 
 
 class TreeOptions(TypedDict, total=False):
-    """Options of a head's drafter; `tree` not of FLASH, `block` of FLASH alone."""
+    """Options of a head's drafter; `tree` and `sampling` not of all, `block` of FLASH alone."""
 
     num_draft_tokens: int | None
     depth: int | None
     top_k: int | None
-    tree: str | Sequence[int]
+    tree: str | int | Sequence[int]
+    sampling: str
     block: int | None
 
 
@@ -72,14 +73,16 @@ def copy(num_draft_tokens: int = 16, min_match: int = 1, top_k: int = 4) -> Acce
 
 def draft_model(
     model: PreTrainedModel | CausalTarget | MARTarget,
-    num_draft_tokens: int = 5,
+    num_draft_tokens: int | None = None,
     sampling: str | None = None,
+    tree: str | int | Sequence[int] | None = None,
 ) -> Accelerator:
     """Drafts of a smaller model of the same tokenizer (2211.17192), or of the same continuous tokens.
 
     Args:
         model: the draft model.
-        num_draft_tokens: length of a draft.
+        num_draft_tokens: length of a draft; 5 if None.
+        tree: as of `DraftModelDrafter`; continuous tokens are drafted as chains.
         sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former, judged
             by `sample_and_match`, and "sampled" for the latter, judged by `reflection`. A MAR's drafts are
             sampled, and judged by `speculative_sampling` of whole chains; what they keep is one cell a
@@ -92,11 +95,14 @@ def draft_model(
     if isinstance(reader, MaskedTarget):
         raise InputError("drafter", type(reader.model).__name__, "a model that predicts the next token")
     if not reader.vector_size:
-        return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled"))
+        return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled", tree))
+    if tree is not None:
+        raise InputError("tree", tree, "None: continuous tokens are drafted as chains")
+    length = LENGTH if num_draft_tokens is None else num_draft_tokens
     if reader.any_order:
-        cells = CellModelDrafter(reader, num_draft_tokens)
+        cells = CellModelDrafter(reader, length)
         return Accelerator("draft_model", cells, SpeculativeSampling())
-    vectors = VectorModelDrafter(reader, num_draft_tokens, sampling or "sampled")
+    vectors = VectorModelDrafter(reader, length, sampling or "sampled")
     rule = SharedNoise() if sampling == "coupled" else Reflection()
     return Accelerator("draft_model", vectors, rule)
 

@@ -69,6 +69,8 @@ class KSequential(AcceptanceRule):
             b = mass.sum(-1, keepdim=True)
             accept = drawn & (u * rho * q.gather(-1, x) <= p.gather(-1, x)) & (p.gather(-1, x) > 0)
             first = accept.long().argmax(-1, keepdim=True)
+            equal = drawn & (x == x.gather(1, first))  # the first of these has the children of all
+            first = equal.long().argmax(-1, keepdim=True)
             chosen = torch.where(accept.any(-1), children.gather(1, first)[:, 0], -1)
             p_accept = 1 - (1 - b).clamp_min(0.0) ** count
             tiny = torch.finfo(p.dtype).tiny

@@ -240,11 +240,17 @@ class Sampler(RowSettings):
     def _unguided(self) -> Warping:
         return self.warping._replace(guidance_scale=(1.0,))
 
+    def is_greedy(self, like: Tensor) -> bool | Tensor:
+        """Whether all rows are greedy, or none is; or [B, 1, 1] which of them, on the device of `like`."""
+        if self.greedy or 0.0 not in self.warping.temperature:
+            return self.greedy
+        rows: Tensor = of_rows(self.warping.temperature, like) == 0.0
+        return rows
+
     def _scores(self, logits: Tensor, warping: Warping, shape: Sequence[int]) -> Scores:
-        greedy: bool | Tensor = self.greedy
-        if not self.greedy and 0.0 in warping.temperature:
-            rows: Tensor = of_rows(warping.temperature, logits) == 0.0
-            greedy = rows.repeat_interleave(shape[0] // len(rows), 0)
+        greedy = self.is_greedy(logits)
+        if isinstance(greedy, Tensor):
+            greedy = greedy.repeat_interleave(shape[0] // len(greedy), 0)
         return Scores(logits, greedy, warping, shape)
 
 

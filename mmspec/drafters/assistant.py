@@ -18,7 +18,6 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import Target
 from mmspec.drafters.heads import HeadDrafter, StateSession
 from mmspec.drafters.session import PromptBatch
-from mmspec.drafters.tree import TreeGrowth
 from mmspec.errors import InputError
 from mmspec.models.assistant import AssistantHead
 
@@ -45,7 +44,7 @@ class AssistantSession(StateSession):
         self.layers = storing_layers(self.target.config)
 
     def propose(self, canvas: Canvas) -> Draft:
-        growth, hidden = TreeGrowth(self.shape, canvas.root), self.hidden[:, None]
+        growth, hidden = self.growth(canvas), self.hidden[:, None]
         states, seen = self._context()
         while True:
             self.passes += 1

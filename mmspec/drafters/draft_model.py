@@ -1,36 +1,36 @@
 """Draft model: a smaller model of the same tokenizer, with its own vision path or from text alone.
 
-Speculative decoding as first published (Leviathan et al., 2211.17192; Chen et al., 2302.01318).
+Speculative decoding as first published (Leviathan et al., 2211.17192; Chen et al., 2302.01318), and with
+several candidates for a place (SpecTr, 2310.15141; MCSD, 2401.06706).
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind, Tree
-from mmspec.decoding.interfaces import DraftSession, TargetOutput
+from mmspec.decoding.draft import Draft, DraftKind, Nodes, Tree
+from mmspec.decoding.interfaces import DraftSession, Target, TargetOutput
 from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.length import half_lengths
 from mmspec.drafters.session import ModelDrafter, PromptBatch
+from mmspec.drafters.siblings import SiblingDraws, kind_of
+from mmspec.drafters.tree import StaticTree, TreeGrowth, constant, drawable, static_tree
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
 from mmspec.targets.mixers import find_mixers
 from mmspec.validation import check_draft_tokens
 
-KIND_OF_SAMPLING = {
-    "coupled": DraftKind.COUPLED,
-    "greedy": DraftKind.POINT,
-    "sampled": DraftKind.IID,
-}
+LENGTH = 5  # of a chain, where nothing is asked for
 
 
 class DraftModelSession(DraftSession):
@@ -69,8 +69,11 @@ class DraftModelSession(DraftSession):
         cache.longest = max(0, max(map(sum, lengths)) - newest)
         # finished rows may have stopped before there were so many
         cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp_min(0))
+        step = canvas.before(newest)
+        if self.drafter.shape is not None:
+            return self._tree(canvas, self.drafter.shape, step)
         tokens, distributions, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
-        step, valid = canvas.before(newest), [sound]
+        valid = [sound]
         likely, going = torch.ones_like(root, dtype=torch.float32), sound
         for depth in range(self.num_draft_tokens):
             last = Tree.chain(step[:, -1:], DraftKind.POINT)
@@ -92,36 +95,60 @@ class DraftModelSession(DraftSession):
         q = type(distributions[0]).stack(distributions) if distributions else None
         return Tree.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
 
+    def _tree(self, canvas: Canvas, shape: StaticTree, unread: Tensor) -> Tree:
+        """Grow a tree behind tokens [B, m] that the draft model has not read yet, by one pass a level."""
+        noise = self.sampler, self.random, canvas.emitted
+        draws = SiblingDraws(self.drafter.kind, *noise, self.vocabulary)
+        growth = TreeGrowth(shape, canvas.root, draws=draws)
+        logits = self._read(unread)
+        while True:
+            growth.grow(self.sampler.warp(logits).log_softmax(-1))
+            if growth.is_grown:
+                return growth.draft()[0]
+            logits = self._score(growth.nodes(growth.tokens))
+
     def resize(self, choice: int) -> None:
         self.num_draft_tokens = self.drafter.sizes[choice]
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.unread += 1
+        if self.drafter.shape is not None and draft.max_depth > 1:  # a chain's keys stand where they belong
+            slots = constant(self.drafter.shape.slots, draft.tokens.device)[verdict.nodes[:, 1:-1]]
+            self.state.cache.commit(slots, (verdict.accepted - 1).clamp_min(0))
 
     def _read(self, tokens: Tensor) -> Tensor:
         """Feed tokens [B, m] to the draft model; return its logits [B, 1, V] after the last of them."""
-        self.passes += 1
-        model, cache = self.drafter.model, self.state.cache
-        chain = Tree.chain(tokens.clamp_max(model.vocabulary - 1), DraftKind.POINT)
-        logits = model.score(self.state, chain).logits[:, -1:]
+        cache = self.state.cache
+        logits = self._score(Tree.chain(tokens, DraftKind.POINT).nodes)[:, -1:]
         cache.commit(None, torch.full_like(tokens[:, 0], tokens.shape[1]))
         cache.longest += tokens.shape[1]
-        return fit_vocabulary(logits, self.vocabulary)
+        return logits
+
+    def _score(self, nodes: Nodes) -> Tensor:
+        """Let the draft model read nodes [B, n] behind what is committed; its logits [B, n, V] after each."""
+        self.passes += 1
+        model = self.drafter.model
+        known = replace(nodes, tokens=nodes.tokens.clamp_max(model.vocabulary - 1))
+        return fit_vocabulary(model.score_nodes(self.state, known).logits, self.vocabulary)
 
 
 class DraftModelDrafter(ModelDrafter):
-    """Drafts a chain of tokens with a smaller model.
+    """Drafts a chain or a tree of tokens with a smaller model.
 
     Args:
         model: the draft model behind the Target interface.
-        num_draft_tokens: length of the chain.
+        num_draft_tokens: length of the chain; 5 if None.
         sampling: how the draft picks its tokens when the target samples. "coupled" draws with the
             target's own noise, so that both draw the same token wherever their distributions agree, and
             the output stays bitwise that of plain sampling; "sampled" draws independently, for
-            rejection rules; "greedy" takes the likeliest.
+            rejection rules; "without_replacement" draws each sibling of a tree from what the elder ones left,
+            likewise; "greedy" takes the likeliest.
+        tree: a static tree in place of the chain: children of every node of each level as "4x2x2", a name in
+            `NAMED_TREES`, or the parents of its nodes, the root (0) first.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value outside its range, the length of a chain beside a tree, or a tree that siblings
+            cannot be drawn in.
         UnsupportedModelError: the draft model keeps a recurrent state, which does not follow when its cache's
             lengths alone take back what it drafted.
     """
@@ -131,19 +158,32 @@ class DraftModelDrafter(ModelDrafter):
     session = DraftModelSession
     model: CausalTarget
 
-    def __init__(self, model: CausalTarget, num_draft_tokens: int = 5, sampling: str = "coupled") -> None:
-        if sampling not in KIND_OF_SAMPLING:
-            raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
+    def __init__(
+        self,
+        model: CausalTarget,
+        num_draft_tokens: int | None = None,
+        sampling: str = "coupled",
+        tree: str | int | Sequence[int] | None = None,
+    ) -> None:
+        self.kind = kind_of(sampling)
         if find_mixers(model.model):
             raise UnsupportedModelError(
                 f"{type(model.model).__name__} keeps a recurrent state; it can be a target, not a draft model"
             )
         self.model = model
-        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
         self.sampling = sampling
         self.stop_below = 0.0
-        self.kind = KIND_OF_SAMPLING[sampling]
-        self.max_nodes = num_draft_tokens + 1
+        self.shape: StaticTree | None = None
+        if tree is None:
+            length = LENGTH if num_draft_tokens is None else num_draft_tokens
+            self.num_draft_tokens = check_draft_tokens(length)
+        else:
+            if num_draft_tokens is not None:
+                raise InputError("num_draft_tokens", num_draft_tokens, f"nothing: tree is {tree!r}")
+            self.shape = drawable(static_tree(tree), sampling)
+            self.num_draft_tokens = self.shape.num_draft_tokens
+            self.branches = self.shape.max_children > 1
+        self.max_nodes = self.num_draft_tokens + 1
 
     @property
     def reader(self) -> CausalTarget:
@@ -151,11 +191,18 @@ class DraftModelDrafter(ModelDrafter):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return half_lengths(self.num_draft_tokens)
+        return half_lengths(self.num_draft_tokens) if self.shape is None else ()
+
+    def check(self, target: Target[Any]) -> None:
+        if self.shape is not None and (most := self.shape.max_children) > target.vocabulary:
+            raise InputError("tree", most, f"at most {target.vocabulary} children, the vocabulary")
 
     def stopping_below(self, probability: float) -> DraftModelDrafter:
         cautious = copy.copy(self)
-        cautious.stop_below = probability
+        if self.shape is None:
+            cautious.stop_below = probability
+        else:
+            cautious.shape = self.shape.stopping_below(probability)
         return cautious
 
 

@@ -1,8 +1,9 @@
 """EAGLE: a one-layer head on the target's hidden states grows a tree of candidates.
 
 EAGLE-1 (Li et al., 2401.15077) with static trees, EAGLE-2 (2406.16858) with dynamic ones, LANTERN
-(2410.03355) for images, EAGLE-3 (2503.01840) with another head. EAGLE-1 draws the candidates of its tree at
-random when it samples; ours are always the likeliest ones, for which `sample_and_match` is exact.
+(2410.03355) for images, EAGLE-3 (2503.01840) with another head. EAGLE-1 draws the candidates of its tree
+without replacement when it samples (`sampling="without_replacement"`); by default ours are the likeliest
+ones, for which `sample_and_match` is exact.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.rows import named
 from mmspec.drafters.feature_session import FeatureDrafter, FeatureSession
 from mmspec.drafters.session import PromptBatch
-from mmspec.drafters.tree import TreeGrowth
 from mmspec.models.eagle3 import ParallelHead
 from mmspec.visual_tokens.spans import find_images
 from mmspec.visual_tokens.splice import PromptRows
@@ -41,7 +41,7 @@ class EagleSession(FeatureSession):
         self.codes = layouts[0].codebook_size if layouts else 0
 
     def propose(self, canvas: Canvas) -> Draft:
-        growth = TreeGrowth(self.shape, canvas.root, self.names)
+        growth = self.growth(canvas)
         hidden = self._read_committed(canvas)[:, None]  # [R, w, d] at the nodes expanded last
         while True:
             parent = growth.grow(self._log_probabilities(self._logits(hidden, canvas.emitted + growth.level)))
@@ -64,7 +64,7 @@ class ParallelSession(EagleSession):
     head: ParallelHead
 
     def propose(self, canvas: Canvas) -> Draft:
-        growth = TreeGrowth(self.shape, canvas.root, self.names)
+        growth = self.growth(canvas)
         hidden = self._read_ahead(canvas)  # [R, D, d] at the root and at the mask
         while not growth.is_grown:
             state = hidden[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1)
@@ -101,7 +101,7 @@ def open_session(drafter: Eagle3Drafter, batch: PromptBatch) -> EagleSession:
 
 
 class EagleDrafter(FeatureDrafter):
-    """A tree of the likeliest continuations by a head that predicts the target's hidden states.
+    """A tree of continuations by a head that predicts the target's hidden states.
 
     Args: as of `HeadDrafter`.
     """

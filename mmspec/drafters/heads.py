@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -16,14 +15,15 @@ from torch.nn.functional import pad
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.decoding.draft import Tree
 from mmspec.decoding.indexing import pick, put, take
 from mmspec.decoding.interfaces import DraftSession, Target, TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.session import PromptBatch, SessionDrafter
-from mmspec.drafters.tree import DynamicTree, TreeGrowth, choose_tree
+from mmspec.drafters.siblings import DRAWN, SiblingDraws, kind_of
+from mmspec.drafters.tree import DynamicTree, TreeGrowth, choose_tree, drawable
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets.causal import CacheState, CausalTarget
@@ -79,18 +79,23 @@ class TrainedDrafter(SessionDrafter):
 
 
 class HeadDrafter(TrainedDrafter):
-    """A tree of the likeliest continuations by a head that reads its target's hidden states.
+    """A tree of continuations by a head that reads its target's hidden states.
 
     Args:
         model: the trained head.
         num_draft_tokens: nodes of a dynamic tree, the root not counted; what the head's config says if None.
         depth: its deepest level; that of the config if None, but no more than there are nodes.
         top_k: nodes that it expands on each level, and children of each; likewise.
-        tree: "dynamic"; or a static one: a name in `NAMED_TREES`, or the parents of its nodes, the root (0)
-            first.
+        tree: "dynamic"; or a static one: a name in `NAMED_TREES`, the children of every node of each level
+            as "4x2x2", or the parents of its nodes, the root (0) first.
+        sampling: how the children of a node are chosen where the target samples. "greedy" takes the
+            likeliest; "coupled" draws with the target's own noise, so that what both agree about is found;
+            "sampled" draws them independently, and "without_replacement" each from what the elder ones left,
+            in static trees, for rejection rules.
 
     Raises:
-        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+        InputError: a value outside its range, sizes of a dynamic tree beside a static one, or a tree that
+            siblings cannot be drawn in.
 
     Attributes:
         more_taps: hidden states of the target that it reads beside the head's.
@@ -98,9 +103,7 @@ class HeadDrafter(TrainedDrafter):
             that the head drafts; set when it is fitted.
     """
 
-    kind = DraftKind.POINT
     runs_ahead = True
-    rates_paths = True
     rows_move = True
     model: DraftingHead
     more_taps: ClassVar[tuple[int, ...]] = ()
@@ -112,10 +115,13 @@ class HeadDrafter(TrainedDrafter):
         num_draft_tokens: int | None = None,
         depth: int | None = None,
         top_k: int | None = None,
-        tree: str | Sequence[int] = "dynamic",
+        tree: str | int | Sequence[int] = "dynamic",
+        sampling: str = "greedy",
     ) -> None:
         self.model = model
-        self.shape = choose_tree(model.config, num_draft_tokens, depth, top_k, tree)
+        self.kind = kind_of(sampling)
+        self.shape = drawable(choose_tree(model.config, num_draft_tokens, depth, top_k, tree), sampling)
+        self.rates_paths = self.kind not in DRAWN  # what was drawn must not be chosen among
         most, what = self.deepest
         if self.shape.depth > most:
             raise InputError("depth", self.shape.depth, f"at most {most}, {what}")
@@ -141,10 +147,11 @@ class HeadDrafter(TrainedDrafter):
         return fitted
 
     def stopping_below(self, probability: float) -> Self:
-        if not isinstance(self.shape, DynamicTree):
-            raise InputError("length", "confidence", "a dynamic tree: a static one always has all its levels")
+        if not isinstance(self.shape, DynamicTree) and self.rates_paths:
+            allowed = "a dynamic tree: a static one of the likeliest always has all its levels"
+            raise InputError("length", "confidence", allowed)
         cautious = copy.copy(self)
-        cautious.shape = replace(self.shape, stop_below=probability)
+        cautious.shape = self.shape.stopping_below(probability)
         return cautious
 
 
@@ -156,19 +163,25 @@ class HeadSession(DraftSession):
         names: [V'] the target's tokens that the head's logits are of; None for all.
     """
 
-    row_fields = named("sampler")
+    row_fields = named("sampler", "random")
 
     sampler: Sampler
 
     def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         self.drafter, self.head, self.shape = drafter, drafter.model, drafter.shape
-        self.target, self.sampler = drafter.fitted_target, batch.sampler
+        self.target, self.sampler, self.random = drafter.fitted_target, batch.sampler, batch.random
         self.read_out, self.names = drafter.read_out, drafter.model.draft_tokens
         self.copies = len(batch.prompts) // len(batch.requests)
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         if isinstance(self.drafter.shape, DynamicTree):
             self.shape = self.drafter.shape.limited(nodes, least)
+
+    def growth(self, canvas: Canvas) -> TreeGrowth:
+        """Start a tree, whose siblings are drawn as the drafter says."""
+        noise = self.sampler, self.random, canvas.emitted
+        draws = SiblingDraws(self.drafter.kind, *noise, self.target.vocabulary, self.names)
+        return TreeGrowth(self.shape, canvas.root, self.names, draws)
 
     def rated(self, growth: TreeGrowth) -> Tree:
         """The tree that has grown; its candidates' scores are kept."""

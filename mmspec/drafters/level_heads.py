@@ -47,7 +47,7 @@ class MedusaSession(StateSession):
         predicted = self.head(self.hidden, self.shape.depth)  # [R, D, d]
         logits = self.head.logits(predicted, self.read_out)
         log_p = self._log_probabilities(self._guided(logits))  # [B, D, V]
-        growth = TreeGrowth(self.shape, canvas.root, self.names)
+        growth = self.growth(canvas)
         while not growth.is_grown:
             growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
         return self.rated(growth)
@@ -68,9 +68,9 @@ class HydraGrowth(HeadSession):
 
     head: HydraHead
 
-    def grow(self, root: Tensor, hidden: Tensor) -> Draft:
-        """Grow the tree of root [B] by the state [R, d] that the heads read there."""
-        growth = TreeGrowth(self.shape, root, self.names)
+    def grow(self, canvas: Canvas, hidden: Tensor) -> Draft:
+        """Grow a tree by the state [R, d] that the heads read at the root."""
+        growth = self.growth(canvas)
         path = self._embed(growth)  # [R, w, i + 1, d] tokens of the path to each node that is expanded
         while True:
             self.passes += 1
@@ -91,7 +91,7 @@ class HydraSession(HydraGrowth, StateSession):
     """Heads that read the target's hidden state as it is."""
 
     def propose(self, canvas: Canvas) -> Draft:
-        return self.grow(canvas.root, self.hidden)
+        return self.grow(canvas, self.hidden)
 
 
 class PrefixSession(HydraGrowth, FeatureSession):
@@ -100,7 +100,7 @@ class PrefixSession(HydraGrowth, FeatureSession):
     head: HydraHead
 
     def propose(self, canvas: Canvas) -> Draft:
-        return self.grow(canvas.root, self._read_committed(canvas))
+        return self.grow(canvas, self._read_committed(canvas))
 
 
 def open_session(drafter: HydraDrafter, batch: PromptBatch) -> HydraGrowth:

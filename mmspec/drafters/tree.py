@@ -7,24 +7,31 @@ before their children. *Expanded* nodes are numbered level by level, in the orde
 
 from __future__ import annotations
 
+import copy
 import functools
 import heapq
 import math
+import operator
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import PointMass
+from mmspec.decoding.distribution import Categorical, PointMass
 from mmspec.decoding.draft import DraftKind, Nodes, Tree, check_tree
+from mmspec.decoding.indexing import pick
+from mmspec.drafters.siblings import DRAWN, SiblingDraws, kind_of
 from mmspec.errors import InputError
 from mmspec.kernels import best, tree_paths
 from mmspec.models.head_config import HeadConfig
 from mmspec.registry import did_you_mean
-from mmspec.validation import check_draft_tokens, is_integer
+from mmspec.validation import MAX_DRAFT_TOKENS, check_draft_tokens, is_integer
 
 MAX_LEVELS = 64
+LEVELS = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*")
 #: Static trees by the ranks along each path: "01" is the second child of the root's first one.
 NAMED_TREES = {
     # EAGLE-1's 25 nodes (2401.15077): wide at the top, five deep along the likeliest path
@@ -88,6 +95,10 @@ class DynamicTree:
         most = min(most, top_k + (depth - 1) * top_k**2)
         return DynamicTree(most, depth, top_k, self.stop_below, tuple(least(depth)))
 
+    def stopping_below(self, probability: float) -> DynamicTree:
+        """Return a tree that stops where every path is less likely than that."""
+        return replace(self, stop_below=probability)
+
     def stops_below(self, level: int) -> float:
         """The probability that the likeliest path to a level must have so that another one is added."""
         return max(self.stop_below, self.least[level - 1] if level <= len(self.least) else 0.0)
@@ -108,13 +119,19 @@ class DynamicTree:
 class StaticTree:
     """The same tree every time: a node with r elder siblings is its parent's (r + 1)-th likeliest child.
 
-    It is never cut short; its methods are those of `DynamicTree`.
+    Where siblings are drawn, it is the (r + 1)-th that was. Its methods are those of `DynamicTree`.
 
     Args:
         parents: as in `Tree.of`: the parent of each node, the root first and its own parent.
 
     Raises:
         InputError: the parents do not describe a tree in that order, or of the root alone.
+
+    Attributes:
+        stop_below: as of `DynamicTree`; what was drawn on a level stays, so that no rule is biased.
+        widest: most nodes of a level.
+        is_full: whether all nodes of a level have as many children, those of the last none.
+        slots: of each node, its number among the expanded ones; 0 for leaves and the root.
     """
 
     stop_below = 0.0
@@ -125,9 +142,11 @@ class StaticTree:
         self.depth = max(depths)
         children = [[i for i, p in enumerate(parents) if i and p == node] for node in range(len(parents))]
         self.max_children = max(map(len, children))
+        self.widest = max(map(depths.count, range(1, self.depth + 1)))
         # candidates are numbered by (expanded node, rank), expanded nodes in the order of their own numbers
         self._branch, self._frontier, self._chosen = [0], [[0]], [0]
         expanded, pool = [0], 1
+        read: list[int] = []  # places of expanded nodes in the pool
         while expanded:
             branch = max(len(children[node]) for node in expanded)
             places = {
@@ -136,10 +155,36 @@ class StaticTree:
                 for rank, child in enumerate(children[node])
             }
             self._chosen += [pool + place for place in sorted(places.values())]
+            read += [pool + place for node, place in places.items() if children[node]]
             pool += len(expanded) * branch
             expanded = sorted((node for node in places if children[node]), key=places.__getitem__)
             self._branch.append(branch)
             self._frontier.append([places[node] for node in expanded])
+        sizes = accumulate(self._branch[1:], operator.mul)
+        self.is_full = self.num_draft_tokens == sum(sizes)
+        number = {place: index for index, place in enumerate(read)}
+        self.slots = tuple(number.get(place, 0) for place in self._chosen)
+
+    @classmethod
+    def of_levels(cls, counts: Sequence[int]) -> StaticTree:
+        """So many children of every node of each level: a k-configuration (MCSD, 2401.06706).
+
+        Raises:
+            InputError: more nodes than a draft can have.
+        """
+        size, total = 1, 0
+        for count in counts:
+            size *= count
+            total += size
+            if total > MAX_DRAFT_TOKENS:
+                allowed = f"at most {MAX_DRAFT_TOKENS} nodes in all"
+                raise InputError("tree", "x".join(map(str, counts)), allowed)
+        parents, level = [0], range(1)
+        for count in counts:
+            start = len(parents)
+            parents += [node for node in level for _ in range(count)]
+            level = range(start, len(parents))
+        return cls(parents)
 
     @classmethod
     def named(cls, name: str) -> StaticTree:
@@ -148,8 +193,13 @@ class StaticTree:
         number = {path: index for index, path in enumerate(["", *paths])}
         return cls([0, *(number[path[:-1]] for path in paths)])
 
+    def stopping_below(self, probability: float) -> StaticTree:
+        cautious = copy.copy(self)
+        cautious.stop_below = probability
+        return cautious
+
     def stops_below(self, level: int) -> float:
-        return 0.0
+        return self.stop_below
 
     def branch(self, level: int) -> int:
         return self._branch[level]
@@ -158,7 +208,8 @@ class StaticTree:
         return constant(tuple(self._frontier[level]), scores.device).expand(len(scores), -1)
 
     def choose(self, scores: Tensor) -> Tensor:
-        return constant(tuple(self._chosen), scores.device).expand(len(scores), -1)
+        chosen = tuple(place for place in self._chosen if place < scores.shape[1])  # of the levels there are
+        return constant(chosen, scores.device).expand(len(scores), -1)
 
 
 TreeShape = DynamicTree | StaticTree
@@ -170,7 +221,7 @@ def choose_tree(
     num_draft_tokens: int | None = None,
     depth: int | None = None,
     top_k: int | None = None,
-    tree: str | Sequence[int] = "dynamic",
+    tree: str | int | Sequence[int] = "dynamic",
 ) -> TreeShape:
     """The tree that a drafter's arguments ask for; sizes that were not asked for give way to those that were.
 
@@ -178,8 +229,8 @@ def choose_tree(
         usual: config of a head, whose sizes are taken where nothing is asked for; `hit_rates` are what its
             training measured, if it has them.
         num_draft_tokens, depth, top_k: of a dynamic tree.
-        tree: "dynamic"; or a static tree: one of `NAMED_TREES`, or the parents of its nodes; or "measured",
-            the best static one of `num_draft_tokens`.
+        tree: "dynamic"; or a static tree: one of `NAMED_TREES`, the children of every node of each level as
+            "4x2x2", or the parents of its nodes; or "measured", the best static one of `num_draft_tokens`.
 
     Raises:
         InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
@@ -200,12 +251,44 @@ def choose_tree(
     for name, value in (("num_draft_tokens", num_draft_tokens), ("depth", depth), ("top_k", top_k)):
         if value is not None:
             raise InputError(name, value, f"nothing: it says how a dynamic tree grows, and tree is {tree!r}")
+    return static_tree(tree, ["dynamic", *NAMED_TREES, *(["measured"] if rates else [])])
+
+
+def static_tree(tree: str | int | Sequence[int], known: Sequence[str] = tuple(NAMED_TREES)) -> StaticTree:
+    """The static tree of that name, of so many children of every node of each level, or of these parents.
+
+    Args:
+        tree: a key of `NAMED_TREES`, "4x2x2", or the parents as of `StaticTree`.
+        known: names, for the message of the error.
+
+    Raises:
+        InputError: no such tree, or one of too many nodes.
+    """
+    if is_integer(tree):  # one level, as the command line reads it
+        tree = str(tree)
     if not isinstance(tree, str):
         return StaticTree(tree)
+    if LEVELS.fullmatch(tree):
+        return StaticTree.of_levels([int(count) for count in tree.split("x")])
     if tree not in NAMED_TREES:
-        known = ["dynamic", *NAMED_TREES, *(["measured"] if rates else [])]
         raise InputError("tree", tree, did_you_mean(tree, known))
     return StaticTree.named(tree)
+
+
+def drawable(shape: TreeShape, sampling: str) -> TreeShape:
+    """Return a shape that siblings can be drawn in.
+
+    Raises:
+        InputError: it would depend on what is drawn, or cannot have the children of equal siblings together.
+    """
+    kind = kind_of(sampling)
+    if kind in DRAWN and not isinstance(shape, StaticTree):
+        allowed = f"a static tree, as 4x2x2, a name or parents, beside sampling={sampling!r}"
+        raise InputError("tree", "dynamic", allowed)
+    if kind is DraftKind.IID and isinstance(shape, StaticTree) and not shape.is_full:
+        allowed = f"children of each level, as 4x2x2, beside sampling={sampling!r}"
+        raise InputError("tree", "one of uneven levels", allowed)
+    return shape
 
 
 def best_first(rates: Sequence[Sequence[float]], nodes: int) -> list[int]:
@@ -235,6 +318,11 @@ def constant(index: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(index, device=device)
 
 
+def first_equal(values: Tensor) -> Tensor:
+    """Find the first entry of each row [B, m] that every entry equals: its index, [B, m]."""
+    return (values[:, :, None] == values[:, None]).long().argmax(-1)
+
+
 def renumber(parents: Tensor, chosen: Tensor) -> Tensor:
     """[B, n] parents of the chosen nodes among themselves; both arguments are by index in the pool."""
     return torch.searchsorted(chosen.contiguous(), parents.gather(1, chosen))
@@ -248,6 +336,8 @@ class TreeGrowth:
         root: [B] the newest tokens.
         names: [V'] the target's tokens that the log-probabilities are of; None if they are of all V. A map of
             the few children costs less than logits of the whole vocabulary.
+        draws: how the children of a node are drawn; None where they are the likeliest. Of equal siblings that
+            were drawn independently, the first has the children of all (SpecTr, 2310.15141).
 
     Attributes:
         level: of the nodes expanded last; 0 for the root.
@@ -256,9 +346,20 @@ class TreeGrowth:
         is_grown: whether the deepest level is reached, or none of its paths is likely enough for another.
     """
 
-    def __init__(self, shape: TreeShape, root: Tensor, names: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        shape: TreeShape,
+        root: Tensor,
+        names: Tensor | None = None,
+        draws: SiblingDraws | None = None,
+    ) -> None:
         self.shape = shape
         self.names = names
+        self.draws = draws
+        self._drawn = draws if draws is not None and draws.is_drawn else None
+        self._merges = draws is not None and draws.kind is DraftKind.IID
+        self._q: list[Tensor] = []  # [B, w * branch, V'] of the candidates of each level, where drawn
+        self._ended = torch.zeros_like(root, dtype=torch.bool)  # [B] rows whose paths are too unlikely
         self.level = 0
         self.tokens = root[:, None]
         self.scores = torch.zeros(root.shape, device=root.device)[:, None]
@@ -280,19 +381,28 @@ class TreeGrowth:
         return Nodes(tokens, slots.expand(rows, count), depths, ancestors[:, -count:], deepest)
 
     def grow(self, log_p: Tensor) -> Tensor:
-        """Add the likeliest children of the nodes expanded last [B, w], and expand the best of them.
+        """Add children of the nodes expanded last, log_p [B, w, V'], and expand the best of them.
 
         Returns:
             [B, w'] the parent, among the w nodes, of each node that is expanded now; none at the last level.
         """
         self.level += 1
         branch = self.shape.branch(self.level)
-        likeliest = log_p.topk(branch)
-        candidates = likeliest.indices.flatten(1)
+        if self._merges:  # children of one node are judged by one q, to the last bit
+            log_p = pick(log_p, first_equal(self._place))
+        if self.draws is None:
+            log_ps, children = log_p.topk(branch)
+        else:
+            children = self.draws(log_p, branch, self.level)
+            log_ps = log_p.gather(-1, children)
+        candidates = children.flatten(1)
         if self.names is not None:
             candidates = self.names[candidates]
-        scores = (self.scores[..., None] + likeliest.values).flatten(1)
+        scores = (self.scores[..., None] + log_ps).flatten(1)
         parents = self._place[..., None].expand(-1, -1, branch).flatten(1)
+        if self._drawn is not None:
+            self._q.append(log_p.exp().repeat_interleave(branch, 1))
+            scores = scores.masked_fill(self._ended[:, None], -math.inf)
         self._pool.append((candidates, parents, scores))
         self.is_grown = self.level == self.shape.depth or self._is_hopeless(scores)
         if self.is_grown:
@@ -305,6 +415,8 @@ class TreeGrowth:
         else:
             self._parents.append(parent + (expanded - self.tokens.shape[1]))
         self.tokens, self.scores = candidates.gather(1, index), scores.gather(1, index)
+        if self._merges:
+            index = first_equal((parents << 32) + candidates).gather(1, index)
         self._place = self._pooled + index
         self._pooled += scores.shape[1]
         return parent
@@ -312,7 +424,10 @@ class TreeGrowth:
     def _is_hopeless(self, scores: Tensor) -> bool:
         """True if every path of every row is too unlikely; asks the device only where that can be."""
         least = self.shape.stops_below(self.level)
-        return least > 0 and bool((scores.amax(-1) < math.log(least)).all())
+        if not least > 0:
+            return False
+        self._ended = scores.amax(-1) < math.log(least)
+        return bool(self._ended.all())
 
     def draft(self) -> tuple[Tree, Tensor]:
         """The proposed tree, and [B, n] the log-probabilities of its paths.
@@ -328,11 +443,18 @@ class TreeGrowth:
         draft = Tree(
             tokens,
             scores > -math.inf,
-            DraftKind.POINT,
-            PointMass(tokens[:, 1:]),
+            DraftKind.POINT if self.draws is None else self.draws.kind,
+            PointMass(tokens[:, 1:]) if self._drawn is None else self._drawn_from(self._drawn, chosen),
             faulty,
             renumber(parents, chosen),
             self.level,
-            self.shape.max_children,
+            self.shape.widest if self._merges else self.shape.max_children,
         )
         return draft, scores
+
+    def _drawn_from(self, draws: SiblingDraws, chosen: Tensor) -> Categorical:
+        """The distributions over all V that the chosen nodes [B, n], the root aside, were drawn from."""
+        q = pick(torch.cat(self._q, 1), chosen[:, 1:] - 1)
+        if self.names is not None:
+            q = q.new_zeros(*q.shape[:2], draws.vocabulary).index_copy(2, self.names, q)
+        return Categorical(q)

@@ -20,6 +20,27 @@ def test_what_cannot_be_read_is_refused():
             parse_choices(text)
 
 
+def test_ways_of_drawing_siblings_are_choices_of_one_run() -> None:
+    """SpecTr, MCSD, EAGLE-1 and a chain, as a table compares them."""
+    from mmspec.accelerators import build_accelerator
+    from tests.contracts.checks import llama
+    from tests.drafters import eagle_checks
+
+    asked = {
+        "draft_model:tree=4x1x1x1:sampling=sampled:acceptance=k_sequential": "KSequential",
+        "draft_model:tree=4x2x2:sampling=sampled": "RecursiveRejection",
+        "draft_model:tree=4x2x2:sampling=without_replacement": "RecursiveRejection",
+        "draft_model:tree=4:sampling=without_replacement": "RecursiveRejection",
+        "draft_model:tree=4x2x2:sampling=without_replacement:length=confidence": "RecursiveRejection",
+        "draft_model:num_draft_tokens=4:sampling=sampled": "SpeculativeSampling",
+        "eagle:tree=eagle:sampling=without_replacement": "RecursiveRejection",
+    }
+    models = {"draft_model": llama(), "eagle": eagle_checks.head_for(llama())}
+    for choice in parse_choices(",".join(asked)):
+        made = build_accelerator(choice.name, model=models[choice.name], **choice.options)
+        assert type(made.rule).__name__ == asked[choice.label] and made.exactness == "exact"
+
+
 def test_alternatives_are_written_out() -> None:
     assert alternatives("sjd") == ["sjd"]
     assert alternatives("sjd:window=8|16:init=edge") == ["sjd:window=8:init=edge", "sjd:window=16:init=edge"]

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast, StoppingCriteria, StopStringCr
 
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Nodes
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
@@ -130,9 +130,9 @@ def stops_inside_a_block() -> None:
 class FaultyTarget(CausalTarget):
     """A draft model whose logits are not numbers after every third token."""
 
-    def score(self, state: CausalState, draft: Draft) -> TargetOutput:
-        logits = super().score(state, draft).logits
-        return TargetOutput(logits.masked_fill((draft.tokens % 3 == 0)[:, :, None], float("nan")))
+    def score_nodes(self, state: CausalState, nodes: Nodes) -> TargetOutput:
+        logits = super().score_nodes(state, nodes).logits
+        return TargetOutput(logits.masked_fill((nodes.tokens % 3 == 0)[:, :, None], float("nan")))
 
 
 def faults_of_the_draft_are_dropped() -> None:

@@ -115,11 +115,30 @@ REGISTERED: dict[str, Build] = {
     "draft_model": draft_model,
     "draft_model, greedy": lambda length, dtype: draft_model(length, dtype, "greedy"),
     "draft_model, sampled": lambda length, dtype: draft_model(length, dtype, "sampled"),
+    "draft_model, tree": lambda length, dtype: DraftModelDrafter(
+        neighbour(dtype), tree=f"{min(length, 4)}x2", sampling="coupled"
+    ),
+    "draft_model, chains": lambda length, dtype: DraftModelDrafter(
+        neighbour(dtype), tree=f"{min(length, 4)}x1x1", sampling="sampled"
+    ),
+    "draft_model, without replacement": lambda length, dtype: DraftModelDrafter(
+        neighbour(dtype), tree="eagle", sampling="without_replacement"
+    ),
     "draft_model, of changing sizes": lambda length, dtype: paced(draft_model(length, dtype)),
     "eagle": with_head("eagle"),
     "eagle, static": lambda length, dtype: fitted("eagle", dtype, tree=[0, *range(length)]),
+    "eagle, coupled": lambda length, dtype: fitted(
+        "eagle", dtype, num_draft_tokens=length, sampling="coupled"
+    ),
+    "eagle, chains": lambda length, dtype: fitted("eagle", dtype, tree="3x1x1", sampling="sampled"),
+    "eagle, without replacement": lambda length, dtype: fitted(
+        "eagle", dtype, tree="eagle", sampling="without_replacement"
+    ),
     "eagle, of changing sizes": lambda length, dtype: paced(with_head("eagle")(length, dtype)),
     "eagle3": with_head("eagle3", {"draft_vocabulary": VOCABULARY // 2}),
+    "eagle3, without replacement": lambda length, dtype: fitted(
+        "eagle3", dtype, {"draft_vocabulary": VOCABULARY // 2}, tree="3x2", sampling="without_replacement"
+    ),
     "mtp": with_head("mtp"),
     "flash": with_head("flash"),
     "flash, blocks in a row": of_blocks,
@@ -128,7 +147,11 @@ REGISTERED: dict[str, Build] = {
     "dspark, tree": of_chains,
     "medusa": with_head("medusa"),
     "medusa, static": lambda length, dtype: fitted("medusa", dtype, tree=[0] * (length + 1)),
+    "medusa, sampled": lambda length, dtype: fitted("medusa", dtype, tree="3x2", sampling="sampled"),
     "hydra": with_head("hydra"),
+    "hydra, without replacement": lambda length, dtype: fitted(
+        "hydra", dtype, tree="3x2", sampling="without_replacement"
+    ),
     "hydra, without prefix attention": with_head("hydra", {"prefix_attention": False}),
     "cjd": cjd,
     "cjd, exact": lambda length, dtype: cjd(length, dtype, "exact"),

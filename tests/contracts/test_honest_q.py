@@ -35,7 +35,7 @@ from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.drafters.vertical import VerticalDrafter
 from mmspec.kernels import Warping
 from tests.contracts.running import FanOutTarget, decode
-from tests.contracts.test_drafters import REGISTERED
+from tests.contracts.test_drafters import HEADS, REGISTERED
 from tests.drafters import corrected_checks, vertical_checks
 from tests.tiny_models import tiny_lm_v8
 
@@ -62,8 +62,13 @@ def target_of(seed: int = 4) -> FanOutTarget:
     return target
 
 
-def draft_model(sampling: str) -> Drafter:
-    return DraftModelDrafter(target_of(seed=5), 3, sampling)
+def draft_model(sampling: str, tree: str | None = None) -> Drafter:
+    return DraftModelDrafter(target_of(seed=5), None if tree else 3, sampling, tree)
+
+
+def head(kind: str, sampling: str, tree: str) -> Drafter:
+    drafter, build = HEADS[kind]
+    return drafter(build(target_of()), tree=tree, sampling=sampling).fit(target_of())
 
 
 def ssd(**options: Any) -> Drafter:
@@ -79,6 +84,13 @@ def cjd(**options: Any) -> Drafter:
 TREE: dict[str, Any] = {"front": (2, 2), "reach": 2}
 DRAFTS: dict[str, Callable[[], Drafter]] = {
     "draft_model": lambda: draft_model("sampled"),
+    "draft_model, chains": lambda: draft_model("sampled", "3x1x1"),
+    "draft_model, tree": lambda: draft_model("without_replacement", "3x2"),
+    "eagle": lambda: head("eagle", "sampled", "3x1x1"),
+    "eagle, static": lambda: head("eagle", "without_replacement", "eagle"),
+    "eagle3": lambda: head("eagle3", "without_replacement", "2x2"),
+    "medusa": lambda: head("medusa", "sampled", "2x2"),
+    "hydra": lambda: head("hydra", "without_replacement", "2x2"),
     "jacobi": lambda: JacobiDrafter(4),
     "jacobi, fresh": lambda: JacobiDrafter(4, "fresh"),
     "jacobi, gumbel": lambda: JacobiDrafter(4, "gumbel"),

@@ -55,9 +55,14 @@ def invert(p: Tensor, u: Tensor) -> Tensor:
         p: weights of at least 0; they need not sum to one.
         u: [B, n, 2] uniforms of 24 bits each; together they resolve any probability that float32 can hold.
     """
+    return invert_often(p, u[:, :, None])[..., 0]
+
+
+def invert_often(p: Tensor, u: Tensor) -> Tensor:
+    """Draw k tokens from each p, independently: p [B, n, V], u [B, n, k, 2] as of `invert` -> [B, n, k]."""
     cumulative = p.double().cumsum(-1)
-    target = (u[..., :1] + (u[..., 1:] - 0.5) * 2**-24) * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp_max(p.shape[-1] - 1)
+    target = (u[..., 0] + (u[..., 1] - 0.5) * 2**-24) * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, target, right=True).clamp_max(p.shape[-1] - 1)
 
 
 def redraw_triton(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
