@@ -123,15 +123,20 @@ def integrate(
         (final,) = caught
         return torch.where(verdict.accepted > 0, verdict.nodes[:, 1], 0), final
 
+    def hits(sibling: int, node: Tensor) -> Tensor:
+        """Whether a sibling is accepted; a rule may go on from the first of those that are equal."""
+        equal = nodes.gather(1, node[:, None])[:, 0] == tokens[:, sibling]
+        return (node > 0) & (node <= sibling + 1) & equal
+
     survived, output = weight, torch.zeros_like(p)
     for sibling in range(siblings):
         low, high = torch.zeros(rows, dtype=p.dtype), torch.ones(rows, dtype=p.dtype)
         u = torch.ones(rows, siblings, dtype=p.dtype)  # 1 rejects whatever can be rejected
         node, final = accepted(u)
-        always = node == sibling + 1
+        always = hits(sibling, node)
         for _ in range(BISECTIONS):
             u[:, sibling] = (low + high) / 2
-            hit = accepted(u)[0] == sibling + 1
+            hit = hits(sibling, accepted(u)[0])
             low, high = torch.where(hit, u[:, sibling], low), torch.where(hit, high, u[:, sibling])
         threshold = torch.where(always, 1.0, torch.where(low > 0, (low + high) / 2, 0.0))
         output.index_put_((case, tokens[:, sibling]), survived * threshold, accumulate=True)
