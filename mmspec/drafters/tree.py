@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -88,6 +89,11 @@ class DynamicTree:
         """Most children that a node can have."""
         return self.top_k
 
+    @property
+    def most_together(self) -> int:
+        """Most nodes of a level."""
+        return self.top_k**2
+
     def limited(self, nodes: int, least: Callable[[int], Sequence[float]]) -> DynamicTree:
         """Return a tree of so many candidates at most that stops early; see a session's `limit`."""
         most = min(nodes, self.num_draft_tokens)
@@ -129,7 +135,7 @@ class StaticTree:
 
     Attributes:
         stop_below: as of `DynamicTree`; what was drawn on a level stays, so that no rule is biased.
-        widest: most nodes of a level.
+        most_together: most nodes of a level, which may be children of one node where equal siblings share.
         is_full: whether all nodes of a level have as many children, those of the last none.
         slots: of each node, its number among the expanded ones; 0 for leaves and the root.
     """
@@ -142,7 +148,7 @@ class StaticTree:
         self.depth = max(depths)
         children = [[i for i, p in enumerate(parents) if i and p == node] for node in range(len(parents))]
         self.max_children = max(map(len, children))
-        self.widest = max(map(depths.count, range(1, self.depth + 1)))
+        self.most_together = max(map(depths.count, range(1, self.depth + 1)))
         # candidates are numbered by (expanded node, rank), expanded nodes in the order of their own numbers
         self._branch, self._frontier, self._chosen = [0], [[0]], [0]
         expanded, pool = [0], 1
@@ -212,6 +218,7 @@ class StaticTree:
         return constant(chosen, scores.device).expand(len(scores), -1)
 
 
+Shape = TypeVar("Shape", DynamicTree, StaticTree, DynamicTree | StaticTree)
 TreeShape = DynamicTree | StaticTree
 """A way to grow a tree. Widths depend on the level alone, so that shapes stay static."""
 
@@ -264,7 +271,7 @@ def static_tree(tree: str | int | Sequence[int], known: Sequence[str] = tuple(NA
     Raises:
         InputError: no such tree, or one of too many nodes.
     """
-    if is_integer(tree):  # one level, as the command line reads it
+    if isinstance(tree, int):  # one level, as the command line reads it
         tree = str(tree)
     if not isinstance(tree, str):
         return StaticTree(tree)
@@ -275,7 +282,7 @@ def static_tree(tree: str | int | Sequence[int], known: Sequence[str] = tuple(NA
     return StaticTree.named(tree)
 
 
-def drawable(shape: TreeShape, sampling: str) -> TreeShape:
+def drawable(shape: Shape, sampling: str) -> Shape:
     """Return a shape that siblings can be drawn in.
 
     Raises:
@@ -448,7 +455,7 @@ class TreeGrowth:
             faulty,
             renumber(parents, chosen),
             self.level,
-            self.shape.widest if self._merges else self.shape.max_children,
+            self.shape.most_together if self._merges else self.shape.max_children,
         )
         return draft, scores
 
