@@ -31,10 +31,10 @@ __all__ = ["train_smol"]
 
 WORDS_SEEDS, SPEECH_SEEDS = 40, 41  # of seeds: no other training draws the same scenes
 WORDS, SPEECH = 0, 1
-WORDS_SHARE = 0.05
+WORDS_SHARE = 0.25
 WORDS_ROWS = 4  # times the batch size: they are far cheaper
 TOWER_FACTOR = 0.3  # the tower has learnt what it needs
-CHECK_ROWS = 48
+CHECK_ROWS = 24
 VISUAL_TOKENS = 16  # of an image: 96 pixels a side, 12 a patch, merged two by two
 DEFAULT_MINUTES = 240.0
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -77,7 +77,7 @@ def train_smol(
     if rank < 0:
         raise InputError("rank", rank, "0 or more")
     out = Path(out)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, check_s=300.0)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, check_s=1200.0)
     language, tokenizer = smollm2.read_language_model()
     model = build_smol(language, tokenizer, read_tower(tower_from))
     processor = build_smol_processor(tokenizer, model.config)
