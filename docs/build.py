@@ -42,7 +42,7 @@ def pages() -> Iterator[tuple[Path, *tuple[str, ...]]]:
     yield DOCS / "accelerators.md", linked(markdown_table())
     yield DOCS / "commands.md", commands()
     yield DOCS / "serving.md", request_fields()
-    yield DOCS / "benchmarks.md", real_words(), image_tables()
+    yield DOCS / "benchmarks.md", image_tables()
     for name in ACCELERATORS:
         yield DOCS / "methods" / f"{name}.md", method(name)
 
@@ -74,37 +74,6 @@ def front() -> str:
         lines.append(f"| {task} | `{name}` | {tokens:.1f} | {row['speedup']:.2f}x | {row['exactness']} |")
     told = "Small reference models of a toy world, kinder than real data; one CPU core, batch 1, end to end."
     return "\n".join([*lines, "", f"{told} [All figures](docs/benchmarks.md)."])
-
-
-REAL_WORDS: dict[str, str] = {}
-TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
-
-
-def real_words() -> str:
-    """Tables of SmolLM2 on Spec-Bench: tokens a forward, and wall clock by task, median prompts."""
-    columns = (
-        "accelerator",
-        "identical",
-        "tokens a forward",
-        "wall clock",
-        *(task.replace("_", " ") for task in TASKS),
-    )
-    parts = []
-    for title, name in REAL_WORDS.items():
-        found: dict[str, dict[str, Any]] = {}
-        for row in recorded(name):
-            found.setdefault(row["accelerator"], {})[row["category"]] = row
-        rows = [
-            (
-                f"`{accelerator}`",
-                f"{of['']['identical']:.0%}",
-                f"{of['']['acceptance_length']:.2f}",
-                *(f"{of[task]['over_plain']['median']:.2f}x" for task in ("", *TASKS)),
-            )
-            for accelerator, of in found.items()
-        ]
-        parts.append(f"**{title.capitalize()}**\n\n{table(columns, rows)}")
-    return "\n\n".join(parts)
 
 
 #: Records of `mmspec bench --quality` under other sampling, and on images of two sizes.

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas, Emission, Stopping
-from mmspec.decoding.draft import Draft
+from mmspec.decoding.draft import Nodes
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
@@ -137,9 +137,9 @@ class Recorder(CausalTarget):
         self.state, output = super().prefill(prompts, capacity, taps)
         return self.state, output
 
-    def score(self, state: CausalState, draft: Draft) -> TargetOutput:
-        self.nodes.append(draft.tokens.shape[1])
-        return super().score(state, draft)
+    def score_nodes(self, state: CausalState, nodes: Nodes) -> TargetOutput:
+        self.nodes.append(nodes.tokens.shape[1])
+        return super().score_nodes(state, nodes)
 
 
 def fan_out(one: RaggedCache, target: CausalTarget, rows: int, capacity: int) -> RaggedCache:
