@@ -45,8 +45,6 @@ def descend(p: Tensor, children: Tensor, u: Tensor, judge: Judge) -> tuple[Tenso
         here = p[row, node]
         final = torch.where(moved[:, None], here, final)
         moving = moved
-        if moving.is_cpu and not moving.any():  # the host would wait for a device
-            break
     return node, final
 
 
@@ -90,10 +88,7 @@ def _reject_tree(
             child = children[:, sibling]
             x = tokens[row, candidates[:, sibling]][:, None]
             p_x, q_x = p.gather(-1, x)[:, 0], q.gather(-1, x)[:, 0]
-            left_to_try = (child >= 0) & (chosen < 0)
-            if child.is_cpu and not left_to_try.any():
-                break
-            tried = left_to_try & (q_x > 0)
+            tried = (child >= 0) & (chosen < 0) & (q_x > 0)
             accept = tried & (u[:, sibling] * q_x <= p_x) & (p_x > 0)
             chosen = torch.where(accept, child, chosen)
             rejected = (tried & ~accept)[:, None]
