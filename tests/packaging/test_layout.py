@@ -8,7 +8,7 @@ import pytest
 from tests.packaging.source_tree import ROOT, committed_files, package_folders, pyproject
 
 MAPPED = pyproject()["tool"]["setuptools"]["package-dir"]
-LIMIT = 48.0  # MB of reference models in every clone; a machine with a GPU takes 64 with everything else
+LIMIT = 52.0  # MB of reference models in every clone; a machine with a GPU takes 64 with everything else
 
 
 @pytest.mark.parametrize("package", MAPPED)
