@@ -71,7 +71,7 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 """
 
-SHARES = {"caption": 0.2, "question": 0.5, "pair": 0.15, "clip": 0.15}
+SHARES = {"caption": 0.35, "question": 0.35, "pair": 0.15, "clip": 0.15}
 """Shares of the steps that are of a kind."""
 
 FRAMES = 4

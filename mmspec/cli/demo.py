@@ -31,7 +31,6 @@ SCENE_PROMPTS = (
     "two small blue squares",
 )
 PROMPTS = ("a red bus in the rain", "a corgi in space", "a lighthouse at dawn, oil on canvas")
-REAL_LANGUAGE = "scenes-smol"
 WAITING = 32  # visitors in line; more are told that it is full
 
 demo_app = typer.Typer(help="Show a model in a browser.", no_args_is_help=True)
@@ -60,7 +59,7 @@ def caption(
         mmspec demo caption --model path/to/model --accelerator copy
     """
     check_installed("mmspec demo", "demo", "gradio")
-    source = model or reference_model(speaking())
+    source = model or reference_model(REFERENCE)
     choose(accelerator, source, how.drafter)  # what is missing should not cost a load
 
     def make() -> Any:
@@ -112,14 +111,6 @@ def generate(
         return ImageGeneration(pipe, label(source, model), prompts, chosen, drafters)
 
     show(make, source, site, how)
-
-
-def speaking() -> str:
-    """Name of the reference model that answers: the one of real language, where its package is installed."""
-    from mmspec.assets import reference_models
-    from mmspec.models.smollm2 import is_installed
-
-    return REAL_LANGUAGE if REAL_LANGUAGE in reference_models() and is_installed() else REFERENCE
 
 
 def run_space(page: str) -> None:

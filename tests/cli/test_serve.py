@@ -47,16 +47,6 @@ def test_a_real_process_serves_from_another_folder_and_ends_with_ctrl_c(tiny_fol
     assert "stopped" in errors
 
 
-@pytest.mark.parametrize(("installed", "expected"), [(True, "scenes-smol"), (False, "scenes-llava")])
-def test_the_demo_speaks_real_language_where_its_package_is_installed(
-    installed: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mmspec.cli import demo
-
-    monkeypatch.setattr("mmspec.models.smollm2.is_installed", lambda: installed)
-    assert demo.speaking() == expected
-
-
 def test_a_demo_serves_until_it_is_interrupted(run, monkeypatch: pytest.MonkeyPatch) -> None:
     from mmspec.cli import demo
 
@@ -75,7 +65,6 @@ def test_a_demo_serves_until_it_is_interrupted(run, monkeypatch: pytest.MonkeyPa
         return url
 
     monkeypatch.setattr(demo, "launch", visited)
-    monkeypatch.setattr(demo, "speaking", lambda: demo.REFERENCE)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may ignore it
     try:
         result = run("demo", "caption", "--accelerator", "copy", "--port", 0, "--json")
