@@ -51,7 +51,8 @@ def vlm(
     if card:
         from reference.cards import write_vlm_card
 
-        command = f"python -m reference evaluate vlm {source} --scenes {scenes} --seed {seed}"
+        flags = ("" if descriptions else " --no-descriptions") + (" --several" if several else "")
+        command = f"python -m reference evaluate vlm {source} --scenes {scenes} --seed {seed}{flags}"
         write_vlm_card(source, scores, command)
     rows = []
     for name, value in scores.items():
