@@ -63,8 +63,10 @@ def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool
     first = next((line for line in lines_of(text) if line.strip()), "")
     if first.lstrip().startswith("{"):
         whole = _coco(text) if path.suffix == ".json" else None
-        rows = _json_lines(path, text, count if evenly else None, fold=evenly)
-        found = rows if whole is None else _captioned_images(path, whole)
+        if whole is not None:
+            found = _captioned_images(path, whole)
+        else:
+            found = _even_json_lines(path, text, count) if evenly else _json_lines(path, text)
     elif (separator := _separator(first)) is not None:
         found = _table(path, text, separator)
     else:
@@ -112,16 +114,17 @@ def _table(path: Path, text: str, separator: str) -> Iterable[Example]:
         yield Example((row[column].strip(),), category=group, identifier=where)
 
 
-def _json_lines(path: Path, text: str, evenly: int | None, *, fold: bool) -> Iterable[Example]:
-    lines = json_lines(text, partial("{}:{}".format, path.name))
-    if not fold:
-        return (_conversation(entry, where, path.parent, _category(entry)) for where, entry in lines)
-    rows = list(lines)
+def _json_lines(path: Path, text: str) -> Iterable[Example]:
+    for where, entry in json_lines(text, partial("{}:{}".format, path.name)):
+        yield _conversation(entry, where, path.parent, _category(entry))
+
+
+def _even_json_lines(path: Path, text: str, count: int | None) -> Iterable[Example]:
+    rows = list(json_lines(text, partial("{}:{}".format, path.name)))
     categories = folded([_category(entry) for _, entry in rows])
-    return (
-        _conversation(rows[place][1], rows[place][0], path.parent, categories[place])
-        for place in chosen_evenly(categories, len(rows) if evenly is None else evenly)
-    )
+    for place in chosen_evenly(categories, len(rows) if count is None else count):
+        where, entry = rows[place]
+        yield _conversation(entry, where, path.parent, categories[place])
 
 
 def _category(entry: Any) -> str:
