@@ -31,14 +31,14 @@ from mmspec.training.data.conversations import ConversationRows, tokenizer_of
 from mmspec.training.data.sequences import acceptance_length
 from mmspec.training.data.sources import Rows, is_language_model, open_target, pick_dtype
 from mmspec.training.data.states import StoredStates
+from mmspec.training.drafter import drafter_training
 from mmspec.training.losses.distillation import Distillation, DraftModelLoss
 from mmspec.training.record import training_record, write_record
-from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
+from mmspec.training.run import RunOptions, Stage, flush_subnormals
 from mmspec.validation import require_number
 
 __all__ = ["shortened", "train_draft_model"]
 
-DEFAULT_MINUTES = 10.0
 LAYERS = re.compile(r"layers:(\d+)")
 RATE_OF_LAYERS, RATE_OF_TRAINED = 1.0, 0.05  # AdamW's is then 1e-3, or the 5e-5 of trained models
 NEAR = 1e-2  # of the largest logit; caps and scales of logits change more
@@ -98,15 +98,7 @@ def train_draft_model(
     if states is not None and own_share:
         raise InputError("states", str(states), "nothing: own replies are new in every step; own_share=0")
     layers = check_start(target, start)
-    training = Training(
-        Path(out),
-        how,
-        minutes=DEFAULT_MINUTES,
-        batch_size=8,
-        check_s=120.0,
-        accumulate=accumulate,
-        log_dir=None if log_dir is None else Path(log_dir),
-    )
+    training = drafter_training(Path(out), how, accumulate, log_dir)
     accelerator = training.accelerator
     if accelerator.is_fsdp2:
         allowed = "several processes with whole weights: a draft model is small, and it writes replies itself"
@@ -266,10 +258,11 @@ def shortened(model: PreTrainedModel, count: int) -> PreTrainedModel:
     return made
 
 
-def tables_of(learner: nn.Module) -> tuple[str, ...]:
+def tables_of(learner: DraftModelLoss) -> tuple[str, ...]:
     """Names of the weights that embed tokens or write logits, which Muon is not for."""
+    output: Any = learner.model.get_output_embeddings()
     tables = {id(each.weight) for each in learner.modules() if isinstance(each, nn.Embedding)}
-    tables.add(id(learner.model.get_output_embeddings().weight))  # type: ignore[operator, union-attr]
+    tables.add(id(output.weight))
     return tuple(name for name, weight in learner.named_parameters() if id(weight) in tables)
 
 

@@ -79,15 +79,7 @@ def train_drafter(
     settings = dict(settings or {})
     check_method(method, settings)
     out = Path(out)
-    training = Training(
-        out,
-        how,
-        minutes=DEFAULT_MINUTES,
-        batch_size=8,
-        check_s=120.0,
-        accumulate=accumulate,
-        log_dir=None if log_dir is None else Path(log_dir),
-    )
+    training = drafter_training(out, how, accumulate, log_dir)
     accelerator = training.accelerator
     reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
     reading["states"] = states
@@ -128,6 +120,19 @@ def train_drafter(
         )
     accelerator.wait_for_everyone()
     return out
+
+
+def drafter_training(out: Path, how: RunOptions, accumulate: int, log_dir: str | Path | None) -> Training:
+    """A training at the defaults of everything that drafts: ten minutes, of 8 sequences at once."""
+    return Training(
+        out,
+        how,
+        minutes=DEFAULT_MINUTES,
+        batch_size=8,
+        check_s=120.0,
+        accumulate=accumulate,
+        log_dir=None if log_dir is None else Path(log_dir),
+    )
 
 
 def train_on(
