@@ -201,7 +201,7 @@ def draft_model(
 
     Example:
         mmspec train draft-model --target Qwen/Qwen3-8B --from Qwen/Qwen3-0.6B --data my.jsonl --minutes 120
-        mmspec train draft-model --target my-model --data my.jsonl --divergence forward_kl --own-share 0
+        mmspec train draft-model --target my-model --from layers:3 --data my.jsonl --own-share 0
         mmspec train draft-model --target my-model --from my-draft --data my.jsonl --own-share 1
     """
     from mmspec.training.draft_model import train_draft_model

@@ -431,7 +431,7 @@ class TreeGrowth:
     def _is_hopeless(self, scores: Tensor) -> bool:
         """True if every path of every row is too unlikely; asks the device only where that can be."""
         least = self.shape.stops_below(self.level)
-        if not least > 0:
+        if least <= 0:
             return False
         self._ended = scores.amax(-1) < math.log(least)
         return bool(self._ended.all())

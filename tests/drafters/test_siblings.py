@@ -29,7 +29,7 @@ from tests.tiny_models import tiny_lm, tiny_lm_v8
 
 RECURSIVE, SEQUENTIAL = RecursiveRejection(), KSequential()
 #: What is drawn, the tree, the rule, and the probability below which no level is added.
-LAWS: dict[str, tuple[str, str, AcceptanceRule, float]] = {
+DRAWN: dict[str, tuple[str, str, AcceptanceRule, float]] = {
     "SpecTr": ("sampled", "3x1x1", SEQUENTIAL, 0.0),
     "MCSD, with replacement": ("sampled", "2x2", RECURSIVE, 0.0),
     "MCSD, without replacement": ("without_replacement", "2x2", RECURSIVE, 0.0),
@@ -57,18 +57,18 @@ def eagle(sampling: str, tree: str, stop_below: float = 0.0) -> Drafter:
 @pytest.mark.parametrize("name", ["SpecTr", "MCSD, with replacement", "MCSD, stopping early"])
 @torch.inference_mode()
 def test_words_of_a_draft_models_siblings_are_the_targets(name: str) -> None:
-    sampling, tree, rule, stop_below = LAWS[name]
+    sampling, tree, rule, stop_below = DRAWN[name]
     check_words(words(), draft_model(sampling, tree, stop_below), rule, Sampler(1.0), 4_000, length=4)
 
 
 @pytest.mark.parametrize("name", ["SpecTr", "EAGLE-1"])
 @torch.inference_mode()
 def test_words_of_a_heads_siblings_are_the_targets(name: str) -> None:
-    sampling, tree, rule, stop_below = LAWS[name]
+    sampling, tree, rule, stop_below = DRAWN[name]
     check_words(words(), eagle(sampling, tree, stop_below), rule, Sampler(0.8, top_k=6), 4_000, length=4)
 
 
-@pytest.mark.parametrize(("sampling", "tree", "rule"), [law[:3] for law in LAWS.values()], ids=LAWS)
+@pytest.mark.parametrize(("sampling", "tree", "rule"), [row[:3] for row in DRAWN.values()], ids=DRAWN)
 def test_greedy_output_is_that_of_generate_and_siblings_help(
     sampling: str, tree: str, rule: AcceptanceRule
 ) -> None:

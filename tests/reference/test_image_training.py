@@ -215,8 +215,10 @@ def test_dead_codes_come_to_life_and_held_out_images_move_none() -> None:
     assert torch.equal(before, learner.vq.quantize.embedding.weight)
 
 
-@pytest.mark.parametrize("shape", [(8, 3, 3, 3), (64, 4, 1, 1)])
-def test_an_update_of_a_kernel_is_nearly_orthogonal_and_of_the_promised_size(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(8, 3, 3, 3), (64, 4, 1, 1), (48, 16)])
+def test_an_update_of_a_matrix_or_kernel_is_nearly_orthogonal_and_of_the_promised_size(
+    shape: tuple[int, ...],
+) -> None:
     torch.manual_seed(0)
     kernel = torch.nn.Parameter(torch.zeros(shape))
     kernel.grad = torch.randn(shape)
