@@ -14,6 +14,7 @@ runs/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf`.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,6 +84,7 @@ def write_replies(
         batches += [
             (temperature, own[start : start + batch_size]) for start in range(0, len(own), batch_size)
         ]
+    random.Random(0).shuffle(batches)  # a file that was stopped early is of all lengths and temperatures
     written = 0
     with out.open("a", encoding="utf-8") as file:
         for temperature, together in tqdm(batches, desc="replies", unit="batch"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from mmspec.training.data.states import Summary
 from mmspec.training.losses import goals as goals_module
 from mmspec.training.losses.base import Blocks, token_loss
 from mmspec.training.losses.goals import Goals, soft_cross_entropy
@@ -23,6 +26,28 @@ def batch() -> tuple[Tensor, Blocks]:
     return states, Blocks.of(learnt, 4)
 
 
+def assert_same_with_a_summary(
+    made: Goals, states: Tensor, place: tuple[Tensor, Tensor], counted: Tensor, tokens: Tensor, **how: bool
+) -> None:
+    """The whole output matrix is never asked again."""
+    logits = speaker().head(states).float()
+    told = Summary(logits.argmax(-1), logits.logsumexp(-1))
+    few = speaker().head_of(tokens)
+    again = Goals.of(
+        SimpleNamespace(vocabulary=WORDS),  # type: ignore[arg-type]
+        states,
+        place,
+        counted,
+        tokens,
+        summary=told,
+        read_out=few,
+        **how,
+    )
+    assert torch.allclose(again.table, made.table, atol=1e-6)
+    for name in ("likeliest", "known", "at"):
+        assert torch.equal(getattr(again, name), getattr(made, name))
+
+
 @pytest.mark.parametrize("known", ["all", "some", "some, conditional"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_losses_are_those_of_every_pair_for_itself(
@@ -36,6 +61,8 @@ def test_losses_are_those_of_every_pair_for_itself(
     how = {"conditional": known.endswith("conditional")}
     made = Goals.of(speaker(), states, place, blocks.counted, tokens, **how)
     assert len(made.table) < int(blocks.counted.sum()), "each place once"
+    if tokens is not None:
+        assert_same_with_a_summary(made, states, place, blocks.counted, tokens, **how)
 
     raw = speaker().head(states[place]).float()
     goal, best = raw.softmax(-1), raw.argmax(-1)

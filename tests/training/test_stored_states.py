@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmspec.errors import InputError
+from mmspec.models.feature_head import HIDDEN
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.targets import CausalTarget
 from mmspec.training.data.scenes import scene_data
@@ -75,6 +76,44 @@ def test_what_a_sequence_shows_is_part_of_its_name(tmp_path: Path) -> None:
     other = {**shown, "pixel_values": shown["pixel_values"].flip(-1)}
     assert not torch.equal(states.read([other], (-1,))[-1], first)
     assert torch.equal(states.read([shown], (-1,))[-1], first)
+
+
+def test_summaries_are_of_the_logits_and_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states, given = StoredStates(target_of("llava", torch.float32), tmp_path), sequences()
+    hidden = states.read(given, (HIDDEN,))[HIDDEN]
+    logits = states.target.head(hidden).float()
+    first = states.summary(given, hidden)
+    monkeypatch.setattr(states.target, "head", None)
+    again = states.summary(given, hidden)
+    for row, inputs in enumerate(given):
+        length = inputs["input_ids"].shape[1]
+        for found in (first, again):
+            assert torch.equal(found.likeliest[row, :length], logits[row, :length].argmax(-1))
+            assert torch.equal(found.total[row, :length], logits[row, :length].logsumexp(-1))
+
+
+def test_a_head_of_few_tokens_learns_the_same_from_stored_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Summaries take the place of the target's whole output matrix."""
+    monkeypatch.setattr("mmspec.training.drafter.acceptance_length", lambda *_: 1.0)
+    monkeypatch.setattr("mmspec.training.drafter.MEASURED_BATCHES", 1)
+    target = save_family("llava", tmp_path / "target")
+    said = [{"prompt": "describe the circle", "response": "red and " * (1 + row)} for row in range(7)]
+    for method, few in (
+        ("eagle3", "draft_vocabulary"),
+        ("eagle", "frequent_tokens"),
+        ("medusa", "frequent_tokens"),
+    ):
+        losses: list[list[float]] = []
+        for states in (None, tmp_path / "states", tmp_path / "states"):
+            found: list[float] = []
+            how: dict[str, Any] = {"steps": 2, "batch_size": 2, "method": method, "states": states}
+            how["settings"] = {few: 12}
+            how["on_step"] = lambda step, loss, found=found: found.append(loss)
+            train_drafter(target, tmp_path / f"{method}-{len(losses)}", said, **how)
+            losses.append(found)
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == losses[1]
 
 
 @pytest.mark.parametrize("left", [0, 6, -8])

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +22,7 @@ from mmspec.models.feature_head import EMBEDDINGS
 from mmspec.targets import CausalTarget
 from mmspec.targets.prefix import media_of
 
-__all__ = ["StoredStates"]
+__all__ = ["StoredStates", "Summary"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +30,24 @@ TARGET = "target.json"  # whose states a folder holds
 TABLE = {"embeddings": "table"}  # of a file without them: the target's table gives the same bits
 
 
+class Summary(NamedTuple):
+    """Summary of a target's logits of all tokens at places [..].
+
+    Attributes:
+        likeliest: [..] the likeliest token.
+        total: [..] logarithm of the sum of all exponentials, by which a logit is a probability.
+    """
+
+    likeliest: Tensor
+    total: Tensor
+
+
 class StoredStates:
     """A target's hidden states of sequences: from a folder where they are known, and stored where not.
 
-    Each sequence is a file, in the target's number format; several processes may share the folder. States of
-    a sequence depend on those that it was read beside, in their last bits, for padding changes rounding.
+    Each sequence is a file, in the target's number format, and one of its logits where they are asked for;
+    several processes may share the folder. States of a sequence depend on those that it was read beside, in
+    their last bits, for padding changes rounding.
 
     Args:
         target: frozen.
@@ -84,6 +98,24 @@ class StoredStates:
         device = self.target.device
         return {tap: pad_sequence([row[tap].to(device) for row in rows], batch_first=True) for tap in taps}
 
+    @torch.no_grad()
+    def summary(self, sequences: Sequence[Mapping[str, Tensor]], states: Tensor) -> Summary:
+        """Summary [B, L] of the target's logits at final hidden states [B, L, d] of sequences.
+
+        Raises:
+            InputError: it cannot be stored.
+        """
+        rows = []
+        for inputs, hidden in zip(sequences, states, strict=True):
+            path = self.folder / f"{self._key(inputs)}-summary.safetensors"
+            row, _ = self._open(path)
+            if not row:
+                logits = self.target.head(hidden[: inputs["input_ids"].shape[1]]).float()
+                row = Summary(logits.argmax(-1), logits.logsumexp(-1))._asdict()
+                self._write(path, row)
+            rows.append([row[name].to(states.device) for name in Summary._fields])
+        return Summary(*(pad_sequence(list(each), batch_first=True) for each in zip(*rows, strict=True)))
+
     def _key(self, inputs: Mapping[str, Tensor]) -> str:
         """A name for a sequence by all that the target is told, and by the target."""
         digest = hashlib.sha256(self.own["fingerprint"].encode())
@@ -94,16 +126,20 @@ class StoredStates:
 
     def _load(self, path: Path, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
         """The states of a sequence that are stored, tap -> [L, d]; a damaged file has none."""
+        tensors, metadata = self._open(path)
+        states = {int(tap): each for tap, each in tensors.items()}
+        return states | ({EMBEDDINGS: self.target.embed(inputs["input_ids"])[0]} if metadata == TABLE else {})
+
+    def _open(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str] | None]:
+        """The tensors and metadata of a file; none where there is no file, or a damaged one."""
         try:
             with safe_open(path, "pt") as file:  # mapped into memory: what is not used is not read
-                states = {int(tap): file.get_tensor(tap) for tap in file.keys()}  # noqa: SIM118
-                by_table = file.metadata() == TABLE
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
         except FileNotFoundError:
-            return {}
+            return {}, None
         except SafetensorError as error:
-            logger.warning("%s is damaged (%s): the target reads its sequence anew", path, error)
-            return {}
-        return states | ({EMBEDDINGS: self.target.embed(inputs["input_ids"])[0]} if by_table else {})
+            logger.warning("%s is damaged (%s): its sequence is read anew", path, error)
+            return {}, None
 
     def _store(self, path: Path, inputs: Mapping[str, Tensor], states: Mapping[int, Tensor]) -> None:
         """Write the states of a sequence, tap -> [L, d]; embeddings only if the table does not give them."""
@@ -112,14 +148,17 @@ class StoredStates:
             and not media_of(inputs)
             and torch.equal(states[EMBEDDINGS], self.target.embed(inputs["input_ids"])[0])
         )
-        kept = {
-            str(tap): each.cpu().contiguous()
-            for tap, each in states.items()
-            if tap != EMBEDDINGS or not by_table
-        }
+        kept = {str(tap): each for tap, each in states.items() if tap != EMBEDDINGS or not by_table}
+        self._write(path, kept, TABLE if by_table else None)
+
+    def _write(
+        self, path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+    ) -> None:
+        """Write a file, whole or not at all."""
+        kept = {name: each.cpu().contiguous() for name, each in tensors.items()}
         try:
             with atomic_file(path) as temporary:
-                save_file(kept, temporary, metadata=TABLE if by_table else None)
+                save_file(kept, temporary, metadata)
         except (OSError, SafetensorError) as error:
             raise self._refusal(f"a folder that can be written, with room ({error})") from error
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from mmspec.drafters.window_states import codebook_sample
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, Prompts
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
-from mmspec.training.data.states import StoredStates
+from mmspec.training.data.states import StoredStates, Summary
 from mmspec.training.losses.goals import Goals, agrees, soft_cross_entropy
 from mmspec.training.losses.vocabulary import choose_vocabulary, take_rows
 from mmspec.visual_tokens.spans import ImageSpan, find_images
@@ -38,6 +38,7 @@ class Reading:
         learnt: [B, L] True at the tokens of answers.
         spans: B lists of images.
         taps: layer index -> [B, L, d] hidden states; see `TargetOutput.taps`.
+        summary: [B, L] of the target's logits, where they are stored.
     """
 
     tokens: Tensor
@@ -45,6 +46,7 @@ class Reading:
     learnt: Tensor
     spans: list[list[ImageSpan]]
     taps: dict[int, Tensor]
+    summary: Summary | None = None
 
     def prompts(self, features: Tensor) -> Prompts:
         """The sequences as a head reads whole prompts, with its features [B, L, d] at the tokens."""
@@ -162,7 +164,31 @@ class DrafterLoss(nn.Module):
     def read(self, batch: DrafterBatch) -> Reading:
         """Hidden states of the target on the sequences: those that the head reads or learns."""
         taps = dict.fromkeys((EMBEDDINGS, *self.head.taps, HIDDEN))
-        return read(self.target, batch.examples, tuple(taps), self.stored)
+        reading = read(self.target, batch.examples, tuple(taps), self.stored)
+        if self.stored is None or self.head.draft_tokens is None:
+            return reading
+        inputs = [example.inputs for example in batch.examples]
+        return replace(reading, summary=self.stored.summary(inputs, reading.taps[HIDDEN]))
+
+    def goals(
+        self,
+        reading: Reading,
+        place: tuple[Tensor, Tensor],
+        counted: Tensor,
+        *,
+        conditional: bool = False,
+    ) -> Goals:
+        """The target's distributions at places of a batch, of tokens that the head drafts; see `Goals.of`."""
+        return Goals.of(
+            self.target,
+            reading.taps[HIDDEN],
+            place,
+            counted,
+            self.head.draft_tokens,
+            conditional=conditional,
+            summary=reading.summary,
+            read_out=None if reading.summary is None else self.read_few,
+        )
 
     def make(self, data: DrafterData, step: int, process: int) -> Any:
         """The batch of a step, in one of the processes that train: by default, sequences of the data."""
@@ -175,6 +201,12 @@ class DrafterLoss(nn.Module):
         Made when it is first asked for: then the head has its tokens, and is where it learns.
         """
         return self.target.head_of(self.head.rows_read)
+
+    @functools.cached_property
+    def read_few(self) -> Callable[[Tensor], Tensor]:
+        """The same for a head that has an output matrix of its own: of the tokens that it drafts."""
+        same = self.head.config.reads_targets_matrix
+        return self.read_out if same else self.target.head_of(self.head.draft_tokens)
 
     @staticmethod
     def prepare(head: Any, data: DrafterData, target: CausalTarget) -> None:

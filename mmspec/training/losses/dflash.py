@@ -8,11 +8,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from mmspec.errors import InputError
 from mmspec.models.dflash import DFlashHead
-from mmspec.models.feature_head import HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
-from mmspec.training.losses.goals import Goals
 from mmspec.validation import is_integer
 
 __all__ = ["DFlashLoss", "denoise"]
@@ -45,8 +43,8 @@ class DFlashLoss(DrafterLoss):
         """The loss, and figures: how often the likeliest token of each slot is the target's."""
         reading = self.read(batch)
         blocks = drawn(Blocks.of(reading.learnt, self.head.config.depth), self.anchors, batch.seed)
-        at, tokens = (blocks.row[:, None], blocks.ahead), self.head.draft_tokens
-        goal = Goals.of(self.target, reading.taps[HIDDEN], at, blocks.counted, tokens)
+        at = blocks.row[:, None], blocks.ahead
+        goal = self.goals(reading, at, blocks.counted)
         counted, before = blocks.counted & goal.known[goal.at], reading.tokens[at]
         hidden = denoise(self.head, self.target, reading, blocks)
         logits = self.head.logits(hidden, self.read_out)

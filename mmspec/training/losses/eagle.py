@@ -67,13 +67,12 @@ class EagleLoss(DrafterLoss):
         predicted = self.head(made.rows, made.position_ids)[made.counted]
         # row t: token t and the state at t - 1 give the state at t, which says what token t + 1 is
         at = made.at(made.counted)
-        true, goal = reading.taps[HIDDEN][at], self.goals(reading, at)
+        true, goal = reading.taps[HIDDEN][at], self.meant(reading, at)
         return imitation(predicted, true, self.read_out(predicted), goal)
 
-    def goals(self, reading: Reading, at: tuple[Tensor, Tensor]) -> Goals:
+    def meant(self, reading: Reading, at: tuple[Tensor, Tensor]) -> Goals:
         """The distributions that the target's states at rows and places [m] mean."""
-        counted, tokens = torch.ones_like(at[0], dtype=torch.bool), self.head.draft_tokens
-        return Goals.of(self.target, reading.taps[HIDDEN], at, counted, tokens, conditional=True)
+        return self.goals(reading, at, torch.ones_like(at[0], dtype=torch.bool), conditional=True)
 
     def noisy(self, reading: Reading, seed: int) -> Tensor:
         """[B, L, d] final hidden states with noise."""
@@ -161,7 +160,7 @@ class ViSpecLoss(EagleLoss):
         row, place = (
             torch.cat(parts) for parts in zip(first.at(first.counted), first.at(again), strict=True)
         )
-        true, goal = reading.taps[HIDDEN][row, place], self.goals(reading, (row, place))
+        true, goal = reading.taps[HIDDEN][row, place], self.meant(reading, (row, place))
         logits = self.read_out(predicted).float()
         imitated, figures = imitation(predicted, true, logits, goal)
         count, known, distribution = max(1, len(true)), goal.known[goal.at], goal.table[goal.at]

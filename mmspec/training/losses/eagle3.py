@@ -16,12 +16,11 @@ from transformers import DynamicCache
 
 from mmspec.errors import InputError
 from mmspec.models.eagle3 import Eagle3Head
-from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, FeatureHead
+from mmspec.models.feature_head import EMBEDDINGS, FeatureHead
 from mmspec.models.mtp import MtpHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
-from mmspec.training.losses.goals import Goals
 
 __all__ = ["Eagle3Loss", "unroll"]
 
@@ -97,8 +96,8 @@ class Eagle3Loss(DrafterLoss):
         reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.steps)
         states = self.states(reading, blocks, batch.examples)
-        place, tokens = (blocks.row[:, None], blocks.ahead), self.head.draft_tokens
-        goals = Goals.of(self.target, reading.taps[HIDDEN], place, blocks.counted, tokens, conditional=True)
+        place = blocks.row[:, None], blocks.ahead
+        goals = self.goals(reading, place, blocks.counted, conditional=True)
         counted = blocks.counted & goals.known[goals.at]
         losses, agreements = [], []
         for step, learnt in enumerate(counted.unbind(1)):

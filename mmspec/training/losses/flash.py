@@ -11,7 +11,6 @@ from mmspec.models.flash import FlashHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.base import DrafterLoss, Reading, learnt_pairs, token_loss
-from mmspec.training.losses.goals import Goals
 from mmspec.validation import require_number
 from mmspec.visual_tokens.splice import PromptRows
 
@@ -57,7 +56,7 @@ class FlashLoss(DrafterLoss):
         distance = smooth_l1_loss(predicted, true, reduction="none").mean(-1)
         state_loss = (distance * counted).sum() / counted.sum().clamp_min(1)
         logits = self.read_out(predicted) + self.head.bias(tokens[at])
-        goal = Goals.of(self.target, states, at, counted, self.head.draft_tokens)
+        goal = self.goals(reading, at, counted)
         tokens_loss, agreement = token_loss(logits, goal, counted & goal.known[goal.at], 1.0)
         loss = STATE_WEIGHT * state_loss + TOKEN_WEIGHT * tokens_loss
         return loss, {"states": state_loss, "tokens": tokens_loss, "agreement": agreement}

@@ -6,7 +6,7 @@ in pieces that stay in a processor's cache, and nothing of their size is kept bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmspec.targets import CausalTarget
+from mmspec.training.data.states import Summary
 
 __all__ = ["Goals", "agrees", "index_among", "soft_cross_entropy"]
 
@@ -49,24 +50,36 @@ class Goals:
         tokens: Tensor | None = None,
         *,
         conditional: bool = False,
+        summary: Summary | None = None,
+        read_out: Callable[[Tensor], Tensor] | None = None,
     ) -> Goals:
         """The goals at places of a batch.
 
         Args:
-            target: whose output matrix is asked once for each place that counts.
+            target: whose output matrix is asked once for each place that counts, unless there is a summary.
             states: [B, L, d] its final hidden states.
             place: rows and places in the batch, which broadcast to [..].
             counted: [..] where something is learnt.
             tokens: [V'] that the head knows, ascending; None for all.
             conditional: whether probabilities are those of these tokens alone, so that they sum to 1.
+            summary: [B, L] of all tokens' logits there, where the head knows some of them.
+            read_out: with a summary, states [.., d] -> logits [.., V'] of those tokens.
         """
         row, ahead = place
         flat = row * states.shape[1] + ahead
         used = torch.zeros(states.shape[:2], dtype=torch.bool, device=states.device).flatten()
         used[flat[counted]] = True
         hidden = states.flatten(0, 1)[used]
+        whose = (used.cumsum(0) - 1)[flat].clamp_min(0)
         size = target.vocabulary if tokens is None else len(tokens)
         table = torch.empty(len(hidden), size, device=states.device)
+        if summary is not None and read_out is not None:
+            best, total = (each.flatten()[used] for each in summary)
+            for rows in pieces(len(hidden), size, PRODUCT):
+                logits = read_out(hidden[rows]).float()
+                # no number of the whole vocabulary's size is computed again
+                table[rows] = logits.softmax(-1) if conditional else (logits - total[rows, None]).exp()
+            return cls(table, *index_among(tokens, best), whose)
         best = torch.empty(len(hidden), dtype=torch.long, device=states.device)
         for rows in pieces(len(hidden), target.vocabulary, PRODUCT):
             logits = target.head(hidden[rows]).float()
@@ -77,7 +90,7 @@ class Goals:
                 table[rows] = logits[:, tokens].softmax(-1)
             else:
                 table[rows] = logits.softmax(-1)[:, tokens]
-        return cls(table, *index_among(tokens, best), (used.cumsum(0) - 1)[flat].clamp_min(0))
+        return cls(table, *index_among(tokens, best), whose)
 
     def meant(self) -> Tensor:
         """[..] the likeliest tokens that a head knows, by their index."""

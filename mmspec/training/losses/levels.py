@@ -46,12 +46,11 @@ class LevelLoss(DrafterLoss):
         blocks = Blocks.of(reading.learnt, self.head.config.num_heads)
         at = blocks.row[:, None], blocks.ahead
         goal: Tensor | Goals
-        tokens = self.head.draft_tokens
         if self.soft:
-            goal = Goals.of(self.target, reading.taps[HIDDEN], at, blocks.counted, tokens)
+            goal = self.goals(reading, at, blocks.counted)
             known = goal.known[goal.at]
         else:  # of what counts, none is at the end
-            goal, known = index_among(tokens, reading.tokens.roll(-1, 1)[at])
+            goal, known = index_among(self.head.draft_tokens, reading.tokens.roll(-1, 1)[at])
         return self.logits(reading, blocks), goal, blocks.counted, known
 
     @abstractmethod
