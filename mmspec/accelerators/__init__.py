@@ -147,16 +147,30 @@ def low_confidence(
     block_length: int | None = None,
     cache: str = "none",
     remask_below: float = 0.0,
+    denoising_steps: int | None = None,
 ) -> Accelerator:
     """Places of a masked language model in the order of their confidence (LLaDA, 2502.09992).
 
     Args:
-        places_per_step, remask_below: as of `LowConfidence`; one place a step over the whole output, or in
-            the model's own blocks, is plain decoding.
+        places_per_step, remask_below, denoising_steps: as of `LowConfidence`; one place a step over the whole
+            output, or in the model's own blocks, is plain decoding.
         block_length, cache: as of `UnmaskingDrafter`.
     """
-    rule = LowConfidence(places_per_step, remask_below)
+    rule = LowConfidence(places_per_step, remask_below, denoising_steps)
     return Accelerator("low_confidence", UnmaskingDrafter(block_length, cache), rule)
+
+
+def unmasked(
+    name: str, *, block_length: int | None = None, cache: str = "none", **options: Any
+) -> Accelerator:
+    """Places of a masked language model, several in a forward as a rule chooses them.
+
+    Args:
+        name: of the rule, one that judges places; a key of `ACCEPTANCE_RULES`.
+        block_length, cache: as of `UnmaskingDrafter`.
+        options: of the rule.
+    """
+    return Accelerator(name, UnmaskingDrafter(block_length, cache), ACCEPTANCE_RULES[name](**options))
 
 
 def masked(
@@ -248,7 +262,11 @@ class Preset:
     def options(self) -> set[str]:
         """Names of the options that `make` takes, the model not among them."""
         make = self.make
-        return keywords(DRAFTERS[make.args[0]] if isinstance(make, partial) else make) - {"model"}
+        if not isinstance(make, partial):
+            return keywords(make) - {"model"}
+        if make.func is unmasked:
+            return keywords(ACCEPTANCE_RULES[make.args[0]]) | {"block_length", "cache"}
+        return keywords(DRAFTERS[make.args[0]]) - {"model"}
 
     @property
     def promise(self) -> tuple[str, str | None]:
@@ -323,6 +341,18 @@ ACCELERATORS = {
         "forward, the surest first, block after block",
         "2502.09992",
     ),
+    **{
+        name: Preset(partial(unmasked, name), f"nothing: as `low_confidence`; {summary}", source)
+        for name, (summary, source) in {
+            "sequential": ("the leftmost `places_per_step` places", "2510.06303"),
+            "threshold": ("all places at least `threshold` sure", "2505.22618"),
+            "factor": ("as many places as are sure together, by `factor`", "2505.22618"),
+            "entropy_bound": ("places of low entropy, up to `entropy_bound` nats", "2505.24857"),
+            "prophet": ("all that is open, once the mean `gap` of logits is large", "2508.19982"),
+            "end_weight": ("end tokens come late, by `end_weight` (EOSER)", "2509.23924"),
+            "ascending": ("1, 2, 4, ... places, in log2(n) forwards (ASS)", "2509.23924"),
+        }.items()
+    },
     "cool": Preset(
         cool,
         "as `sjd`; accepts more at the first place of the window, and with `nu` below 0.69 at later ones",

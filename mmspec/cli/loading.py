@@ -35,7 +35,7 @@ __all__ = [
 Pipeline = TypeVar("Pipeline", bound="MMSpecPipeline")
 
 REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
-UNMASKING_METHODS = "none,low_confidence:places_per_step=2,low_confidence:places_per_step=4"
+UNMASKING_METHODS = "none,low_confidence:places_per_step=2,threshold,entropy_bound"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 

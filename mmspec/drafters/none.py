@@ -94,6 +94,7 @@ class UnmaskingSession(OrderSession):
             groups=groups,
             length=length,
             cache=self.drafter.cache,
+            ends=canvas.stopping[0].end_token_ids,
         )
         where = exists[:, :, None]
         return replace(block, valid=where, slots=block.slots.where(where, length))

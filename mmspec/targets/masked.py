@@ -51,11 +51,13 @@ class MaskedBlock(Block):
             model's distribution: "none", exactly nothing; "prefix", what stands before the block, as it was
             read when the block began; "dual", what stands behind it as well (Fast-dLLM, 2505.22618). Ignored
             by block-causal models, whose finished blocks do not change.
+        ends: tokens that end an output.
     """
 
     groups: Sequence[tuple[int, int]]
     length: int
     cache: str
+    ends: frozenset[int] = frozenset()
 
 
 @dataclass

@@ -17,6 +17,7 @@ from mmspec.accelerators.accelerator import Accelerator, is_sound
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.confidence import LowConfidence
 from mmspec.acceptance.matching import SampleAndMatch
+from mmspec.acceptance.places import PlaceRule
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Scores
@@ -250,7 +251,8 @@ def test_what_is_no_number_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_rule_is_for_masked_places_and_they_for_no_other_rule() -> None:
     sound = [name for name in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[name], UnmaskingDrafter())]
-    assert sound == ["low_confidence"] and not is_sound(LowConfidence, NoDrafter())
+    assert {"low_confidence", "threshold"} <= {*sound} and not is_sound(LowConfidence, NoDrafter())
+    assert all(issubclass(ACCEPTANCE_RULES[name], PlaceRule) for name in sound)
     for rule, exactness in ((LowConfidence(), "exact"), (LowConfidence(2), "lossy")):
         assert Accelerator("unmasking", UnmaskingDrafter(), rule).exactness == exactness
     with pytest.raises(InputError, match="low_confidence"):

@@ -1,0 +1,159 @@
+"""Base of the rules that choose which open places of a masked model's block a round decides."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.distribution import Scores
+from mmspec.decoding.draft import Block, Draft, DraftKind
+from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
+from mmspec.decoding.once import once
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.verdict import Fill, Measured, Verdict
+from mmspec.errors import InputError
+from mmspec.validation import is_integer, require_number
+
+__all__ = ["PlaceRule", "Places", "rank"]
+
+NOWHERE = -1.0  # confidence of a place that is not open: below any other
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places of one block of each row, n of them in their order, as rules choose among them.
+
+    Attributes:
+        token: [B, n] the token chosen at each place, with the noise of that place.
+        logits: [B, n, V] as they are promised: after temperature and truncation.
+        is_open: [B, n] whether a token may be decided there.
+        exists: [B, n] False for padding of shorter blocks.
+        begin: [B] output index of the first place.
+        length: places of the whole output.
+        ends: tokens that end an output.
+    """
+
+    token: Tensor
+    logits: Tensor
+    is_open: Tensor
+    exists: Tensor
+    begin: Tensor
+    length: int
+    ends: frozenset[int] = frozenset()
+
+    @once
+    def p(self) -> Tensor:
+        """[B, n, V] probabilities; at temperature 0 of the logits as they are, else all would be 1."""
+        return self.logits.softmax(-1)
+
+    @once
+    def confidence(self) -> Tensor:
+        """[B, n] probability of the chosen token; below 0 where a place is not open."""
+        return self.p.gather(-1, self.token[..., None])[..., 0].masked_fill(~self.is_open, NOWHERE)
+
+    @once
+    def order(self) -> Tensor:
+        """[B, n] rank of each place by its confidence, from 0; of equals the leftmost comes first."""
+        return rank(self.confidence)
+
+    @property
+    def is_end(self) -> Tensor:
+        """[B, n] whether the chosen token ends the output."""
+        ends = torch.tensor(sorted(self.ends), dtype=torch.long, device=self.token.device)
+        return torch.isin(self.token, ends)
+
+    @property
+    def decided(self) -> Tensor:
+        """[B, 1] places of the block that earlier rounds decided."""
+        return (self.exists & ~self.is_open).sum(-1, keepdim=True)
+
+    @property
+    def progress(self) -> Tensor:
+        """[B, 1] share of the whole output that is decided once this round has decided one place."""
+        return (self.begin[:, None] + self.decided + 1) / self.length
+
+
+@dataclass(frozen=True)
+class PlaceRule(AcceptanceRule):
+    """Base of rules that choose a token at every open place of a block, and decide some of them.
+
+    Decides what `choose` chooses, and the surest `places_per_step` places in any case. One place a round is
+    the plain decoding of a masked model, which "exact" refers to: such a model defines no order, so there is
+    no other distribution of whole outputs. More are lossy, without a bound: tokens decided in one round are
+    chosen independently of each other.
+
+    Args:
+        places_per_step: fewest places of each row that a round decides, as far as its block has them.
+        remask_below: a decided place of the block whose token has come to be less probable than this is
+            opened again, the least probable first, at most one fewer than the round decides, so that every
+            round comes nearer to the end; tokens of a block are emitted when it is complete. 0 never does.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    places_per_step: int = 1
+    remask_below: float = 0.0
+
+    sound_for = frozenset({DraftKind.POINT})
+    judges = "places"
+    exactness = "lossy"
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.places_per_step) or self.places_per_step < 1:
+            raise InputError("places_per_step", self.places_per_step, "a positive integer")
+        require_number("remask_below", self.remask_below, 0.0, 1.0, "0 (never) to 1")
+
+    @abstractmethod
+    def choose(self, places: Places) -> Tensor:
+        """[B, n] the places that are decided, those that are not open among them or not."""
+
+    def order(self, places: Places) -> Tensor:
+        """[B, n] rank of each open place, from 0: the first `places_per_step` are decided in any case."""
+        return places.order
+
+    def chosen(self, places: Places) -> Tensor:
+        """[B, n] the open places that a round decides."""
+        return (self.choose(places) | (self.order(places) < self.places_per_step)) & places.is_open
+
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        if not isinstance(draft, Block):
+            return super().decide(draft, output, scores, random, first)
+        places = places_of(draft, scores, random, first)
+        finite = scores.is_finite().view_as(places.is_open)
+        decided, failed = self.chosen(places) & finite, (places.is_open & ~finite).any(-1)
+        fill = Fill.of(draft.starts, places.token, decided, torch.zeros_like(decided), failed)
+        if self.remask_below:
+            fill = self.doubt(draft, places, fill)
+        return fill, Measured.nothing(places.is_open)
+
+    def doubt(self, draft: Block, places: Places, fill: Fill) -> Fill:
+        """Open places again whose tokens have come to be improbable."""
+        held = draft.tokens[:, :, 0].clamp_max(places.logits.shape[-1] - 1)
+        kept = places.p.gather(-1, held[..., None])[..., 0]
+        doubted = places.exists & ~places.is_open & (kept < self.remask_below)
+        fewest = rank(-kept.masked_fill(~doubted, 2.0))
+        reopened = doubted & (fewest < fill.decided.sum(-1, keepdim=True) - 1)
+        complete = ~(places.exists & (reopened | (places.is_open & ~fill.decided))).any(-1)
+        settled = places.begin + places.exists.sum(-1) * complete
+        return replace(fill, reopened=reopened, settled=settled)
+
+
+def places_of(draft: Block, scores: Scores, random: RandomStream, first: Tensor) -> Places:
+    """The places of a block whose lanes are of one node each, with the tokens that are chosen there."""
+    is_open = draft.is_open[:, :, 0]
+    token = scores.choose(draft.lanes, random, first).view_as(is_open)
+    logits = scores.logits.view(*is_open.shape, -1)
+    exists, begin = draft.valid[:, :, 0], draft.starts[:, 0]
+    length = getattr(draft, "length", is_open.shape[1])
+    return Places(token, logits, is_open, exists, begin, length, getattr(draft, "ends", frozenset()))
+
+
+def rank(values: Tensor) -> Tensor:
+    """[B, n] how many values of a row [B, n] are larger; of equals, those further left count as larger."""
+    return values.argsort(dim=-1, descending=True, stable=True).argsort(-1)

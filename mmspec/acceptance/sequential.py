@@ -1,0 +1,25 @@
+"""Sequential rule: the leftmost open places are decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.acceptance.places import PlaceRule, Places
+
+
+@dataclass(frozen=True)
+class Sequential(PlaceRule):
+    """Decide the leftmost open places, `places_per_step` of them (`sequential` of SDAR, 2510.06303).
+
+    Args:
+        places_per_step, remask_below: as of `PlaceRule`.
+    """
+
+    def order(self, places: Places) -> Tensor:
+        return (places.is_open.cumsum(-1) - 1).where(places.is_open, places.is_open.shape[1])
+
+    def choose(self, places: Places) -> Tensor:
+        return torch.zeros_like(places.is_open)
