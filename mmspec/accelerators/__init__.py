@@ -21,6 +21,7 @@ from mmspec.acceptance.confidence import LowConfidence
 from mmspec.acceptance.cool import Cool
 from mmspec.acceptance.denoising import CSpD, Reflection, SharedNoise
 from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.acceptance.state_walk import StateWalk
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDrafter
 from mmspec.drafters.copy import CopyDrafter
@@ -28,6 +29,7 @@ from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
+from mmspec.drafters.states import StatesDrafter
 from mmspec.drafters.vectors import VectorModelDrafter, VectorWindowDrafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads import HEADS
@@ -171,6 +173,14 @@ def unmasked(
         options: of the rule.
     """
     return Accelerator(name, UnmaskingDrafter(block_length, cache), ACCEPTANCE_RULES[name](**options))
+
+
+def freedave(states: int = 8) -> Accelerator:
+    """States of a masked block that are guessed to follow, scored in one forward (FreeDave, 2510.00294).
+
+    The output is that of one place a forward. Options as of `StatesDrafter`.
+    """
+    return Accelerator("freedave", StatesDrafter(states), StateWalk())
 
 
 def masked(
@@ -340,6 +350,12 @@ ACCELERATORS = {
         "nothing: a masked language model (LLaDA, SDAR, Dream) decides `places_per_step` places in each "
         "forward, the surest first, block after block",
         "2502.09992",
+    ),
+    "freedave": Preset(
+        freedave,
+        "the target itself: a block-causal masked model (SDAR) scores the states of a block that are guessed "
+        "to follow",
+        "2510.00294",
     ),
     **{
         name: Preset(partial(unmasked, name), f"nothing: as `low_confidence`; {summary}", source)

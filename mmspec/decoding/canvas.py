@@ -275,8 +275,7 @@ class Canvas(Rows):
         ended = (kept & ends).any(-1)
         full = self.emitted >= self._limits[:, 0]
         self.active = self.active & ~(ended | full | verdict.failed)
-        drafted = draft.valid[..., 1:].flatten(1).sum(-1)
-        summary = torch.stack([count, ended, full, verdict.failed, drafted, draft.faulty], 1)
+        summary = torch.stack([count, ended, full, verdict.failed, draft.candidates, draft.faulty], 1)
         return torch.cat([summary, measured.rows, flags, *self._readable(fresh)], 1)
 
     def append(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:

@@ -107,6 +107,11 @@ class Draft(Rows, ABC):
         """The nodes as a target reads them, [B, n] of each row side by side."""
 
     @property
+    def candidates(self) -> Tensor:
+        """[B] how many candidates are proposed."""
+        return self.valid[..., 1:].flatten(1).sum(-1)
+
+    @property
     @abstractmethod
     def reach(self) -> int:
         """The host's bound on the tokens that a round with this draft can emit in a row."""

@@ -1,0 +1,104 @@
+"""Walk through the states of a masked block: the target's own steps, as far as they were guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mmspec.acceptance.confidence import LowConfidence
+from mmspec.acceptance.places import PlaceRule, Places
+from mmspec.decoding.distribution import Scores
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.indexing import take
+from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.verdict import Fill, Measured, Verdict
+
+if TYPE_CHECKING:
+    from mmspec.drafters.states import StatesBlock
+
+__all__ = ["StateFill", "StateWalk"]
+
+
+@dataclass(frozen=True)
+class StateFill(Fill):
+    """Places that a walk decided, and the scores of the state that it ended in, before its last step.
+
+    Attributes:
+        begin: [B] output index of the first place of the block that this state is of.
+        order: [B, n] rank in which its places come, by these scores.
+        tokens: [B, n] the tokens that are chosen there.
+    """
+
+    begin: Tensor
+    order: Tensor
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class StateWalk(AcceptanceRule):
+    """Follow the target's own step from state to state while it leads to the next one (FreeDave, 2510.00294).
+
+    From the state that the walk ends in, one more place is decided. Every step is one of plain decoding, with
+    the noise of its place, so that the output is that of one place a forward.
+    """
+
+    step: PlaceRule = field(default_factory=LowConfidence, init=False)
+
+    sound_for = frozenset({DraftKind.POINT})
+    judges = "places"
+
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        if not hasattr(draft, "states"):
+            return super().decide(draft, output, scores, random, first)
+        block: StatesBlock = draft  # type: ignore[assignment]
+        rows, count = len(block.tokens), block.states
+        shape = rows, count + 1, -1  # the states, then the block behind them
+
+        def by_state(each: Tensor) -> Tensor:
+            return each.reshape(*shape, *each.shape[2:]) if each.dim() > 2 else each.reshape(shape)
+
+        is_open, places = by_state(block.is_open[:, :, 0]), by_state(block.starts)
+        guesses, exists = by_state(block.tokens[:, :, 0]), by_state(block.valid[:, :, 0])
+        chosen = scores.choose(block.lanes, random, first).view(shape)
+        logits = scores.logits.view(*chosen.shape, -1)
+        sound = (scores.is_finite().view(shape) | ~is_open).all(-1)
+        seen = Places(
+            *(each.flatten(0, 1) for each in (chosen, logits, is_open, exists)),
+            places[:, :, 0].flatten(),
+            block.length,
+            block.ends,
+        )
+        order = self.step.order(seen).view(shape)
+        picked = is_open & (order == 0) & sound[:, :, None]
+
+        leads = (picked[:, :-2] & block.guessed[:, :-1]).any(-1) & block.known[:, 1:]
+        leads &= ((chosen[:, :-2] == guesses[:, 1:-1]) | ~block.guessed[:, :-1]).all(-1)
+        reached = leads.long().cumprod(-1).sum(-1)
+        ends_behind = (reached == block.full) & is_open[:, -1].any(-1)
+        final = torch.where(ends_behind, count, reached)
+
+        walked = is_open[:, 0] & ~take(is_open, reached)
+        last = take(picked, final)
+        here = last & ~ends_behind[:, None]
+        values = take(guesses, reached).where(walked, take(chosen, reached))
+        behind = last & ends_behind[:, None]
+        zeros = torch.zeros_like(behind)
+        fill = StateFill(
+            places=torch.cat([places[:, 0], places[:, -1]], 1),
+            values=torch.cat([values, chosen[:, -1]], 1),
+            decided=torch.cat([walked | here, behind], 1),
+            is_draft=torch.cat([walked, zeros], 1),
+            failed=~take(sound, final),
+            reopened=torch.cat([zeros, zeros], 1),
+            settled=torch.full((rows,), torch.iinfo(torch.long).max, device=last.device),
+            begin=take(places, final)[:, 0],
+            order=take(order, final),
+            tokens=take(chosen, final),
+        )
+        return fill, Measured.nothing(last)

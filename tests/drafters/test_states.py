@@ -1,0 +1,71 @@
+"""States of masked blocks: the output of one place a forward, in fewer forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mmspec.accelerators import build_accelerator
+from mmspec.acceptance.confidence import LowConfidence
+from mmspec.acceptance.state_walk import StateWalk
+from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.states import StatesDrafter
+from mmspec.errors import InputError
+from mmspec.targets import MaskedTarget
+from tests.contracts.running import Run, decode
+from tests.tiny_models import tiny_llada, tiny_sdar
+
+WORDS, LENGTH = 32, 26
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 1], [4, 4, 4, 4]]
+
+
+def sdar(block: int = 4) -> MaskedTarget:
+    return MaskedTarget(tiny_sdar(WORDS), block_length=block)
+
+
+def run_of(target: MaskedTarget, drafter: Any, sampler: Sampler, rows: list[int], **more: Any) -> Run:
+    rule = StateWalk() if isinstance(drafter, StatesDrafter) else LowConfidence()
+    prompts = [PROMPTS[row] for row in rows]
+    return decode(
+        target, prompts, drafter.fit(target), rule, sampler, max_new_tokens=LENGTH, seed=[*rows], **more
+    )
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7), Sampler(1.2, top_k=5)], ids=str)
+@pytest.mark.parametrize(("block", "states"), [(4, 2), (4, 8), (8, 5), (1, 2)])
+def test_output_is_that_of_one_place_a_forward(sampler: Sampler, block: int, states: int) -> None:
+    """In batches of ragged rows and alone, whatever is guessed, in fewer forwards."""
+    target, rows = sdar(block), [0, 1, 2, 3]
+    plain = run_of(target, NoDrafter(), sampler, rows)
+    fast = run_of(target, StatesDrafter(states), sampler, rows)
+    assert fast.outputs == plain.outputs
+    for row in rows:
+        assert run_of(target, StatesDrafter(states), sampler, [row]).outputs == [plain.outputs[row]]
+    assert sum(fast.stats.accepted) <= sum(fast.stats.drafted)
+    if block > 1:
+        assert sum(fast.stats.accepted) > 0 and all(ours < LENGTH for ours in fast.stats.nfe)
+
+
+def test_an_end_token_ends_a_row_where_plain_decoding_ends_it() -> None:
+    target, rows = sdar(), [0, 1, 2, 3]
+    whole = run_of(target, NoDrafter(), Sampler(), rows)
+    for end in (whole.outputs[0][7], whole.outputs[1][12]):
+        plain = run_of(target, NoDrafter(), Sampler(), rows, end=[end])
+        fast = run_of(target, StatesDrafter(), Sampler(), rows, end=[end])
+        assert fast.outputs == plain.outputs
+        assert fast.canvas.finish_reasons == plain.canvas.finish_reasons
+
+
+def test_models_that_see_all_places_are_refused() -> None:
+    with pytest.raises(InputError, match="block-causal"):
+        StatesDrafter().fit(MaskedTarget(tiny_llada(WORDS)))
+    for bad in (1, 65, 2.0):
+        with pytest.raises(InputError, match="states"):
+            build_accelerator("freedave", states=bad)
+
+
+def test_promise() -> None:
+    made = build_accelerator("freedave", states=4)
+    assert made.exactness == "exact" and "surest" in made.keeps
