@@ -15,7 +15,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,12 +265,9 @@ def method(name: str) -> str:
 
 def options(preset: Any) -> str:
     """Names and defaults of an accelerator's own options."""
-    from mmspec.drafters import DRAFTERS
-
-    make = preset.make
-    made = DRAFTERS[make.args[0]] if isinstance(make, partial) else make
+    arguments = [one for make in preset.makers for one in inspect.signature(make).parameters.items()]
     found = []
-    for name, one in inspect.signature(made).parameters.items():
+    for name, one in arguments:
         if name in preset.options:
             found.append(f"`{name}`" if one.default is inspect.Parameter.empty else f"`{name}={one.default}`")
     shown = {text.strip("`").split("=")[0] for text in found}

@@ -271,12 +271,18 @@ class Preset:
     @property
     def options(self) -> set[str]:
         """Names of the options that `make` takes, the model not among them."""
+        return set().union(*map(keywords, self.makers)) - {"model"}
+
+    @property
+    def makers(self) -> tuple[Callable[..., object], ...]:
+        """The functions and classes whose arguments the options are."""
         make = self.make
         if not isinstance(make, partial):
-            return keywords(make) - {"model"}
+            return (make,)
+        (name,) = make.args
         if make.func is unmasked:
-            return keywords(ACCEPTANCE_RULES[make.args[0]]) | {"block_length", "cache"}
-        return keywords(DRAFTERS[make.args[0]]) - {"model"}
+            return ACCEPTANCE_RULES[name], UnmaskingDrafter
+        return (DRAFTERS[name],)
 
     @property
     def promise(self) -> tuple[str, str | None]:

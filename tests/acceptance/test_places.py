@@ -204,7 +204,7 @@ def model_of(kind: str) -> Any:
 def test_tokens_and_forwards_are_those_of_lists(
     name: str, options: dict[str, Any], pick: Pick, sampler: Sampler
 ) -> None:
-    """On models that see all places, whole and in blocks, and on a block-causal one; rows of three lengths."""
+    """On models that see all places, whole and in blocks, and on a block-causal one; ragged rows."""
     rule = ACCEPTANCE_RULES[name](**options)
     assert isinstance(rule, PlaceRule)
     for kind, block in (("llada", None), ("llada", 6), ("sdar", None), ("dream", 6)):
