@@ -55,6 +55,30 @@ def vlm(
 
 @train_app.command()
 @unpack_options
+def diffusion(
+    out: Out,
+    start: Annotated[
+        Path, typer.Option("--from", help="Trained LLaVA that it begins with; its tower stays as it is.")
+    ] = Path("assets/scenes-llava"),
+    block_length: Annotated[int, typer.Option(min=2, help="Places that are decided together.")] = 16,
+    *,
+    training: TrainingOptions,
+) -> None:
+    """Train a model of masked blocks from a trained LLaVA.
+
+    Resumable; writes an ordinary transformers folder.
+
+    Example:
+        python -m reference train diffusion --out my-scenes-diffusion --minutes 50
+    """
+    from reference.diffusion import train_diffusion
+
+    folder = train_diffusion(out, start=start, block_length=block_length, **training.plan)
+    training.report(folder, "decode with it: mmspec caption")
+
+
+@train_app.command()
+@unpack_options
 def smol(
     out: Out,
     replies: Annotated[

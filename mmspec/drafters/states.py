@@ -57,6 +57,14 @@ class StatesBlock(MaskedBlock):
     def candidates(self) -> Tensor:
         return self.known.sum(-1) - 1
 
+    @property
+    def before(self) -> Tensor:
+        before, width = super().before.clone(), self.guessed.shape[-1]
+        size = self.valid[:, :width, 0].sum(-1)
+        # the block behind begins after the last place of the state in which nothing is open
+        before[:, self.states * width] = (self.full * width + size).clamp_max(self.states * width)
+        return before
+
 
 class StatesSession(UnmaskingSession):
     """States of the blocks of a batch.

@@ -5,7 +5,7 @@ are of what stands there. Importing this makes the auto classes of transformers 
 without their remote code. Tested on small random checkpoints with their configs and keys, not on published
 weights. Dream's tokenizer is remote code, which the user must allow or convert.
 
-Attributes of each config, which the target reads:
+Attributes of each config, which the target reads (a saved one may set the last two itself):
     mask_token_id: the token of a place that is not decided.
     block_length: places p and q of one block, p // block_length, see each other, and blocks those before
         them; None: all places see each other.
@@ -18,9 +18,11 @@ from typing import Any
 
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaModel,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -39,6 +41,7 @@ __all__ = [
     "DreamForMaskedLM",
     "LLaDAConfig",
     "LLaDAForMaskedLM",
+    "LLaDAModel",
     "SDARConfig",
     "SDARForMaskedLM",
 ]
@@ -177,6 +180,17 @@ class MaskedModel(PreTrainedModel):
         return super().generate(*args, custom_generate=custom_generate, **kwargs)  # type: ignore[misc]
 
 
+class LLaDAModel(LlamaModel):
+    """LLaDA without its output matrix, as the language model of a vision-language model (LLaDA-V)."""
+
+    config_class = LLaDAConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.layers:
+            layer.self_attn.is_causal = config.is_causal
+
+
 class LLaDAForMaskedLM(MaskedModel, LlamaForCausalLM):
     """LLaDA: Llama without the causal mask."""
 
@@ -204,5 +218,6 @@ MASKED_MODELS: dict[type[PreTrainedConfig], type[MaskedModel]] = {
 for config, model in MASKED_MODELS.items():
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
+AutoModel.register(LLaDAConfig, LLaDAModel, exist_ok=True)
 renamings: list[Any] = [WeightRenaming(theirs, own) for theirs, own in KEYS.items()]
 register_checkpoint_conversion_mapping(LLaDAConfig.model_type, renamings, overwrite=True)

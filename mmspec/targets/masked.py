@@ -59,6 +59,12 @@ class MaskedBlock(Block):
     cache: str
     ends: frozenset[int] = frozenset()
 
+    @property
+    def before(self) -> Tensor:
+        """[B, L] lane at the place before each lane's, counted from 1; 0 is the place before the block."""
+        lane = torch.arange(self.starts.shape[1], device=self.starts.device)
+        return lane.where(self.starts > self.starts[:, :1], 0)
+
 
 @dataclass
 class MaskedState(CausalState):
@@ -173,12 +179,10 @@ class MaskedTarget(CausalTarget):
             check_length(self.model, state.prompt_lengths, draft.length)
             state.tokens = lengthen(state.tokens, longest + draft.length + 1, fill=self.vocabulary)
         nodes = self._nodes(state, draft, shift)
-        lane = torch.arange(draft.starts.shape[1], device=self.device)
-        state.lanes = len(lane) + shift
+        state.lanes = draft.starts.shape[1] + shift
         logits = self.score_nodes(state, nodes).logits[:, -state.lanes :]
         if shift:  # the node of the place before a lane's says what stands there
-            before = lane.where(draft.starts > draft.starts[:, :1], 0)
-            logits = pick(logits, before.repeat(len(logits) // len(before), 1))
+            logits = pick(logits, draft.before.repeat(len(logits) // len(draft.starts), 1))
         logits[..., self.mask_token_id] = float("-inf")
         return TargetOutput(logits)
 

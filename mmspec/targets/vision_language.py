@@ -77,7 +77,8 @@ class VisionLanguageTarget(CausalTarget):
 
 def adapt(model: PreTrainedModel) -> CausalTarget:
     """Build the Target adapter of a loaded model."""
-    if model.config.model_type in BY_TYPE:
-        return BY_TYPE[model.config.model_type](model)
+    for config in (model.config, model.config.get_text_config(decoder=True)):
+        if config.model_type in BY_TYPE:
+            return BY_TYPE[config.model_type](model)
     has_vision = hasattr(model, "model") and hasattr(model.model, "get_image_features")
     return VisionLanguageTarget(model) if has_vision else CausalTarget(model)

@@ -21,8 +21,8 @@ WORDS, LENGTH = 32, 26
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 1], [4, 4, 4, 4]]
 
 
-def sdar(block: int = 4) -> MaskedTarget:
-    return MaskedTarget(tiny_sdar(WORDS), block_length=block)
+def sdar(block: int = 4, predicts: str = "own") -> MaskedTarget:
+    return MaskedTarget(tiny_sdar(WORDS), block_length=block, predicts=predicts)
 
 
 def run_of(target: MaskedTarget, drafter: Any, sampler: Sampler, rows: list[int], **more: Any) -> Run:
@@ -34,10 +34,13 @@ def run_of(target: MaskedTarget, drafter: Any, sampler: Sampler, rows: list[int]
 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7), Sampler(1.2, top_k=5)], ids=str)
+@pytest.mark.parametrize("predicts", ["own", "next"])
 @pytest.mark.parametrize(("block", "states"), [(4, 2), (4, 8), (8, 5), (1, 2)])
-def test_output_is_that_of_one_place_a_forward(sampler: Sampler, block: int, states: int) -> None:
+def test_output_is_that_of_one_place_a_forward(
+    sampler: Sampler, block: int, states: int, predicts: str
+) -> None:
     """In batches of ragged rows and alone, whatever is guessed, in fewer forwards."""
-    target, rows = sdar(block), [0, 1, 2, 3]
+    target, rows = sdar(block, predicts), [0, 1, 2, 3]
     plain = run_of(target, NoDrafter(), sampler, rows)
     fast = run_of(target, StatesDrafter(states), sampler, rows)
     assert fast.outputs == plain.outputs

@@ -1,0 +1,281 @@
+"""Training of the reference diffusion model: a LLaVA whose language model learns to fill masked blocks too.
+
+It begins with a trained LLaVA, whose tower and projector stay as they are, and keeps what that one says token
+by token. Three things are learnt at once, as converted models do (SDAR, 2510.06303; Nemotron-Labs-Diffusion,
+2607.05722):
+
+    the next token, by the causal mask;
+    masked tokens of blocks that see themselves and all blocks before, clean;
+    all tokens of a block that follows a token, given those before it by the causal mask, for drafts.
+
+Logits at a place are of the next one in all of them, so that the first is what the model does already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
+
+from mmspec.errors import InputError
+from mmspec.models.masked_language import LLaDAConfig
+from mmspec.scenes import training_seeds
+from mmspec.scenes.world import CANVAS
+from mmspec.training.record import save_trained
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
+from reference.trainer import finish
+from reference.vlm_data import ConversationBatch, conversation_batch
+from reference.vlm_model import patch_states, tower_of, visual_tokens
+
+__all__ = ["DiffusionLoss", "convert", "train_diffusion"]
+
+STAGE = 7  # that no other training draws its scenes by
+MASK = "<mask>"
+BLOCK_WEIGHT = 0.3  # of masked tokens, beside the next token (2607.05722)
+ANCHORS = 16  # tokens of a conversation behind which a whole block is predicted
+CHECK_SCENES = 16
+DEFAULT_MINUTES = 50.0
+LEAST_NOISE = 0.1  # share of a block that is masked at least
+
+
+def convert(folder: Path, block_length: int) -> tuple[LlavaForConditionalGeneration, Any]:
+    """A trained LLaVA as a model of masked blocks, with one token more, and its processor."""
+    processor = AutoProcessor.from_pretrained(folder)
+    donor: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    if donor.config.get_text_config().model_type != "llama":
+        raise InputError("from", str(folder), "a LLaVA whose language model is a Llama")
+    processor.tokenizer.add_special_tokens({"additional_special_tokens": [MASK]})
+    donor.resize_token_embeddings(len(processor.tokenizer), mean_resizing=False)
+    settings = donor.config.to_dict()
+    text = {**settings.pop("text_config"), "vocab_size": len(processor.tokenizer)}
+    del text["model_type"]
+    mask = processor.tokenizer.convert_tokens_to_ids(MASK)
+    own = {"mask_token_id": mask, "block_length": block_length, "predicts": "next", "is_causal": True}
+    config = LlavaConfig(**{**settings, "text_config": LLaDAConfig(**text, **own).to_dict()})
+    model = LlavaForConditionalGeneration(config)
+    model.load_state_dict(donor.state_dict())
+    model.generation_config = donor.generation_config
+    return model, processor
+
+
+@dataclass(frozen=True)
+class SeededBatch:
+    """Conversations, and the seed of what is masked of them."""
+
+    batch: ConversationBatch
+    seed: int
+
+    def to(self, device: torch.device) -> SeededBatch:
+        """Move all tensors."""
+        return replace(self, batch=self.batch.to(device))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sequence of one forward: the conversation, and masked copies of parts of it behind.
+
+    Attributes:
+        tokens: [B, M] with masks.
+        places: [B, M] place of each in the conversation.
+        sees: [B, M, M] what each attends to.
+        row, at: [n] rows and places of the sequence whose logits are learnt.
+        goal: [n] tokens that they predict.
+        weight: [n] of their losses.
+    """
+
+    tokens: Tensor
+    places: Tensor
+    sees: Tensor
+    row: Tensor
+    at: Tensor
+    goal: Tensor
+    weight: Tensor
+
+
+def blocks_layout(tokens: Tensor, learnt: Tensor, mask: int, block: int, noise: torch.Generator) -> Layout:
+    """The conversation, clean, and a copy whose blocks are masked, each with a chance of its own.
+
+    Args:
+        tokens, learnt: [B, L] of conversations, and of answers.
+        mask: the token of a masked place.
+        block: places p and q with p // block == q // block are of one block.
+        noise: draws the masks.
+    """
+    rows, length = tokens.shape
+    place = torch.arange(length, device=tokens.device)
+    of = place // block
+    share = torch.rand(rows, int(of[-1]) + 1, generator=noise) * (1 - LEAST_NOISE) + LEAST_NOISE
+    chance = share.to(tokens.device)[:, of]
+    hidden = learnt & (torch.rand(rows, length, generator=noise).to(tokens.device) < chance)
+    hidden[:, 0] = False
+    clean_sees = torch.cat([of[:, None] >= of, torch.zeros(length, length, dtype=torch.bool)], 1)
+    noisy_sees = torch.cat([of[:, None] > of, of[:, None] == of], 1)
+    sees = torch.cat([clean_sees, noisy_sees]).to(tokens.device).expand(rows, -1, -1)
+    row, at = hidden.nonzero(as_tuple=True)
+    begins = at % block == 0  # predicted by the last token of the block before, which is clean
+    source = torch.where(begins, at - 1, length + at - 1)
+    return Layout(
+        torch.cat([tokens, tokens.masked_fill(hidden, mask)], 1),
+        place.repeat(2).expand(rows, -1),
+        sees,
+        row,
+        source,
+        tokens[row, at],
+        1 / chance[row, at],
+    )
+
+
+def drafts_layout(tokens: Tensor, learnt: Tensor, mask: int, block: int, noise: torch.Generator) -> Layout:
+    """The conversation by the causal mask, and behind some of its tokens a block of masks that sees itself.
+
+    Arguments as of `blocks_layout`; a block has `block - 1` masks, which predict what follows each.
+    """
+    rows, length = tokens.shape
+    width = block - 1
+    place = torch.arange(length, device=tokens.device)
+    follows = torch.cat([learnt[:, 1:], torch.zeros_like(learnt[:, :1])], 1)
+    drawn = torch.rand(rows, length, generator=noise).to(tokens.device) * follows
+    anchor = drawn.topk(min(ANCHORS, length), dim=1).indices  # [B, A]
+    ahead = anchor[:, :, None] + 1 + torch.arange(width, device=tokens.device)  # [B, A, K]
+    inside = ahead < length - 1
+    counted = inside & follows.gather(1, ahead.clamp_max(length - 1).flatten(1)).view_as(ahead)
+    counted &= follows.gather(1, anchor)[:, :, None]
+    counted = counted.long().cumprod(-1).bool()
+    group = torch.arange(anchor.shape[1], device=tokens.device).repeat_interleave(width)
+    causal = (place[:, None] >= place).expand(rows, -1, -1)
+    behind = place <= anchor.repeat_interleave(width, 1)[:, :, None]
+    own = (group[:, None] == group).expand(rows, -1, -1)
+    nothing = torch.zeros(rows, length, own.shape[2], dtype=torch.bool, device=tokens.device)
+    sees = torch.cat([torch.cat([causal, nothing], 2), torch.cat([behind, own], 2)], 1)
+    next_row, next_at = follows.nonzero(as_tuple=True)
+    row, lane, step = counted.nonzero(as_tuple=True)
+    at = length + lane * width + step
+    goal = tokens[row, ahead[row, lane, step] + 1]
+    masks = torch.full((rows, own.shape[2]), mask, device=tokens.device)
+    drafts = torch.full_like(at, BLOCK_WEIGHT, dtype=torch.float)
+    return Layout(
+        torch.cat([tokens, masks], 1),
+        torch.cat([place.expand(rows, -1), ahead.flatten(1)], 1),
+        sees,
+        torch.cat([next_row, row]),
+        torch.cat([next_at, at]),
+        torch.cat([tokens[next_row, next_at + 1], goal]),
+        torch.cat([torch.ones_like(next_at, dtype=torch.float), drafts]),
+    )
+
+
+class DiffusionLoss(nn.Module):
+    """Cross entropy of the next token, of drafts, and of masked blocks.
+
+    Args:
+        vlm: learns, but for its tower and projector.
+        block: places of a block.
+    """
+
+    def __init__(self, vlm: LlavaForConditionalGeneration, block: int) -> None:
+        super().__init__()
+        self.vlm, self.block = vlm, block
+        self.tower = tower_of(vlm, CANVAS)
+        for part in (vlm.model.vision_tower, vlm.model.multi_modal_projector):
+            part.requires_grad_(False)
+
+    def forward(self, seeded: SeededBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and how often the likeliest token is right: the next one, of drafts, of masked places."""
+        batch, noise = seeded.batch, torch.Generator().manual_seed(seeded.seed)
+        with torch.no_grad():
+            states = patch_states(self.tower.module, batch.pixels)
+            visual = visual_tokens(self.vlm, states)
+        text: Any = self.vlm.config.text_config
+        learnt, total, figures = batch.weights > 0, visual.new_zeros(()), {}
+        for name, layout in (
+            ("next", drafts_layout(batch.tokens, learnt, text.mask_token_id, self.block, noise)),
+            ("masked", blocks_layout(batch.tokens, learnt, text.mask_token_id, self.block, noise)),
+        ):
+            logits = self.logits(layout, visual)
+            nats = F.cross_entropy(logits, layout.goal, reduction="none") * layout.weight
+            right = (logits.argmax(-1) == layout.goal).float()
+            if name == "next":
+                is_next = layout.at < batch.tokens.shape[1]
+                total = total + nats[is_next].mean() + nats[~is_next].sum() / (~is_next).sum().clamp_min(1)
+                figures |= {"next": right[is_next].mean(), "drafts": right[~is_next].mean()}
+            else:
+                total = total + BLOCK_WEIGHT * nats.mean()
+                figures["masked"] = right.mean()
+        return total, figures
+
+    def logits(self, layout: Layout, visual: Tensor) -> Tensor:
+        """[n, V] logits at the places that are learnt."""
+        language = self.vlm.model.language_model
+        embedded = language.embed_tokens(layout.tokens)
+        is_image = layout.tokens == self.tower.image_token
+        copies = int(is_image.sum()) // len(visual)
+        rows = visual.view(len(layout.tokens), 1, -1, visual.shape[-1]).expand(-1, copies, -1, -1)
+        embedded = embedded.masked_scatter(is_image[..., None], rows.to(embedded.dtype))
+        hidden = language(
+            inputs_embeds=embedded,
+            attention_mask=layout.sees[:, None],
+            position_ids=layout.places,
+            use_cache=False,
+        ).last_hidden_state
+        logits: Tensor = self.vlm.lm_head(hidden[layout.row, layout.at]).float()
+        return logits
+
+
+@flush_subnormals()
+def train_diffusion(
+    out: str | Path,
+    *,
+    start: str | Path,
+    block_length: int = 16,
+    **how: Unpack[RunOptions],
+) -> Path:
+    """Train a reference model of masked blocks from a LLaVA, and save it as a folder of transformers' layout.
+
+    Args:
+        out: the folder to write.
+        start: the trained LLaVA.
+        block_length: places of a block.
+        how: see `RunOptions`; by default 50 minutes, of 8 scenes a step and process.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+
+    Raises:
+        InputError: the LLaVA's language model is no Llama.
+    """
+    out = Path(out)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=8)
+    model, processor = convert(Path(start), block_length)
+    tokenizer, visual = processor.tokenizer, tower_of(model, CANVAS).visual_tokens
+
+    def make(step: int) -> SeededBatch:
+        process, count = training.accelerator.process_index, training.batch_size
+        seeds = training_seeds(training.seed, STAGE, step, process, count)
+        batch = conversation_batch(seeds, tokenizer, visual, with_description=step % 2 == 0)
+        return SeededBatch(batch, step)
+
+    held_out = conversation_batch(np.arange(CHECK_SCENES), tokenizer, visual, with_description=True)
+
+    def check(module: nn.Module) -> dict[str, float]:
+        _, figures = module(SeededBatch(held_out, 0).to(training.accelerator.device))
+        return {name: round(float(value), 3) for name, value in figures.items()}
+
+    training.train(Stage("blocks", DiffusionLoss(model, block_length), make, check))
+
+    def save(record: dict[str, Any]) -> None:
+        save_trained(model, out, record, parts=("vision_config", "text_config"))
+        processor.save_pretrained(out)
+
+    options = {"from": start, "block-length": block_length, **training.length}
+    return finish(training, out, save, command="diffusion", options=options, model=model)
