@@ -199,7 +199,8 @@ class MMSpecPipeline:
     @classmethod
     def _default_for(cls, config: PreTrainedConfig) -> str:
         """The name of what is used for such a model where none is named."""
-        return "none" if type(config) in MASKED_MODELS else cls.default_accelerator
+        is_masked = type(config.get_text_config(decoder=True)) in MASKED_MODELS
+        return "none" if is_masked else cls.default_accelerator
 
     @classmethod
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:

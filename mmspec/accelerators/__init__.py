@@ -28,6 +28,7 @@ from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
+from mmspec.drafters.self_speculation import SelfSpeculationDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.drafters.states import StatesDrafter
 from mmspec.drafters.vectors import VectorModelDrafter, VectorWindowDrafter
@@ -173,6 +174,11 @@ def unmasked(
         options: of the rule.
     """
     return Accelerator(name, UnmaskingDrafter(block_length, cache), ACCEPTANCE_RULES[name](**options))
+
+
+def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Accelerator:
+    """Drafts by masked blocks of the target itself (2607.05722); options as of `SelfSpeculationDrafter`."""
+    return pair("self_speculation", SelfSpeculationDrafter(num_draft_tokens, sampling))
 
 
 def freedave(states: int = 8) -> Accelerator:
@@ -356,6 +362,12 @@ ACCELERATORS = {
         "nothing: a masked language model (LLaDA, SDAR, Dream) decides `places_per_step` places in each "
         "forward, the surest first, block after block",
         "2502.09992",
+    ),
+    "self_speculation": Preset(
+        self_speculation,
+        "the target itself: a model that was trained for both fills masked blocks behind every candidate, "
+        "and judges them token by token",
+        "2607.05722",
     ),
     "freedave": Preset(
         freedave,
