@@ -1,0 +1,65 @@
+"""How far the order in which places were decided is that of reading (AR-ness; DiffuCoder, 2506.20639)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mmspec.decoding.interfaces import Round
+from mmspec.decoding.verdict import Fill
+from mmspec.errors import InputError
+from mmspec.validation import is_integer
+
+__all__ = ["decision_order", "global_ar_ness", "local_ar_ness"]
+
+
+def decision_order(rounds: Iterable[Round]) -> list[list[int]]:
+    """Output indices of each row in the order in which they were decided; of one round from left to right.
+
+    Args:
+        rounds: of one call, as `speculate` yields them. Places that are decided again count once more.
+    """
+    rows: list[list[int]] = []
+    for each in rounds:
+        if not isinstance(each.verdict, Fill):
+            continue
+        rows = rows or [[] for _ in range(len(each.verdict.places))]
+        for row, (places, decided) in enumerate(
+            zip(each.verdict.places.tolist(), each.verdict.decided.tolist(), strict=True)
+        ):
+            rows[row] += sorted(
+                place for place, is_decided in zip(places, decided, strict=True) if is_decided
+            )
+    return rows
+
+
+def local_ar_ness(order: Sequence[int], k: int = 2) -> float:
+    """Share of decisions, but the last k - 1, that begin a run of k places from left to right.
+
+    Raises:
+        InputError: k is no positive integer.
+    """
+    check_width(k)
+    starts = range(len(order) - k + 1)
+    runs = sum(all(order[start + ahead] == order[start] + ahead for ahead in range(k)) for start in starts)
+    return runs / len(starts) if starts else 1.0
+
+
+def global_ar_ness(order: Sequence[int], k: int = 1) -> float:
+    """Share of decisions that fall on one of the k leftmost places that are open then.
+
+    Raises:
+        InputError: k is no positive integer.
+    """
+    check_width(k)
+    left, hits = sorted(set(order)), 0
+    for place in order:
+        hits += place in left[:k]
+        if place in left:
+            left.remove(place)
+    return hits / len(order) if order else 1.0
+
+
+def check_width(k: int) -> None:
+    """Refuse a number of places that is none."""
+    if not is_integer(k) or k < 1:
+        raise InputError("k", k, "a positive integer")
