@@ -3,9 +3,9 @@
     python -m benchmarks.parallel_bench                    # every rule, every task
     python -m benchmarks.parallel_bench --words 6 --samples 4000
 
-Tasks of ParallelBench's waiting line (2510.04767) as tables of exact conditionals, in place of a model: copy a
-list, replace one word of it at random, shuffle it. A perfect model that decides all n places at once is right
-in 1, (1 - 1/n)^(n - 1) and n!/n^n of the cases; one place at a time it always is.
+Tasks of ParallelBench's waiting line (2510.04767) as tables of exact conditionals, in place of a model: copy
+a list, replace one word of it at random, shuffle it. A perfect model that decides all n places at once is
+right in 1, (1 - 1/n)^(n - 1) and n!/n^n of the cases; one place at a time it always is.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from mmspec.accelerators.accelerator import DEFAULT_RULES, Accelerator, pair
 from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.acceptance.adablock import AdaBlock
 from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.confidence import LowConfidence
 from mmspec.acceptance.cool import Cool
@@ -23,6 +24,7 @@ from mmspec.acceptance.denoising import CSpD, Reflection, SharedNoise
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.acceptance.state_walk import StateWalk
 from mmspec.drafters import DRAFTERS
+from mmspec.drafters.adaptive_blocks import AdaptiveBlocksDrafter
 from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDrafter
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
@@ -174,6 +176,30 @@ def unmasked(
         options: of the rule.
     """
     return Accelerator(name, UnmaskingDrafter(block_length, cache), ACCEPTANCE_RULES[name](**options))
+
+
+def adablock(
+    delimiters: int | Sequence[int] = (),
+    threshold: float = 0.9,
+    delimiter_threshold: float = 0.3,
+    block_length: int = 32,
+    window: float = 0.25,
+    places_per_step: int = 1,
+    cache: str = "none",
+) -> Accelerator:
+    """Places that are sure enough, in blocks that end where a line does (AdaBlock-dLLM, 2509.26432).
+
+    Options as of the rule `AdaBlock`, and `cache` as of `UnmaskingDrafter`.
+    """
+    rule = AdaBlock(
+        places_per_step=places_per_step,
+        threshold=threshold,
+        delimiters=delimiters,
+        delimiter_threshold=delimiter_threshold,
+        block_length=block_length,
+        window=window,
+    )
+    return Accelerator("adablock", AdaptiveBlocksDrafter(rule, cache), rule)
 
 
 def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Accelerator:
@@ -362,6 +388,11 @@ ACCELERATORS = {
         "nothing: a masked language model (LLaDA, SDAR, Dream) decides `places_per_step` places in each "
         "forward, the surest first, block after block",
         "2502.09992",
+    ),
+    "adablock": Preset(
+        adablock,
+        "nothing: as `threshold`, in blocks that end behind a sure token of `delimiters`",
+        "2509.26432",
     ),
     "self_speculation": Preset(
         self_speculation,

@@ -26,6 +26,7 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "threshold": "mmspec.acceptance.threshold:Threshold",
         "factor": "mmspec.acceptance.factor:Factor",
         "entropy_bound": "mmspec.acceptance.entropy_bound:EntropyBound",
+        "adablock": "mmspec.acceptance.adablock:AdaBlock",
         "prophet": "mmspec.acceptance.prophet:Prophet",
         "end_weight": "mmspec.acceptance.ascending:EndWeight",
         "ascending": "mmspec.acceptance.ascending:Ascending",

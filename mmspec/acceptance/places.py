@@ -126,11 +126,13 @@ class PlaceRule(AcceptanceRule):
             return super().decide(draft, output, scores, random, first)
         places = places_of(draft, scores, random, first)
         finite = scores.is_finite().view_as(places.is_open)
+        return self.fill(draft, places, finite), Measured.nothing(places.is_open)
+
+    def fill(self, draft: Block, places: Places, finite: Tensor) -> Fill:
+        """Decide what is chosen, where numbers are finite [B, n]."""
         decided, failed = self.chosen(places) & finite, (places.is_open & ~finite).any(-1)
         fill = Fill.of(draft.starts, places.token, decided, torch.zeros_like(decided), failed)
-        if self.remask_below:
-            fill = self.doubt(draft, places, fill)
-        return fill, Measured.nothing(places.is_open)
+        return self.doubt(draft, places, fill) if self.remask_below else fill
 
     def doubt(self, draft: Block, places: Places, fill: Fill) -> Fill:
         """Open places again whose tokens have come to be improbable."""

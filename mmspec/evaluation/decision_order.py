@@ -23,12 +23,8 @@ def decision_order(rounds: Iterable[Round]) -> list[list[int]]:
         if not isinstance(each.verdict, Fill):
             continue
         rows = rows or [[] for _ in range(len(each.verdict.places))]
-        for row, (places, decided) in enumerate(
-            zip(each.verdict.places.tolist(), each.verdict.decided.tolist(), strict=True)
-        ):
-            rows[row] += sorted(
-                place for place, is_decided in zip(places, decided, strict=True) if is_decided
-            )
+        for row, decided in enumerate(each.verdict.decided):
+            rows[row] += each.verdict.places[row][decided].sort().values.tolist()
     return rows
 
 

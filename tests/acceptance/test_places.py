@@ -218,6 +218,39 @@ def test_tokens_and_forwards_are_those_of_lists(
             assert run.stats.nfe[row] == forwards or cut < LENGTH
 
 
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.8)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("least", [0.12, 0.3, 2.0])
+def test_blocks_that_end_at_delimiters_are_those_of_lists(least: float, sampler: Sampler) -> None:
+    """AdaBlock (2509.26432): of the places in the window, the surest delimiter ends the block."""
+    window, longest, bar, delimiters = 6, 4, 0.25, {1, 2, 3, 5, 7, 11, 13}
+    model = model_of("llada")
+    mask, stream = model.config.mask_token_id, RandomStream.from_seed(5, len(PROMPTS))
+    options = {"delimiters": sorted(delimiters), "delimiter_threshold": least, "threshold": bar}
+    options |= {"block_length": longest, "window": window / LENGTH + 1e-9}
+    made = build_accelerator("adablock", **options).fit(MaskedTarget(model))
+    how = {"max_new_tokens": LENGTH, "seed": 5}
+    run = decode(MaskedTarget(model), PROMPTS, made.drafter, made.rule, sampler, **how)
+    sizes = set()
+    for row, prompt in enumerate(PROMPTS):
+        output, is_open, end, forwards = [mask] * LENGTH, [True] * LENGTH, 0, 0
+        while any(is_open):
+            begin = is_open.index(True)
+            scores = scores_of(model, [*prompt, *output])[len(prompt) :]
+            forwards += 1
+            seen = {place: see(scores[place], place, row, mask, stream, sampler) for place in range(LENGTH)}
+            if begin >= end:
+                looked = [seen[place] for place in range(begin, min(begin + window, LENGTH))]
+                sure = [(-one.sure, one.place) for one in looked if one.token in delimiters]
+                found = bool(sure) and -min(sure)[0] >= least
+                end = min(sure)[1] + 1 if found else min(begin + longest, LENGTH)
+                sizes.add(end - begin)
+            left = [seen[place] for place in range(begin, end) if is_open[place]]
+            for place in surest(left, 1) | {one.place for one in left if one.sure >= bar}:
+                output[place], is_open[place] = seen[place].token, False
+        assert run.outputs[row] == output and run.stats.nfe[row] == forwards
+    assert len(sizes) > 2 or least == 2.0
+
+
 def test_every_rule_decides_something_and_nothing_that_is_not_open() -> None:
     noise = torch.Generator().manual_seed(0)
     for name in [name for name in ACCEPTANCE_RULES if issubclass(ACCEPTANCE_RULES[name], PlaceRule)]:

@@ -1,0 +1,69 @@
+"""Blocks of a masked model that a rule cuts as it goes (AdaBlock-dLLM, 2509.26432)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmspec.acceptance.adablock import AdaBlock, BlockFill
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.interfaces import Target, TargetOutput
+from mmspec.drafters.none import UnmaskingDrafter, UnmaskingSession
+from mmspec.drafters.session import PromptBatch
+from mmspec.errors import InputError
+
+__all__ = ["AdaptiveBlocksDrafter"]
+
+
+class AdaptiveSession(UnmaskingSession):
+    """Blocks of a batch. In the round that begins a block the host reads twice: where it is cut, too.
+
+    Attributes:
+        cut: of each row, where its block ends; where it begins, as long as it is not cut.
+    """
+
+    drafter: AdaptiveBlocksDrafter
+
+    def __init__(self, drafter: AdaptiveBlocksDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.cut = [0] * len(batch.requests)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        length = self.order.shape[1]
+        self.begun = [canvas.output_lengths[row] >= end for row, end in enumerate(self.cut)]
+        for row, begins in enumerate(self.begun):
+            if begins:
+                self.cut[row] = begin = canvas.output_lengths[row]
+                self.ends[row] = [begin, begin + self.drafter.rule.lanes(length, length - begin)]
+        return super().propose(canvas)
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Any, verdict: Any) -> None:
+        if isinstance(verdict, BlockFill) and any(self.begun):
+            for row, size in enumerate(verdict.sizes.tolist()):
+                if self.begun[row]:
+                    self.cut[row] += size
+                    self.ends[row] = [self.ends[row][0], self.cut[row]]
+
+
+class AdaptiveBlocksDrafter(UnmaskingDrafter):
+    """Proposes the places among which a rule cuts the block of each row.
+
+    Args:
+        rule: that cuts.
+        cache: as of `UnmaskingDrafter`.
+    """
+
+    session = AdaptiveSession
+
+    def __init__(self, rule: AdaBlock, cache: str = "none") -> None:
+        super().__init__(cache=cache)
+        self.rule = rule
+
+    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
+        fitted = super().fit(target)
+        if fitted.is_causal:
+            own = fitted.block_length
+            allowed = f"a model whose places all see each other: this one has blocks of {own}"
+            raise InputError("accelerator", "adablock", allowed)
+        fitted.exactness = "lossy"
+        return fitted
