@@ -46,6 +46,7 @@ from mmspec.targets.image_families import FAMILIES
 from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
+from mmspec.targets.vision_language import AUTOREGRESSIVE, check_mode
 from mmspec.validation import given_of, is_integer
 
 if TYPE_CHECKING:
@@ -76,11 +77,16 @@ class MMSpecPipeline:
     default_accelerator: str = "copy"
 
     def __init__(
-        self, model: PreTrainedModel, processor: Any, accelerator: str | None = None, **options: Any
+        self,
+        model: PreTrainedModel,
+        processor: Any,
+        accelerator: str | None = None,
+        mode: str | None = None,
+        **options: Any,
     ) -> None:
-        self.model = model
+        self.model, self.mode = model, mode
         self.processor = processor
-        self.default_accelerator = self._default_for(model.config)
+        self.default_accelerator = self._default_for(model.config, mode)
         self.target = self._adapt(model)
         self._check_parts()
         self.media_limits: MediaLimits = DEFAULT_LIMITS
@@ -99,6 +105,7 @@ class MMSpecPipeline:
         *,
         accelerator: str | None = None,
         drafter: Drafter | None = None,
+        mode: str | None = None,
         vq: str | Path | None = None,
         text_encoder: str | Path | None = None,
         vae: str | Path | None = None,
@@ -125,6 +132,8 @@ class MMSpecPipeline:
                 the pipeline's default.
             drafter: folder or id of the draft model, or a loaded one, for accelerators that need one; None
                 takes the one that `drafters.json` in the model's folder names.
+            mode: of a model that was trained to fill masked blocks and to predict the next token: "blocks",
+                the default, or "autoregressive".
             vq, text_encoder, vae: folder or id of a part of an image model that has no subfolder of its own.
             dtype: as in transformers; `torch_dtype` is its older name.
             device_map, attn_implementation, revision, token, cache_dir, local_files_only,
@@ -158,7 +167,8 @@ class MMSpecPipeline:
             with found.reading_config() as where:
                 found = replace(found, config=load_config(found.config_source, **where))
         kind = cls._kind_for(found.model_config)
-        found, fitting = kind._check_accelerator(found, accelerator, drafter)
+        check_mode(found.model_config, mode)
+        found, fitting = kind._check_accelerator(found, accelerator, drafter, mode)
         loaded = kind._load_parts(found, given_of(vq=vq, text_encoder=text_encoder, vae=vae))
         model = loaded["model"]
         if found.adapter is not None:
@@ -166,20 +176,21 @@ class MMSpecPipeline:
         logger.info("target: %.1f MB of weights, %s", bytes_of(model) / 1e6, model.dtype)
         if isinstance(fitting, PreTrainedModel) and not isinstance(drafter, PreTrainedModel):
             place_head(fitting, model.dtype, execution_device(model))  # it was loaded first
-        pipe = kind(**loaded, accelerator=accelerator, **found.options, **given_of(drafter=fitting))
+        given = given_of(drafter=fitting, mode=mode)
+        pipe = kind(**loaded, accelerator=accelerator, **found.options, **given)
         pipe._folder = found.folder
         return pipe
 
     @classmethod
     def _check_accelerator(
-        cls, found: Checkpoint, name: str | None, drafter: Drafter | None
+        cls, found: Checkpoint, name: str | None, drafter: Drafter | None, mode: str | None
     ) -> tuple[Checkpoint, Any]:
         """Check the accelerator before weights are read; returns the checkpoint, sorted, and what drafts."""
         if name == AUTO:
             known = TUNED_FOR.union(*(preset.options for preset in ACCELERATORS.values()))
             check_tuned_for(drafter, **{key: found.options[key] for key in found.options if key in known})
             return found.sorted(name, TUNED_FOR, cls._reader), drafter
-        name = cls._default_for(found.model_config) if name is None else name
+        name = cls._default_for(found.model_config, mode) if name is None else name
         preset = cls._preset(found.model_config, name) if drafter is None else name
         names = option_names(preset, found.options.get("acceptance"))
         found = found.sorted(name, names, cls._reader)
@@ -197,8 +208,10 @@ class MMSpecPipeline:
         return name
 
     @classmethod
-    def _default_for(cls, config: PreTrainedConfig) -> str:
+    def _default_for(cls, config: PreTrainedConfig, mode: str | None = None) -> str:
         """The name of what is used for such a model where none is named."""
+        if mode == AUTOREGRESSIVE:
+            return "self_speculation"
         is_masked = type(config.get_text_config(decoder=True)) in MASKED_MODELS
         return "none" if is_masked else cls.default_accelerator
 
@@ -223,7 +236,7 @@ class MMSpecPipeline:
 
     def _adapt(self, model: PreTrainedModel) -> CausalTarget:
         """Adapt the model to the Target interface."""
-        return adapt(model)
+        return adapt(model, self.mode)
 
     def _check_parts(self) -> None:
         """Raise CheckpointError if the parts do not fit each other."""

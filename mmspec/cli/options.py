@@ -84,6 +84,12 @@ class ModelOptions:
         str | None,
         typer.Option(help="cpu, cuda, cuda:1, ... or auto (spread over all); the GPU if there is one."),
     ] = None
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a model that was trained for both: blocks or autoregressive.", show_default="blocks"
+        ),
+    ] = None
     as_json: AsJson = False
 
 

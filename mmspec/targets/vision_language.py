@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.errors import InputError
-from mmspec.registry import Registry
+from mmspec.registry import Registry, did_you_mean
 from mmspec.targets.causal import CausalTarget
 
 M_ROPE_AXES = 3
+AUTOREGRESSIVE = "autoregressive"
+MODES = ("blocks", AUTOREGRESSIVE)
 #: Targets of models whose positions follow rules of their own, by the `model_type` of the config.
 BY_TYPE: Registry[Callable[[PreTrainedModel], CausalTarget]] = Registry(
     "model_type",
@@ -75,10 +77,29 @@ class VisionLanguageTarget(CausalTarget):
         return positions.to(torch.long), int(delta.reshape(()))
 
 
-def adapt(model: PreTrainedModel) -> CausalTarget:
-    """Build the Target adapter of a loaded model."""
-    for config in (model.config, model.config.get_text_config(decoder=True)):
-        if config.model_type in BY_TYPE:
-            return BY_TYPE[config.model_type](model)
+def check_mode(config: PreTrainedConfig, mode: str | None) -> None:
+    """Check a way of decoding that is asked for: None is the model's own.
+
+    Raises:
+        InputError: no such mode, or the model was not trained for both.
+    """
+    if mode is None:
+        return
+    if mode not in MODES:
+        raise InputError("mode", mode, did_you_mean(mode, MODES))
+    text = config.get_text_config(decoder=True)
+    is_both = getattr(text, "block_length", None) and getattr(text, "is_causal", False)
+    if not is_both or getattr(text, "predicts", None) != "next":
+        allowed = "None: this model was not trained to fill masked blocks and to predict the next token"
+        raise InputError("mode", mode, allowed)
+
+
+def adapt(model: PreTrainedModel, mode: str | None = None) -> CausalTarget:
+    """Build the Target adapter of a loaded model; modes as of `check_mode`."""
+    check_mode(model.config, mode)
+    configs = (model.config, model.config.get_text_config(decoder=True))
+    known = [config.model_type for config in configs if config.model_type in BY_TYPE]
+    if known and mode != AUTOREGRESSIVE:
+        return BY_TYPE[known[0]](model)
     has_vision = hasattr(model, "model") and hasattr(model.model, "get_image_features")
     return VisionLanguageTarget(model) if has_vision else CausalTarget(model)
