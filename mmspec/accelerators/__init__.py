@@ -413,6 +413,7 @@ ACCELERATORS = {
             "threshold": ("all places at least `threshold` sure", "2505.22618"),
             "factor": ("as many places as are sure together, by `factor`", "2505.22618"),
             "entropy_bound": ("places of low entropy, up to `entropy_bound` nats", "2505.24857"),
+            "learned": ("all places that a trained `filter` is sure of (Learn2PD)", "2509.25188"),
             "prophet": ("all that is open, once the mean `gap` of logits is large", "2508.19982"),
             "end_weight": ("end tokens come late, by `end_weight` (EOSER)", "2509.23924"),
             "ascending": ("1, 2, 4, ... places, in log2(n) forwards (ASS)", "2509.23924"),

@@ -27,6 +27,7 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "factor": "mmspec.acceptance.factor:Factor",
         "entropy_bound": "mmspec.acceptance.entropy_bound:EntropyBound",
         "adablock": "mmspec.acceptance.adablock:AdaBlock",
+        "learned": "mmspec.acceptance.learned:Learned",
         "prophet": "mmspec.acceptance.prophet:Prophet",
         "end_weight": "mmspec.acceptance.ascending:EndWeight",
         "ascending": "mmspec.acceptance.ascending:Ascending",

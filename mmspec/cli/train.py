@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli.console import note, print_result
-from mmspec.cli.options import AsJson, unpack_options
+from mmspec.cli.options import AsJson, ModelOptions, unpack_options
+from mmspec.cli.subject import Question
 
 __all__ = ["Start", "TrainingOptions", "train_app"]
 
@@ -226,3 +227,44 @@ def draft_model(
         **training.plan,
     )
     training.report(folder, "use it: --accelerator draft_model --drafter", divergence=divergence)
+
+
+@train_app.command("filter")
+@unpack_options
+def commit_filter(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    block_length: Annotated[
+        int | None, typer.Option(min=1, help="Places of a block.", show_default="the model's own")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Steps, each on all that was seen.")] = 2000,
+    threshold: Annotated[float, typer.Option(help="By which wrong places are counted.")] = 0.96,
+    *,
+    asked: Question,
+    how: ModelOptions,
+) -> None:
+    """Train the filter of Learn2PD for a masked model, on its own outputs.
+
+    Takes minutes: every prompt is decoded plainly once, and once by an oracle that
+    knows the output.
+
+    Example:
+        mmspec train filter my-sdar --prompt-file prompts.txt --samples 64 --out my-filter
+    """
+    from mmspec.cli.subject import load_subject
+    from mmspec.training.commit_filter import train_filter
+
+    subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
+    calls = [
+        {"prompt": one.turns[0], "images": list(one.images) or None, **subject.settings}
+        for one in subject.examples
+    ]
+    folder = train_filter(
+        subject.pipe,
+        calls,
+        out,
+        block_length=block_length,
+        epochs=epochs,
+        threshold=threshold,
+        record={"target": Path(asked.source).name, **subject.described},
+    )
+    print_result({"folder": str(folder)}, f"use it: --accelerator learned:filter={folder}", how.as_json)
