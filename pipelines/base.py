@@ -41,7 +41,7 @@ from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.targets import CausalTarget, MaskedTarget, adapt
+from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.image_families import FAMILIES
 from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
@@ -212,8 +212,9 @@ class MMSpecPipeline:
         """The name of what is used for such a model where none is named."""
         if mode == AUTOREGRESSIVE:
             return "self_speculation"
-        is_masked = type(config.get_text_config(decoder=True)) in MASKED_MODELS
-        return "none" if is_masked else cls.default_accelerator
+        text = config.get_text_config(decoder=True)
+        by_blocks = type(text) in MASKED_MODELS or config.model_type == "diffusion_gemma"
+        return "none" if by_blocks else cls.default_accelerator
 
     @classmethod
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:
@@ -369,7 +370,7 @@ class MMSpecPipeline:
         """
         if self.target.vector_size:
             raise InputError("prefix cache", max_bytes, "none: prompts of continuous images are short")
-        if isinstance(self.target, MaskedTarget):
+        if self.target.by_blocks:
             raise InputError("prefix cache", max_bytes, "none: a masked model keeps no keys of prompts alone")
         with self._busy():
             self._prefix_bytes = PrefixCache(max_bytes).max_bytes

@@ -18,7 +18,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.speculative import Batch, begin
 from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
-from mmspec.targets import CausalTarget, MaskedTarget
+from mmspec.targets import CausalTarget
 from mmspec.validation import is_integer
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class RunningBatch:
 def check_rows_move(pipe: MMSpecPipeline) -> None:
     """Raise InputError if rows of a pipeline stay together until all have ended."""
     accelerator, target = pipe.accelerator, pipe.target
-    if not isinstance(target, CausalTarget) or isinstance(target, MaskedTarget):
+    if not isinstance(target, CausalTarget) or target.by_blocks:
         raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
     if not accelerator.drafter.rows_move:
         raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {', '.join(MOVING)}")

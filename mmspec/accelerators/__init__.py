@@ -22,6 +22,7 @@ from mmspec.acceptance.confidence import LowConfidence
 from mmspec.acceptance.cool import Cool
 from mmspec.acceptance.denoising import CSpD, Reflection, SharedNoise
 from mmspec.acceptance.rejection import SpeculativeSampling
+from mmspec.acceptance.renoise import Renoise
 from mmspec.acceptance.state_walk import StateWalk
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.adaptive_blocks import AdaptiveBlocksDrafter
@@ -29,7 +30,9 @@ from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDr
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
+from mmspec.drafters.masked_blocks import UnmaskingDrafter
+from mmspec.drafters.noise_canvas import NoiseCanvasDrafter
+from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.self_speculation import SelfSpeculationDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.drafters.states import StatesDrafter
@@ -200,6 +203,20 @@ def adablock(
         window=window,
     )
     return Accelerator("adablock", AdaptiveBlocksDrafter(rule, cache), rule)
+
+
+def renoise(
+    entropy_bound: float | None = None,
+    denoising_steps: int | None = None,
+    t_min: float | None = None,
+    t_max: float | None = None,
+    stability_threshold: int | None = None,
+    confidence_threshold: float | None = None,
+) -> Accelerator:
+    """Canvases of noise, in steps of one's own in place of the checkpoint's; options as of `Renoise`."""
+    heat = t_min, t_max, stability_threshold, confidence_threshold
+    rule = Renoise(entropy_bound, denoising_steps, *heat)
+    return Accelerator("renoise", NoiseCanvasDrafter(rule), rule)
 
 
 def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Accelerator:
@@ -393,6 +410,12 @@ ACCELERATORS = {
         adablock,
         "nothing: as `threshold`, in blocks that end behind a sure token of `delimiters`",
         "2509.26432",
+    ),
+    "renoise": Preset(
+        renoise,
+        "nothing: a model of canvases of noise (DiffusionGemma) keeps what is sure in each of at most "
+        "`denoising_steps` steps, by `entropy_bound`",
+        "2505.24857",
     ),
     "self_speculation": Preset(
         self_speculation,

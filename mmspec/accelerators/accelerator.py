@@ -21,7 +21,6 @@ from mmspec.drafters.length import AnyModel, PacedDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
-from mmspec.targets.masked import MaskedTarget
 from mmspec.validation import require_number
 
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
@@ -128,7 +127,7 @@ class Accelerator:
                 own = "discrete" if kind == "tokens" else "continuous"
                 allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
-        if isinstance(target, MaskedTarget) and self.drafter.proposes == "tokens":
+        if target.by_blocks and self.drafter.proposes == "tokens":
             allowed = "none or low_confidence: a masked model has no next token to draft"
             raise InputError("accelerator", self.name, allowed)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)
@@ -170,7 +169,7 @@ class Accelerator:
         Raises:
             InputError: the target decides its places in another order.
         """
-        if target.any_order or isinstance(target, MaskedTarget):
+        if target.any_order or target.by_blocks:
             allowed = "None: this model decides places together, and callbacks go token by token"
             raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
         return pair("none", NoDrafter()).fit(target)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.places import NOWHERE, Places
-from mmspec.acceptance.threshold import Threshold
+from mmspec.acceptance.places import NOWHERE, PlaceRule, Places
 from mmspec.decoding.draft import Block
 from mmspec.decoding.verdict import Fill
 from mmspec.errors import InputError
@@ -31,14 +30,15 @@ class BlockFill(Fill):
 
 
 @dataclass(frozen=True)
-class AdaBlock(Threshold):
+class AdaBlock(PlaceRule):
     """Decide by a threshold, in blocks that the first forward of each cuts (AdaBlock-dLLM, 2509.26432).
 
     A block ends behind the surest delimiter among the first `window` places, if its confidence is at least
     `delimiter_threshold`; else it has `block_length` places. A rule for quality: it does not save forwards.
 
     Args:
-        places_per_step, remask_below, threshold: as of `Threshold`.
+        places_per_step, remask_below: as of `PlaceRule`.
+        threshold: least probability of a token that is decided.
         delimiters: token ids at which a block may end, such as those of newlines.
         delimiter_threshold: 0.3 for LLaDA and 0.5 for Dream, as published.
         block_length: places of a block that no delimiter ends.
@@ -48,6 +48,7 @@ class AdaBlock(Threshold):
         InputError: a value outside its range.
     """
 
+    threshold: float = 0.9
     delimiters: Sequence[int] | int = ()
     delimiter_threshold: float = 0.3
     block_length: int = 32
@@ -60,6 +61,7 @@ class AdaBlock(Threshold):
             raise InputError("delimiters", self.delimiters, "token ids")
         if not is_integer(self.block_length) or self.block_length < 1:
             raise InputError("block_length", self.block_length, "a positive integer")
+        require_number("threshold", self.threshold, 0.0, 2.0, "a probability, or more to decide one a step")
         require_number("delimiter_threshold", self.delimiter_threshold, 0.0, 2.0, "a probability, or more")
         require_number("window", self.window, 0.0, 1.0, "a share of the output, 0 to 1")
 
@@ -84,6 +86,9 @@ class AdaBlock(Threshold):
         made = super().fill(draft, places, finite)
         held: dict[str, Any] = {each.name: getattr(made, each.name) for each in fields(made)}
         return BlockFill(**held, sizes=self.sizes(places))
+
+    def choose(self, places: Places) -> Tensor:
+        return places.confidence >= self.threshold
 
     def chosen(self, places: Places) -> Tensor:
         index = torch.arange(places.token.shape[1], device=places.token.device)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.confidence import LowConfidence
-from mmspec.acceptance.places import PlaceRule, Places
+from mmspec.acceptance.places import Places
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Fill, Measured, Verdict
-
-if TYPE_CHECKING:
-    from mmspec.drafters.states import StatesBlock
 
 __all__ = ["StateFill", "StateWalk"]
 
@@ -46,8 +42,6 @@ class StateWalk(AcceptanceRule):
     the noise of its place, so that the output is that of one place a forward.
     """
 
-    step: PlaceRule = field(default_factory=LowConfidence, init=False)
-
     sound_for = frozenset({DraftKind.POINT})
     judges = "places"
 
@@ -56,7 +50,7 @@ class StateWalk(AcceptanceRule):
     ) -> tuple[Verdict, Measured]:
         if not hasattr(draft, "states"):
             return super().decide(draft, output, scores, random, first)
-        block: StatesBlock = draft  # type: ignore[assignment]
+        block: Any = draft
         rows, count = len(block.tokens), block.states
         shape = rows, count + 1, -1  # the states, then the block behind them
 
@@ -74,7 +68,7 @@ class StateWalk(AcceptanceRule):
             block.length,
             block.ends,
         )
-        order = self.step.order(seen).view(shape)
+        order = seen.order.view(shape)
         picked = is_open & (order == 0) & sound[:, :, None]
 
         leads = (picked[:, :-2] & block.guessed[:, :-1]).any(-1) & block.known[:, 1:]

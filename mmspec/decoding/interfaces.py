@@ -127,6 +127,7 @@ class Target(ABC, Generic[State]):
         codebook: [K, d] code vectors of the image's cells; None if it has none.
         vector_size: d of its tokens, if they are vectors; 0 if they are ids.
         any_order: whether each forward predicts any places of the output, given any others.
+        by_blocks: whether it has no next token: places of a block are decided where they stand.
         config: of the model, where heads can read its hidden states, embeddings and output matrix; or None.
     """
 
@@ -137,6 +138,7 @@ class Target(ABC, Generic[State]):
     config: Any = None
     vector_size: int = 0
     any_order: bool = False
+    by_blocks: bool = False
 
     @abstractmethod
     def prefill(

@@ -8,7 +8,7 @@ from mmspec.acceptance.adablock import AdaBlock, BlockFill
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import Target, TargetOutput
-from mmspec.drafters.none import UnmaskingDrafter, UnmaskingSession
+from mmspec.drafters.masked_blocks import UnmaskingDrafter, UnmaskingSession
 from mmspec.drafters.session import PromptBatch
 from mmspec.errors import InputError
 

@@ -1,36 +1,26 @@
-"""Plain decoding through the same loop, every benchmark's baseline; and masked models, places at a time.
+"""Plain decoding through the same loop, every benchmark's baseline.
 
-A model that predicts the next token gives one a forward. A masked one has no next token: a forward decides
-one place of the whole output, that which the model is surest of (LLaDA, 2502.09992, as many steps as places).
+Nothing is proposed but the root. Models without a next token have a plain decoding of their own.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from mmspec.acceptance.confidence import LowConfidence
-from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.order import Groups, OrderSession
-from mmspec.drafters.session import PromptBatch, SessionDrafter
+from mmspec.drafters.masked_blocks import PlainUnmasking
+from mmspec.drafters.noise_canvas import PlainNoiseCanvas
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
-from mmspec.targets.masked import CACHES, MaskedBlock, MaskedTarget
-from mmspec.validation import is_integer
+from mmspec.targets.diffusion_gemma import DiffusionGemmaTarget
+from mmspec.targets.masked import MaskedTarget
 
-__all__ = ["NoDrafter", "UnmaskingDrafter"]
-
-ONE_PLACE = "one place a forward, the surest first"
+__all__ = ["NoDrafter"]
 
 
 class NoDrafter(Drafter, DraftSession):
@@ -49,6 +39,8 @@ class NoDrafter(Drafter, DraftSession):
 
     def fit(self, target: Target[Any]) -> Drafter:
         self.check(target)
+        if isinstance(target, DiffusionGemmaTarget):
+            return PlainNoiseCanvas().fit(target)
         return PlainUnmasking().fit(target) if isinstance(target, MaskedTarget) else self
 
     def start(
@@ -58,107 +50,3 @@ class NoDrafter(Drafter, DraftSession):
 
     def propose(self, canvas: Canvas) -> Draft:
         return Tree.chain(canvas.root[:, None], self.kind)
-
-
-class UnmaskingSession(OrderSession):
-    """Blocks of a batch, from left to right. The canvas knows which of their places are open."""
-
-    def __init__(self, drafter: UnmaskingDrafter, batch: PromptBatch) -> None:
-        self.drafter, self.requests, self.device = drafter, batch.requests, batch.prefill.logits.device
-
-    def open(self, canvas: Canvas) -> Draft:
-        length, rows = canvas.stopping[0].max_new_tokens, len(self.requests)
-        size = self.drafter.block_length or length
-        self.order = torch.arange(length, device=self.device).expand(rows, -1)
-        # blocks of a block-causal model are counted from the first token of the prompt
-        inside = [len(each.prompt_tokens) % size if self.drafter.is_causal else 0 for each in self.requests]
-        self.ends = [[*range(size - first, length, size), length] for first in inside]
-        return super().open(canvas)
-
-    def count_decided(self, row: int, canvas: Canvas) -> int:
-        return canvas.output_lengths[row]
-
-    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> MaskedBlock:
-        rows, length = self.order.shape
-        is_open = exists & ~canvas.decided.gather(1, places)
-        slot = torch.arange(length + 1, device=self.device)
-        ends = torch.tensor([end for _, end in groups], device=self.device)[:, None]
-        visible = slot < (ends if self.drafter.is_causal else length)
-        block = MaskedBlock.single(
-            canvas.tokens.gather(1, places).masked_fill(is_open, self.drafter.mask),
-            places,
-            is_open,
-            slot.expand(rows, -1),
-            visible.expand(rows, -1)[:, None],
-            completes=places.shape[1],
-            groups=groups,
-            length=length,
-            cache=self.drafter.cache,
-            ends=canvas.stopping[0].end_token_ids,
-        )
-        where = exists[:, :, None]
-        return replace(block, valid=where, slots=block.slots.where(where, length))
-
-
-class UnmaskingDrafter(SessionDrafter):
-    """Proposes the places of the current block of each row (LLaDA, 2502.09992, section 2.4).
-
-    The output has `max_new_tokens` places from the start. A row is in the block of its first place that is
-    not decided. Which of its places a round decides is up to the rule.
-
-    Args:
-        block_length: places of a block (semi-autoregressive decoding); None is the model's own, or one block
-            for all where it has none. Blocks that the model has not learnt are another order: lossy.
-        cache: what is kept from one forward to the next, as of `MaskedBlock`; lossy unless "none", for
-            models that are not block-causal.
-
-    Raises:
-        InputError: a block that is not a positive integer, or no such cache.
-    """
-
-    kind = DraftKind.POINT
-    proposes = "places"
-    keeps = ONE_PLACE
-    max_nodes = 0  # beside the places of the output
-    session = UnmaskingSession
-    mask: int  # of the target that it is fitted to
-    is_causal: bool  # from block to block
-
-    def __init__(self, block_length: int | None = None, cache: str = "none") -> None:
-        if block_length is not None and (not is_integer(block_length) or block_length < 1):
-            raise InputError("block_length", block_length, "a positive integer, or None")
-        if cache not in CACHES:
-            raise InputError("cache", cache, did_you_mean(cache, CACHES))
-        self.block_length, self.cache = block_length, cache
-
-    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
-        if not isinstance(target, MaskedTarget):
-            allowed = "a masked model: others predict the next token alone"
-            raise InputError("accelerator", "unmasking", allowed)
-        own = target.block_length
-        if own is not None and self.block_length not in (None, own):
-            raise InputError("block_length", self.block_length, f"{own}, the block that the model has learnt")
-        fitted = copy.copy(self)
-        fitted.mask, fitted.is_causal = target.vocabulary, own is not None
-        fitted.block_length = own or self.block_length
-        if own is None and (self.block_length is not None or self.cache != "none"):
-            fitted.exactness = "lossy"  # another order, or other keys, than those of plain decoding
-        return fitted
-
-    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
-        if sampler.processors:
-            allowed = "none: places of a masked model are not decoded in order"
-            raise InputError("logits_processor", len(sampler.processors), allowed)
-
-
-class PlainSession(UnmaskingSession):
-    """Blocks of plain decoding, which decides by a rule of its own."""
-
-    rule = LowConfidence()
-
-
-class PlainUnmasking(UnmaskingDrafter):
-    """Plain decoding of a masked model: one place a forward, whatever the rule, in the model's own blocks."""
-
-    proposes = "any"
-    session = PlainSession

@@ -21,7 +21,7 @@ from mmspec.acceptance.state_walk import StateFill
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import Target, TargetOutput
-from mmspec.drafters.none import ONE_PLACE, UnmaskingDrafter, UnmaskingSession
+from mmspec.drafters.masked_blocks import ONE_PLACE, UnmaskingDrafter, UnmaskingSession
 from mmspec.drafters.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.targets.masked import MaskedBlock

@@ -108,6 +108,8 @@ class MaskedTarget(CausalTarget):
         InputError: the mask token is none of the vocabulary, or another argument is out of its range.
     """
 
+    by_blocks = True
+
     def __init__(
         self,
         model: PreTrainedModel,

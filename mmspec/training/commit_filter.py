@@ -20,7 +20,7 @@ from mmspec.accelerators.accelerator import Accelerator
 from mmspec.acceptance.places import PlaceRule, Places
 from mmspec.decoding.draft import Block
 from mmspec.decoding.verdict import Fill
-from mmspec.drafters.none import UnmaskingDrafter
+from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.errors import InputError
 from mmspec.models.commit_filter import CommitFilter, CommitFilterConfig
 from mmspec.training.record import write_record

@@ -14,7 +14,7 @@ from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.places import PlaceRule, Places
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.none import UnmaskingDrafter
+from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.errors import InputError
 from mmspec.targets import MaskedTarget
 from tests.contracts.running import decode

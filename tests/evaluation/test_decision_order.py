@@ -12,7 +12,7 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.none import UnmaskingDrafter
+from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.errors import InputError
 from mmspec.evaluation.decision_order import decision_order, global_ar_ness, local_ar_ness
 from mmspec.targets import MaskedTarget

@@ -25,7 +25,8 @@ from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
+from mmspec.drafters.masked_blocks import UnmaskingDrafter
+from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.targets import CausalTarget, MaskedTarget
 from tests.contracts.running import Run, as_request, decode

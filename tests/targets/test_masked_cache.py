@@ -16,7 +16,8 @@ from mmspec.acceptance.confidence import LowConfidence
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.none import NoDrafter, UnmaskingDrafter
+from mmspec.drafters.masked_blocks import UnmaskingDrafter
+from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.targets.masked import MaskedBlock, MaskedTarget
 from mmspec.transformers_versions import cache_name

@@ -10,7 +10,7 @@ import pytest
 
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.learned import Learned
-from mmspec.drafters.none import UnmaskingDrafter
+from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.training.commit_filter import replay, train_filter

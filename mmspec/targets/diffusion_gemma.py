@@ -1,0 +1,152 @@
+"""DiffusionGemma as a target: an encoder keeps keys of what is decided, a decoder reads canvases of noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
+from mmspec.decoding.noise_canvas import CanvasBlock, CanvasFill
+from mmspec.errors import InputError
+from mmspec.targets.causal import to_device
+
+__all__ = ["DiffusionGemmaState", "DiffusionGemmaTarget"]
+
+SETTINGS = (
+    *("t_min", "t_max", "stability_threshold", "confidence_threshold"),
+    ("max_denoising_steps", "denoising_steps"),
+)
+
+
+@dataclass
+class DiffusionGemmaState(TargetState):
+    """Keys of a batch, and what the steps of its canvases say to each other.
+
+    Attributes:
+        caches: of each row, of its prompt and its decided canvases.
+        prompts: tokens of each prompt.
+        encoded: output tokens of each row whose keys are there.
+        canvas: [B, L] the canvas that was decided last; its keys are computed with the next draft.
+        logits: [B, L, V] of the last step; and [B] whether they are of the canvas that is decoded.
+    """
+
+    caches: list[DynamicCache]
+    prompts: list[int]
+    encoded: list[int]
+    canvas: Tensor | None = None
+    logits: Tensor | None = None
+    told: Tensor | None = None
+
+    def nbytes(self) -> int:
+        held = (
+            each for cache in self.caches for layer in cache.layers for each in (layer.keys, layer.values)
+        )
+        return sum(each.nbytes for each in held if isinstance(each, Tensor))
+
+
+class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
+    """Adapter from a DiffusionGemma of transformers to the Target interface.
+
+    Rows are read one by one, never padded, so that each gets what it gets alone.
+
+    Args:
+        model: a loaded model, on its device, in eval mode.
+
+    Attributes:
+        canvas_length: L.
+        published: settings of its plain decoding, as of `Renoise`.
+    """
+
+    by_blocks = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model: Any = model
+        self.config: Any = model.config
+        self.vocabulary: int = model.config.get_text_config().vocab_size
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.canvas_length: int = model.config.canvas_length
+        self.steps: Any = None
+        settings: Any = model.generation_config
+        sampler = getattr(settings, "sampler_config", None)
+        found = {"entropy_bound": getattr(sampler, "entropy_bound", None)}
+        for name in SETTINGS:
+            theirs, own = name if isinstance(name, tuple) else (name, name)
+            found[own] = getattr(settings, theirs, None)
+        self.published: Mapping[str, Any] = {name: one for name, one in found.items() if one is not None}
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[DiffusionGemmaState, PromptOutput]:
+        """Read the prompts, images included. Returns the state and logits [R, 0, V]: of no place.
+
+        Raises:
+            InputError: hidden states are asked for.
+        """
+        if taps:
+            raise InputError("taps", tuple(taps), "none: a canvas is decoded by no head")
+        caches = [DynamicCache(config=self.config.get_text_config(decoder=True)) for _ in prompts]
+        for cache, prompt in zip(caches, prompts, strict=True):
+            self._encode(cache, prompt)
+        lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
+        logits = torch.empty(len(prompts), 0, self.vocabulary, device=self.device)
+        return DiffusionGemmaState(caches, lengths, [0] * len(prompts)), PromptOutput(logits)
+
+    def _encode(self, cache: DynamicCache, prompt: Mapping[str, Tensor]) -> None:
+        """Keep the keys of tokens [1, n] behind those that are there."""
+        inputs = to_device(prompt, self.device)
+        tokens = inputs.pop("input_ids")
+        inputs.pop("attention_mask", None)
+        known, count = cache.get_seq_length(), tokens.shape[1]
+        positions = torch.arange(known, known + count, device=self.device)[None]
+        encoder = self.model.model.encoder
+        masks = encoder.create_masks_for_generate(
+            config=self.config,
+            inputs_embeds=torch.empty(1, count, 0, dtype=self.dtype, device=self.device),
+            attention_mask=torch.ones(1, known + count, dtype=torch.bool, device=self.device),
+            cache=cache,
+            position_ids=positions,
+            mm_token_type_ids=inputs.get("mm_token_type_ids"),
+        )
+        encoder(input_ids=tokens, attention_mask=masks, cache=cache, position_ids=positions, **inputs)
+
+    def score(self, state: DiffusionGemmaState, draft: CanvasBlock) -> TargetOutput:  # type: ignore[override]
+        """Score the canvas of each row; a canvas that was decided before is read first."""
+        tokens = draft.tokens[:, :, 0]
+        logits = torch.zeros(*tokens.shape, self.vocabulary, device=self.device)
+        for row, begin in enumerate(draft.begins):
+            if begin is None:
+                continue
+            if state.canvas is not None and state.encoded[row] < begin:
+                self._encode(state.caches[row], {"input_ids": state.canvas[row : row + 1]})
+                state.encoded[row] = begin
+            cache, told = state.caches[row], state.logits is not None and state.told is not None
+            length = state.prompts[row] + begin
+            output = self.model(
+                decoder_input_ids=tokens[row : row + 1],
+                self_conditioning_logits=state.logits[row : row + 1] if told else None,  # type: ignore[index]
+                self_conditioning_mask=state.told[row : row + 1] if told else None,  # type: ignore[index]
+                cache=cache,
+                decoder_position_ids=torch.arange(length, length + tokens.shape[1], device=self.device)[None],
+            )
+            logits[row] = output.logits[0]
+        return TargetOutput(logits)
+
+    def commit(
+        self,
+        state: DiffusionGemmaState,
+        draft: Draft,
+        verdict: CanvasFill,  # type: ignore[override]
+        active: Tensor,
+    ) -> None:
+        """Keep the canvases that were decided, and tell the next step of the others what this one said."""
+        done = verdict.decided.all(-1, keepdim=True)
+        state.canvas = verdict.values if state.canvas is None else verdict.values.where(done, state.canvas)
+        embeddings = self.model.get_input_embeddings().weight
+        state.logits, state.told = verdict.logits.to(embeddings.dtype), ~done[:, 0]
