@@ -123,8 +123,8 @@ def check_reach(model: PreTrainedModel, prompts: Sequence[int], most: int) -> No
         most: number of tokens that may follow them; the last is not read.
     """
     change, kind = change_of(model.config)
-    family: Any = type(model)
-    own = family.prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    usual = GenerationMixin.prepare_inputs_for_generation
+    own = getattr(type(model), usual.__name__, usual) is not usual
     across = [length for length in prompts if length <= change < length + most - 1]
     if across and own and hasattr(model.config, MIDWAY):
         raise refusal(

@@ -64,6 +64,7 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
     """
 
     by_blocks = True
+    prefix_cache = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model: Any = model
@@ -80,6 +81,14 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
             theirs, own = name if isinstance(name, tuple) else (name, name)
             found[own] = getattr(settings, theirs, None)
         self.published: Mapping[str, Any] = {name: one for name, one in found.items() if one is not None}
+
+    def compile(self) -> None:
+        """Compiled steps are not there yet.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("compile", True, "nothing: steps of canvases are not compiled yet")
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

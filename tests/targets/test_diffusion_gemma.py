@@ -15,11 +15,12 @@ from mmspec.acceptance.renoise import uniform_tokens
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.diffusion_gemma import DiffusionGemmaTarget
 from tests.contracts.running import Run, decode
 from tests.targets.loop import decode as decode_inputs
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import tiny_llama, tiny_tokenizer
 from tests.tiny_models.diffusion_gemma import HAS_DIFFUSION_GEMMA, tiny_diffusion_gemma
 
 pytestmark = pytest.mark.skipif(not HAS_DIFFUSION_GEMMA, reason="this transformers has no DiffusionGemma")
@@ -181,3 +182,20 @@ def test_what_does_not_fit_is_refused(target: DiffusionGemmaTarget) -> None:
             build_accelerator("renoise", **bad)
     assert build_accelerator("renoise").exactness == "exact"
     assert build_accelerator("renoise", denoising_steps=4).exactness == "lossy"
+
+
+def test_the_pipeline_answers_with_it() -> None:
+    """Greedy calls take the likeliest of every draw; what is noise again still depends on the seed."""
+    pipe: Any = VisionLanguagePipeline(tiny_diffusion_gemma(LENGTH, vocab=104), tiny_tokenizer())
+    assert pipe.accelerator.name == "none" and pipe.default_accelerator == "none"
+    asked: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 14}
+    plain = pipe("how many", seed=3, **asked)
+    assert plain.stats.exactness == "exact" and len(plain.tokens[0]) == 14
+    pipe.set_accelerator("renoise")
+    assert pipe("how many", seed=3, **asked).tokens == plain.tokens
+    pipe.set_accelerator("renoise", denoising_steps=2)
+    fast = pipe(["how many", "where is it ?"], seed=[3, 4], do_sample=False, **asked)
+    assert fast.stats.exactness == "lossy" and fast.stats.target_forwards == 1 + 2 * 3
+    for refused in (pipe.compile, pipe.enable_prefix_cache):
+        with pytest.raises(InputError):
+            refused()
