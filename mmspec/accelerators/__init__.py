@@ -31,6 +31,7 @@ from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.masked_blocks import UnmaskingDrafter
+from mmspec.drafters.masked_model import MaskedModelDrafter
 from mmspec.drafters.noise_canvas import NoiseCanvasDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.self_speculation import SelfSpeculationDrafter
@@ -88,7 +89,7 @@ def draft_model(
     """Drafts of a smaller model of the same tokenizer (2211.17192), or of the same continuous tokens.
 
     Args:
-        model: the draft model.
+        model: the draft model; a masked language model drafts as DiffuSpec does (`MaskedModelDrafter`).
         num_draft_tokens: length of a draft; 5 if None.
         tree: as of `DraftModelDrafter`; continuous tokens are drafted as chains.
         sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former, judged
@@ -101,7 +102,10 @@ def draft_model(
     else:
         reader = model
     if isinstance(reader, MaskedTarget):
-        raise InputError("drafter", type(reader.model).__name__, "a model that predicts the next token")
+        for name, value in (("sampling", sampling), ("tree", tree)):
+            if value is not None:
+                raise InputError(name, value, "None: a masked model drafts a path that is searched for")
+        return pair("draft_model", MaskedModelDrafter(reader, num_draft_tokens))
     if not reader.vector_size:
         return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled", tree))
     if tree is not None:

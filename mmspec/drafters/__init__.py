@@ -12,6 +12,7 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "none": "mmspec.drafters.none:NoDrafter",
         "copy": "mmspec.drafters.copy:CopyDrafter",
         "draft_model": "mmspec.drafters.draft_model:DraftModelDrafter",
+        "masked_model": "mmspec.drafters.masked_model:MaskedModelDrafter",
         "cell_model": "mmspec.drafters.cell_order:CellModelDrafter",
         "jacobi": "mmspec.drafters.jacobi:JacobiDrafter",
         "staircase": "mmspec.drafters.staircase:StaircaseDrafter",
