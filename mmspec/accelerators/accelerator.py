@@ -25,6 +25,8 @@ from mmspec.validation import require_number
 
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
 
+#: What is proposed and judged where places are decided together.
+OF_BLOCKS = frozenset({"places", "states", "canvas"})
 LENGTHS = ("auto", "fixed", "confidence", "cost")
 DEFAULT_STOP = 0.3
 #: The default is the first of these that is sound for what is proposed.
@@ -123,7 +125,7 @@ class Accelerator:
         """
         kind = "vectors" if target.vector_size else "tokens"
         for part in (self.drafter.proposes, self.rule.judges):
-            if part not in (kind, "any") and (part != "places" or kind != "tokens"):
+            if part not in (kind, "any") and (part not in OF_BLOCKS or kind != "tokens"):
                 own = "discrete" if kind == "tokens" else "continuous"
                 allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
@@ -218,7 +220,7 @@ class Call:
 
 def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
     """True if the rule's promise holds for what is proposed."""
-    if (rule.judges == "places") != (drafter.proposes == "places"):
+    if rule.judges != drafter.proposes and not OF_BLOCKS.isdisjoint((rule.judges, drafter.proposes)):
         return False
     return drafter.kind in rule.sound_for and not (rule.chains_only and drafter.branches)
 

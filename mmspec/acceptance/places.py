@@ -59,6 +59,11 @@ class Places:
         """[B, n] rank of each place by its confidence, from 0; of equals the leftmost comes first."""
         return rank(self.confidence)
 
+    @once
+    def leftmost(self) -> Tensor:
+        """[B, n] rank of each open place from the left, from 0; n where it is not open."""
+        return (self.is_open.long().cumsum(-1) - 1).where(self.is_open, self.is_open.shape[1])
+
     @property
     def is_end(self) -> Tensor:
         """[B, n] whether the chosen token ends the output."""

@@ -63,7 +63,7 @@ class Renoise(AcceptanceRule):
     settled: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     sound_for = frozenset({DraftKind.POINT})
-    judges = "places"
+    judges = "canvas"
     exactness = "lossy"
 
     @property

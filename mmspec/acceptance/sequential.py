@@ -19,7 +19,7 @@ class Sequential(PlaceRule):
     """
 
     def order(self, places: Places) -> Tensor:
-        return (places.is_open.cumsum(-1) - 1).where(places.is_open, places.is_open.shape[1])
+        return places.leftmost
 
     def choose(self, places: Places) -> Tensor:
         return torch.zeros_like(places.is_open)

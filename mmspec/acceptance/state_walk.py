@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from mmspec.acceptance.places import Places
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
-from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
+from mmspec.decoding.interfaces import AcceptanceRule, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Fill, Measured, Verdict
 
@@ -38,12 +39,20 @@ class StateFill(Fill):
 class StateWalk(AcceptanceRule):
     """Follow the target's own step from state to state while it leads to the next one (FreeDave, 2510.00294).
 
-    From the state that the walk ends in, one more place is decided. Every step is one of plain decoding, with
-    the noise of its place, so that the output is that of one place a forward.
+    A step decides one place, in the target's own order. From the state that the walk ends in, one more is
+    decided. Every step is one of plain decoding, with the noise of its place, so that the output is that of
+    one place a forward.
     """
 
+    order: str = field(default="confidence", init=False)
+
     sound_for = frozenset({DraftKind.POINT})
-    judges = "places"
+    judges = "states"
+
+    def fit(self, target: Target[Any]) -> StateWalk:
+        fitted = copy.copy(self)
+        object.__setattr__(fitted, "order", getattr(target, "order", self.order))
+        return fitted
 
     def decide(
         self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
@@ -68,7 +77,7 @@ class StateWalk(AcceptanceRule):
             block.length,
             block.ends,
         )
-        order = seen.order.view(shape)
+        order = (seen.order if self.order == "confidence" else seen.leftmost).view(shape)
         picked = is_open & (order == 0) & sound[:, :, None]
 
         leads = (picked[:, :-2] & block.guessed[:, :-1]).any(-1) & block.known[:, 1:]

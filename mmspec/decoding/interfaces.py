@@ -217,7 +217,8 @@ class Drafter(ABC):
         exactness: "lossy" if nodes see less than the model would, so that no rule can be exact.
         keeps: the distribution that exact rules keep, in words, where models of the kind have more than one;
             "" for the next token's.
-        proposes: "tokens", "vectors", or "any" of them; "places" if a rule chooses among them.
+        proposes: "tokens", "vectors", or "any" of them; "places" if a rule chooses among them, "states" of a
+            block, or a "canvas" of noise.
         runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
             when the next is on its way, and one more than it needs.
         rates_paths: whether sessions say how likely each candidate is (`likelihoods`), so that a draft, of
@@ -299,7 +300,7 @@ class AcceptanceRule(ABC):
         greedy_only: True if the claim holds at temperature 0 alone.
         chains_only: True if the rule judges one candidate per place.
         judges: "tokens", "vectors" (of denoising heads), or "any" of them; "places" if it chooses among the
-            open places of a block which to decide.
+            open places of a block which to decide; "states" or "canvas", as of `Drafter.proposes`.
         measures: what `measure` gives: "tv" or "drift".
         taps: layers of the target whose hidden states `decide` reads.
     """

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from mmspec.acceptance.confidence import LowConfidence
+from mmspec.acceptance.sequential import Sequential
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Request, Target
+from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target
+from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.order import Groups, OrderSession
 from mmspec.drafters.session import PromptBatch, SessionDrafter
@@ -29,7 +31,11 @@ from mmspec.validation import is_integer
 
 __all__ = ["ONE_PLACE", "PlainUnmasking", "UnmaskingDrafter", "UnmaskingSession"]
 
-ONE_PLACE = "one place a forward, the surest first"
+#: Plain decoding by the model's own order, in words.
+ONE_PLACE = {
+    "confidence": "one place a forward, the surest first",
+    "left_to_right": "one place a forward, from left to right",
+}
 
 
 class UnmaskingSession(OrderSession):
@@ -90,10 +96,12 @@ class UnmaskingDrafter(SessionDrafter):
 
     kind = DraftKind.POINT
     proposes = "places"
-    keeps = ONE_PLACE
+    keeps = ONE_PLACE["confidence"]
     max_nodes = 0  # beside the places of the output
     session = UnmaskingSession
     mask: int  # of the target that it is fitted to
+    order: str  # of its plain decoding
+    by_confidence = True  # rules rank places so, whatever the model's own order
     is_causal: bool  # from block to block
 
     def __init__(self, block_length: int | None = None, cache: str = "none") -> None:
@@ -111,9 +119,11 @@ class UnmaskingDrafter(SessionDrafter):
         if own is not None and self.block_length not in (None, own):
             raise InputError("block_length", self.block_length, f"{own}, the block that the model has learnt")
         fitted = copy.copy(self)
-        fitted.mask, fitted.is_causal = target.vocabulary, own is not None
+        fitted.mask, fitted.is_causal, fitted.order = target.vocabulary, own is not None, target.order
         fitted.block_length = own or self.block_length
-        if own is None and (self.block_length is not None or self.cache != "none"):
+        fitted.keeps = ONE_PLACE[target.order]
+        another = own is None and (self.block_length is not None or self.cache != "none")
+        if another or (self.by_confidence and target.order != "confidence"):
             fitted.exactness = "lossy"  # another order, or other keys, than those of plain decoding
         return fitted
 
@@ -123,14 +133,15 @@ class UnmaskingDrafter(SessionDrafter):
             raise InputError("logits_processor", len(sampler.processors), allowed)
 
 
-class PlainSession(UnmaskingSession):
-    """Blocks of plain decoding, which decides by a rule of its own."""
-
-    rule = LowConfidence()
-
-
 class PlainUnmasking(UnmaskingDrafter):
     """Plain decoding of a masked model: one place a forward, whatever the rule, in the model's own blocks."""
 
     proposes = "any"
-    session = PlainSession
+    by_confidence = False
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        session = super().start(requests, prefill, sampler, random)
+        session.rule = LowConfidence() if self.order == "confidence" else Sequential()
+        return session

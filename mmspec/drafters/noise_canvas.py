@@ -97,7 +97,7 @@ class NoiseCanvasDrafter(SessionDrafter):
     """
 
     kind = DraftKind.POINT
-    proposes = "places"
+    proposes = "canvas"
     keeps = OWN_STEPS
     max_nodes = 0
     session = NoiseCanvasSession

@@ -21,7 +21,7 @@ from mmspec.acceptance.state_walk import StateFill
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import Target, TargetOutput
-from mmspec.drafters.masked_blocks import ONE_PLACE, UnmaskingDrafter, UnmaskingSession
+from mmspec.drafters.masked_blocks import UnmaskingDrafter, UnmaskingSession
 from mmspec.drafters.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.targets.masked import MaskedBlock
@@ -170,7 +170,8 @@ class StatesDrafter(UnmaskingDrafter):
         InputError: a number of states out of range.
     """
 
-    keeps = ONE_PLACE
+    proposes = "states"
+    by_confidence = False
     session = StatesSession
 
     def __init__(self, states: int = 8) -> None:

@@ -34,6 +34,7 @@ __all__ = ["CACHES", "MaskedBlock", "MaskedState", "MaskedTarget"]
 
 CACHES = ("none", "prefix", "dual")
 PREDICTS = ("own", "next")
+ORDERS = ("confidence", "left_to_right")
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,11 @@ class MaskedTarget(CausalTarget):
         block_length: of a block-causal model, None where all places see each other; by default the config's.
         predicts: "own" where the logits at a place are of that place, "next" where of the place behind it
             (Dream, 2508.15487); None is the config's, or "own".
+        order: in which plain decoding decides the places of a block: "confidence", the surest first (LLaDA),
+            or "left_to_right" (`sequential` of SDAR); None is the config's, or "confidence".
 
     Attributes:
-        mask_token_id, block_length, predicts: as passed.
+        mask_token_id, block_length, predicts, order: as passed.
 
     Raises:
         UnsupportedModelError: the architecture cannot be told what its tokens see; the message says why.
@@ -116,6 +119,7 @@ class MaskedTarget(CausalTarget):
         mask_token_id: int | None = None,
         block_length: int | None = None,
         predicts: str | None = None,
+        order: str | None = None,
     ) -> None:
         super().__init__(model)
         text: Any = model.config.get_text_config(decoder=True)
@@ -127,6 +131,7 @@ class MaskedTarget(CausalTarget):
         self.mask_token_id: int = text.mask_token_id if mask_token_id is None else mask_token_id
         self.block_length: int | None = block_length or getattr(text, "block_length", None)
         self.predicts = getattr(text, "predicts", "own") if predicts is None else predicts
+        self.order = getattr(text, "order", "confidence") if order is None else order
         last = self.vocabulary - 1
         if not is_integer(self.mask_token_id) or not 0 <= self.mask_token_id <= last:
             raise InputError("mask_token_id", self.mask_token_id, f"a token id from 0 to {last}")
@@ -134,6 +139,8 @@ class MaskedTarget(CausalTarget):
             raise InputError("block_length", self.block_length, "a positive integer, or None")
         if self.predicts not in PREDICTS:
             raise InputError("predicts", self.predicts, " or ".join(PREDICTS))
+        if self.order not in ORDERS:
+            raise InputError("order", self.order, " or ".join(ORDERS))
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

@@ -8,8 +8,10 @@ import pytest
 
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.confidence import LowConfidence
+from mmspec.acceptance.sequential import Sequential
 from mmspec.acceptance.state_walk import StateWalk
 from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.drafters.none import NoDrafter
 from mmspec.drafters.states import StatesDrafter
 from mmspec.errors import InputError
@@ -21,12 +23,12 @@ WORDS, LENGTH = 32, 26
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 1], [4, 4, 4, 4]]
 
 
-def sdar(block: int = 4, predicts: str = "own") -> MaskedTarget:
-    return MaskedTarget(tiny_sdar(WORDS), block_length=block, predicts=predicts)
+def sdar(block: int = 4, predicts: str = "own", order: str = "confidence") -> MaskedTarget:
+    return MaskedTarget(tiny_sdar(WORDS), block_length=block, predicts=predicts, order=order)
 
 
 def run_of(target: MaskedTarget, drafter: Any, sampler: Sampler, rows: list[int], **more: Any) -> Run:
-    rule = StateWalk() if isinstance(drafter, StatesDrafter) else LowConfidence()
+    rule = StateWalk().fit(target) if isinstance(drafter, StatesDrafter) else LowConfidence()
     prompts = [PROMPTS[row] for row in rows]
     return decode(
         target, prompts, drafter.fit(target), rule, sampler, max_new_tokens=LENGTH, seed=[*rows], **more
@@ -49,6 +51,28 @@ def test_output_is_that_of_one_place_a_forward(
     assert sum(fast.stats.accepted) <= sum(fast.stats.drafted)
     if block > 1:
         assert sum(fast.stats.accepted) > 0 and all(ours < LENGTH for ours in fast.stats.nfe)
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7)], ids=["greedy", "sampled"])
+def test_models_that_decide_from_left_to_right_keep_that_order(sampler: Sampler) -> None:
+    """The order of plain decoding is the model's; a walk then fails only where a token was guessed wrong."""
+    target, rows = sdar(order="left_to_right"), [0, 1, 2, 3]
+    plain = run_of(target, NoDrafter(), sampler, rows)
+    by_hand = decode(
+        target,
+        [PROMPTS[row] for row in rows],
+        UnmaskingDrafter().fit(target),
+        Sequential(),
+        sampler,
+        max_new_tokens=LENGTH,
+        seed=rows,
+    )
+    fast = run_of(target, StatesDrafter(), sampler, rows)
+    assert fast.outputs == plain.outputs == by_hand.outputs
+    assert plain.outputs != run_of(sdar(), NoDrafter(), sampler, rows).outputs
+    assert StatesDrafter().fit(target).keeps == "one place a forward, from left to right"
+    made = build_accelerator("low_confidence").fit(target)
+    assert made.exactness == "lossy" and build_accelerator("freedave").fit(target).exactness == "exact"
 
 
 def test_an_end_token_ends_a_row_where_plain_decoding_ends_it() -> None:
