@@ -1,4 +1,4 @@
-"""Plants seventy faults in the package, one after the other, and reports which of them the tests find.
+"""Plants seventy-eight faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -341,6 +341,62 @@ FAULTS = (
         "GlmImageTarget.next_positions",
         ".expand(-1, -1, 3)",
         ".expand(-1, -1, 3) * 0",
+        TARGETS,
+    ),
+    Fault(
+        "a walk goes on behind a wrong guess",
+        "StateWalk.decide",
+        "reached = leads.long().cumprod(-1).sum(-1)",
+        "reached = leads.long().sum(-1)",
+        DRAFTERS,
+    ),
+    Fault(
+        "the block behind does not see the guessed one",
+        "StatesSession.in_states",
+        "own[:, count] |= seen_behind",
+        "own[:, count] |= seen_behind & False",
+        DRAFTERS,
+    ),
+    Fault(
+        "states of a block that begins inside the prompt are walked",
+        "StatesSession.in_states",
+        "(self.begin == starts[:, 0]) & whole",
+        "self.begin == starts[:, 0]",
+        DRAFTERS,
+    ),
+    Fault(
+        "the block behind is predicted by the last state",
+        "StatesBlock.before",
+        "(self.full * width + size)",
+        "(0 * self.full + self.states * width)",
+        DRAFTERS,
+    ),
+    Fault(
+        "masks of one block do not see each other",
+        "BlockTree.nodes",
+        "plain.visible | (block[:, None] == block)",
+        "plain.visible",
+        DRAFTERS,
+    ),
+    Fault(
+        "an entropy counts against itself",
+        "EntropyBound.choose",
+        "before = ascending.cumsum(-1) - ascending",
+        "before = ascending.cumsum(-1)",
+        RULES,
+    ),
+    Fault(
+        "a canvas of noise is told the logits of the one before",
+        "DiffusionGemmaTarget.commit",
+        "~done[:, 0]",
+        "done[:, 0] | True",
+        TARGETS,
+    ),
+    Fault(
+        "noise of a canvas is the same in every step",
+        "Renoise.decide",
+        "at = random.at(draft.steps.repeat_interleave(shape[1])[:, None])",
+        "at = random.at(0)",
         TARGETS,
     ),
     Fault(

@@ -122,7 +122,8 @@ class IdentityCheck:
             )
         if accelerator.keeps:
             notes.append(f"exact refers to {accelerator.keeps}")
-        drafts = accelerator.name != "none" and is_whole and accelerator.drafter.proposes not in ("places", "canvas")
+        drafts = accelerator.name != "none" and is_whole
+        drafts = drafts and accelerator.drafter.proposes not in ("places", "canvas")
         if drafts and sum(sum(one.stats.accepted) for one in comparisons) == 0:
             notes.append("no draft token was accepted, so this says little: ask for more tokens")
         notes += [
