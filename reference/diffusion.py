@@ -219,9 +219,10 @@ class DiffusionLoss(nn.Module):
         language = self.vlm.model.language_model
         embedded = language.embed_tokens(layout.tokens)
         is_image = layout.tokens == self.tower.image_token
-        copies = int(is_image.sum()) // len(visual)
-        rows = visual.view(len(layout.tokens), 1, -1, visual.shape[-1]).expand(-1, copies, -1, -1)
-        embedded = embedded.masked_scatter(is_image[..., None], rows.to(embedded.dtype))
+        if len(visual):  # of one image a row, in every copy of the conversation
+            copies = int(is_image.sum()) // len(visual)
+            rows = visual.view(len(layout.tokens), 1, -1, visual.shape[-1]).expand(-1, copies, -1, -1)
+            embedded = embedded.masked_scatter(is_image[..., None], rows.to(embedded.dtype))
         hidden = language(
             inputs_embeds=embedded,
             attention_mask=layout.sees[:, None],

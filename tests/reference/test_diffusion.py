@@ -1,0 +1,142 @@
+"""The reference model of masked blocks: what is learnt is what is decoded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.errors import InputError
+from mmspec.pipelines import MMSpecPipeline
+from mmspec.scenes import sample_scene
+from mmspec.scenes.render import render
+from mmspec.targets import MaskedTarget
+from reference.diffusion import DiffusionLoss, blocks_layout, convert, drafts_layout, train_diffusion
+from reference.processors import build_processor
+from reference.vlm_model import SHAPES_BY_SIZE, build_model
+from tests.tiny_models import randomise, save_family
+
+BLOCK, MASK = 4, 9
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, processor = tmp_path_factory.mktemp("llava"), build_processor()
+    model = randomise(build_model(SHAPES_BY_SIZE["tiny"], processor), 5)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def sequence() -> tuple[Tensor, Tensor]:
+    """[2, 14] tokens, and which are learnt: one answer, and two."""
+    tokens = torch.randint(10, 30, (2, 14), generator=torch.Generator().manual_seed(0))
+    learnt = torch.zeros_like(tokens, dtype=torch.bool)
+    learnt[0, 5:13] = learnt[1, 3:6] = learnt[1, 9:14] = True
+    return tokens, learnt
+
+
+def test_blocks_see_themselves_and_what_is_clean_before() -> None:
+    tokens, learnt = sequence()
+    made = blocks_layout(tokens, learnt, MASK, BLOCK, torch.Generator().manual_seed(1))
+    clean, noisy = made.tokens[:, :14], made.tokens[:, 14:]
+    hidden = noisy == MASK
+    assert torch.equal(clean, tokens) and torch.equal(noisy[~hidden], tokens[~hidden])
+    assert hidden.any() and not (hidden & ~learnt).any()
+    for query in range(14):
+        of = query // BLOCK
+        for key in range(14):
+            assert made.sees[0, query, key] == (key // BLOCK <= of)
+            assert made.sees[0, 14 + query, key] == (key // BLOCK < of)
+            assert made.sees[0, 14 + query, 14 + key] == (key // BLOCK == of)
+    assert not made.sees[0, :14, 14:].any()
+    assert len(made.goal) == int(hidden.sum())
+    for row, at, goal in zip(made.row.tolist(), made.at.tolist(), made.goal.tolist(), strict=True):
+        place = (at - 14 if at >= 14 else at) + 1
+        assert hidden[row, place] and goal == tokens[row, place]
+        assert (at < 14) == (place % BLOCK == 0), "the first of a block is said by the block before"
+
+
+def test_drafts_stand_behind_tokens_whose_next_one_is_learnt() -> None:
+    tokens, learnt = sequence()
+    made = drafts_layout(tokens, learnt, MASK, BLOCK, torch.Generator().manual_seed(1))
+    width = BLOCK - 1
+    assert (made.tokens[:, 14:] == MASK).all()
+    drafts = 0
+    for row, at, goal in zip(made.row.tolist(), made.at.tolist(), made.goal.tolist(), strict=True):
+        place = int(made.places[row, at])
+        assert goal == tokens[row, place + 1] and learnt[row, place + 1]
+        if at < 14:
+            assert place == at and torch.equal(made.sees[row, at, :14], torch.arange(14) <= at)
+            continue
+        drafts += 1
+        group = (at - 14) // width
+        anchor = int(made.places[row, 14 + group * width]) - 1
+        assert learnt[row, anchor + 1 : place + 2].all(), "a draft never reaches past its answer"
+        assert torch.equal(made.sees[row, at, :14], torch.arange(14) <= anchor)
+        own = torch.arange(made.tokens.shape[1] - 14) // width == group
+        assert torch.equal(made.sees[row, at, 14:], own)
+    assert drafts > 10
+
+
+def test_what_is_learnt_is_what_the_target_scores(llava: Path) -> None:
+    """Logits of a layout are those of a forward over the same blocks, with the clean ones before them."""
+    model, processor = convert(llava, BLOCK)
+    model, tokenizer = model.double().eval(), processor.tokenizer
+    target = MaskedTarget(model)
+    mask = target.mask_token_id
+    assert (target.block_length, target.predicts, mask) == (BLOCK, "next", len(tokenizer) - 1)
+    ids = tokenizer(["<bos><user>describe the image.<assistant>a red star left of a blue star"])["input_ids"]
+    tokens = torch.tensor(ids)
+    begin = tokens.shape[1] - 7
+    learnt = torch.zeros_like(tokens, dtype=torch.bool)
+    learnt[:, begin:] = True
+    learner = DiffusionLoss(model, BLOCK)
+    seeds = (torch.Generator().manual_seed(seed) for seed in range(99))
+    layouts = (blocks_layout(tokens, learnt, mask, BLOCK, each) for each in seeds)
+    layout = next(each for each in layouts if each.goal.numel() > 4)
+    found = learner.logits(layout, torch.zeros(0, 1, 1))
+    length = tokens.shape[1]
+    for row, at, logits in zip(layout.row.tolist(), layout.at.tolist(), found, strict=True):
+        place = (at - length if at >= length else at) + 1
+        block = place // BLOCK
+        shown = torch.where(torch.arange(length) // BLOCK < block, tokens[row], layout.tokens[row, length:])
+        shown = shown[: min((block + 1) * BLOCK, length)]
+        of = torch.arange(len(shown)) // BLOCK
+        alone = model(shown[None], attention_mask=(of[:, None] >= of)[None, None]).logits[0, place - 1]
+        assert torch.allclose(logits, alone.float(), atol=1e-4)
+
+
+def test_a_converted_model_says_the_same_token_by_token(llava: Path, tmp_path: Path) -> None:
+    """Before it has learnt anything; it is trained, saved and decoded in both ways."""
+    out = train_diffusion(tmp_path / "out", start=llava, block_length=BLOCK, steps=1, batch_size=1)
+    image = render(sample_scene(3), 96)
+    asked: dict[str, Any] = {"images": image, "max_new_tokens": 9, "do_sample": False}
+    before: Any = MMSpecPipeline.from_pretrained(llava, accelerator="none")
+    model, processor = convert(llava, BLOCK)
+    model.save_pretrained(tmp_path / "new")
+    processor.save_pretrained(tmp_path / "new")
+    new: Any = MMSpecPipeline.from_pretrained(tmp_path / "new", accelerator="none", mode="autoregressive")
+    assert new("describe the image.", **asked).tokens == before("describe the image.", **asked).tokens
+    for mode, names in (("blocks", ("freedave", "threshold")), ("autoregressive", ("self_speculation",))):
+        pipe: Any = MMSpecPipeline.from_pretrained(out, mode=mode)
+        pipe.set_accelerator("none")
+        plain = pipe("describe the image.", **asked)
+        for name in names:
+            pipe.set_accelerator(name)
+            said = pipe("describe the image.", **asked)
+            assert len(said.tokens[0]) == 9
+            assert said.tokens == plain.tokens or said.stats.exactness == "lossy"
+    assert pipe.default_accelerator == "self_speculation"
+
+
+def test_modes_are_for_models_that_have_both(llava: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="mode"):
+        MMSpecPipeline.from_pretrained(llava, mode="autoregressive")
+    with pytest.raises(InputError, match="mode"):
+        MMSpecPipeline.from_pretrained(llava, mode="both")
+    with pytest.raises(InputError, match="from"):
+        convert(save_family("qwen2_vl", tmp_path / "qwen"), BLOCK)
