@@ -1,4 +1,6 @@
-"""Masked language models that transformers lacks: LLaDA, SDAR and Dream, layer for layer Llama, Qwen3, Qwen2.
+"""Masked language models that transformers lacks: LLaDA, SDAR, Dream and LLaDA2.
+
+Layer for layer they are a Llama, a Qwen3, a Qwen2 and a GLM-4 with experts.
 
 What they are trained for is not the next token: places that are not decided hold a mask token, and the logits
 are of what stands there. Importing this makes the auto classes of transformers know the published folders
@@ -20,6 +22,8 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -29,9 +33,10 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    core_model_loading,
 )
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
 
 from mmspec.errors import UnsupportedModelError
 
@@ -40,6 +45,8 @@ __all__ = [
     "DreamConfig",
     "DreamForMaskedLM",
     "LLaDAConfig",
+    "LLaDA2Config",
+    "LLaDA2ForMaskedLM",
     "LLaDAForMaskedLM",
     "LLaDAModel",
     "SDARConfig",
@@ -90,6 +97,23 @@ KEYS = {
     BLOCK + r"ff_proj\.": r"model.layers.\1.mlp.gate_proj.",
     BLOCK + r"up_proj\.": r"model.layers.\1.mlp.up_proj.",
     BLOCK + r"ff_out\.": r"model.layers.\1.mlp.down_proj.",
+}
+
+
+#: LLaDA2's names of settings -> GLM-4's; what it may be set to besides; and keys of its weights.
+LLADA2_SETTINGS = {
+    "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts",
+    "use_qkv_bias": "attention_bias",
+}
+LLADA2_ALLOWED: dict[str, Any] = {"score_function": "sigmoid", "use_bias": False, "rope_scaling": None}
+LAYER = r"^model\.layers\.(\d+)\."
+LLADA2_KEYS = {
+    r"^model\.word_embeddings\.": "model.embed_tokens.",
+    LAYER + r"attention\.dense\.": r"model.layers.\1.self_attn.o_proj.",
+    LAYER + r"attention\.query_layernorm\.": r"model.layers.\1.self_attn.q_norm.",
+    LAYER + r"attention\.key_layernorm\.": r"model.layers.\1.self_attn.k_norm.",
+    LAYER + r"mlp\.gate\.expert_bias": r"model.layers.\1.mlp.gate.e_score_correction_bias",
 }
 
 
@@ -158,8 +182,40 @@ class DreamConfig(Qwen2Config):
         super().__post_init__(**kwargs)
 
 
+class LLaDA2Config(Glm4MoeConfig):
+    """Config of a LLaDA2 (2512.15745): that of GLM-4's experts, also by the names that its folders have.
+
+    Raises:
+        ValueError: it has something that those have not, such as another router.
+    """
+
+    model_type = "llada2_moe"
+    predicts = "own"
+
+    mask_token_id: int = 156895
+    block_length: int = 32
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        wrong = [
+            f"{name} {kwargs[name]!r}"
+            for name, allowed in LLADA2_ALLOWED.items()
+            if kwargs.get(name, allowed) != allowed
+        ]
+        if wrong:
+            raise ValueError(f"a LLaDA2 with {', '.join(wrong)}, which GLM-4's experts have not")
+        for theirs, own in LLADA2_SETTINGS.items():
+            if (value := kwargs.pop(theirs, None)) is not None:
+                setattr(self, own, value)
+        if "rope_theta" in kwargs and self.rope_parameters is None:
+            factor = kwargs.pop("partial_rotary_factor", 0.5)
+            rope = {"rope_type": "default", "rope_theta": kwargs.pop("rope_theta")}
+            self.rope_parameters = {**rope, "partial_rotary_factor": factor}
+        self.use_qk_norm, self.num_nextn_predict_layers = True, 0
+        super().__post_init__(**kwargs)
+
+
 class MaskedModel(PreTrainedModel):
-    """Base of all three: without a mask all places are seen, and there is no next token."""
+    """Base of all: without a mask all places are seen, and there is no next token."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -209,11 +265,18 @@ class DreamForMaskedLM(MaskedModel, Qwen2ForCausalLM):
     config_class = DreamConfig
 
 
+class LLaDA2ForMaskedLM(MaskedModel, Glm4MoeForCausalLM):
+    """LLaDA2: GLM-4 with experts, causal over blocks; its mask has to be given."""
+
+    config_class = LLaDA2Config
+
+
 #: Config -> model, of all that are known.
 MASKED_MODELS: dict[type[PreTrainedConfig], type[MaskedModel]] = {
     LLaDAConfig: LLaDAForMaskedLM,
     SDARConfig: SDARForMaskedLM,
     DreamConfig: DreamForMaskedLM,
+    LLaDA2Config: LLaDA2ForMaskedLM,
 }
 for config, model in MASKED_MODELS.items():
     AutoConfig.register(config.model_type, config, exist_ok=True)
@@ -221,3 +284,24 @@ for config, model in MASKED_MODELS.items():
 AutoModel.register(LLaDAConfig, LLaDAModel, exist_ok=True)
 renamings: list[Any] = [WeightRenaming(theirs, own) for theirs, own in KEYS.items()]
 register_checkpoint_conversion_mapping(LLaDAConfig.model_type, renamings, overwrite=True)
+
+
+def register_llada2() -> None:
+    """Let transformers read LLaDA2's folders, where it can split a matrix by the sizes of its parts."""
+    split = getattr(core_model_loading, "Split", None)
+    if split is None:  # transformers before 5.22
+        return
+    attention = "self_attn.{}_proj.weight"
+    own = [WeightRenaming(theirs, ours) for theirs, ours in LLADA2_KEYS.items()]
+    experts = ["mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"]
+    converters = [
+        WeightConverter(
+            "attention.query_key_value.weight", [attention.format(part) for part in "qkv"], [split(dim=0)]
+        ),
+        WeightConverter(experts, "mlp.experts.gate_up_proj", [MergeModulelist(dim=0), Concatenate(dim=1)]),
+        WeightConverter("mlp.experts.*.down_proj.weight", "mlp.experts.down_proj", [MergeModulelist(dim=0)]),
+    ]
+    register_checkpoint_conversion_mapping(LLaDA2Config.model_type, [*own, *converters], overwrite=True)
+
+
+register_llada2()

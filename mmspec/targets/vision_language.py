@@ -26,7 +26,7 @@ BY_TYPE: Registry[Callable[[PreTrainedModel], CausalTarget]] = Registry(
     {
         "glm_image": "mmspec.targets.glm_image:GlmImageTarget",
         "diffusion_gemma": "mmspec.targets.diffusion_gemma:DiffusionGemmaTarget",
-        **dict.fromkeys(("llada", "sdar", "Dream"), "mmspec.targets.masked:MaskedTarget"),
+        **dict.fromkeys(("llada", "sdar", "Dream", "llada2_moe"), "mmspec.targets.masked:MaskedTarget"),
     },
 )
 
