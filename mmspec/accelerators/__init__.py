@@ -26,6 +26,7 @@ from mmspec.acceptance.renoise import Renoise
 from mmspec.acceptance.state_walk import StateWalk
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.adaptive_blocks import AdaptiveBlocksDrafter
+from mmspec.drafters.any_subset import AnySubsetDrafter
 from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDrafter
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
@@ -223,6 +224,11 @@ def renoise(
     return Accelerator("renoise", NoiseCanvasDrafter(rule), rule)
 
 
+def assd(num_draft_tokens: int = 5, sampling: str = "sampled") -> Accelerator:
+    """Gaps of a text drafted by the model that fills them (2504.20456); options as of `AnySubsetDrafter`."""
+    return pair("assd", AnySubsetDrafter(num_draft_tokens, sampling))
+
+
 def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Accelerator:
     """Drafts by masked blocks of the target itself (2607.05722); options as of `SelfSpeculationDrafter`."""
     return pair("self_speculation", SelfSpeculationDrafter(num_draft_tokens, sampling))
@@ -414,6 +420,12 @@ ACCELERATORS = {
         adablock,
         "nothing: as `threshold`, in blocks that end behind a sure token of `delimiters`",
         "2509.26432",
+    ),
+    "assd": Preset(
+        assd,
+        "the target itself: an any-subset density model (XLNet) draws the next gaps of a text, which do not "
+        "know of each other",
+        "2504.20456",
     ),
     "renoise": Preset(
         renoise,

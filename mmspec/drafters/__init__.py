@@ -13,6 +13,7 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "copy": "mmspec.drafters.copy:CopyDrafter",
         "draft_model": "mmspec.drafters.draft_model:DraftModelDrafter",
         "masked_model": "mmspec.drafters.masked_model:MaskedModelDrafter",
+        "any_subset": "mmspec.drafters.any_subset:AnySubsetDrafter",
         "cell_model": "mmspec.drafters.cell_order:CellModelDrafter",
         "jacobi": "mmspec.drafters.jacobi:JacobiDrafter",
         "staircase": "mmspec.drafters.staircase:StaircaseDrafter",

@@ -25,6 +25,7 @@ BY_TYPE: Registry[Callable[[PreTrainedModel], CausalTarget]] = Registry(
     "model_type",
     {
         "glm_image": "mmspec.targets.glm_image:GlmImageTarget",
+        "xlnet": "mmspec.targets.any_subset:AnySubsetTarget",
         "diffusion_gemma": "mmspec.targets.diffusion_gemma:DiffusionGemmaTarget",
         **dict.fromkeys(("llada", "sdar", "Dream", "llada2_moe"), "mmspec.targets.masked:MaskedTarget"),
     },
