@@ -161,15 +161,16 @@ def low_confidence(
     cache: str = "none",
     remask_below: float = 0.0,
     denoising_steps: int | None = None,
+    end_cut: bool = False,
 ) -> Accelerator:
     """Places of a masked language model in the order of their confidence (LLaDA, 2502.09992).
 
     Args:
-        places_per_step, remask_below, denoising_steps: as of `LowConfidence`; one place a step over the whole
-            output, or in the model's own blocks, is plain decoding.
+        places_per_step, remask_below, denoising_steps, end_cut: as of `LowConfidence`; one place a step over
+            the whole output, or in the model's own blocks, is plain decoding.
         block_length, cache: as of `UnmaskingDrafter`.
     """
-    rule = LowConfidence(places_per_step, remask_below, denoising_steps)
+    rule = LowConfidence(places_per_step, remask_below, end_cut, denoising_steps)
     return Accelerator("low_confidence", UnmaskingDrafter(block_length, cache), rule)
 
 

@@ -21,7 +21,7 @@ class LowConfidence(PlaceRule):
     ranks its own places; of equals the leftmost is decided.
 
     Args:
-        places_per_step, remask_below: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut: as of `PlaceRule`.
         denoising_steps: forwards that a block takes, in place of `places_per_step`: each decides an equal
             share of it, the first ones a place more where that leaves a rest (SDAR's `low_confidence_static`,
             2510.06303; the paper's steps of a block).
@@ -34,7 +34,8 @@ class LowConfidence(PlaceRule):
 
     @property
     def promise(self) -> str:
-        lossy = self.places_per_step > 1 or self.remask_below or self.denoising_steps is not None
+        lossy = self.places_per_step > 1 or self.remask_below or self.end_cut
+        lossy = lossy or self.denoising_steps is not None
         return "lossy" if lossy else "exact"
 
     def __post_init__(self) -> None:

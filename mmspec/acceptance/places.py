@@ -70,6 +70,12 @@ class Places:
         ends = torch.tensor(sorted(self.ends), dtype=torch.long, device=self.token.device)
         return torch.isin(self.token, ends)
 
+    def cut(self, held: Tensor) -> Places:
+        """These places, of which none behind a decided end token is open; held: [B, n] what stands there."""
+        ends = torch.tensor(sorted(self.ends), dtype=torch.long, device=held.device)
+        ended = (torch.isin(held, ends) & self.exists & ~self.is_open).long().cumsum(-1) > 0
+        return replace(self, is_open=self.is_open & ~ended)
+
     @property
     def decided(self) -> Tensor:
         """[B, 1] places of the block that earlier rounds decided."""
@@ -95,6 +101,8 @@ class PlaceRule(AcceptanceRule):
         remask_below: a decided place of the block whose token has come to be less probable than this is
             opened again, the least probable first, at most one fewer than the round decides, so that every
             round comes nearer to the end; tokens of a block are emitted when it is complete. 0 never does.
+        end_cut: whether places behind a decided token that ends the output are left alone (after Learn2PD's
+            end-of-text prediction, 2509.25188, which cuts behind predicted ones as well).
 
     Raises:
         InputError: a value outside its range.
@@ -102,6 +110,7 @@ class PlaceRule(AcceptanceRule):
 
     places_per_step: int = 1
     remask_below: float = 0.0
+    end_cut: bool = False
 
     sound_for = frozenset({DraftKind.POINT})
     judges = "places"
@@ -111,6 +120,8 @@ class PlaceRule(AcceptanceRule):
         if not is_integer(self.places_per_step) or self.places_per_step < 1:
             raise InputError("places_per_step", self.places_per_step, "a positive integer")
         require_number("remask_below", self.remask_below, 0.0, 1.0, "0 (never) to 1")
+        if not isinstance(self.end_cut, bool):
+            raise InputError("end_cut", self.end_cut, "True or False")
 
     @abstractmethod
     def choose(self, places: Places) -> Tensor:
@@ -130,6 +141,7 @@ class PlaceRule(AcceptanceRule):
         if not isinstance(draft, Block):
             return super().decide(draft, output, scores, random, first)
         places = places_of(draft, scores, random, first)
+        places = places.cut(draft.tokens[:, :, 0]) if self.end_cut else places
         finite = scores.is_finite().view_as(places.is_open)
         return self.fill(draft, places, finite), Measured.nothing(places.is_open)
 

@@ -251,6 +251,23 @@ def test_blocks_that_end_at_delimiters_are_those_of_lists(least: float, sampler:
     assert len(sizes) > 2 or least == 2.0
 
 
+def test_places_behind_a_decided_end_are_left_alone() -> None:
+    """No more forwards go into what is not part of the output; those behind were decided before the end was."""
+    target, saved = MaskedTarget(model_of("llada")), 0
+    for end in range(WORDS - 1):
+        how: dict[str, Any] = {"max_new_tokens": LENGTH, "end": [end]}
+        runs = []
+        for cut in (False, True):
+            made = build_accelerator("low_confidence", end_cut=cut).fit(target)
+            runs.append(decode(target, PROMPTS[:1], made.drafter, made.rule, Sampler(), **how))
+        whole, short = runs
+        assert short.stats.target_forwards <= whole.stats.target_forwards
+        saved += whole.stats.target_forwards - short.stats.target_forwards
+        if end not in whole.outputs[0]:
+            assert short.outputs == whole.outputs
+    assert saved > 3 and made.exactness == "lossy"
+
+
 def test_every_rule_decides_something_and_nothing_that_is_not_open() -> None:
     noise = torch.Generator().manual_seed(0)
     for name in [name for name in ACCEPTANCE_RULES if issubclass(ACCEPTANCE_RULES[name], PlaceRule)]:
