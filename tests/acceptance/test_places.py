@@ -16,6 +16,7 @@ from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.errors import InputError
+from mmspec.models.commit_filter import CommitFilter, CommitFilterConfig
 from mmspec.targets import MaskedTarget
 from tests.contracts.running import decode
 from tests.targets.naive_masked import scores_of
@@ -252,7 +253,7 @@ def test_blocks_that_end_at_delimiters_are_those_of_lists(least: float, sampler:
 
 
 def test_places_behind_a_decided_end_are_left_alone() -> None:
-    """No more forwards go into what is not part of the output; those behind were decided before the end was."""
+    """No more forwards go into what is not part of the output."""
     target, saved = MaskedTarget(model_of("llada")), 0
     for end in range(WORDS - 1):
         how: dict[str, Any] = {"max_new_tokens": LENGTH, "end": [end]}
@@ -278,7 +279,9 @@ def test_every_rule_decides_something_and_nothing_that_is_not_open() -> None:
             exists = torch.ones_like(is_open)
             begin = torch.zeros(16, dtype=torch.long)
             places = Places(logits.argmax(-1), logits, is_open, exists, begin, size, frozenset({END}))
-            chosen = ACCEPTANCE_RULES[name]().chosen(places)
+            given = {"filter": CommitFilter(CommitFilterConfig(8))} if name == "learned" else {}
+            rule: Any = ACCEPTANCE_RULES[name](**given)
+            chosen = rule.chosen(places)
             assert chosen.any(-1).all() and not (chosen & ~is_open).any()
 
 
