@@ -197,7 +197,8 @@ class DiffusionLoss(nn.Module):
             states = patch_states(self.tower.module, batch.pixels)
             visual = visual_tokens(self.vlm, states)
         text: Any = self.vlm.config.text_config
-        learnt, total, figures = batch.weights > 0, visual.new_zeros(()), {}
+        learnt, total = batch.weights > 0, visual.new_zeros(())
+        figures: dict[str, Tensor] = {}
         for name, layout in (
             ("next", drafts_layout(batch.tokens, learnt, text.mask_token_id, self.block, noise)),
             ("masked", blocks_layout(batch.tokens, learnt, text.mask_token_id, self.block, noise)),

@@ -56,8 +56,7 @@ class AdaBlock(PlaceRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ids = self.delimiters if is_list(self.delimiters) else [self.delimiters]
-        if any(not is_integer(each) or each < 0 for each in ids):
+        if any(not is_integer(each) or each < 0 for each in self.ids):
             raise InputError("delimiters", self.delimiters, "token ids")
         if not is_integer(self.block_length) or self.block_length < 1:
             raise InputError("block_length", self.block_length, "a positive integer")
@@ -65,17 +64,24 @@ class AdaBlock(PlaceRule):
         require_number("delimiter_threshold", self.delimiter_threshold, 0.0, 2.0, "a probability, or more")
         require_number("window", self.window, 0.0, 1.0, "a share of the output, 0 to 1")
 
+    @property
+    def ids(self) -> list[int]:
+        """Ids of the delimiters."""
+        given: Any = self.delimiters
+        return list(given) if is_list(given) else [given]
+
     def lanes(self, length: int, left: int) -> int:
         """Places that a block's first forward looks at, in an output of that length with so many left."""
         return min(max(int(self.window * length), self.block_length), left)
 
     def sizes(self, places: Places) -> Tensor:
         """[B] how long the block of each row is: as it was cut, or as this forward cuts it."""
-        ids = self.delimiters if is_list(self.delimiters) else [self.delimiters]
         index = torch.arange(places.token.shape[1], device=places.token.device)
         is_new = places.decided[:, 0] == 0
         searched = places.exists & (index < int(self.window * places.length))
-        ends = torch.isin(places.token, torch.tensor(ids, dtype=torch.long, device=index.device)) & searched
+        ends = (
+            torch.isin(places.token, torch.tensor(self.ids, dtype=torch.long, device=index.device)) & searched
+        )
         sure = places.confidence.where(ends, NOWHERE)
         best, at = sure.max(-1)
         whole = places.exists.sum(-1)

@@ -63,11 +63,13 @@ class Learned(PlaceRule):
 def read_filter(source: Any) -> CommitFilter:
     """A loaded filter, or that of a folder."""
     if isinstance(source, CommitFilter):
-        return source.eval()
+        source.eval()
+        return source
     if not isinstance(source, str | Path) or not (Path(source) / "config.json").is_file():
         raise CheckpointError("filter", source, "a folder that `mmspec train filter` wrote")
     try:
         found: CommitFilter = CommitFilter.from_pretrained(source)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError("filter", source, f"a filter ({error})") from error
-    return found.eval()
+    found.eval()
+    return found

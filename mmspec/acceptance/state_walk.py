@@ -72,10 +72,13 @@ class StateWalk(AcceptanceRule):
         logits = scores.logits.view(*chosen.shape, -1)
         sound = (scores.is_finite().view(shape) | ~is_open).all(-1)
         seen = Places(
-            *(each.flatten(0, 1) for each in (chosen, logits, is_open, exists)),
-            places[:, :, 0].flatten(),
-            block.length,
-            block.ends,
+            token=chosen.flatten(0, 1),
+            logits=logits.flatten(0, 1),
+            is_open=is_open.flatten(0, 1),
+            exists=exists.flatten(0, 1),
+            begin=places[:, :, 0].flatten(),
+            length=block.length,
+            ends=block.ends,
         )
         order = (seen.order if self.order == "confidence" else seen.leftmost).view(shape)
         picked = is_open & (order == 0) & sound[:, :, None]

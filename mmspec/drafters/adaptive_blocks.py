@@ -23,6 +23,7 @@ class AdaptiveSession(UnmaskingSession):
     """
 
     drafter: AdaptiveBlocksDrafter
+    ends: list[list[int]]
 
     def __init__(self, drafter: AdaptiveBlocksDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)

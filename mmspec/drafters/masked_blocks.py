@@ -8,7 +8,7 @@ as places).
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,7 +98,7 @@ class UnmaskingDrafter(SessionDrafter):
     proposes = "places"
     keeps = ONE_PLACE["confidence"]
     max_nodes = 0  # beside the places of the output
-    session = UnmaskingSession
+    session: Callable[[Any, PromptBatch], DraftSession] = UnmaskingSession
     mask: int  # of the target that it is fitted to
     order: str  # of its plain decoding
     by_confidence = True  # rules rank places so, whatever the model's own order

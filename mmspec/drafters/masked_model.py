@@ -172,9 +172,14 @@ class MaskedModelSession(DraftSession):
             return []
         self.passes += 1
         log_p = self.drafter.predict(ids, count).log_softmax(-1)
-        search = {"mass": self.drafter.mass, "most": self.drafter.width, "beam": self.drafter.beam}
         return search_path(
-            log_p, self.ngrams[row], stopping.end_token_ids, weight=self.drafter.weight, **search
+            log_p,
+            self.ngrams[row],
+            stopping.end_token_ids,
+            mass=self.drafter.mass,
+            most=self.drafter.width,
+            beam=self.drafter.beam,
+            weight=self.drafter.weight,
         )
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from mmspec.acceptance.renoise import Renoise, uniform_tokens
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
 from mmspec.decoding.noise_canvas import CanvasBlock, CanvasFill
+from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
@@ -132,12 +133,13 @@ class PlainNoiseCanvas(NoiseCanvasDrafter):
         super().__init__(Renoise())
 
     def fit(self, target: Target[Any]) -> NoiseCanvasDrafter:
-        fitted, rule = super().fit(target), self.rule.fit(target)
-
-        def session(drafter: NoiseCanvasDrafter, batch: PromptBatch) -> NoiseCanvasSession:
-            made = NoiseCanvasSession(drafter, batch)
-            made.rule = rule
-            return made
-
-        fitted.session = session  # type: ignore[method-assign]
+        fitted = super().fit(target)
+        fitted.rule = self.rule.fit(target)
         return fitted
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
+    ) -> DraftSession:
+        session = super().start(requests, prefill, sampler, random)
+        session.rule = self.rule
+        return session

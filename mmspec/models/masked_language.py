@@ -243,7 +243,8 @@ class LLaDAModel(LlamaModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        for layer in self.layers:
+        layers: Any = self.layers
+        for layer in layers:
             layer.self_attn.is_causal = config.is_causal
 
 

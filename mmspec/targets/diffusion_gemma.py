@@ -44,9 +44,8 @@ class DiffusionGemmaState(TargetState):
     told: Tensor | None = None
 
     def nbytes(self) -> int:
-        held = (
-            each for cache in self.caches for layer in cache.layers for each in (layer.keys, layer.values)
-        )
+        layers: Any = (layer for cache in self.caches for layer in cache.layers)
+        held = (each for layer in layers for each in (layer.keys, layer.values))
         return sum(each.nbytes for each in held if isinstance(each, Tensor))
 
 
