@@ -44,7 +44,7 @@ STAGE = 7  # that no other training draws its scenes by
 MASK = "<mask>"
 BLOCK_WEIGHT = 0.3  # of masked tokens, beside the next token (2607.05722)
 ANCHORS = 16  # tokens of a conversation behind which a whole block is predicted
-CHECK_SCENES = 16
+CHECK_SCENES = 8
 DEFAULT_MINUTES = 50.0
 LEAST_NOISE = 0.1  # share of a block that is masked at least
 
@@ -257,7 +257,7 @@ def train_diffusion(
         InputError: the LLaVA's language model is no Llama.
     """
     out = Path(out)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=8)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=8, check_s=300.0)
     model, processor = convert(Path(start), block_length)
     tokenizer, visual = processor.tokenizer, tower_of(model, CANVAS).visual_tokens
 
