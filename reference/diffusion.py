@@ -45,6 +45,7 @@ MASK = "<mask>"
 BLOCK_WEIGHT = 0.3  # of masked tokens, beside the next token (2607.05722)
 ANCHORS = 16  # tokens of a conversation behind which a whole block is predicted
 CHECK_SCENES = 8
+QUESTIONS = 3  # of a scene: their answers have little to mask
 DEFAULT_MINUTES = 50.0
 LEAST_NOISE = 0.1  # share of a block that is masked at least
 
@@ -264,10 +265,11 @@ def train_diffusion(
     def make(step: int) -> SeededBatch:
         process, count = training.accelerator.process_index, training.batch_size
         seeds = training_seeds(training.seed, STAGE, step, process, count)
-        batch = conversation_batch(seeds, tokenizer, visual, with_description=step % 2 == 0)
-        return SeededBatch(batch, step)
+        kind: dict[str, Any] = {"with_description": step % 2 == 0, "asked": QUESTIONS}
+        return SeededBatch(conversation_batch(seeds, tokenizer, visual, **kind), step)
 
-    held_out = conversation_batch(np.arange(CHECK_SCENES), tokenizer, visual, with_description=True)
+    seen = np.arange(CHECK_SCENES)
+    held_out = conversation_batch(seen, tokenizer, visual, with_description=True, asked=QUESTIONS)
 
     def check(module: nn.Module) -> dict[str, float]:
         _, figures = module(SeededBatch(held_out, 0).to(training.accelerator.device))

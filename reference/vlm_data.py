@@ -186,14 +186,19 @@ def patch_batch(
 
 
 def conversation_batch(
-    seeds: np.ndarray, tokenizer: PreTrainedTokenizerBase, visual_tokens: int, *, with_description: bool
+    seeds: np.ndarray,
+    tokenizer: PreTrainedTokenizerBase,
+    visual_tokens: int,
+    *,
+    with_description: bool,
+    asked: int = QUESTIONS_PER_SCENE,
 ) -> ConversationBatch:
-    """One image and one conversation for each seed: a caption, questions and, if asked, a description."""
+    """One image and one conversation for each seed: a caption, `asked` questions and maybe a description."""
     scenes = [sample_scene(int(seed)) for seed in seeds]
     parts: list[_Part] = []
     for row, (seed, scene) in enumerate(zip(seeds, scenes, strict=True)):
         rng = np.random.default_rng([int(seed), 0x7A1C])
-        for index, (kind, prompt, answer) in enumerate(_turns(scene, rng, with_description)):
+        for index, (kind, prompt, answer) in enumerate(_turns(scene, rng, with_description, asked)):
             named = mentions(scene, prompt) if kind == "question" else []
             if index == 0:
                 opening = _opening(row, prompt, named, visual_tokens, image_last=rng.random() < 0.1)
@@ -217,9 +222,11 @@ def _moved(named: list[tuple[int, list[int]]], tokens: int) -> list[tuple[int, l
     return [(position + tokens, labels) for position, labels in named]
 
 
-def _turns(scene: Scene, rng: np.random.Generator, with_description: bool) -> list[tuple[str, str, str]]:
+def _turns(
+    scene: Scene, rng: np.random.Generator, with_description: bool, asked: int
+) -> list[tuple[str, str, str]]:
     turns = [("caption", str(rng.choice(CAPTION_PROMPTS)), caption(scene))]
-    turns += [("question", asked.text, asked.answer) for asked in questions(scene, rng, QUESTIONS_PER_SCENE)]
+    turns += [("question", each.text, each.answer) for each in questions(scene, rng, asked)]
     if with_description:
         turns.append(("description", str(rng.choice(DESCRIPTION_PROMPTS)), describe(scene)))
     shuffled = [turns[index] for index in rng.permutation(len(turns))]
