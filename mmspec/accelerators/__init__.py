@@ -235,12 +235,12 @@ def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Ac
     return pair("self_speculation", SelfSpeculationDrafter(num_draft_tokens, sampling))
 
 
-def freedave(states: int = 8) -> Accelerator:
+def freedave(states: int = 8, head: Any = None) -> Accelerator:
     """States of a masked block that are guessed to follow, scored in one forward (FreeDave, 2510.00294).
 
     The output is that of one place a forward. Options as of `StatesDrafter`.
     """
-    return Accelerator("freedave", StatesDrafter(states), StateWalk())
+    return Accelerator("freedave", StatesDrafter(states, head), StateWalk())
 
 
 def masked(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from mmspec.acceptance.places import PlaceRule, Places
 from mmspec.decoding.interfaces import Target
-from mmspec.errors import CheckpointError, InputError
-from mmspec.models.commit_filter import CommitFilter
+from mmspec.errors import InputError
+from mmspec.models.commit_filter import CommitFilter, read_filter
 from mmspec.validation import require_number
 
 
@@ -41,7 +40,7 @@ class Learned(PlaceRule):
         super().__post_init__()
         require_number("threshold", self.threshold, 0.0, 2.0, "a probability, or more")
         if self.filter is not None:  # a folder that cannot be read should not cost a load of the target
-            object.__setattr__(self, "model", read_filter(self.filter))
+            object.__setattr__(self, "model", read_filter(self.filter, "filter"))
 
     def fit(self, target: Target[Any]) -> Learned:
         if self.model is None:
@@ -58,18 +57,3 @@ class Learned(PlaceRule):
         confidence = torch.where(places.is_open, places.confidence, 1.0)
         chosen: Tensor = self.model(confidence).sigmoid() > self.threshold
         return chosen
-
-
-def read_filter(source: Any) -> CommitFilter:
-    """A loaded filter, or that of a folder."""
-    if isinstance(source, CommitFilter):
-        source.eval()
-        return source
-    if not isinstance(source, str | Path) or not (Path(source) / "config.json").is_file():
-        raise CheckpointError("filter", source, "a folder that `mmspec train filter` wrote")
-    try:
-        found: CommitFilter = CommitFilter.from_pretrained(source)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError("filter", source, f"a filter ({error})") from error
-    found.eval()
-    return found

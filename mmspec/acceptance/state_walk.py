@@ -28,11 +28,13 @@ class StateFill(Fill):
         begin: [B] output index of the first place of the block that this state is of.
         order: [B, n] rank in which its places come, by these scores.
         tokens: [B, n] the tokens that are chosen there.
+        confidence: [B, n] their probabilities; 1 where a place is decided.
     """
 
     begin: Tensor
     order: Tensor
     tokens: Tensor
+    confidence: Tensor
 
 
 @dataclass(frozen=True)
@@ -106,5 +108,6 @@ class StateWalk(AcceptanceRule):
             begin=take(places, final)[:, 0],
             order=take(order, final),
             tokens=take(chosen, final),
+            confidence=take(seen.confidence.view(shape), final).where(take(is_open, final), 1.0),
         )
         return fill, Measured.nothing(last)

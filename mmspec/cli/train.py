@@ -238,14 +238,17 @@ def commit_filter(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Steps, each on all that was seen.")] = 2000,
     threshold: Annotated[float, typer.Option(help="By which wrong places are counted.")] = 0.96,
+    learn: Annotated[
+        str, typer.Option(help="right (for learned:filter=...), or order (for freedave:head=...).")
+    ] = "right",
     *,
     asked: Question,
     how: ModelOptions,
 ) -> None:
-    """Train the filter of Learn2PD for a masked model, on its own outputs.
+    """Train a filter for a masked model, on its own outputs: which places are right, or come next.
 
-    Takes minutes: every prompt is decoded plainly once, and once by an oracle that
-    knows the output.
+    Takes minutes: every prompt is decoded plainly once, and for the former once by
+    an oracle that knows the output.
 
     Example:
         mmspec train filter my-sdar --prompt-file prompts.txt --samples 64 --out my-filter
@@ -258,6 +261,7 @@ def commit_filter(
         {"prompt": one.turns[0], "images": list(one.images) or None, **subject.settings}
         for one in subject.examples
     ]
+    use = "freedave:head" if learn == "order" else "learned:filter"
     folder = train_filter(
         subject.pipe,
         calls,
@@ -265,6 +269,7 @@ def commit_filter(
         block_length=block_length,
         epochs=epochs,
         threshold=threshold,
+        learn=learn,
         record={"target": Path(asked.source).name, **subject.described},
     )
-    print_result({"folder": str(folder)}, f"use it: --accelerator learned:filter={folder}", how.as_json)
+    print_result({"folder": str(folder)}, f"use it: --accelerator {use}={folder}", how.as_json)

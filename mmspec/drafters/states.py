@@ -24,6 +24,7 @@ from mmspec.decoding.interfaces import Target, TargetOutput
 from mmspec.drafters.masked_blocks import UnmaskingDrafter, UnmaskingSession
 from mmspec.drafters.session import PromptBatch
 from mmspec.errors import InputError
+from mmspec.models.commit_filter import read_filter
 from mmspec.targets.masked import MaskedBlock
 from mmspec.validation import is_integer
 
@@ -154,6 +155,8 @@ class StatesSession(UnmaskingSession):
     def observe(self, draft: Draft, output: TargetOutput, scores: Any, verdict: Any) -> None:
         if isinstance(draft, StatesBlock) and isinstance(verdict, StateFill):
             self.begin, self.ranked, self.guesses = verdict.begin, verdict.order, verdict.tokens
+            if self.drafter.head is not None:
+                self.ranked = rank(self.drafter.head(verdict.confidence))
 
 
 class StatesDrafter(UnmaskingDrafter):
@@ -165,20 +168,24 @@ class StatesDrafter(UnmaskingDrafter):
     Args:
         states: most places that a forward may decide in a block, 2 or more; one more in the block behind it
             where all of those are.
+        head: folder of a `CommitFilter` that has learnt which places come next (`mmspec train filter --learn
+            order`; after SPOT, 2610.22543), or a loaded one; None guesses by confidence.
 
     Raises:
         InputError: a number of states out of range.
+        CheckpointError: the head cannot be read.
     """
 
     proposes = "states"
     by_confidence = False
     session = StatesSession
 
-    def __init__(self, states: int = 8) -> None:
+    def __init__(self, states: int = 8, head: Any = None) -> None:
         if not is_integer(states) or not 2 <= states <= MAX_STATES:
             raise InputError("states", states, f"an integer from 2 to {MAX_STATES}")
         super().__init__()
         self.states = states
+        self.head = None if head is None else read_filter(head, "head")
 
     def fit(self, target: Target[Any]) -> StatesDrafter:
         fitted = super().fit(target)
@@ -188,6 +195,11 @@ class StatesDrafter(UnmaskingDrafter):
             allowed = "a block-causal model, as SDAR is: in others each state needs a prompt of its own"
             raise InputError("accelerator", "freedave", allowed)
         fitted = copy.copy(fitted)
-        fitted.states = min(self.states, 1 + (fitted.block_length or 1))
+        size = fitted.block_length or 1
+        if fitted.head is not None:
+            if fitted.head.config.block_length != size:
+                raise InputError("head", fitted.head.config.block_length, f"one for blocks of {size}")
+            fitted.head = copy.deepcopy(fitted.head).to(target.device)  # type: ignore[arg-type]
+        fitted.states = min(self.states, 1 + size)
         fitted.max_nodes = 1 + (fitted.states + 1) * (fitted.block_length or 1)
         return fitted

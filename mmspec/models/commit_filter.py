@@ -1,13 +1,20 @@
-"""Filter that tells from the confidences of a block which places are right already (Learn2PD, 2509.25188)."""
+"""Network that tells places of a block apart by their confidences: which are right already, or come next.
+
+The former is the filter of Learn2PD (2509.25188), the latter a head for the order of plain decoding, after
+SPOT (2610.22543).
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-__all__ = ["CommitFilter", "CommitFilterConfig"]
+from mmspec.errors import CheckpointError
+
+__all__ = ["CommitFilter", "CommitFilterConfig", "read_filter"]
 
 
 class CommitFilterConfig(PreTrainedConfig):
@@ -26,7 +33,7 @@ class CommitFilterConfig(PreTrainedConfig):
 
 
 class CommitFilter(PreTrainedModel):
-    """Two layers from the confidences of a block to logits that its places hold their final tokens.
+    """Two layers from the confidences of a block to a logit for each of its places.
 
     Decided places count with a confidence of 1, and so do those that a shorter block lacks.
     """
@@ -45,6 +52,25 @@ class CommitFilter(PreTrainedModel):
         whole = nn.functional.pad(confidence.float(), (0, missing), value=1.0)
         logits: Tensor = self.layers(whole)
         return logits[:, : confidence.shape[1]]
+
+
+def read_filter(source: Any, argument: str) -> CommitFilter:
+    """A loaded filter, or that of a folder.
+
+    Raises:
+        CheckpointError: there is none; it names the argument.
+    """
+    if isinstance(source, CommitFilter):
+        source.eval()
+        return source
+    if not isinstance(source, str | Path) or not (Path(source) / "config.json").is_file():
+        raise CheckpointError(argument, source, "a folder that `mmspec train filter` wrote")
+    try:
+        found: CommitFilter = CommitFilter.from_pretrained(source)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(argument, source, f"a filter ({error})") from error
+    found.eval()
+    return found
 
 
 AutoConfig.register(CommitFilterConfig.model_type, CommitFilterConfig, exist_ok=True)

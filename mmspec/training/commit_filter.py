@@ -1,13 +1,14 @@
-"""Training of the filter of Learn2PD (2509.25188): which places of a block are right already, by confidences.
+"""Training of networks that look at the confidences of a block: which places are right, or come next.
 
-Outputs of plain decoding are known first. Then they are decoded again by an oracle that decides, in each
-forward, every place whose token is already the final one; what it saw and decided is what a filter learns.
+The filter of Learn2PD (2509.25188): outputs of plain decoding are known first. Then they are decoded again by
+an oracle that decides, in each forward, every place whose token is already the final one; what it saw is what
+a filter learns. A head for the order (after SPOT, 2610.22543) learns from plain decoding alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from mmspec.decoding.verdict import Fill
 from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.errors import InputError
 from mmspec.models.commit_filter import CommitFilter, CommitFilterConfig
+from mmspec.registry import did_you_mean
 from mmspec.training.record import write_record
 
-__all__ = ["Replay", "replay", "train_filter"]
+__all__ = ["Orders", "Replay", "replay", "train_filter", "watch"]
 
 RATE = 3e-3
 HELD_OUT = 10  # one example of so many
@@ -44,6 +46,87 @@ class Replay:
     confidence: Tensor
     right: Tensor
     counted: Tensor
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Nats of which places are right, under logits [n, W]."""
+        nats = binary_cross_entropy_with_logits(logits, self.right.float(), reduction="none")
+        return (nats * self.counted).sum() / self.counted.sum()
+
+    def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
+        """Share of wrong places among those that a threshold lets through, and of right ones that it does."""
+        passes = (logits.sigmoid() > threshold) & self.counted
+        wrong = (passes & ~self.right).sum() / passes.sum().clamp_min(1)
+        found = (passes & self.right).sum() / (self.right & self.counted).sum().clamp_min(1)
+        return {"false_positives": round(wrong.item(), 4), "found": round(found.item(), 4)}
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Forwards of plain decoding over one example.
+
+    Attributes:
+        confidence: as of `Replay`.
+        rank: [n, W] how many forwards later each place is decided; -1 where it is not open, or never is.
+    """
+
+    confidence: Tensor
+    rank: Tensor
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Nats of the order in which the places come (Plackett-Luce), under logits [n, W]."""
+        total, places = logits.new_zeros(()), 0
+        for step in range(int(self.rank.amax()) + 1):
+            now = self.rank == step
+            left = logits.masked_fill(self.rank < step, float("-inf"))
+            rows = now.any(-1)
+            nats = left.logsumexp(-1) - logits.where(now, 0.0).sum(-1)
+            total, places = total + nats[rows].sum(), places + int(rows.sum())
+        return total / max(1, places)
+
+    def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
+        """How often the first place of all is right, beside that by confidence."""
+        is_open = self.rank >= 0
+        rows = (self.rank == 0).any(-1)
+        found = {}
+        for name, by in (("next", logits), ("by_confidence", self.confidence)):
+            first = by.masked_fill(~is_open, float("-inf")).argmax(-1, keepdim=True)
+            found[name] = round((self.rank.gather(-1, first)[rows] == 0).float().mean().item(), 4)
+        return found
+
+
+@dataclass(frozen=True)
+class Watch(PlaceRule):
+    """Decide the surest place, and remember where it was.
+
+    Attributes:
+        seen: confidences, and output indices of all places and of the one that is decided, of every forward.
+    """
+
+    seen: list[tuple[Tensor, Tensor, int]] = field(default_factory=list, compare=False)
+
+    def choose(self, places: Places) -> Tensor:
+        return torch.zeros_like(places.is_open)
+
+    def fill(self, draft: Block, places: Places, finite: Tensor) -> Fill:
+        made = super().fill(draft, places, finite)
+        confidence = torch.where(places.is_open & places.exists, places.confidence, 1.0)
+        self.seen.append((confidence[0], draft.starts[0], int(draft.starts[0][made.decided[0]][0])))
+        return made
+
+
+def watch(pipe: Any, call: dict[str, Any], drafter: UnmaskingDrafter, block_length: int) -> Orders:
+    """Decode a prompt plainly, and note in which order its places come; arguments as of `replay`."""
+    rule = Watch()
+    pipe.set_accelerator(Accelerator("watch", drafter, rule))
+    pipe(**call)
+    when = {place: step for step, (_, _, place) in enumerate(rule.seen)}
+    confidences, ranks = [], []
+    for step, (confidence, places, _) in enumerate(rule.seen):
+        later = [when.get(place, -1) - step for place in places.tolist()]
+        short = block_length - len(later)
+        confidences.append(pad(confidence, (0, short), value=1.0))
+        ranks.append(torch.tensor([max(each, -1) for each in later] + [-1] * short))
+    return Orders(torch.stack(confidences), torch.stack(ranks))
 
 
 @dataclass(frozen=True)
@@ -107,9 +190,10 @@ def train_filter(
     block_length: int | None = None,
     epochs: int = 2000,
     threshold: float = 0.96,
+    learn: str = "right",
     record: dict[str, Any] | None = None,
 ) -> Path:
-    """Train a filter for the target of a pipeline, and save it as the folder that `learned:filter=` takes.
+    """Train a filter for the target of a pipeline, and save it as a folder.
 
     Args:
         pipe: of a masked model.
@@ -118,14 +202,17 @@ def train_filter(
         block_length: places of a block; None is the model's own.
         epochs: steps of AdamW, each on all that was seen.
         threshold: by which the share of wrong places among those let through is measured.
+        learn: "right", for `learned:filter=`; or "order", for `freedave:head=`.
         record: entries of the folder's `training.json`.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: too few prompts, or a model without masked blocks.
+        InputError: too few prompts, a model without masked blocks, or nothing that can be learnt.
     """
+    if learn not in LEARNT:
+        raise InputError("learn", learn, did_you_mean(learn, LEARNT))
     drafter = UnmaskingDrafter(block_length).fit(pipe.target)
     size = drafter.block_length
     if size is None:
@@ -135,7 +222,7 @@ def train_filter(
     before = pipe.accelerator
     try:
         asked = tqdm(calls, desc="replays", unit="prompt")
-        replays = [replay(pipe, call, UnmaskingDrafter(block_length), size) for call in asked]
+        replays = [LEARNT[learn](pipe, call, UnmaskingDrafter(block_length), size) for call in asked]
     finally:
         pipe.set_accelerator(before)
     held = max(1, len(replays) // HELD_OUT)
@@ -145,26 +232,23 @@ def train_filter(
     optimizer = torch.optim.AdamW(filter.parameters(), lr=RATE)
     with torch.enable_grad():
         for _ in tqdm(range(epochs), desc="filter", unit="step"):
-            nats = binary_cross_entropy_with_logits(
-                filter(seen.confidence), seen.right.float(), reduction="none"
-            )
-            loss = (nats * seen.counted).sum() / seen.counted.sum()
+            loss = seen.loss(filter(seen.confidence))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     with torch.no_grad():
-        passes = (filter(unseen.confidence).sigmoid() > threshold) & unseen.counted
-    measured = {
-        "forwards": len(seen.confidence),
-        "false_positives": round(((passes & ~unseen.right).sum() / passes.sum().clamp_min(1)).item(), 4),
-        "found": round(((passes & unseen.right).sum() / (unseen.right & unseen.counted).sum()).item(), 4),
-    }
+        measured = unseen.measure(filter(unseen.confidence), threshold)
+    measured = {"forwards": len(seen.confidence), **measured}
     filter.save_pretrained(out)
-    write_record(Path(out), {**(record or {}), "threshold": threshold, **measured})
+    write_record(Path(out), {**(record or {}), "learn": learn, "threshold": threshold, **measured})
     return Path(out)
 
 
-def gathered(replays: Sequence[Replay]) -> Replay:
+def gathered(replays: Sequence[Any]) -> Any:
     """All forwards of several examples."""
-    parts = ([getattr(one, name) for one in replays] for name in ("confidence", "right", "counted"))
-    return Replay(*(torch.cat(each).cpu() for each in parts))
+    kind = type(replays[0])
+    return kind(*(torch.cat([getattr(one, each.name) for one in replays]).cpu() for each in fields(kind)))
+
+
+#: What a network can learn: (pipeline, call, drafter, block length) -> what it learns from.
+LEARNT: dict[str, Callable[..., Replay | Orders]] = {"right": replay, "order": watch}

@@ -13,7 +13,7 @@ from mmspec.acceptance.learned import Learned
 from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.training.commit_filter import replay, train_filter
+from mmspec.training.commit_filter import replay, train_filter, watch
 from tests.tiny_models import save_masked
 
 PROMPTS = [
@@ -63,6 +63,25 @@ def test_a_filter_is_trained_and_decodes(pipe: Any, tmp_path: Path) -> None:
     assert forwards[0] == plain.stats.target_forwards >= forwards[1] >= forwards[2]
     begins = len(pipe.tokenizer(PROMPTS[0])["input_ids"]) % 4
     assert forwards[2] == -(-(12 + begins) // 4)
+
+
+def test_a_head_learns_the_order_and_freedave_guesses_by_it(pipe: Any, tmp_path: Path) -> None:
+    """Whatever it has learnt, the output is that of plain decoding."""
+    calls = [call_of(prompt) for prompt in PROMPTS * 3]
+    orders = watch(pipe, calls[0], UnmaskingDrafter(), 4)
+    assert orders.rank.shape == orders.confidence.shape and int((orders.rank == 0).sum()) == len(orders.rank)
+    assert ((orders.rank >= 0) <= (orders.confidence < 1)).all()
+    folder = train_filter(pipe, calls, tmp_path / "head", epochs=60, learn="order")
+    record = json.loads((folder / "training.json").read_text())
+    assert record["by_confidence"] == 1.0 and 0 <= record["next"] <= 1
+    pipe.set_accelerator("none")
+    plain = [pipe(**call).tokens for call in calls[:4]]
+    pipe.set_accelerator("freedave", head=str(folder), states=4)
+    for call, tokens in zip(calls[:4], plain, strict=True):
+        output = pipe(**call)
+        assert output.tokens == tokens and output.stats.exactness == "exact"
+    with pytest.raises(InputError, match="learn"):
+        train_filter(pipe, calls, tmp_path / "head", learn="wrong")
 
 
 def test_what_cannot_be_trained_or_read_is_refused(pipe: Any, tmp_path: Path) -> None:
