@@ -17,6 +17,9 @@ __all__ = ["evaluate_app"]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the first scene.")]
 Card = Annotated[bool, typer.Option("--card", help="Write the model card with the figures.")]
 
+THRESHOLDS = (0.99, 0.9, 0.7, 0.5)
+BLOCKS = ",".join(["none", "freedave:states=16", *(f"threshold:threshold={each}" for each in THRESHOLDS)])
+
 evaluate_app = typer.Typer(help="Score models.", no_args_is_help=True)
 
 
@@ -62,6 +65,49 @@ def vlm(
             name = name.removesuffix("_by_kind")
             rows += [(f"  {name}: {part}", f"{share:.1%}") for part, share in value.items()]
     _report(source, scores, as_json, ("greedy", "right"), rows)
+
+
+@evaluate_app.command()
+def diffusion(
+    model: Model = None,
+    scenes: Annotated[int, typer.Option(min=1, help="Held-out scenes.")] = 32,
+    seed: Seed = 20_000,
+    blocks: Annotated[
+        str, typer.Option(help="Accelerators of the masked blocks; none is plain decoding.")
+    ] = BLOCKS,
+    autoregressive: Annotated[str, typer.Option(help="Accelerators of token by token.")] = (
+        "none,self_speculation:num_draft_tokens=12"
+    ),
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Score a model of masked blocks, in both of its modes, on captions and descriptions.
+
+    Example:
+        python -m reference evaluate diffusion my-scenes-diffusion --scenes 32
+    """
+    from mmspec.cli.choice import parse_choices
+    from mmspec.evaluation.tables import figures
+    from reference.diffusion_scores import aup, score_modes
+
+    if model is None:
+        raise InputError("model", None, "the folder of a model that `reference train diffusion` wrote")
+    choices = {"blocks": parse_choices(blocks), "autoregressive": parse_choices(autoregressive)}
+    scores = score_modes(model, choices, scenes, seed, batch_size=batch_size, temperature=temperature)
+    rows, curve = [], []
+    for row in scores["rows"]:
+        low, high = row["interval"] or (row["tokens_a_forward"],) * 2
+        shown = f"{row['tokens_a_forward']:.2f} ({low:.2f}-{high:.2f})"
+        shares = f"{row['right']:.1%}", f"{row['identical']:.1%}"
+        label = f"{row['mode']}: {row['accelerator']}"
+        rows.append((label, row["task"], row["exactness"], *shares, shown, f"{row['seconds']:.1f} s"))
+        if row["task"] == "describe" and row["accelerator"].startswith("threshold"):
+            curve.append((row["tokens_a_forward"], 100 * row["right"]))
+    scores["aup"] = aup(curve)
+    columns = ("", "task", "promise", "right", "identical", "tokens a forward (95 %)", "time")
+    title = f"{scenes} scenes from seed {seed}, temperature {temperature:g}, AUP {scores['aup']:.0f}"
+    print_result({"model": model, **scores}, figures(columns, rows, title=title), as_json)
 
 
 @evaluate_app.command()

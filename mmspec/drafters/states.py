@@ -71,9 +71,9 @@ class StatesSession(UnmaskingSession):
     """States of the blocks of a batch.
 
     Attributes:
-        order: [B, n] rank by which the places of a block are guessed to be decided; of those of `begin`.
-        tokens: [B, n] the tokens that are guessed there.
-        begin: [B] output index of the block that both are of.
+        ranked: [B, n] ranks in which the places of a block are guessed to be decided.
+        guesses: [B, n] the tokens that are guessed there.
+        begin: [B] output index of the first place of the block that both are of; -1 before the first.
     """
 
     drafter: StatesDrafter
@@ -86,71 +86,80 @@ class StatesSession(UnmaskingSession):
         self.begin = torch.full((rows,), -1, device=self.device)
 
     def propose(self, canvas: Canvas) -> Draft:
-        block = super().propose(canvas)
-        if not isinstance(block, MaskedBlock):
-            raise TypeError(type(block).__name__)
-        return self.in_states(block, canvas)
-
-    def in_states(self, block: MaskedBlock, canvas: Canvas) -> StatesBlock:
-        """The block with the states that are guessed to follow, and the block behind it."""
-        rows, narrow, length = len(block.tokens), block.starts.shape[1], block.length
-        width, count = max(narrow, self.drafter.block_length or 1), self.drafter.states
-        room = width - narrow
-        starts = pad(block.starts, (0, room), value=length)
+        block: Any = super().propose(canvas)
+        width, count = self.drafter.block_length or 1, self.drafter.states
+        room = width - block.starts.shape[1]
+        starts = pad(block.starts, (0, room), value=block.length)
         exists, is_open = (pad(each[:, :, 0], (0, room)) for each in (block.valid, block.is_open))
         now = pad(block.tokens[:, :, 0], (0, room), value=self.drafter.mask)
-        left = is_open.sum(-1)
-        # a block that begins inside the prompt is read by the end of that, which sees the first state alone
-        whole = torch.tensor(
-            [(len(each.prompt_tokens) + begin) % width == 0 for each, (begin, _) in self.bounds(block)],
-            device=self.device,
-        )
-        guess = (self.begin == starts[:, 0]) & whole
-        step = rank(-self.ranked.masked_fill(~is_open, width).double())  # of the open places, from 0
-        state = torch.arange(count, device=self.device)[:, None]
-        opened = is_open[:, None] & (step[:, None] >= state)  # [B, S, n]
-        tokens = torch.where(is_open[:, None] & ~opened, self.guesses[:, None], now[:, None])
-        tokens = tokens.masked_fill(opened, self.drafter.mask)
-        known = (state[:, 0] == 0) | (guess[:, None] & (state[:, 0] <= left[:, None]))
-        last = left.clamp_max(count)
-        full = last.where(known.gather(1, last.clamp_max(count - 1)[:, None])[:, 0] & (last < count), count)
-        guessed = is_open[:, None] & (step[:, None] == state) & (state + 1 < count)
-        begin = starts[:, :1] + exists.sum(-1, keepdim=True) + torch.arange(width, device=self.device)
-        behind = (full < count)[:, None] & (begin < length)  # [B, n] places of the block behind
 
-        lanes = torch.cat([tokens.flatten(1), torch.full_like(begin, self.drafter.mask)], 1)
-        places = torch.cat([starts.repeat(1, count), begin], 1)
-        there = torch.cat([(known[:, :, None] & exists[:, None]).flatten(1), behind], 1)
-        free = torch.cat([(known[:, :, None] & opened).flatten(1), behind], 1)
-        extra = length + 1 + torch.arange(count * width, device=self.device).expand(rows, -1)
-        slots = torch.cat([starts, extra], 1).where(there, length)
-        own = torch.zeros(rows, count + 1, length + 1 + count * width, dtype=torch.bool, device=self.device)
-        group = torch.arange(count + 1, device=self.device).repeat_interleave(width).expand(rows, -1)
-        own[torch.arange(rows, device=self.device)[:, None], group, slots] = True
-        seen_behind = own[torch.arange(rows, device=self.device), full]  # of itself where there is none
-        own[:, count] |= seen_behind
-        own[:, :, length] = False
-        own[:, :, :length] |= block.depths[:, None, :length] < starts[:, :1, None]
+        guessed = (self.begin == starts[:, 0]) & self._is_whole(block, width)
+        step = rank(-self.ranked.masked_fill(~is_open, width).double())[:, None]  # of open places, from 0
+        state, left = torch.arange(count, device=self.device)[:, None], is_open.sum(-1)
+        opened = is_open[:, None] & (step >= state)  # [B, S, n]
+        tokens = torch.where(is_open[:, None] & ~opened, self.guesses[:, None], now[:, None])
+        known = (state[:, 0] == 0) | (guessed[:, None] & (state[:, 0] <= left[:, None]))
+        is_full = known & (state[:, 0] == left[:, None])  # at most one of a row
+        full = torch.where(is_full.any(-1), is_full.long().argmax(-1), count)
+        behind = starts[:, :1] + exists.sum(-1, keepdim=True) + torch.arange(width, device=self.device)
+        has_behind = (full < count)[:, None] & (behind < block.length)
+
+        masks = torch.full_like(behind, self.drafter.mask)
+        made = self._laid_out(
+            block,
+            torch.cat([tokens.masked_fill(opened, self.drafter.mask).flatten(1), masks], 1),
+            torch.cat([starts.repeat(1, count), behind], 1),
+            torch.cat([(known[:, :, None] & exists[:, None]).flatten(1), has_behind], 1),
+            torch.cat([(known[:, :, None] & opened).flatten(1), has_behind], 1),
+            full,
+        )
+        next_place = is_open[:, None] & (step == state) & (state + 1 < count)
+        return StatesBlock(**made, states=count, known=known, guessed=next_place, full=full)
+
+    def _is_whole(self, block: MaskedBlock, width: int) -> Tensor:
+        """[B] whether a block begins behind the prompt, whose end else reads it, and sees one state alone."""
+        rows = zip(self.requests, block.groups, strict=True)
+        whole = [(len(request.prompt_tokens) + begin) % width == 0 for request, (begin, _) in rows]
+        return torch.tensor(whole, device=self.device)
+
+    def _laid_out(
+        self,
+        block: MaskedBlock,
+        tokens: Tensor,
+        places: Tensor,
+        exists: Tensor,
+        is_open: Tensor,
+        full: Tensor,
+    ) -> dict[str, Any]:
+        """Fields of a block of S + 1 groups of lanes [B, (S + 1) n]: who stands in which slot, and sees whom.
+
+        Each group sees what is before the block, and itself; the last one the group `full` [B] as well.
+        """
+        rows, length, groups = len(tokens), block.length, self.drafter.states + 1
+        width = tokens.shape[1] // groups
+        row, group = torch.arange(rows, device=self.device), torch.arange(groups, device=self.device)
+        behind = length + 1 + torch.arange((groups - 1) * width, device=self.device).expand(rows, -1)
+        slots = torch.cat([places[:, :width], behind], 1).where(exists, length)
+        sees = torch.zeros(rows, groups, length + 1 + behind.shape[1], dtype=torch.bool, device=self.device)
+        sees[row[:, None], group.repeat_interleave(width).expand(rows, -1), slots] = True
+        sees[:, -1] |= sees[row, full]  # itself where nothing is full
+        sees[:, :, length] = False
+        sees[:, :, :length] |= block.depths[:, None, :length] < places[:, :1, None]
         depths = torch.cat([block.depths[:, : length + 1], places[:, width:].clamp_max(length)], 1)
         made = MaskedBlock.single(
-            lanes,
+            tokens,
             places.clamp_max(length),
-            free,
+            is_open,
             depths,
-            own.repeat_interleave(width, 1),
+            sees.repeat_interleave(width, 1),
             completes=2 * width,
             groups=block.groups,
             length=length,
             cache=block.cache,
             ends=block.ends,
         )
-        kept = {each.name: getattr(made, each.name) for each in fields(made)}
-        kept |= {"slots": slots[:, :, None], "valid": there[:, :, None]}
-        return StatesBlock(**kept, states=count, known=known, guessed=guessed, full=full)
-
-    def bounds(self, block: MaskedBlock) -> Any:
-        """Requests, and the bounds of their blocks."""
-        return zip(self.requests, block.groups, strict=True)
+        held = {each.name: getattr(made, each.name) for each in fields(made)}
+        return {**held, "slots": slots[:, :, None], "valid": exists[:, :, None]}
 
     def observe(self, draft: Draft, output: TargetOutput, scores: Any, verdict: Any) -> None:
         if isinstance(draft, StatesBlock) and isinstance(verdict, StateFill):
