@@ -26,14 +26,21 @@ from tqdm.auto import tqdm
 from mmspec import MMSpecPipeline
 from mmspec.cli.console import note
 from mmspec.errors import InputError
+from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.models.smollm2 import gguf_file, write_folder
 from mmspec.text_file import json_lines, read_text
+from mmspec.training.data.conversations import ConversationRows
+from mmspec.training.data.sources import open_target
+from mmspec.training.data.states import StoredStates
 from mmspec.training.drafter import train_drafter
+from mmspec.training.methods import METHODS
 
-__all__ = ["HEADS", "gguf_file", "train_heads", "write_folder", "write_replies"]
+__all__ = ["HEADS", "gguf_file", "train_heads", "store_states", "write_folder", "write_replies"]
 
 LONGEST_PROMPT = 256
 LONGEST_ROW = 512  # tokens that heads learn from
+CHECK_S = 600.0  # between two looks at the acceptance length, which decode
+READ_TOGETHER = 16  # sequences of a batch whose states are stored
 #: Heads that are compared, with their settings; all draft equally many frequent tokens.
 HEADS: dict[str, dict[str, Any]] = {
     "eagle3": {},
@@ -103,6 +110,32 @@ def write_replies(
     return written
 
 
+@torch.no_grad()
+def store_states(model: str, data: Path, folder: Path, methods: dict[str, dict[str, Any]]) -> None:
+    """Store the target's hidden states of all replies, so that no head's minutes of training pay for them.
+
+    Args:
+        model: folder of the target.
+        data: JSONL file of `write_replies`.
+        folder: of the states; goes on with what it holds.
+        methods: heads that will read them, with their settings.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target, source = open_target(model, device, READ_TOGETHER, 0, data, max_length=LONGEST_ROW)
+    if not isinstance(source, ConversationRows):
+        raise InputError("data", str(data), "a file of conversations")
+    heads = [METHODS[name].build(target, **settings) for name, settings in methods.items()]
+    taps = tuple(dict.fromkeys(tap for head in heads for tap in (EMBEDDINGS, *head.taps, HIDDEN)))
+    few, stored = any(head.draft_tokens is not None for head in heads), StoredStates(target, folder)
+    found = [source.example(index) for index in range(len(source.rows))]
+    examples = sorted((one for one in found if one is not None), key=lambda one: len(one.learnt))
+    for start in tqdm(range(0, len(examples), READ_TOGETHER), desc="states", unit="batch"):
+        together = [one.inputs for one in examples[start : start + READ_TOGETHER]]
+        states = stored.read(together, taps)[HIDDEN]
+        if few:
+            stored.summary(together, states)
+
+
 def train_heads(
     model: str, data: Path, out: Path, names: Sequence[str], frequent_tokens: int, **how: Any
 ) -> None:
@@ -116,13 +149,15 @@ def train_heads(
         frequent_tokens: that each of them drafts; 0 for all.
         how: as of `RunOptions`, a length among them.
     """
+    methods = {}
     for name in names:
-        folder, state = out / name, out / f"{name}.training.pt"
-        if (folder / "config.json").exists():
-            note(f"{folder} is there")
-            continue
         few = "draft_vocabulary" if name in OWN_MATRIX else "frequent_tokens"
-        settings = {**HEADS[name], **({few: frequent_tokens} if frequent_tokens else {})}
+        methods[name] = {**HEADS[name], **({few: frequent_tokens} if frequent_tokens else {})}
+    missing = {name: own for name, own in methods.items() if not (out / name / "config.json").exists()}
+    if missing:
+        store_states(model, data, out / "states", missing)
+    for name, settings in missing.items():
+        folder, state = out / name, out / f"{name}.training.pt"
         note(f"{name}: {settings}")
         train_drafter(
             model,
@@ -133,6 +168,7 @@ def train_heads(
             max_length=LONGEST_ROW,
             states=out / "states",
             resume=state.exists(),
+            check_s=CHECK_S,
             **how,
         )
 

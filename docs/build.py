@@ -42,6 +42,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield DOCS / "commands.md", commands()
     yield DOCS / "serving.md", request_fields()
     yield DOCS / "benchmarks.md", image_tables()
+    yield DOCS / "real-words.md", real_tables()
     for name in ACCELERATORS:
         yield DOCS / "methods" / f"{name}.md", method(name)
 
@@ -61,7 +62,35 @@ FRONT = (
 
 
 def front() -> str:
-    """The table of the front page."""
+    """The tables of the front page: real words first, then the toy world of the reference models."""
+    return f"{front_words()}\n\n{front_scenes()}"
+
+
+def front_words() -> str:
+    """Accelerators of text on a real language model."""
+    rows = [row for row in recorded("real-words-cpu") if row["category"] == ""]
+    shown = [
+        (
+            f"`{shortened(row['accelerator'])}`",
+            f"{row['acceptance_length']:.2f}",
+            f"{row['over_plain']['median']:.2f}x",
+            row["exactness"],
+        )
+        for row in rows
+        if row["accelerator"] != "none"
+    ]
+    made = table(("SmolLM2-135M on Spec-Bench", "tokens a pass", "speed-up", "output"), shown)
+    told = "A real language model; two CPU cores, batch 1, greedy, the median question, end to end."
+    return f"{made}\n\n{told} [By task](docs/real-words.md)."
+
+
+def shortened(label: str) -> str:
+    """The label of an accelerator without the folder of its drafter."""
+    return re.sub(r":drafter=[^:]*", "", label)
+
+
+def front_scenes() -> str:
+    """Accelerators of images and of text about them, in the toy world."""
     lines = ["| | accelerator | tokens a pass | speed-up | output |", "|---|---|---|---|---|"]
     for task, record, name, kind in FRONT:
         row = next(
@@ -100,6 +129,37 @@ def image_tables() -> str:
     return "\n\n".join(f"### {title}\n\n{content}" for title, content in parts.items())
 
 
+#: Records of `mmspec bench` on Spec-Bench with a real language model, by what their tables are called.
+REAL = {"Greedy, two cores": "real-words-cpu"}
+TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def real_tables() -> str:
+    """Tables of text drafters on a real language model: all tasks together, then each."""
+    return "\n\n".join(f"### {title}\n\n{real_table(name)}" for title, name in REAL.items())
+
+
+def real_table(name: str) -> str:
+    """A record by task: tokens a forward, and the median prompt's ratio to plain decoding."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in recorded(name):
+        found.setdefault(row["accelerator"], {})[row["category"]] = row
+    rows = [
+        (
+            f"`{shortened(method)}`",
+            f"{tasks['']['identical']:.0%}",
+            with_interval(tasks[""]),
+            f"{tasks['']['over_plain']['median']:.2f}x",
+            *(
+                f"{tasks[task]['acceptance_length']:.2f}, {tasks[task]['over_plain']['median']:.2f}x"
+                for task in TASKS
+            ),
+        )
+        for method, tasks in found.items()
+    ]
+    return table(("", "identical", "all tasks (95 %)", "wall clock", *TASKS), rows)
+
+
 def methods_table(name: str) -> str:
     """A record of `mmspec bench --quality`; a star marks settings that were not searched for."""
     columns = ("method", "promise", "passes", "times fewer", "wall clock")
@@ -117,6 +177,12 @@ def methods_table(name: str) -> str:
         for row in recorded(name)
     ]
     return table((*columns, "measured TV", "attributes", "distance (95 %)"), rows)
+
+
+def with_interval(row: dict[str, Any]) -> str:
+    """Tokens a forward with their interval over prompts."""
+    low, high = row["acceptance_interval"]
+    return f"{row['acceptance_length']:.2f} ({low:.2f}-{high:.2f})"
 
 
 def distance(kid: dict[str, float]) -> str:
