@@ -153,7 +153,12 @@ def train_heads(
     for name in names:
         few = "draft_vocabulary" if name in OWN_MATRIX else "frequent_tokens"
         methods[name] = {**HEADS[name], **({few: frequent_tokens} if frequent_tokens else {})}
-    missing = {name: own for name, own in methods.items() if not (out / name / "config.json").exists()}
+    missing = {}
+    for name, settings in methods.items():
+        if (out / name / "config.json").exists():
+            note(f"{out / name} is there")
+        else:
+            missing[name] = settings
     if missing:
         store_states(model, data, out / "states", missing)
     for name, settings in missing.items():

@@ -58,7 +58,7 @@ def test_a_rule_of_so_many_places_is_right_as_often_as_the_closed_form(task: str
 
 
 def test_rules_that_adapt_decide_a_copy_at_once_and_a_shuffle_one_by_one() -> None:
-    for rule in (Threshold(0.9), EntropyBound(0.1)):
+    for rule in (Threshold(threshold=0.9), EntropyBound(entropy_bound=0.1)):
         outputs, forwards = decode("copy", rule, WORDS, 50)
         assert is_right("copy", outputs).all() and set(forwards.tolist()) == {1}
         outputs, forwards = decode("shuffle", rule, WORDS, 50)
