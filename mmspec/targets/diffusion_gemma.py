@@ -15,6 +15,7 @@ from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, Targe
 from mmspec.decoding.noise_canvas import CanvasBlock, CanvasFill
 from mmspec.errors import InputError
 from mmspec.targets.causal import to_device
+from mmspec.transformers_versions import CACHE
 
 __all__ = ["DiffusionGemmaState", "DiffusionGemmaTarget"]
 
@@ -118,11 +119,13 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
             config=self.config,
             inputs_embeds=torch.empty(1, count, 0, dtype=self.dtype, device=self.device),
             attention_mask=torch.ones(1, known + count, dtype=torch.bool, device=self.device),
-            cache=cache,
+            **{CACHE: cache},
             position_ids=positions,
             mm_token_type_ids=inputs.get("mm_token_type_ids"),
         )
-        encoder(input_ids=tokens, attention_mask=masks, cache=cache, position_ids=positions, **inputs)
+        encoder(
+            input_ids=tokens, attention_mask=masks, **{CACHE: cache}, position_ids=positions, **inputs
+        )
 
     def score(self, state: DiffusionGemmaState, draft: CanvasBlock) -> TargetOutput:  # type: ignore[override]
         """Score the canvas of each row; a canvas that was decided before is read first."""
@@ -140,7 +143,7 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
                 decoder_input_ids=tokens[row : row + 1],
                 self_conditioning_logits=state.logits[row : row + 1] if told else None,  # type: ignore[index]
                 self_conditioning_mask=state.told[row : row + 1] if told else None,  # type: ignore[index]
-                cache=cache,
+                **{CACHE: cache},
                 decoder_position_ids=torch.arange(length, length + tokens.shape[1], device=self.device)[None],
             )
             logits[row] = output.logits[0]
