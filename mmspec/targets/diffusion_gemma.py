@@ -123,9 +123,7 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
             position_ids=positions,
             mm_token_type_ids=inputs.get("mm_token_type_ids"),
         )
-        encoder(
-            input_ids=tokens, attention_mask=masks, **{CACHE: cache}, position_ids=positions, **inputs
-        )
+        encoder(input_ids=tokens, attention_mask=masks, **{CACHE: cache}, position_ids=positions, **inputs)
 
     def score(self, state: DiffusionGemmaState, draft: CanvasBlock) -> TargetOutput:  # type: ignore[override]
         """Score the canvas of each row; a canvas that was decided before is read first."""
