@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from mmspec.accelerators.accelerator import is_sound
+from mmspec.accelerators.accelerator import OF_BLOCKS, is_sound
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.distribution import Categorical, Scores
@@ -27,8 +27,9 @@ IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
 SOUND = [
     (name, kind)
     for name in ACCEPTANCE_RULES
-    # see tests/acceptance/test_denoising.py and tests/targets/test_masked.py
-    if ACCEPTANCE_RULES[name].judges not in ("vectors", "places")
+    # see tests/acceptance/test_denoising.py, tests/targets/test_masked.py and test_diffusion_gemma.py,
+    # and tests/drafters/test_states.py
+    if ACCEPTANCE_RULES[name].judges not in ("vectors", *OF_BLOCKS)
     for kind in DraftKind
     if kind in ACCEPTANCE_RULES[name].sound_for
 ]
