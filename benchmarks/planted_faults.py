@@ -380,7 +380,7 @@ FAULTS = (
     ),
     Fault(
         "an entropy counts against itself",
-        "EntropyBound.choose",
+        "within",
         "before = ascending.cumsum(-1) - ascending",
         "before = ascending.cumsum(-1)",
         RULES,

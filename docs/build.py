@@ -80,7 +80,9 @@ def front_words() -> str:
         if row["accelerator"] != "none"
     ]
     made = table(("SmolLM2-135M on Spec-Bench", "tokens a pass", "speed-up", "output"), shown)
-    told = "A real language model; two CPU cores, batch 1, greedy, the median question, end to end."
+    told = (
+        "A real language model; two CPU cores, batch 1, greedy, the median question. Heads learnt 16 minutes."
+    )
     return f"{made}\n\n{told} [By task](docs/real-words.md)."
 
 

@@ -130,7 +130,7 @@ class Accelerator:
                 allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
         if target.by_blocks and self.drafter.proposes == "tokens":
-            allowed = "none or low_confidence: a masked model has no next token to draft"
+            allowed = "one for masked models, such as threshold: a masked model has no next token to draft"
             raise InputError("accelerator", self.name, allowed)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)
         return replace(self, drafter=drafter, rule=rule, costs={})

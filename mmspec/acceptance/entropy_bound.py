@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mmspec.acceptance.places import PlaceRule, Places, rank
@@ -30,16 +31,25 @@ class EntropyBound(PlaceRule):
         require_number("entropy_bound", self.entropy_bound, 0.0, 1e6, "nats, 0 or more")
 
     def order(self, places: Places) -> Tensor:
-        return rank(-entropies(places))
+        return rank(-open_entropy(places))
 
     def choose(self, places: Places) -> Tensor:
-        ascending, index = entropies(places).sort(dim=-1, stable=True)
-        before = ascending.cumsum(-1) - ascending
-        return (before <= self.entropy_bound).scatter(-1, index, before <= self.entropy_bound)
+        return within(open_entropy(places), self.entropy_bound)
 
 
-def entropies(places: Places) -> Tensor:
+def open_entropy(places: Places) -> Tensor:
     """[B, n] nats at the open places; infinitely many elsewhere."""
-    log_p = places.logits.log_softmax(-1)
-    nats = -(places.p * log_p.masked_fill(places.p == 0, 0.0)).sum(-1)
-    return nats.masked_fill(~places.is_open, float("inf"))
+    return entropy(places.logits).masked_fill(~places.is_open, float("inf"))
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """[B, n] nats of distributions given by logits [B, n, V], which may be -inf."""
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p.masked_fill(log_p == float("-inf"), 0.0)).sum(-1)
+
+
+def within(nats: Tensor, bound: float) -> Tensor:
+    """[B, n] places of the lowest entropies [B, n], as long as those before each sum to at most `bound`."""
+    ascending, index = nats.sort(dim=-1, stable=True)
+    before = ascending.cumsum(-1) - ascending
+    return torch.zeros_like(nats, dtype=torch.bool).scatter(-1, index, before <= bound)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.places import rank
+from mmspec.acceptance.entropy_bound import entropy, within
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, Target, TargetOutput
@@ -99,14 +99,11 @@ class Renoise(AcceptanceRule):
         drawn = (logits + gumbel).argmax(-1)
         greedy = scores.greedy if isinstance(scores.greedy, bool) else scores.greedy.view(-1, shape[1])
         drawn = likeliest if greedy is True else drawn if greedy is False else likeliest.where(greedy, drawn)
-        log_p = logits.log_softmax(-1)
-        entropy = -(log_p.exp() * log_p.masked_fill(log_p == float("-inf"), 0.0)).sum(-1)
-        ascending = entropy.sort(dim=-1, stable=True).values
-        before = ascending.cumsum(-1) - ascending
-        kept = (before <= own["entropy_bound"]).gather(-1, rank(-entropy))
+        nats = entropy(logits)
+        kept = within(nats, own["entropy_bound"])
         canvas = torch.where(kept, drawn, uniform_tokens(at, first, logits.shape[-1]).view(shape))
         stable = (draft.past[:, : own["stability_threshold"]] == likeliest[:, None]).all(-1).all(-1)
-        sure = entropy.mean(-1) < own["confidence_threshold"]
+        sure = nats.mean(-1) < own["confidence_threshold"]
         done = (stable & sure) | (draft.steps <= 1)
         failed = ~scores.is_finite().view(shape).all(-1)
         decided = (done & ~failed)[:, None].expand(shape)

@@ -19,7 +19,7 @@ from mmspec.acceptance.confidence import LowConfidence
 from mmspec.acceptance.sequential import Sequential
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target
+from mmspec.decoding.interfaces import AcceptanceRule, DraftSession, PromptOutput, Request, Target
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.order import Groups, OrderSession
@@ -29,7 +29,7 @@ from mmspec.registry import did_you_mean
 from mmspec.targets.masked import CACHES, MaskedBlock, MaskedTarget
 from mmspec.validation import is_integer
 
-__all__ = ["ONE_PLACE", "PlainUnmasking", "UnmaskingDrafter", "UnmaskingSession"]
+__all__ = ["ONE_PLACE", "PlacesDrafter", "PlainUnmasking", "UnmaskingDrafter", "UnmaskingSession"]
 
 #: Plain decoding by the model's own order, in words.
 ONE_PLACE = {
@@ -78,7 +78,31 @@ class UnmaskingSession(OrderSession):
         return replace(block, valid=where, slots=block.slots.where(where, length))
 
 
-class UnmaskingDrafter(SessionDrafter):
+class PlacesDrafter(SessionDrafter):
+    """Base of drafters of places that are decided together.
+
+    Attributes:
+        own_rule: that decides them in place of the accelerator's: in plain decoding; else None.
+    """
+
+    kind = DraftKind.POINT
+    max_nodes = 0  # beside the places of the output
+    own_rule: AcceptanceRule | None = None
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        session = super().start(requests, prefill, sampler, random)
+        session.rule = self.own_rule
+        return session
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        if sampler.processors:
+            allowed = "none: this model's places are not decoded in order"
+            raise InputError("logits_processor", len(sampler.processors), allowed)
+
+
+class UnmaskingDrafter(PlacesDrafter):
     """Proposes the places of the current block of each row (LLaDA, 2502.09992, section 2.4).
 
     The output has `max_new_tokens` places from the start. A row is in the block of its first place that is
@@ -94,10 +118,8 @@ class UnmaskingDrafter(SessionDrafter):
         InputError: a block that is not a positive integer, or no such cache.
     """
 
-    kind = DraftKind.POINT
     proposes = "places"
     keeps = ONE_PLACE["confidence"]
-    max_nodes = 0  # beside the places of the output
     session: Callable[[Any, PromptBatch], DraftSession] = UnmaskingSession
     mask: int  # of the target that it is fitted to
     order: str  # of its plain decoding
@@ -127,11 +149,6 @@ class UnmaskingDrafter(SessionDrafter):
             fitted.exactness = "lossy"  # another order, or other keys, than those of plain decoding
         return fitted
 
-    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
-        if sampler.processors:
-            allowed = "none: places of a masked model are not decoded in order"
-            raise InputError("logits_processor", len(sampler.processors), allowed)
-
 
 class PlainUnmasking(UnmaskingDrafter):
     """Plain decoding of a masked model: one place a forward, whatever the rule, in the model's own blocks."""
@@ -139,9 +156,7 @@ class PlainUnmasking(UnmaskingDrafter):
     proposes = "any"
     by_confidence = False
 
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        session = super().start(requests, prefill, sampler, random)
-        session.rule = LowConfidence() if self.order == "confidence" else Sequential()
-        return session
+    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
+        fitted = super().fit(target)
+        fitted.own_rule = LowConfidence() if fitted.order == "confidence" else Sequential()
+        return fitted

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.acceptance.renoise import Renoise, uniform_tokens
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import DraftSession, PromptOutput, Request, Target, TargetOutput
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.draft import Draft
+from mmspec.decoding.interfaces import DraftSession, Target, TargetOutput
 from mmspec.decoding.noise_canvas import CanvasBlock, CanvasFill
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.session import PromptBatch, SessionDrafter
+from mmspec.drafters.masked_blocks import PlacesDrafter
+from mmspec.drafters.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.targets.diffusion_gemma import DiffusionGemmaTarget
 
@@ -88,7 +86,7 @@ class NoiseCanvasSession(DraftSession):
             self.past = torch.cat([verdict.values[:, None], self.past[:, :-1]], 1)
 
 
-class NoiseCanvasDrafter(SessionDrafter):
+class NoiseCanvasDrafter(PlacesDrafter):
     """Proposes the canvas of each row, which the rule `renoise` draws anew in every step.
 
     Attributes:
@@ -97,10 +95,8 @@ class NoiseCanvasDrafter(SessionDrafter):
         memory: steps whose likeliest tokens are remembered.
     """
 
-    kind = DraftKind.POINT
     proposes = "canvas"
     keeps = OWN_STEPS
-    max_nodes = 0
     session = NoiseCanvasSession
     length: int
     vocabulary: int
@@ -118,11 +114,6 @@ class NoiseCanvasDrafter(SessionDrafter):
         fitted.steps, fitted.memory = own["denoising_steps"], own["stability_threshold"]
         return fitted
 
-    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
-        if sampler.processors:
-            allowed = "none: places of a canvas are not decoded in order"
-            raise InputError("logits_processor", len(sampler.processors), allowed)
-
 
 class PlainNoiseCanvas(NoiseCanvasDrafter):
     """Plain decoding of such a model: its own steps, whatever the rule."""
@@ -134,12 +125,5 @@ class PlainNoiseCanvas(NoiseCanvasDrafter):
 
     def fit(self, target: Target[Any]) -> NoiseCanvasDrafter:
         fitted = super().fit(target)
-        fitted.rule = self.rule.fit(target)
+        fitted.own_rule = self.rule.fit(target)
         return fitted
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
-    ) -> DraftSession:
-        session = super().start(requests, prefill, sampler, random)
-        session.rule = self.rule
-        return session

@@ -37,7 +37,7 @@ class BlockTree(Tree):
     """A chain of candidates, and a block of K masks behind each of its nodes, of which none is a candidate.
 
     Attributes:
-        chain: n + 1 nodes, the root included.
+        chain_nodes: of the chain, the root included.
         masks: K.
     """
 

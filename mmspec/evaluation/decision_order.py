@@ -1,4 +1,4 @@
-"""How far the order in which places were decided is that of reading (AR-ness; DiffuCoder, 2506.20639)."""
+"""AR-ness: how near the order in which places were decided is to left to right (DiffuCoder, 2506.20639)."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ class AnySubsetTarget(Target[Gaps]):
         self.model: Any = model
         self.config: Any = None  # no head reads its states
         own = getattr(model.config, "mask_token_id", None)
-        self.mask_token_id: int = mask_token_id or own or XLNET_MASK
+        given = (each for each in (mask_token_id, own) if each is not None)  # 0 is a token too
+        self.mask_token_id: int = next(given, XLNET_MASK)
         self.end: Any = model.config.eos_token_id
         self.vocabulary: int = model.config.vocab_size
         self.device: torch.device = model.device

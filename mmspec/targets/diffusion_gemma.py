@@ -19,10 +19,11 @@ from mmspec.transformers_versions import CACHE
 
 __all__ = ["DiffusionGemmaState", "DiffusionGemmaTarget"]
 
-SETTINGS = (
-    *("t_min", "t_max", "stability_threshold", "confidence_threshold"),
-    ("max_denoising_steps", "denoising_steps"),
-)
+#: Settings of `Renoise` -> their names in a generation config.
+SETTINGS = {
+    "denoising_steps": "max_denoising_steps",
+    **{name: name for name in ("t_min", "t_max", "stability_threshold", "confidence_threshold")},
+}
 
 
 @dataclass
@@ -34,15 +35,14 @@ class DiffusionGemmaState(TargetState):
         prompts: tokens of each prompt.
         encoded: output tokens of each row whose keys are there.
         canvas: [B, L] the canvas that was decided last; its keys are computed with the next draft.
-        logits: [B, L, V] of the last step; and [B] whether they are of the canvas that is decoded.
+        told: [B, L, V] logits of the last step, and [B] whether they are of the canvas that is decoded.
     """
 
     caches: list[DynamicCache]
     prompts: list[int]
     encoded: list[int]
     canvas: Tensor | None = None
-    logits: Tensor | None = None
-    told: Tensor | None = None
+    told: tuple[Tensor, Tensor] | None = None
 
     def nbytes(self) -> int:
         layers: Any = (layer for cache in self.caches for layer in cache.layers)
@@ -77,9 +77,7 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
         settings: Any = model.generation_config
         sampler = getattr(settings, "sampler_config", None)
         found = {"entropy_bound": getattr(sampler, "entropy_bound", None)}
-        for name in SETTINGS:
-            theirs, own = name if isinstance(name, tuple) else (name, name)
-            found[own] = getattr(settings, theirs, None)
+        found |= {own: getattr(settings, theirs, None) for own, theirs in SETTINGS.items()}
         self.published: Mapping[str, Any] = {name: one for name, one in found.items() if one is not None}
 
     def compile(self) -> None:
@@ -135,13 +133,15 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
             if state.canvas is not None and state.encoded[row] < begin:
                 self._encode(state.caches[row], {"input_ids": state.canvas[row : row + 1]})
                 state.encoded[row] = begin
-            cache, told = state.caches[row], state.logits is not None and state.told is not None
+            conditioning = [None, None]
+            if state.told is not None:
+                conditioning = [each[row : row + 1] for each in state.told]
             length = state.prompts[row] + begin
             output = self.model(
                 decoder_input_ids=tokens[row : row + 1],
-                self_conditioning_logits=state.logits[row : row + 1] if told else None,  # type: ignore[index]
-                self_conditioning_mask=state.told[row : row + 1] if told else None,  # type: ignore[index]
-                **{CACHE: cache},
+                self_conditioning_logits=conditioning[0],
+                self_conditioning_mask=conditioning[1],
+                **{CACHE: state.caches[row]},
                 decoder_position_ids=torch.arange(length, length + tokens.shape[1], device=self.device)[None],
             )
             logits[row] = output.logits[0]
@@ -158,4 +158,4 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
         done = verdict.decided.all(-1, keepdim=True)
         state.canvas = verdict.values if state.canvas is None else verdict.values.where(done, state.canvas)
         embeddings = self.model.get_input_embeddings().weight
-        state.logits, state.told = verdict.logits.to(embeddings.dtype), ~done[:, 0]
+        state.told = verdict.logits.to(embeddings.dtype), ~done[:, 0]

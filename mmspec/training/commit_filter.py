@@ -84,7 +84,7 @@ class Orders:
         return total / max(1, places)
 
     def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
-        """How often the first place of all is right, beside that by confidence."""
+        """Share of forwards whose next place is predicted, and that by confidence alone."""
         is_open = self.rank >= 0
         rows = (self.rank == 0).any(-1)
         found = {}

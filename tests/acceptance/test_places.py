@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 
 class At(NamedTuple):
-    """Where a row stands: places of the block, those decided before, output places before it, and in all."""
+    """Progress of a row: places of the block, those decided before, output places before it, and in all."""
 
     size: int
     decided: int

@@ -93,7 +93,7 @@ def test_the_first_candidate_of_a_round_is_always_accepted() -> None:
 
 
 def test_the_joint_distribution_is_that_of_the_model() -> None:
-    """Of two gaps, among all pairs of words; drawing both at once would be further away."""
+    """The distribution of two gaps, among all pairs of words; drawing both at once would be further away."""
     rows, prompt = 4000, [3, MASK, MASK, 5]
     made = build_accelerator("assd", num_draft_tokens=2).fit(target())
     how: dict[str, Any] = {"max_new_tokens": 2, "seed": [*range(rows)]}
@@ -121,3 +121,8 @@ def test_what_does_not_fit_is_refused() -> None:
         target().arrange([{"input_ids": torch.tensor([[1, 2]])}])
     with pytest.raises(InputError, match="sampling"):
         build_accelerator("assd", sampling="greedy")
+
+
+def test_any_token_can_stand_in_gaps() -> None:
+    assert AnySubsetTarget(target().model, mask_token_id=0).mask_token_id == 0
+    assert AnySubsetTarget(target().model).mask_token_id == MASK

@@ -110,7 +110,7 @@ def test_sampled_drafts_are_judged_by_rejection() -> None:
 
 
 def test_the_joint_distribution_of_two_tokens_is_the_targets() -> None:
-    """Of many rows of one prompt, by the total variation to the exact distribution."""
+    """Many rows of one prompt, by the total variation to the exact distribution."""
     rows, sampler = 3000, Sampler(1.0, top_k=4)
     target = CausalTarget(both())
     made = build_accelerator("self_speculation", sampling="sampled", num_draft_tokens=2).fit(target)

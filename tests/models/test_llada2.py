@@ -118,7 +118,7 @@ def feed(x: Tensor, weights: dict[str, Tensor], root: str) -> Tensor:
 
 
 def experts(x: Tensor, weights: dict[str, Tensor], root: str) -> Tensor:
-    """Of one token [WIDTH]: the best groups by their two best experts, then the best experts in those."""
+    """Experts of one token [WIDTH]: the best groups by their two best, then the best in those."""
     scores = (weights[root + "gate.weight"] @ x).sigmoid()
     biased = (scores + weights[root + "gate.expert_bias"]).view(GROUPS, -1)
     groups = biased.topk(2, -1).values.sum(-1).topk(2).indices

@@ -104,7 +104,7 @@ def run_of(target: DiffusionGemmaTarget, rows: list[int], count: int, **more: An
 
 
 def test_tokens_are_those_of_generate(target: DiffusionGemmaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ragged rows over several canvases, the window of whose layers slides."""
+    """Ragged rows over several canvases, the window of whose layers slides."""
     run = run_of(target, [0, 1, 2], 3 * LENGTH)
     for row in range(3):
         tokens, _ = generated(target, row, 3, monkeypatch)
