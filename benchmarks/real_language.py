@@ -124,7 +124,7 @@ def store_states(model: str, data: Path, folder: Path, methods: dict[str, dict[s
     target, source = open_target(model, device, READ_TOGETHER, 0, data, max_length=LONGEST_ROW)
     if not isinstance(source, ConversationRows):
         raise InputError("data", str(data), "a file of conversations")
-    heads = [METHODS[name].build(target, **settings) for name, settings in methods.items()]
+    heads: list[Any] = [METHODS[name].build(target, **settings) for name, settings in methods.items()]
     taps = tuple(dict.fromkeys(tap for head in heads for tap in (EMBEDDINGS, *head.taps, HIDDEN)))
     few, stored = any(head.draft_tokens is not None for head in heads), StoredStates(target, folder)
     found = [source.example(index) for index in range(len(source.rows))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class Row:
 
 def score_modes(
     folder: str,
-    choices: dict[str, Sequence[AcceleratorChoice]],
+    choices: Mapping[str, Sequence[AcceleratorChoice]],
     scenes: int,
     seed: int,
     *,

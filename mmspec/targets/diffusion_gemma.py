@@ -133,14 +133,13 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
             if state.canvas is not None and state.encoded[row] < begin:
                 self._encode(state.caches[row], {"input_ids": state.canvas[row : row + 1]})
                 state.encoded[row] = begin
-            conditioning = [None, None]
-            if state.told is not None:
-                conditioning = [each[row : row + 1] for each in state.told]
+            told = None if state.told is None else [each[row : row + 1] for each in state.told]
+            logits_before, known = told or (None, None)
             length = state.prompts[row] + begin
             output = self.model(
                 decoder_input_ids=tokens[row : row + 1],
-                self_conditioning_logits=conditioning[0],
-                self_conditioning_mask=conditioning[1],
+                self_conditioning_logits=logits_before,
+                self_conditioning_mask=known,
                 **{CACHE: state.caches[row]},
                 decoder_position_ids=torch.arange(length, length + tokens.shape[1], device=self.device)[None],
             )
