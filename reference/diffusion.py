@@ -9,6 +9,9 @@ by token. Three things are learnt at once, as converted models do (SDAR, 2510.06
     all tokens of a block that follows a token, given those before it by the causal mask, for drafts.
 
 Logits at a place are of the next one in all of them, so that the first is what the model does already.
+
+Without blocks all places see each other, images and prompts included (LLaDA, 2502.09992), and the second is
+all that is learnt: such a model shows what it costs to keep keys of an image while an answer is decided.
 """
 
 from __future__ import annotations
@@ -48,9 +51,10 @@ CHECK_SCENES = 8
 QUESTIONS = 3  # of a scene: their answers have little to mask
 DEFAULT_MINUTES = 50.0
 LEAST_NOISE = 0.1  # share of a block that is masked at least
+MOST_BEHIND = 64  # places behind the conversation where all see each other
 
 
-def convert(folder: Path, block_length: int) -> tuple[LlavaForConditionalGeneration, Any]:
+def convert(folder: Path, block_length: int | None) -> tuple[LlavaForConditionalGeneration, Any]:
     """A trained LLaVA as a model of masked blocks, with one token more, and its processor."""
     processor = AutoProcessor.from_pretrained(folder)
     donor: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
@@ -62,7 +66,8 @@ def convert(folder: Path, block_length: int) -> tuple[LlavaForConditionalGenerat
     text = {**settings.pop("text_config"), "vocab_size": len(processor.tokenizer)}
     del text["model_type"]
     mask = processor.tokenizer.convert_tokens_to_ids(MASK)
-    own = {"mask_token_id": mask, "block_length": block_length, "predicts": "next", "is_causal": True}
+    own: dict[str, Any] = {"mask_token_id": mask, "block_length": block_length, "predicts": "next"}
+    own["is_causal"] = block_length is not None
     config = LlavaConfig(**{**settings, "text_config": LLaDAConfig(**text, **own).to_dict()})
     model = LlavaForConditionalGeneration(config)
     model.load_state_dict(donor.state_dict())
@@ -104,35 +109,55 @@ class Layout:
     weight: Tensor
 
 
-def blocks_layout(tokens: Tensor, learnt: Tensor, mask: int, block: int, noise: torch.Generator) -> Layout:
+def blocks_layout(
+    tokens: Tensor, turns: Tensor, mask: int, end: int, block: int, noise: torch.Generator
+) -> Layout:
     """The conversation, clean, and a copy whose blocks are masked, each with a chance of its own.
 
+    A block is masked as it is decoded: within one answer, first or last of those in it, with what stands
+    before in plain sight; places behind the answer hold its end token, and are masked and learnt too.
+
     Args:
-        tokens, learnt: [B, L] of conversations, and of answers.
-        mask: the token of a masked place.
+        tokens: [B, L] of conversations, padded on the right.
+        turns: [B, L] number of the answer of each token, -1 elsewhere.
+        mask, end: the tokens of a masked place, and of those behind an answer.
         block: places p and q with p // block == q // block are of one block.
         noise: draws the masks.
     """
-    rows, length = tokens.shape
-    place = torch.arange(length, device=tokens.device)
+    short = -tokens.shape[1] % block
+    tokens, turns = F.pad(tokens, (0, short), value=end), F.pad(turns, (0, short), value=-1)
+    (rows, length), device = tokens.shape, tokens.device
+    place = torch.arange(length, device=device)
     of = place // block
-    share = torch.rand(rows, int(of[-1]) + 1, generator=noise) * (1 - LEAST_NOISE) + LEAST_NOISE
-    chance = share.to(tokens.device)[:, of]
-    hidden = learnt & (torch.rand(rows, length, generator=noise).to(tokens.device) < chance)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=noise).to(device)
+
+    said = turns.view(rows, -1, block)
+    first = said.where(said >= 0, said.max() + 1).amin(-1)
+    chosen = first.where(drawn(*first.shape) < 0.5, said.amax(-1))[:, :, None]
+    own = (said == chosen) & (said >= 0)
+    is_last = own & (own.long().flip(-1).cumsum(-1).flip(-1) == 1)
+    behind = ((is_last.long().cumsum(-1) == 1) & ~own).flatten(1)
+    noisy = tokens.masked_fill(behind, end)
+
+    chance = (drawn(*first.shape) * (1 - LEAST_NOISE) + LEAST_NOISE)[:, of]
+    hidden = (own.flatten(1) | behind) & (drawn(rows, length) < chance)
     hidden[:, 0] = False
-    clean_sees = torch.cat([of[:, None] >= of, torch.zeros(length, length, dtype=torch.bool)], 1)
+    clean_sees = torch.cat(
+        [of[:, None] >= of, torch.zeros(length, length, dtype=torch.bool, device=device)], 1
+    )
     noisy_sees = torch.cat([of[:, None] > of, of[:, None] == of], 1)
-    sees = torch.cat([clean_sees, noisy_sees]).to(tokens.device).expand(rows, -1, -1)
+    sees = torch.cat([clean_sees, noisy_sees]).expand(rows, -1, -1)
     row, at = hidden.nonzero(as_tuple=True)
     begins = at % block == 0  # predicted by the last token of the block before, which is clean
-    source = torch.where(begins, at - 1, length + at - 1)
     return Layout(
-        torch.cat([tokens, tokens.masked_fill(hidden, mask)], 1),
+        torch.cat([tokens, noisy.masked_fill(hidden, mask)], 1),
         place.repeat(2).expand(rows, -1),
         sees,
         row,
-        source,
-        tokens[row, at],
+        torch.where(begins, at - 1, length + at - 1),
+        noisy[row, at],
         1 / chance[row, at],
     )
 
@@ -181,12 +206,13 @@ class DiffusionLoss(nn.Module):
 
     Args:
         vlm: learns, but for its tower and projector.
-        block: places of a block.
+        block: places of a block; None for one block of the whole conversation, and nothing token by token.
+        end: the token that ends an answer.
     """
 
-    def __init__(self, vlm: LlavaForConditionalGeneration, block: int) -> None:
+    def __init__(self, vlm: LlavaForConditionalGeneration, block: int | None, end: int) -> None:
         super().__init__()
-        self.vlm, self.block = vlm, block
+        self.vlm, self.block, self.end = vlm, block, end
         self.tower = tower_of(vlm, CANVAS)
         for part in (vlm.model.vision_tower, vlm.model.multi_modal_projector):
             part.requires_grad_(False)
@@ -197,18 +223,21 @@ class DiffusionLoss(nn.Module):
         with torch.no_grad():
             states = patch_states(self.tower.module, batch.pixels)
             visual = visual_tokens(self.vlm, states)
-        text: Any = self.vlm.config.text_config
+        mask: int = self.vlm.config.text_config.mask_token_id
         learnt, total = batch.weights > 0, visual.new_zeros(())
+        layouts, block, length = dict[str, Layout](), self.block, batch.tokens.shape[1]
+        if block is None:
+            block = length + int(torch.randint(MOST_BEHIND, (1,), generator=noise))
+        else:
+            layouts["next"] = drafts_layout(batch.tokens, learnt, mask, block, noise)
+        layouts["masked"] = blocks_layout(batch.tokens, batch.turns, mask, self.end, block, noise)
         figures: dict[str, Tensor] = {}
-        for name, layout in (
-            ("next", drafts_layout(batch.tokens, learnt, text.mask_token_id, self.block, noise)),
-            ("masked", blocks_layout(batch.tokens, learnt, text.mask_token_id, self.block, noise)),
-        ):
+        for name, layout in layouts.items():
             logits = self.logits(layout, visual)
             nats = F.cross_entropy(logits, layout.goal, reduction="none") * layout.weight
             right = (logits.argmax(-1) == layout.goal).float()
             if name == "next":
-                is_next = layout.at < batch.tokens.shape[1]
+                is_next = layout.at < length
                 total = total + nats[is_next].mean() + nats[~is_next].sum() / (~is_next).sum().clamp_min(1)
                 figures |= {"next": right[is_next].mean(), "drafts": right[~is_next].mean()}
             else:
@@ -240,7 +269,7 @@ def train_diffusion(
     out: str | Path,
     *,
     start: str | Path,
-    block_length: int = 16,
+    block_length: int | None = 16,
     **how: Unpack[RunOptions],
 ) -> Path:
     """Train a reference model of masked blocks from a LLaVA, and save it as a folder of transformers' layout.
@@ -248,7 +277,7 @@ def train_diffusion(
     Args:
         out: the folder to write.
         start: the trained LLaVA.
-        block_length: places of a block.
+        block_length: places of a block; None for a model whose places all see each other.
         how: see `RunOptions`; by default 50 minutes, of 8 scenes a step and process.
 
     Returns:
@@ -275,11 +304,11 @@ def train_diffusion(
         _, figures = module(SeededBatch(held_out, 0).to(training.accelerator.device))
         return {name: round(float(value), 3) for name, value in figures.items()}
 
-    training.train(Stage("blocks", DiffusionLoss(model, block_length), make, check))
+    training.train(Stage("blocks", DiffusionLoss(model, block_length, tokenizer.eos_token_id), make, check))
 
     def save(record: dict[str, Any]) -> None:
         save_trained(model, out, record, parts=("vision_config", "text_config"))
         processor.save_pretrained(out)
 
-    options = {"from": start, "block-length": block_length, **training.length}
+    options = {"from": start, "block-length": block_length or 0, **training.length}
     return finish(training, out, save, command="diffusion", options=options, model=model)

@@ -60,7 +60,9 @@ def diffusion(
     start: Annotated[
         Path, typer.Option("--from", help="Trained LLaVA that it begins with; its tower stays as it is.")
     ] = Path("assets/scenes-llava"),
-    block_length: Annotated[int, typer.Option(min=2, help="Places that are decided together.")] = 16,
+    block_length: Annotated[
+        int, typer.Option(min=0, help="Places that are decided together; 0: all places see each other.")
+    ] = 16,
     *,
     training: TrainingOptions,
 ) -> None:
@@ -73,7 +75,7 @@ def diffusion(
     """
     from reference.diffusion import train_diffusion
 
-    folder = train_diffusion(out, start=start, block_length=block_length, **training.plan)
+    folder = train_diffusion(out, start=start, block_length=block_length or None, **training.plan)
     training.report(folder, "decode with it: mmspec caption")
 
 

@@ -14,12 +14,12 @@ from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import sample_scene
 from mmspec.scenes.render import render
 from mmspec.targets import MaskedTarget
-from reference.diffusion import DiffusionLoss, blocks_layout, convert, drafts_layout, train_diffusion
+from reference.diffusion import DiffusionLoss, Layout, blocks_layout, convert, drafts_layout, train_diffusion
 from reference.processors import build_processor
 from reference.vlm_model import SHAPES_BY_SIZE, build_model
 from tests.tiny_models import randomise, save_family
 
-BLOCK, MASK = 4, 9
+BLOCK, MASK, END = 4, 9, 8
 
 
 @pytest.fixture(scope="module")
@@ -39,25 +39,62 @@ def sequence() -> tuple[Tensor, Tensor]:
     return tokens, learnt
 
 
+def numbered(learnt: Tensor) -> Tensor:
+    """[2, 14] number of each answer, -1 elsewhere."""
+    begins = learnt & ~torch.cat([torch.zeros_like(learnt[:, :1]), learnt[:, :-1]], 1)
+    return (begins.flatten().long().cumsum(0).view_as(learnt) - 1).masked_fill(~learnt, -1)
+
+
 def test_blocks_see_themselves_and_what_is_clean_before() -> None:
     tokens, learnt = sequence()
-    made = blocks_layout(tokens, learnt, MASK, BLOCK, torch.Generator().manual_seed(1))
-    clean, noisy = made.tokens[:, :14], made.tokens[:, 14:]
+    made = blocks_layout(tokens, numbered(learnt), MASK, END, BLOCK, torch.Generator().manual_seed(1))
+    length = 16  # of whole blocks
+    clean, noisy = made.tokens[:, :length], made.tokens[:, length:]
+    assert torch.equal(clean[:, :14], tokens) and (clean[:, 14:] == END).all()
     hidden = noisy == MASK
-    assert torch.equal(clean, tokens) and torch.equal(noisy[~hidden], tokens[~hidden])
-    assert hidden.any() and not (hidden & ~learnt).any()
-    for query in range(14):
+    for query in range(length):
         of = query // BLOCK
-        for key in range(14):
+        for key in range(length):
             assert made.sees[0, query, key] == (key // BLOCK <= of)
-            assert made.sees[0, 14 + query, key] == (key // BLOCK < of)
-            assert made.sees[0, 14 + query, 14 + key] == (key // BLOCK == of)
-    assert not made.sees[0, :14, 14:].any()
-    assert len(made.goal) == int(hidden.sum())
+            assert made.sees[0, length + query, key] == (key // BLOCK < of)
+            assert made.sees[0, length + query, length + key] == (key // BLOCK == of)
+    assert not made.sees[0, :length, length:].any()
+    assert len(made.goal) == int(hidden.sum()) > 0
     for row, at, goal in zip(made.row.tolist(), made.at.tolist(), made.goal.tolist(), strict=True):
-        place = (at - 14 if at >= 14 else at) + 1
-        assert hidden[row, place] and goal == tokens[row, place]
-        assert (at < 14) == (place % BLOCK == 0), "the first of a block is said by the block before"
+        place = (at - length if at >= length else at) + 1
+        assert hidden[row, place]
+        assert goal == (tokens[row, place] if place < 14 and learnt[row, place] else END)
+        assert (at < length) == (place % BLOCK == 0), "the first of a block is said by the block before"
+
+
+def test_a_block_is_masked_as_it_is_decided() -> None:
+    """Within one answer: what stands before is in sight, and behind its end nothing but the end is."""
+    tokens, learnt = sequence()
+    learnt[0, 9] = False  # answers at 5 to 8 and at 10 to 12: both in the block of places 8 to 11
+    turns, found = numbered(learnt), set[bool]()
+    for seed in range(20):
+        made = blocks_layout(tokens, turns, MASK, END, BLOCK, torch.Generator().manual_seed(seed))
+        noisy, clean = made.tokens[0, 16:], torch.cat([tokens[0], torch.tensor([END, END])])
+        shown = noisy != MASK
+        assert torch.equal(noisy[:5], tokens[0, :5]), "no answer"
+        is_first = bool(((noisy[9:12] == END) | ~shown[9:12]).all())
+        found.add(is_first)
+        if is_first:
+            goals = {int(place): int(goal) for place, goal in places_and_goals(made, 16) if 9 <= place < 12}
+            assert set(goals.values()) <= {END}
+        else:
+            assert torch.equal(noisy[8:10], tokens[0, 8:10]), "the first answer and the prompt behind it"
+        assert all(noisy[place] in (MASK, clean[place]) for place in (4, 5, 6, 7, 12))
+        assert all(noisy[place] in (MASK, END) for place in (13, 14, 15)), "behind the last answer"
+    assert found == {True, False}
+
+
+def places_and_goals(made: Layout, length: int) -> list[tuple[int, int]]:
+    """Of the first row."""
+    at = made.at.where(made.at < length, made.at - length) + 1
+    return [
+        (int(place), int(goal)) for row, place, goal in zip(made.row, at, made.goal, strict=True) if row == 0
+    ]
 
 
 def test_drafts_stand_behind_tokens_whose_next_one_is_learnt() -> None:
@@ -94,17 +131,17 @@ def test_what_is_learnt_is_what_the_target_scores(llava: Path) -> None:
     begin = tokens.shape[1] - 7
     learnt = torch.zeros_like(tokens, dtype=torch.bool)
     learnt[:, begin:] = True
-    learner = DiffusionLoss(model, BLOCK)
+    learner = DiffusionLoss(model, BLOCK, END)
     seeds = (torch.Generator().manual_seed(seed) for seed in range(99))
-    layouts = (blocks_layout(tokens, learnt, mask, BLOCK, each) for each in seeds)
+    layouts = (blocks_layout(tokens, numbered(learnt), mask, END, BLOCK, each) for each in seeds)
     layout = next(each for each in layouts if each.goal.numel() > 4)
     found = learner.logits(layout, torch.zeros(0, 1, 1))
-    length = tokens.shape[1]
+    length = layout.tokens.shape[1] // 2
     for row, at, logits in zip(layout.row.tolist(), layout.at.tolist(), found, strict=True):
         place = (at - length if at >= length else at) + 1
         block = place // BLOCK
-        shown = torch.where(torch.arange(length) // BLOCK < block, tokens[row], layout.tokens[row, length:])
-        shown = shown[: min((block + 1) * BLOCK, length)]
+        clean, noisy = layout.tokens[row].split(length)
+        shown = torch.where(torch.arange(length) // BLOCK < block, clean, noisy)[: (block + 1) * BLOCK]
         of = torch.arange(len(shown)) // BLOCK
         alone = model(shown[None], attention_mask=(of[:, None] >= of)[None, None]).logits[0, place - 1]
         assert torch.allclose(logits, alone.float(), atol=1e-4)
