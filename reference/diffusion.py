@@ -223,7 +223,8 @@ class DiffusionLoss(nn.Module):
         with torch.no_grad():
             states = patch_states(self.tower.module, batch.pixels)
             visual = visual_tokens(self.vlm, states)
-        mask: int = self.vlm.config.text_config.mask_token_id
+        text: Any = self.vlm.config.text_config
+        mask: int = text.mask_token_id
         learnt, total = batch.weights > 0, visual.new_zeros(())
         layouts, block, length = dict[str, Layout](), self.block, batch.tokens.shape[1]
         if block is None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nltk.metrics.distance import edit_distance
 from tqdm.auto import tqdm
 
 from mmspec.cli.choice import AcceleratorChoice
@@ -33,6 +34,7 @@ class Row:
         task: caption or describe.
         right: share of texts that are right to the word.
         identical: share that equals plain decoding of the same mode, token for token.
+        edits: tokens to insert, delete or replace for that, a token of plain decoding.
         tokens_a_forward: and its 95 % interval over prompts; the reading of the prompt counts as none.
         seconds: of all prompts.
     """
@@ -43,6 +45,7 @@ class Row:
     task: str
     right: float
     identical: float
+    edits: float
     tokens_a_forward: float
     interval: tuple[float, float] | None
     seconds: float
@@ -83,10 +86,12 @@ def score_modes(
             for task in TASKS:
                 row, tokens = score(pipe, task, drawn, batch_size, temperature)
                 same = plain.setdefault(task, tokens)
-                identical = sum(one == other for one, other in zip(tokens, same, strict=True)) / scenes
-                rows.append(
-                    Row(mode, choice.label, pipe.accelerator.exactness, task, identical=identical, **row)
-                )
+                pairs = list(zip(tokens, same, strict=True))
+                compared = {
+                    "identical": sum(one == other for one, other in pairs) / scenes,
+                    "edits": sum(edit_distance(*pair) for pair in pairs) / sum(map(len, same)),
+                }
+                rows.append(Row(mode, choice.label, pipe.accelerator.exactness, task, **compared, **row))
     return {
         "rows": [asdict(row) for row in rows],
         "scenes": scenes,

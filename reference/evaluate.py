@@ -99,13 +99,22 @@ def diffusion(
     for row in scores["rows"]:
         low, high = row["interval"] or (row["tokens_a_forward"],) * 2
         shown = f"{row['tokens_a_forward']:.2f} ({low:.2f}-{high:.2f})"
-        shares = f"{row['right']:.1%}", f"{row['identical']:.1%}"
+        shares = f"{row['right']:.1%}", f"{row['identical']:.1%}", f"{row['edits']:.3f}"
         label = f"{row['mode']}: {row['accelerator']}"
         rows.append((label, row["task"], row["exactness"], *shares, shown, f"{row['seconds']:.1f} s"))
         if row["task"] == "describe" and row["accelerator"].startswith("threshold"):
             curve.append((row["tokens_a_forward"], 100 * row["right"]))
     scores["aup"] = aup(curve)
-    columns = ("", "task", "promise", "right", "identical", "tokens a forward (95 %)", "time")
+    columns = (
+        "",
+        "task",
+        "promise",
+        "right",
+        "identical",
+        "edits a token",
+        "tokens a forward (95 %)",
+        "time",
+    )
     title = f"{scenes} scenes from seed {seed}, temperature {temperature:g}, AUP {scores['aup']:.0f}"
     print_result({"model": model, **scores}, figures(columns, rows, title=title), as_json)
 
