@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from mmspec.cli.choice import AcceleratorChoice
 from mmspec.errors import InputError
+from mmspec.evaluation.machine import environment
 from mmspec.evaluation.speed.record import ratio_interval
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import HELD_OUT_SEEDS, Scene, caption, describe, render, sample_scene
@@ -70,7 +71,7 @@ def score_modes(
         temperature: 0 takes the likeliest tokens; else prompts have seeds of their own.
 
     Returns:
-        `rows` as of `Row`, and `scenes`, `seed`, `temperature`.
+        `records` as of `Row`, and `settings`: the arguments and the machine.
 
     Raises:
         InputError: seeds that training may have seen.
@@ -92,12 +93,9 @@ def score_modes(
                     "edits": sum(edit_distance(*pair) for pair in pairs) / sum(map(len, same)),
                 }
                 rows.append(Row(mode, choice.label, pipe.accelerator.exactness, task, **compared, **row))
-    return {
-        "rows": [asdict(row) for row in rows],
-        "scenes": scenes,
-        "seed": seed,
-        "temperature": temperature,
-    }
+    asked_for = {"scenes": scenes, "seed": seed, "batch_size": batch_size, "temperature": temperature}
+    settings = {"model": folder, **asked_for, **environment(pipe.target.device, pipe.target.dtype)}
+    return {"settings": settings, "records": [asdict(row) for row in rows]}
 
 
 def score(

@@ -96,7 +96,7 @@ def diffusion(
     choices = {"blocks": parse_choices(blocks), "autoregressive": parse_choices(autoregressive)}
     scores = score_modes(model, choices, scenes, seed, batch_size=batch_size, temperature=temperature)
     rows, curve = [], []
-    for row in scores["rows"]:
+    for row in scores["records"]:
         low, high = row["interval"] or (row["tokens_a_forward"],) * 2
         shown = f"{row['tokens_a_forward']:.2f} ({low:.2f}-{high:.2f})"
         shares = f"{row['right']:.1%}", f"{row['identical']:.1%}", f"{row['edits']:.3f}"
@@ -116,7 +116,7 @@ def diffusion(
         "time",
     )
     title = f"{scenes} scenes from seed {seed}, temperature {temperature:g}, AUP {scores['aup']:.0f}"
-    print_result({"model": model, **scores}, figures(columns, rows, title=title), as_json)
+    print_result(scores, figures(columns, rows, title=title), as_json)
 
 
 @evaluate_app.command()

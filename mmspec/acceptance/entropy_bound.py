@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from mmspec.acceptance.places import PlaceRule, Places, rank
+from mmspec.acceptance.places import PlaceRule, Places, entropy, rank, within
 from mmspec.validation import require_number
 
 
@@ -40,16 +39,3 @@ class EntropyBound(PlaceRule):
 def open_entropy(places: Places) -> Tensor:
     """[B, n] nats at the open places; infinitely many elsewhere."""
     return entropy(places.logits).masked_fill(~places.is_open, float("inf"))
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """[B, n] nats of distributions given by logits [B, n, V], which may be -inf."""
-    log_p = logits.log_softmax(-1)
-    return -(log_p.exp() * log_p.masked_fill(log_p == float("-inf"), 0.0)).sum(-1)
-
-
-def within(nats: Tensor, bound: float) -> Tensor:
-    """[B, n] places of the lowest entropies [B, n], as long as those before each sum to at most `bound`."""
-    ascending, index = nats.sort(dim=-1, stable=True)
-    before = ascending.cumsum(-1) - ascending
-    return torch.zeros_like(nats, dtype=torch.bool).scatter(-1, index, before <= bound)

@@ -17,7 +17,7 @@ from mmspec.decoding.verdict import Fill, Measured, Verdict
 from mmspec.errors import InputError
 from mmspec.validation import is_integer, require_number
 
-__all__ = ["PlaceRule", "Places", "rank"]
+__all__ = ["PlaceRule", "Places", "entropy", "rank", "within"]
 
 NOWHERE = -1.0  # confidence of a place that is not open: below any other
 
@@ -176,3 +176,16 @@ def places_of(draft: Block, scores: Scores, random: RandomStream, first: Tensor)
 def rank(values: Tensor) -> Tensor:
     """[B, n] how many values of a row [B, n] are larger; of equals, those further left count as larger."""
     return values.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """[B, n] nats of distributions given by logits [B, n, V], which may be -inf."""
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p.masked_fill(log_p == float("-inf"), 0.0)).sum(-1)
+
+
+def within(nats: Tensor, bound: float) -> Tensor:
+    """[B, n] places of the lowest entropies [B, n], as long as those before each sum to at most `bound`."""
+    ascending, index = nats.sort(dim=-1, stable=True)
+    before = ascending.cumsum(-1) - ascending
+    return torch.zeros_like(nats, dtype=torch.bool).scatter(-1, index, before <= bound)

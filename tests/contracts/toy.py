@@ -62,7 +62,7 @@ class TableTarget:
     device = torch.device("cpu")
     config = grid = codebook = None
     vector_size = 0
-    any_order = False
+    any_order = by_blocks = False
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
