@@ -1,11 +1,12 @@
 """Acceleration that is switched on and off inside a loaded model or pipeline: `mmspec.enable(pipe)`.
 
-It is the `generate` of transformers models that is accelerated. The method of the class looks for a mark on
-the model that it is called on, an attribute of the instance, which `disable` takes away again. No reference
-to a model is kept: a copy of an enabled model is one of its own. What is saved of one is a plain model.
+It is the `generate` of transformers models that is accelerated, and the call of a pipeline whose loop is its
+own (`mmspec.pipelines.in_place_diffusers`). The method of the class looks for a mark on the object that it is
+called on, an attribute of the instance, which `disable` takes away again. No reference to a model is kept: a
+copy of an enabled model is one of its own. What is saved of one is a plain model.
 
 A program whose model was enabled goes on to work: what the accelerated loop would refuse is done by
-transformers, as it was before. The log says why.
+transformers, or by the pipeline, as it was before. The log says why.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from transformers import (
 )
 
 from mmspec.accelerators.accelerator import Accelerator
+from mmspec.decoding.interfaces import Target
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError, MMSpecError
 from mmspec.heads import HEADS
@@ -36,6 +38,7 @@ from mmspec.models.head_checkpoint import load_head
 from mmspec.pipelines.custom_generate import build, make_loop
 from mmspec.pipelines.drafter import find_drafter
 from mmspec.pipelines.generation_fields import check_arguments
+from mmspec.pipelines.in_place_diffusers import decode_canvases, family_of_canvases, target_of_canvases
 from mmspec.targets import adapt
 
 __all__ = ["Summary", "disable", "enable", "summary"]
@@ -61,7 +64,7 @@ class Summary:
         name: of the pipeline's component; the model's class where it stands alone.
         accelerator: its name.
         exactness: its promise.
-        calls: accelerated calls of `generate`.
+        calls: accelerated calls of `generate`, or of the pipeline.
         tokens, forwards: new tokens of all rows, and forwards of the model for them.
         last: the statistics of the last call; None before the first.
     """
@@ -87,7 +90,7 @@ class Summary:
 
 @dataclass
 class Enabled:
-    """Mark of a model that is accelerated in place; a deep copy of the model has an account of its own."""
+    """Mark of what is accelerated in place; a deep copy of the model has an account of its own."""
 
     summary: Summary
     method: Accelerator
@@ -126,7 +129,8 @@ def enable(
     `generate` is called as before, by you or by the pipeline, and works as before: batches with images,
     samplers, processors, criteria, streamers. Where the accelerator is exact, greedy outputs are the same
     tokens and sampled ones come from the same distribution, by other random numbers than `torch.multinomial`
-    draws. A model that is accelerated already gets the new accelerator.
+    draws. A model that is accelerated already gets the new accelerator. Of a `DiffusionGemmaPipeline`, which
+    has a loop of its own, it is the call that is accelerated.
 
     Args:
         model_or_pipe: a transformers model with `generate`, or a pipeline of diffusers, all of whose
@@ -147,10 +151,10 @@ def enable(
     """
     found = components(model_or_pipe)
     refused: dict[str, str] = {}
-    prepared: dict[str, tuple[PreTrainedModel, Enabled]] = {}
+    prepared: dict[str, tuple[Any, Enabled]] = {}
     for name, model in found.items():
         try:
-            target = adapt(model)
+            target = target_of(model)
         except MMSpecError as error:
             refused[name] = str(error)
             continue
@@ -172,7 +176,7 @@ def enable(
             enabled.before = vars(model).get(METHOD)
         vars(model).pop(METHOD, None)
         vars(model)[MARK] = enabled
-        look_for_marks(type(model))
+        look_for_marks(model)
     return model_or_pipe
 
 
@@ -196,8 +200,13 @@ def summary(model_or_pipe: object) -> list[Summary]:
     return [enabled.summary for _, enabled in enabled_of(model_or_pipe)]
 
 
-def components(model_or_pipe: object) -> dict[str, PreTrainedModel]:
-    """The transformers models with `generate` in a pipeline, by name; a model by its class."""
+def components(model_or_pipe: object) -> dict[str, Any]:
+    """What is called: the transformers models with `generate` in a pipeline, by name; a model by its class.
+
+    A pipeline whose loop is its own stands for its model.
+    """
+    if family_of_canvases(model_or_pipe) is not None:
+        return {"model": model_or_pipe}
     held = getattr(model_or_pipe, "components", None)
     if not isinstance(model_or_pipe, nn.Module) and isinstance(held, Mapping):
         parts = {name: unwrapped(part) for name, part in held.items()}
@@ -219,13 +228,28 @@ def unwrapped(holder: object) -> PreTrainedModel | None:
     return None
 
 
+def target_of(called: Any) -> Target[Any]:
+    """The target that is decoded where this model or pipeline is called.
+
+    Raises:
+        MMSpecError: it cannot be decoded in the place of its own loop.
+    """
+    if family_of_canvases(called) is not None:
+        return target_of_canvases(called)
+    takes_loops = isinstance(called, GenerationMixin)
+    if not takes_loops:
+        allowed = "a model whose `generate` takes another loop; mmspec.MMSpecPipeline may decode it"
+        raise InputError("model_or_pipe", type(called).__name__, allowed)
+    return adapt(called)
+
+
 def mark_of(model: object) -> Enabled | None:
     """The mark of a model that is accelerated; None if it is not."""
     mark = vars(model).get(MARK)
     return mark if isinstance(mark, Enabled) else None
 
 
-def enabled_of(model_or_pipe: object) -> list[tuple[PreTrainedModel, Enabled]]:
+def enabled_of(model_or_pipe: object) -> list[tuple[Any, Enabled]]:
     """The models in an object that are accelerated, with their marks; InputError if none is."""
     marks = [(model, mark_of(model)) for model in components(model_or_pipe).values()]
     found = [(model, mark) for model, mark in marks if mark is not None]
@@ -235,7 +259,7 @@ def enabled_of(model_or_pipe: object) -> list[tuple[PreTrainedModel, Enabled]]:
     return found
 
 
-def loaded(accelerator: str | Accelerator, drafter: Any, model: PreTrainedModel, target: Any) -> Any:
+def loaded(accelerator: str | Accelerator, drafter: Any, model: Any, target: Any) -> Any:
     """The draft model or head, loaded where a folder or hub id is given or the checkpoint holds it."""
     if not isinstance(accelerator, str) or accelerator not in HEADS:
         return drafter
@@ -243,30 +267,34 @@ def loaded(accelerator: str | Accelerator, drafter: Any, model: PreTrainedModel,
     return load_head(accelerator, found, target.config, target.dtype, target.device)
 
 
-def look_for_marks(family: type[PreTrainedModel]) -> None:
-    """Have the `generate` of a class look for marks; it stays so, and does nothing without them."""
-    plain = getattr(family, METHOD)
+def look_for_marks(called: object) -> None:
+    """Have the method that is called look for marks; its class stays so, and does nothing without them."""
+    of_canvases = family_of_canvases(called)
+    family, name = (type(called), METHOD) if of_canvases is None else (of_canvases, "__call__")
+    plain = getattr(family, name)
     if hasattr(plain, MARK):
         return
 
     @functools.wraps(plain)
-    def generate(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
         mark = mark_of(self)
         if mark is None or id(self) in RUNNING.get():
             return plain(self, *args, **kwargs)
         call = functools.partial(plain, self) if mark.before is None else mark.before
         token = RUNNING.set((*RUNNING.get(), id(self)))
         try:
+            if of_canvases is not None:
+                return decode_canvases(self, call, mark.method, mark.seed, mark.count, args, kwargs)
             args, kwargs = with_loop(self, call, mark, args, kwargs)
             return call(*args, **kwargs)
         finally:
             RUNNING.reset(token)
 
-    setattr(generate, MARK, True)
-    setattr(family, METHOD, generate)
+    setattr(marked, MARK, True)
+    setattr(family, name, marked)
 
 
-def restore(model: PreTrainedModel) -> None:
+def restore(model: object) -> None:
     """Take the mark away, and put back what stood in the place of `generate`."""
     enabled = vars(model).pop(MARK)
     if enabled.before is not None:

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.renoise import uniform_tokens
-from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.diffusion_gemma import DiffusionGemmaTarget
 from tests.contracts.running import Run, decode
+from tests.targets.canvas_noise import Noise
 from tests.targets.loop import decode as decode_inputs
 from tests.tiny_models import tiny_llama, tiny_tokenizer
 from tests.tiny_models.diffusion_gemma import HAS_DIFFUSION_GEMMA, tiny_diffusion_gemma
@@ -35,31 +34,6 @@ def target() -> DiffusionGemmaTarget:
     made = adapt(tiny_diffusion_gemma(LENGTH))
     assert isinstance(made, DiffusionGemmaTarget)
     return made
-
-
-class Noise:
-    """Our noise in the place of torch's, for a `generate` of one row: by place and step."""
-
-    def __init__(self, row: int) -> None:
-        self.stream = RandomStream.from_seed([row], 1)
-        self.begin, self.step = -LENGTH, 1
-
-    def at(self, step: int) -> tuple[RandomStream, Tensor]:
-        places = self.begin + torch.arange(LENGTH)
-        return self.stream.repeat(LENGTH).at(torch.full((LENGTH, 1), step)), places
-
-    def begins(self) -> Tensor:
-        self.begin, self.step = self.begin + LENGTH, 0
-        return uniform_tokens(*self.at(0), VOCABULARY)[None]
-
-    def draws(self, probabilities: Tensor) -> Tensor:
-        self.step = STEPS if self.step == 0 else self.step - 1
-        stream, places = self.at(self.step)
-        gumbel = stream.gumbel(places[:, None], Purpose.REDRAW, VOCABULARY, torch.float32)[:, 0]
-        return (probabilities.log() + gumbel).argmax(-1, keepdim=True)
-
-    def fills(self) -> Tensor:
-        return uniform_tokens(*self.at(self.step), VOCABULARY)[None]
 
 
 @contextmanager
@@ -88,7 +62,7 @@ def generated(
     from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
     given = {"max_denoising_steps": STEPS, "sampler_config": EntropyBoundSamplerConfig(3.0), **settings}
-    with with_noise(Noise(row), patch):
+    with with_noise(Noise(row, LENGTH, STEPS, VOCABULARY), patch):
         output = target.model.generate(
             torch.tensor([PROMPTS[row]]), max_new_tokens=canvases * LENGTH, eos_token_id=None, **given
         )
