@@ -43,6 +43,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield DOCS / "serving.md", request_fields()
     yield DOCS / "benchmarks.md", image_tables()
     yield DOCS / "real-words.md", real_tables()
+    yield DOCS / "masked-models.md", diffusion_tables()
     for name in ACCELERATORS:
         yield DOCS / "methods" / f"{name}.md", method(name)
 
@@ -160,6 +161,40 @@ def real_table(name: str) -> str:
         for method, tasks in found.items()
     ]
     return table(("", "identical", "all tasks (95 %)", "wall clock", *TASKS), rows)
+
+
+#: Records of `python -m reference evaluate diffusion`, by what their tables are called.
+DIFFUSION = {
+    "Greedy": "diffusion-cpu",
+    "Temperature 1": "diffusion-sampled-cpu",
+    "Keys of the image kept, by a model whose places all see each other": "diffusion-image-keys-cpu",
+}
+
+
+def diffusion_tables() -> str:
+    """Tables of the reference diffusion model: descriptions in both of its modes."""
+    return "\n\n".join(f"### {title}\n\n{diffusion_table(name)}" for title, name in DIFFUSION.items())
+
+
+def diffusion_table(name: str) -> str:
+    """A record of descriptions, with the captions' share of right ones beside."""
+    rows, captions = [], {}
+    for row in recorded(name):
+        label = f"{row['mode']}: `{row['accelerator']}`"
+        if row["task"] == "caption":
+            captions[label] = f"{row['right']:.0%}"
+            continue
+        low, high = row["interval"]
+        shares = (
+            captions.get(label, "-"),
+            f"{row['right']:.0%}",
+            f"{row['identical']:.0%}",
+            f"{row['edits']:.3f}",
+        )
+        passes = f"{row['tokens_a_forward']:.2f} ({low:.2f}-{high:.2f})"
+        rows.append((label, row["exactness"], *shares, passes, f"{row['seconds']:.0f} s"))
+    columns = ("", "promise", "captions right", "right", "identical", "edits a token")
+    return table((*columns, "tokens a forward (95 %)", "time"), rows)
 
 
 def methods_table(name: str) -> str:

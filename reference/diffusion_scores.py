@@ -92,7 +92,7 @@ def score_modes(
                     "identical": sum(one == other for one, other in pairs) / scenes,
                     "edits": sum(edit_distance(*pair) for pair in pairs) / sum(map(len, same)),
                 }
-                rows.append(Row(mode, choice.label, pipe.accelerator.exactness, task, **compared, **row))
+                rows.append(Row(mode, choice.label, pipe.accelerator.exactness, **compared, **row))
     asked_for = {"scenes": scenes, "seed": seed, "batch_size": batch_size, "temperature": temperature}
     settings = {"model": folder, **asked_for, **environment(pipe.target.device, pipe.target.dtype)}
     return {"settings": settings, "records": [asdict(row) for row in rows]}
