@@ -92,7 +92,8 @@ def mirrored(order: np.ndarray, grid: ImageGrid, which: int) -> np.ndarray:
     """One of the eight symmetries of an order of the cells of a square."""
     image = np.arange(grid.cells).reshape(grid.rows, grid.columns)
     image = np.rot90(image if which < 4 else image.T, which % 4)
-    return image.reshape(-1)[order]
+    turned: np.ndarray = image.reshape(-1)[order]
+    return turned
 
 
 def queries_see(slots: int, sizes: Sequence[int]) -> Tensor:

@@ -198,7 +198,9 @@ def _lpd_from_official(
     null, classes = own.pop("fake_latent"), own.get("class_emb.weight")
     if classes is not None and null.shape == (1, *classes.shape[1:]):
         own["class_emb.weight"] = torch.cat([classes, null])
-    config = LPDConfig(
+    config = _config(
+        path,
+        LPDConfig,
         body="vit",
         vocab_size=measure(path, tensors, r"(token_emb|head)\.weight"),
         hidden_size=width,
@@ -266,7 +268,9 @@ def _infer_config(
     more: dict[str, Any] = {}
     if SPECIAL in tensors:
         kind, more = PARConfig, {"regions": 1 + measure(path, tensors, re.escape(SPECIAL))}
-    return kind(
+    return _config(
+        path,
+        kind,
         **more,
         vocab_size=measure(path, tensors, r"(tok_embeddings|output)\.weight"),
         hidden_size=width,
@@ -288,6 +292,14 @@ def _condition(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         }
     rows = measure(path, tensors, r"cls_embedding\.embedding_table\.weight")
     return {"condition_type": "class", "num_classes": rows - 1}
+
+
+def _config(path: Path, kind: type[LlamaGenConfig], **settings: Any) -> LlamaGenConfig:
+    try:
+        return kind(**settings)
+    except StrictDataclassError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise CheckpointError("checkpoint", str(path), f"sizes of such a model ({reason})") from error
 
 
 def _heads(path: Path, depth: int, width: int, given: int | None) -> int:
