@@ -44,7 +44,7 @@ from reference.vlm_data import PATCH_CLASSES
 
 __all__ = ["QueryLoss", "begin_with", "queries_see", "sample_groups", "train_parallel"]
 
-STAGE = 11  # that no other training draws its scenes by
+STAGE = 14  # that no other training draws its scenes by
 CHECK_SCENES = 32
 DEFAULT_MINUTES = 60.0
 DEFAULT_LAYERS = 6
