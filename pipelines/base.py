@@ -38,6 +38,7 @@ from mmspec.models.checkpoint import (
 from mmspec.models.head_checkpoint import load_head, place_head
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.masked_language import MASKED_MODELS
+from mmspec.models.parallel_images import ParallelImageConfig
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter
 from mmspec.pipelines.loading import Checkpoint
@@ -213,7 +214,8 @@ class MMSpecPipeline:
         if mode == AUTOREGRESSIVE:
             return "self_speculation"
         text = config.get_text_config(decoder=True)
-        by_blocks = type(text) in MASKED_MODELS or config.model_type == "diffusion_gemma"
+        by_blocks = type(text) in MASKED_MODELS or isinstance(config, ParallelImageConfig)
+        by_blocks = by_blocks or config.model_type == "diffusion_gemma"
         return "none" if by_blocks else cls.default_accelerator
 
     @classmethod

@@ -87,7 +87,7 @@ def llamagen_words(target: LlamaGenTarget, folder: Path) -> dict[str, Any]:
 
 def image_trial(target: ImageTokenTarget, what: dict[str, Any], asked: Sequence[str | int]) -> Trial:
     """Requests of images, of prompts or classes, as `ImagePipeline` makes and samples them."""
-    sampler = ImageSettings.from_keywords(target, {}).sampler()
+    sampler = ImageSettings.from_keywords(target, {}).sampler(target)
     of_classes = isinstance(target, LlamaGenTarget) and target.config.condition_type == "class"
     named: dict[str, Any] = {"class_labels" if of_classes else "prompt": list(asked)}
     requests = image_requests(target, **named, **what, guided=sampler.is_guided)

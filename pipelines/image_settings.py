@@ -117,20 +117,30 @@ class ImageSettings(ImageBatchSettings):
     Args:
         temperature: 0 takes the likeliest token everywhere.
         top_k, top_p, min_p: truncation, in that order; 0 keeps every token.
+        guidance_schedule: "constant"; or "rising" from 1 with the share of the image that is decided, of
+            models that decide many cells in a forward, which LPD calls linear.
         others: see `ImageBatchSettings`.
     """
 
     top_k: int | Sequence[int] | None = None
     top_p: float | Sequence[float] | None = None
     min_p: float | Sequence[float] | None = None
+    guidance_schedule: str = "constant"
 
-    def sampler(self, prompts: int = 1) -> Sampler:
+    def sampler(self, target: Any, prompts: int = 1) -> Sampler:
         """Sampler of the distribution that is promised, for the images of all prompts.
 
         Raises:
             InputError: a value outside its range, or a list of another length than the prompts.
         """
-        return Sampler(**{"temperature": 1.0, **self.of_images(prompts)})
+        settings = {"temperature": 1.0, **self.of_images(prompts)}
+        if target.sampler is not Sampler:
+            settings["guidance_schedule"] = self.guidance_schedule
+        elif self.guidance_schedule != "constant":
+            allowed = "'constant': this model decides its tokens one after another"
+            raise InputError("guidance_schedule", self.guidance_schedule, allowed)
+        made: Sampler = target.sampler(**settings)
+        return made
 
 
 @dataclass(frozen=True)

@@ -157,11 +157,11 @@ class ImagePipeline(ImageGenerationPipeline):
             self.processor.save_pretrained(folder / TOKENIZER if self.text_encoder is not None else folder)
 
     def _sampler(self, settings: ImageSettings, prompts: int, grid: ImageGrid) -> Sampler:
-        return settings.sampler(prompts)
+        return settings.sampler(self.target, prompts)
 
     def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """The sampling settings of a call with these keywords, the model's defaults included."""
-        sampler = ImageSettings.from_keywords(self.target, keywords).sampler()
+        sampler = ImageSettings.from_keywords(self.target, keywords).sampler(self.target)
         return {name: getattr(sampler, name) for name in ROW_SETTINGS}
 
     def latents(self, grid: ImageGrid, rows: Sequence[Any]) -> Tensor:

@@ -82,7 +82,12 @@ There are 48 labels, 6 x colour + shape of the leftmost object; colours are red,
 purple, white, black, and shapes circle, square, triangle, star, cross, ring.
 """,
 }
-KINDS = {"llamagen": "LlamaGen", "nextstep": "NextStep (2508.10711)", "mar": "MAR (any order, 2406.11838)"}
+KINDS = {
+    "llamagen": "LlamaGen",
+    "lpd": "LlamaGen with queries (LPD, 2507.01957)",
+    "nextstep": "NextStep (2508.10711)",
+    "mar": "MAR (any order, 2406.11838)",
+}
 TOKENS = {
     True: "64 x 64 pixels, 16 x 16 continuous tokens of 8 channels",
     False: "64 x 64 pixels, 16 x 16 tokens, a codebook of 1024 x 8",
@@ -183,7 +188,7 @@ def write_image_card(folder: str | Path, scores: Mapping[str, Any], command: str
         CheckpointError: the folder lacks the record of its training.
     """
     folder = Path(folder)
-    record, condition, is_discrete = read_record(folder), scores["condition"], "nats" in scores
+    record, condition, is_discrete = read_record(folder), scores["condition"], "reconstructed" in scores
     kind = read_config(folder)["model_type"]
     parts = {name: what for name, what in PARTS.items() if (folder / name).is_dir()}
     held = "; ".join(f"`{name}/` holds {what}" for name, what in parts.items())
@@ -193,9 +198,9 @@ def write_image_card(folder: str | Path, scores: Mapping[str, Any], command: str
     titles = {"vq": "Image tokenizer", "vae": "Autoencoder", "reader": "Reader"}
     trainings |= {title: read_record(folder / name) for name, title in titles.items() if name in parts}
     judged = "by the reader, which has seen real scenes only"
-    if not is_discrete:
+    if "nats" not in scores:
         judged += ", and the kernel distance (KID, unbiased) of its features to real images"
-    difficulty = [_difficulty(scores), READING] if is_discrete else []
+    difficulty = [_difficulty(scores), READING] if "nats" in scores else []
     task = "text-to-image" if condition == "caption" else "unconditional-image-generation"
     tags = f"{kind}, {'image' if is_discrete else 'continuous'}-tokens"
     return _write(

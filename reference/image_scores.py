@@ -68,11 +68,12 @@ def score_image_model(
     Returns:
         `guidance`: for each scale the shares of `AttributeScores`; `real`: what the reader finds in real
         images; `condition`, `default_guidance_scale`, `scenes`, `seed`, `device`, `seconds`.
-        Of continuous tokens each scale has the kernel distance of the reader's features to real images too,
+        But for raster models each scale has the kernel distance of the reader's features to real images too,
         with its margin. Of discrete tokens there are `prompts`: the shares at the default scale for prompts
         that leave things open (not for classes); `reconstructed`: what the reader finds in what the VQ makes
-        of real images; and on the first `measured` scenes `nats`, `entropy_mean`, `entropy_median`, `top1`,
-        `neighbour_tv`, `redraw_tv` at scale 1 and `guided`: the same at the default scale.
+        of real images; and of raster models on the first `measured` scenes `nats`, `entropy_mean`,
+        `entropy_median`, `top1`, `neighbour_tv`, `redraw_tv` at scale 1 and `guided`: the same at the default
+        scale.
 
     Raises:
         InputError: the scenes are not held-out ones, or a scale is none.
@@ -88,6 +89,7 @@ def score_image_model(
     judge, pipe = AttributeJudge.of_model(folder), load_pipeline(folder, device)
     judge.reader.to(device)
     by_class, continuous = pipe.processor is None, bool(pipe.target.vector_size)
+    is_raster = not continuous and not pipe.target.by_blocks  # its distributions are given the tokens before
     only = 1 if by_class and continuous else None  # objects that a MAR learns from
     drawn = [sample_scene(seed + index, objects=only, profile=IMAGE_TOKENS) for index in range(scenes)]
     seeds, labels = [scene.seed for scene in drawn], [scene.class_label for scene in drawn]
@@ -101,7 +103,7 @@ def score_image_model(
         by_label = by_class and not only  # of the leftmost object, among which others may stand
         scored = class_scores(judge.read(images), labels) if by_label else judge.score(images, captions)
         guidance[f"{scale:g}"] = asdict(scored)
-        if continuous:
+        if not is_raster:
             distance = kernel_distance(judge.features(images), judge.features((real + 1) / 2))
             margin = distance.high - distance.value
             guidance[f"{scale:g}"] |= {"kernel_distance": distance.value, "margin": margin}
@@ -115,9 +117,10 @@ def score_image_model(
         codes = torch.cat([encode_image(pipe.vq, part) for part in real.split(32)])
         made = (pipe.pixels(pipe.target.grid, codes.cpu()) + 1) / 2
         scores["reconstructed"] = asdict(judge.score(made, captions))
-        some = asked[:MEASURED], codes[:MEASURED].flatten(1)
-        scores |= conditionals(pipe, *some, 1.0) | {"guided": conditionals(pipe, *some, default)}
-        scores["measured"] = len(some[0])
+        if is_raster:
+            some = asked[:MEASURED], codes[:MEASURED].flatten(1)
+            scores |= conditionals(pipe, *some, 1.0) | {"guided": conditionals(pipe, *some, default)}
+            scores["measured"] = len(some[0])
     return scores | {
         "scenes": scenes,
         "seed": seed,

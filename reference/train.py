@@ -244,3 +244,29 @@ def image(
 
     folder = train_image(out, vq, reader=reader, condition=condition, start=start, size=size, **training.plan)
     training.report(folder, "score it: python -m reference evaluate image", size=size)
+
+
+@train_app.command()
+@unpack_options
+def parallel(
+    out: Out,
+    start: Annotated[
+        Path,
+        typer.Option("--from", help="Trained LlamaGen of captions that it begins with, and its parts."),
+    ] = Path("assets/scenes-llamagen"),
+    layers: Annotated[int, typer.Option(min=1, help="So many of its layers are kept.")] = 6,
+    *,
+    training: TrainingOptions,
+) -> None:
+    """Train a LlamaGen to be asked for any cells of an image (LPD), in any order.
+
+    Resumable; writes a folder with transformer, text encoder, tokenizer and
+    image tokenizer. By default it takes 60 minutes, 16 examples at once.
+
+    Example:
+        python -m reference train parallel --from assets/scenes-llamagen --out my-scenes-parallel
+    """
+    from reference.parallel import train_parallel
+
+    folder = train_parallel(out, start=start, layers=layers, **training.plan)
+    training.report(folder, "score it: python -m reference evaluate image")

@@ -21,6 +21,7 @@ from mmspec.acceptance.budget import Budget
 from mmspec.acceptance.confidence import LowConfidence
 from mmspec.acceptance.cool import Cool
 from mmspec.acceptance.denoising import CSpD, Reflection, SharedNoise
+from mmspec.acceptance.maskgit import MaskGIT
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.acceptance.renoise import Renoise
 from mmspec.acceptance.state_walk import StateWalk
@@ -35,6 +36,7 @@ from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.drafters.masked_model import MaskedModelDrafter
 from mmspec.drafters.noise_canvas import NoiseCanvasDrafter
 from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.parallel_cells import OrderedCellsDrafter, SurestCellsDrafter
 from mmspec.drafters.self_speculation import SelfSpeculationDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.drafters.states import StatesDrafter
@@ -267,6 +269,32 @@ def masked(
     return pair("masked", CellOrderDrafter(iterations, order, last_steps, annealing, caching))
 
 
+def lpd(
+    order: str | None = None,
+    generation_steps: int | None = None,
+    repulsion_threshold: int | None = None,
+    proximity_threshold: float | None = None,
+    regions: int | None = None,
+) -> Accelerator:
+    """Groups of cells of an image, each asked for by learned queries (LPD, 2507.01957).
+
+    Options as of `DecodingOrder`; None is the model's own order, which is its plain decoding.
+    """
+    thresholds = {"repulsion_threshold": repulsion_threshold, "proximity_threshold": proximity_threshold}
+    steps = {"generation_steps": generation_steps, "regions": regions}
+    return pair("lpd", OrderedCellsDrafter(order=order, **steps, **thresholds))
+
+
+def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerator:
+    """The surest of all open cells of an image in each forward (MaskGIT, 2202.04200).
+
+    Args:
+        iterations: as of `SurestCellsDrafter`.
+        choice_temperature: as of the rule `MaskGIT`.
+    """
+    return Accelerator("maskgit", SurestCellsDrafter(iterations), MaskGIT(choice_temperature))
+
+
 def trained_head(name: str, model: PreTrainedModel, **tree: Unpack[TreeOptions]) -> Accelerator:
     """Drafts of a loaded head that was trained for the target.
 
@@ -410,6 +438,18 @@ ACCELERATORS = {
         "nothing: a masked model (MAR) decides several cells in each of `iterations` forwards, in `order` "
         "random or checkerboard",
         "2406.11838",
+    ),
+    "lpd": Preset(
+        lpd,
+        "nothing: a model with queries for places (LPD) decides groups of cells, in `order` proximity, "
+        "raster, random, diagonal, regions or checkerboard",
+        "2507.01957",
+    ),
+    "maskgit": Preset(
+        maskgit,
+        "nothing: a model with queries for places (LPD) decides the surest of all open cells in each of "
+        "`iterations` forwards",
+        "2202.04200",
     ),
     "low_confidence": Preset(
         low_confidence,

@@ -26,7 +26,7 @@ from mmspec.validation import require_number
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
 
 #: What is proposed and judged where places are decided together.
-OF_BLOCKS = frozenset({"places", "states", "canvas"})
+OF_BLOCKS = frozenset({"places", "cells", "states", "canvas"})
 LENGTHS = ("auto", "fixed", "confidence", "cost")
 DEFAULT_STOP = 0.3
 #: The default is the first of these that is sound for what is proposed.
@@ -130,7 +130,10 @@ class Accelerator:
                 allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
         if target.by_blocks and self.drafter.proposes == "tokens":
-            allowed = "one for masked models, such as threshold: a masked model has no next token to draft"
+            allowed = (
+                "one for models that decide places together, such as none (mmspec accelerators lists all): "
+                "a masked model has no next token to draft"
+            )
             raise InputError("accelerator", self.name, allowed)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)
         return replace(self, drafter=drafter, rule=rule, costs={})

@@ -31,6 +31,7 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "prophet": "mmspec.acceptance.prophet:Prophet",
         "end_weight": "mmspec.acceptance.ascending:EndWeight",
         "ascending": "mmspec.acceptance.ascending:Ascending",
+        "maskgit": "mmspec.acceptance.maskgit:MaskGIT",
         "renoise": "mmspec.acceptance.renoise:Renoise",
         "state_walk": "mmspec.acceptance.state_walk:StateWalk",
         "reflection": "mmspec.acceptance.denoising:Reflection",

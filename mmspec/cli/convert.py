@@ -34,13 +34,15 @@ def convert(
     dtype: Annotated[str, typer.Option(help="auto (the file's own), float32, bfloat16 or float16.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Convert an official LlamaGen transformer or image tokenizer, a MAR, or a folder of Lumina-mGPT.
+    """Convert an official LlamaGen, LPD, NAR, PAR, MAR or image tokenizer, or a folder of Lumina-mGPT.
 
     Keys and shapes are checked first, no code in the file is run, and the folder
     appears complete or not at all.
 
     Example:
         mmspec convert c2i_B_256.pt --out llamagen-b-256
+        mmspec convert lpd_l_256.pth --out lpd-l-256
+        mmspec convert PAR-XL-4x.pt --image-size 384 --out par-xl-4x
         mmspec convert path/to/Lumina-mGPT-7B-768 --out lumina-768
         mmspec convert pretrained_models/mar/mar_large --vae kl16.ckpt --out mar-large
     """

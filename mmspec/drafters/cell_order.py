@@ -17,9 +17,10 @@ from torch import Tensor
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.denoising import Denoising
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.image_grid import ImageGrid, require_grid
+from mmspec.decoding.image_grid import require_grid
 from mmspec.decoding.interfaces import Request, Target
 from mmspec.decoding.random_stream import Purpose
+from mmspec.drafters.image_orders import cells_by_forward, checkerboard_first
 from mmspec.drafters.order import Groups, OrderSession
 from mmspec.drafters.session import ModelDrafter, PromptBatch, SessionDrafter
 from mmspec.errors import InputError
@@ -29,7 +30,7 @@ from mmspec.registry import did_you_mean
 from mmspec.targets.mar import CellBlock, MARTarget
 from mmspec.validation import check_draft_tokens, is_integer, require_number
 
-__all__ = ["ONE_BY_ONE", "CellModelDrafter", "CellOrderDrafter", "cells_by_forward", "checkerboard_first"]
+__all__ = ["ONE_BY_ONE", "CellModelDrafter", "CellOrderDrafter"]
 
 ORDERS = ("random", "checkerboard")
 #: The distributions that a MAR's images are drawn from: they differ, as the cells of one forward are drawn
@@ -166,27 +167,6 @@ class CellModelSession(CellOrderSession):
             return token, q
         mean, _ = q.process.transition(q.drawn[:, -2], q.process.steps - 1)
         return mean, q
-
-
-def cells_by_forward(cells: int, iterations: int) -> list[int]:
-    """Cells that are decided by each forward: the cosine schedule of MAR, with at least one in each.
-
-    After iteration s, floor(N cos(pi / 2 (s + 1) / n)) cells are left, clipped so that every iteration
-    decides one and leaves one to the next (2406.11838, section 4; as its code does).
-    """
-    left, counts = cells, []
-    for iteration in range(iterations - 1):
-        after = math.floor(cells * math.cos(math.pi / 2 * (iteration + 1) / iterations))
-        after = max(1, min(left - 1, after))
-        counts.append(left - after)
-        left = after
-    return [*(count for count in counts if count > 0), left]
-
-
-def checkerboard_first(grid: ImageGrid, device: torch.device) -> Tensor:
-    """[N] 0 for the cells of the colour that comes first, 1 for the others."""
-    place = torch.arange(grid.cells, device=device)
-    return (place // grid.columns + place % grid.columns) % 2
 
 
 class CellOrderDrafter(SessionDrafter):

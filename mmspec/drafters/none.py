@@ -16,9 +16,11 @@ from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.masked_blocks import PlainUnmasking
 from mmspec.drafters.noise_canvas import PlainNoiseCanvas
+from mmspec.drafters.parallel_cells import OrderedCellsDrafter
 from mmspec.errors import InputError
 from mmspec.targets.diffusion_gemma import DiffusionGemmaTarget
 from mmspec.targets.masked import MaskedTarget
+from mmspec.targets.parallel_images import ParallelImageTarget
 
 __all__ = ["NoDrafter"]
 
@@ -41,6 +43,8 @@ class NoDrafter(Drafter, DraftSession):
         self.check(target)
         if isinstance(target, DiffusionGemmaTarget):
             return PlainNoiseCanvas().fit(target)
+        if isinstance(target, ParallelImageTarget):
+            return OrderedCellsDrafter().fitted(target)
         return PlainUnmasking().fit(target) if isinstance(target, MaskedTarget) else self
 
     def start(

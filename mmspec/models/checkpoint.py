@@ -35,7 +35,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.import_utils import is_gguf_available
 
 import mmspec.models.emu3_5
-import mmspec.models.llamagen  # noqa: F401  its folders become known to the auto classes
+import mmspec.models.parallel_images  # noqa: F401  its folders, and LlamaGen's, become known to the auto classes
 from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedModelError
 from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.smollm2 import complete, is_without

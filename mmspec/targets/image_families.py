@@ -59,6 +59,10 @@ class Family:
 #: Families of discrete tokens; those of transformers and our own are named as their `model_type`.
 IMAGE_FAMILIES = {
     "llamagen": Family("mmspec.targets.llamagen:LlamaGenTarget", answers=False, vq_apart=True),
+    **{
+        name: Family(f"mmspec.targets.parallel_images:{target}", answers=False, vq_apart=True)
+        for name, target in {"lpd": "LPDTarget", "nar": "NARTarget", "par": "PARTarget"}.items()
+    },
     "janus": Family("mmspec.targets.janus:JanusTarget"),
     "emu3": Family("mmspec.targets.emu3:Emu3Target"),
     "Emu3": Family("mmspec.targets.emu3:Emu3p5Target", vq_apart=True),  # how Emu3.5 names its model type

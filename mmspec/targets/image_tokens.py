@@ -22,6 +22,7 @@ from mmspec.decoding.draft import Nodes
 from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.rows import named
+from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.weights import execution_device, stored_weight
 from mmspec.targets.causal import CausalState, CausalTarget
@@ -69,6 +70,7 @@ class ImageTokenTarget(CausalTarget, ABC):
         no_vq: what is lacking, in words, where there is no image tokenizer.
         published: sampling settings of the family's authors.
         classes: number of classes that images are asked for by; None where they are asked for in words.
+        sampler: class of its sampling settings.
 
     Raises:
         CheckpointError: the codebook is not that of the vocabulary.
@@ -80,6 +82,7 @@ class ImageTokenTarget(CausalTarget, ABC):
     no_vq: ClassVar[str] = "an image tokenizer, which turns tokens into pixels"
     published: Mapping[str, Any] = {}
     classes: int | None = None
+    sampler: ClassVar[type[Sampler]] = Sampler
 
     def __init__(
         self,

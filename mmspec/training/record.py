@@ -52,14 +52,22 @@ def training_record(
 
 
 def save_trained(
-    model: PreTrainedModel, folder: Path, training: Mapping[str, Any] | None = None, parts: Sequence[str] = ()
+    model: PreTrainedModel,
+    folder: Path,
+    training: Mapping[str, Any] | None = None,
+    parts: Sequence[str] = (),
+    weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Save a model in half precision, with a config by which it is loaded in single precision.
 
-    The `training` is its record, if there is to be one; `parts` are configs inside the config that say their
-    own precision.
+    Args:
+        model: of transformers.
+        folder: to write.
+        training: its record, if there is to be one.
+        parts: configs inside the config that say their own precision.
+        weights: as they are stored, where not in half precision.
     """
-    model.save_pretrained(folder, state_dict=half_precision(model))
+    model.save_pretrained(folder, state_dict=half_precision(model) if weights is None else weights)
     # transformers loads in the dtype that config.json names; half precision is many times slower on a CPU.
     path = folder / "config.json"
     config = json.loads(path.read_text())

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mmspec.decoding.image_grid import ImageGrid
-from mmspec.drafters.cell_order import CellOrderDrafter, cells_by_forward, checkerboard_first
+from mmspec.drafters.cell_order import CellOrderDrafter
+from mmspec.drafters.image_orders import cells_by_forward, checkerboard_first
 from mmspec.errors import InputError
 from mmspec.models.denoising import StepAnnealing
 from mmspec.targets.mar import CellBlock, MARSampler

@@ -1,16 +1,18 @@
-"""Conversion of official LlamaGen checkpoints to folders that `from_pretrained` loads.
+"""Conversion of official checkpoints of LlamaGen, LPD, NAR and PAR to folders that `from_pretrained` loads.
 
 Everything is read from the shapes but two numbers: the heads, looked up by width and depth, and the grid,
-which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`). Folders of LANTERN (2410.03355) hold
-LlamaGen under the key names of Llama; their config claims `LlamaForCausalLM`, which would load them without
-raster positions and without the condition, but the embedding of the condition gives them away.
+which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`), or an LPD's positions. Folders of LANTERN
+(2410.03355) hold LlamaGen under the key names of Llama; their config claims `LlamaForCausalLM`, which would
+load them without raster positions and without the condition, but the embedding of the condition gives them
+away.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,14 @@ from mmspec.models.autoencoders import is_vq, vq_from_official
 from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
 from mmspec.models.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint, read_config
+from mmspec.models.parallel_images import (
+    LPDConfig,
+    LPDForCausalLM,
+    NARConfig,
+    NARForCausalLM,
+    PARConfig,
+    PARForCausalLM,
+)
 
 CONDITIONS = {"c2i": "class", "t2i": "caption"}
 # fields that their config has under our names, where it has them
@@ -41,7 +51,11 @@ NOT_NEEDED = r"freqs_cis|causal_mask|.*\.kv_cache\..*"  # tables of the official
 # the part of a name -> the official one, and for q, k and v the one tensor in which they are stacked
 RENAMES = (
     (r"^model\.", ""),
+    (r"^lm_head\.right\.", "output."),
+    (r"^lm_head\.below\.", "medusa_output."),
     (r"^lm_head\.", "output."),
+    (r"^below_norm\.", "medusa_norm."),
+    (r"^special_tokens\.", "spe_tok_embeddings.special_embeddings."),
     (r"^embed_tokens\.", "tok_embeddings."),
     (r"\.self_attn\.[qkv]_proj\.", ".attention.wqkv."),
     (r"\.self_attn\.o_proj\.", ".attention.wo."),
@@ -51,6 +65,28 @@ RENAMES = (
     (r"\.input_layernorm\.", ".attention_norm."),
     (r"\.post_attention_layernorm\.", ".ffn_norm."),
 )
+SPECIAL = "spe_tok_embeddings.special_embeddings.weight"  # of a PAR
+# the same of an LPD
+LPD_RENAMES = (
+    (r"^lm_head\.", "head."),
+    (r"^model\.(mask_token)", r"\1"),
+    (r"^model\.position_embedding\.weight", "pos_embed"),
+    (r"^model\.embedding_norm\.", "z_proj_ln."),
+    (r"^model\.embed_tokens\.", "token_emb."),
+    (r"^model\.cls_embedding\.embedding_table\.", "class_emb."),
+    (r"^model\.layers\.", "blocks."),
+    (r"^model\.", ""),
+    (r"\.self_attn\.[qkv]_proj\.", ".attn.qkv."),
+    (r"\.self_attn\.o_proj\.", ".attn.proj."),
+    (r"\.input_layernorm\.", ".norm1."),
+    (r"\.post_attention_layernorm\.", ".norm2."),
+)
+MODELS: dict[type[LlamaGenConfig], type[LlamaGenForCausalLM]] = {
+    LlamaGenConfig: LlamaGenForCausalLM,
+    LPDConfig: LPDForCausalLM,
+    NARConfig: NARForCausalLM,
+    PARConfig: PARForCausalLM,
+}
 
 
 def is_lantern(tensors: Mapping[str, Tensor]) -> bool:
@@ -81,7 +117,9 @@ def convert_checkpoint(
     num_heads: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
-    """Write a safetensors folder of an official transformer (c2i, t2i) or image tokenizer (VQ-8, VQ-16).
+    """Write a safetensors folder of an official transformer or image tokenizer (VQ-8, VQ-16).
+
+    Transformers are LlamaGen's (c2i, t2i), and those of LPD, NAR and PAR.
 
     Args:
         checkpoint: the official file, or a folder with the `config.json` and `model.safetensors` of LANTERN.
@@ -136,8 +174,43 @@ def llamagen_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None = None, num_heads: int | None = None
 ) -> LlamaGenForCausalLM:
     """The model of an official state dict; `path` gives the image size, and names the file in messages."""
+    if "fake_latent" in tensors:
+        return _lpd_from_official(path, tensors, image_size, num_heads)
     config = _infer_config(path, tensors, _grid_size(path, image_size), num_heads)
-    return _build(path, tensors, config, _official_name)
+    return _build(path, tensors, config, partial(_renamed, RENAMES))
+
+
+def _lpd_from_official(
+    path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
+) -> LlamaGenForCausalLM:
+    width = measure(path, tensors, r"(z_proj_ln|norm)\.weight")
+    depth = len({match[1] for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))})
+    places = measure(path, tensors, r"pos_embed", axis=1)
+    grid = math.isqrt(places - 1)
+    if image_size not in (None, STRIDE * grid):
+        allowed = f"{STRIDE * grid}, which this checkpoint was trained for"
+        raise InputError("image_size", image_size, allowed)
+    own = dict(tensors)
+    # the null class is the last one here, and vectors of positions have no batch
+    for name in ("mask_token", "pos_embed"):
+        if name in own and own[name].dim() == 3:
+            own[name] = own[name][0]
+    null, classes = own.pop("fake_latent"), own.get("class_emb.weight")
+    if classes is not None and null.shape == (1, *classes.shape[1:]):
+        own["class_emb.weight"] = torch.cat([classes, null])
+    config = _config(
+        path,
+        LPDConfig,
+        body="vit",
+        vocab_size=measure(path, tensors, r"(token_emb|head)\.weight"),
+        hidden_size=width,
+        intermediate_size=measure(path, tensors, r"blocks\.\d+\.mlp\.fc1\.weight"),
+        num_hidden_layers=depth,
+        num_attention_heads=_heads(path, depth, width, num_heads),
+        grid_size=grid,
+        num_classes=measure(path, tensors, r"class_emb\.weight"),
+    )
+    return _build(path, own, config, partial(_renamed, LPD_RENAMES))
 
 
 def _build(
@@ -148,7 +221,7 @@ def _build(
         allowed = f"{config.num_hidden_layers} layers, as its config says; it holds {len(tensors)} tensors"
         raise CheckpointError("checkpoint", str(path), allowed)
     with torch.device("meta"):
-        model = LlamaGenForCausalLM(config)
+        model = MODELS[type(config)](config)
     expected: dict[str, tuple[int, ...]] = {}
     places: dict[str, tuple[str, int]] = {}  # own name -> name in the file and first row in that tensor
     for name, tensor in model.state_dict().items():
@@ -166,8 +239,8 @@ def _build(
     return model
 
 
-def _official_name(name: str) -> str:
-    for pattern, replacement in RENAMES:
+def _renamed(renames: Iterable[tuple[str, str]], name: str) -> str:
+    for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name
 
@@ -184,15 +257,21 @@ def _infer_config(
         gap = min({*range(depth)} - layers)
         raise CheckpointError("checkpoint", str(path), f"missing keys: layers.{gap}.attention.*")
     width = measure(path, tensors, r"(layers\.\d+\.(attention|ffn)_norm|norm)\.weight")
-    heads = num_heads if num_heads is not None else _published_heads(path, depth, width)
-    if heads < 1 or width % (4 * heads):
-        raise InputError("num_heads", heads, f"heads of a multiple of 4 dimensions that divide {width}")
+    predicts_below = "medusa_norm.weight" in tensors  # by one layer more than the model's size says
+    heads = _heads(path, depth - predicts_below, width, num_heads)
     head_dim = width // heads
     stacked = measure(path, tensors, r"layers\.\d+\.attention\.wqkv\.weight") - width
     key_value_heads, rest = divmod(stacked, 2 * head_dim)
     if rest or key_value_heads < 1 or heads % key_value_heads:
         key_value_heads = heads  # then the shape of wqkv is wrong, which is said with its name
-    return LlamaGenConfig(
+    kind: type[LlamaGenConfig] = NARConfig if predicts_below else LlamaGenConfig
+    more: dict[str, Any] = {}
+    if SPECIAL in tensors:
+        kind, more = PARConfig, {"regions": 1 + measure(path, tensors, re.escape(SPECIAL))}
+    return _config(
+        path,
+        kind,
+        **more,
         vocab_size=measure(path, tensors, r"(tok_embeddings|output)\.weight"),
         hidden_size=width,
         intermediate_size=measure(path, tensors, r"layers\.\d+\.feed_forward\.w[13]\.weight"),
@@ -213,6 +292,21 @@ def _condition(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         }
     rows = measure(path, tensors, r"cls_embedding\.embedding_table\.weight")
     return {"condition_type": "class", "num_classes": rows - 1}
+
+
+def _config(path: Path, kind: type[LlamaGenConfig], **settings: Any) -> LlamaGenConfig:
+    try:
+        return kind(**settings)
+    except StrictDataclassError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise CheckpointError("checkpoint", str(path), f"sizes of such a model ({reason})") from error
+
+
+def _heads(path: Path, depth: int, width: int, given: int | None) -> int:
+    heads = _published_heads(path, depth, width) if given is None else given
+    if heads < 1 or width % (4 * heads):
+        raise InputError("num_heads", heads, f"heads of a multiple of 4 dimensions that divide {width}")
+    return heads
 
 
 def _published_heads(path: Path, depth: int, width: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -233,18 +233,22 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
             **{CACHE: cache},
         )
         precise = torch.promote_types(inputs_embeds.dtype, torch.float32)
-        cos, sin = raster_rotation(position_ids, self.config)
-        hidden_states = inputs_embeds
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                rotation=(cos.to(precise), sin.to(precise)),
-                attention_mask=mask,
-                cache=cache,
-                **kwargs,
-            )
+        cos, sin = self.rotation(position_ids)
+        rotation = cos.to(precise), sin.to(precise)
+        states = self.run(inputs_embeds, rotation=rotation, attention_mask=mask, cache=cache, **kwargs)
         kept: dict[str, Any] = {CACHE: cache}
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), **kept)
+        return BaseModelOutputWithPast(last_hidden_state=states, **kept)
+
+    def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions [B, T]; see `raster_rotation`."""
+        return raster_rotation(position_ids, self.config)
+
+    def run(self, hidden_states: Tensor, **how: Any) -> Tensor:
+        """Run the layers, each with the arguments `how`: [B, T, D] -> normed states [B, T, D]."""
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **how)
+        normed: Tensor = self.norm(hidden_states)
+        return normed
 
 
 class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
@@ -261,9 +265,11 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         torch.Size([1, 1, 64])
     """
 
+    decoder_class: ClassVar[type[LlamaGenModel]] = LlamaGenModel
+
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__(config)
-        self.model = LlamaGenModel(config)
+        self.model = self.decoder_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 

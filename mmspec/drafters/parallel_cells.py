@@ -1,0 +1,243 @@
+"""Cells of an image that a model decides together: in an order of its own, or the surest of all first.
+
+Targets of `mmspec.targets.parallel_images` alone can be asked for them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.decoding.canvas import Canvas, Stopping
+from mmspec.decoding.draft import Draft, DraftKind
+from mmspec.decoding.image_grid import ImageGrid, require_grid
+from mmspec.decoding.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.verdict import Fill
+from mmspec.drafters.image_orders import DecodingOrder, cells_by_forward
+from mmspec.drafters.order import Groups, OrderSession
+from mmspec.drafters.session import PromptBatch, SessionDrafter
+from mmspec.errors import InputError
+from mmspec.targets.parallel_images import CellGroup, ParallelImageTarget
+from mmspec.validation import is_integer
+
+__all__ = ["OrderedCellsDrafter", "SurestCellsDrafter"]
+
+TOGETHER = "the model's own groups of cells, those of one forward independent of each other"
+
+
+class OrderedCellsSession(OrderSession):
+    """Images whose cells are decided in an order that is known from the start.
+
+    Attributes:
+        read: cells of each image whose tokens were read.
+        forwards: groups that were proposed.
+    """
+
+    def __init__(self, drafter: OrderedCellsDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.grid = drafter, grid_of(batch.requests)
+        self.order = drafter.order.draw(self.grid, batch.random)
+        self.counts = drafter.order.counts(self.grid)
+        self.ends = [list(accumulate(self.counts))] * len(batch.requests)
+        self.forwards = self.read = 0
+
+    def open(self, canvas: Canvas) -> Draft:
+        nothing = super().open(canvas)
+        return self.propose(canvas) if self.drafter.from_prompt else nothing
+
+    def count_decided(self, row: int, canvas: Canvas) -> int:
+        return sum(self.counts[: self.forwards])
+
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> CellGroup:
+        begin = groups[0][0]
+        ranks = begin + torch.arange(places.shape[1], device=places.device).expand_as(places)
+        fresh, before = self.order[:, self.read : begin], self.order[:, : self.read]
+        self.read, self.forwards = begin, self.forwards + (places.shape[1] > 0)
+        return group_of(canvas, self.grid, places, fresh, before, ranks, begin, places.shape[1])
+
+
+class SurestCellsSession(DraftSession):
+    """Images of which all open cells are proposed, and a rule decides the surest of them.
+
+    Attributes:
+        counts: cells that each forward decides.
+        fresh: [B, k] cells that the last one has decided.
+    """
+
+    def __init__(self, drafter: SurestCellsDrafter, batch: PromptBatch) -> None:
+        self.grid, device = grid_of(batch.requests), batch.prefill.logits.device
+        self.counts = drafter.counts(self.grid.cells)
+        self.place = torch.arange(self.grid.cells, device=device).expand(len(batch.requests), -1)
+        self.fresh = self.place[:, :0]
+        self.forwards = 0
+
+    def open(self, canvas: Canvas) -> Draft:
+        canvas.reserve(2 * self.grid.cells)
+        nothing = self.place[:, :0]
+        return group_of(canvas, self.grid, nothing, nothing, nothing, nothing, 0, 0)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        begin, quota = sum(self.counts[: self.forwards]), self.counts[self.forwards]
+        self.forwards += 1
+        decided = canvas.decided[:, : self.grid.cells].scatter(1, self.fresh, False)
+        order = canvas.decided[:, : self.grid.cells].long().argsort(dim=1, stable=True)
+        open_cells = order[:, : self.grid.cells - begin]
+        ranks = torch.full_like(open_cells, begin)
+        before = self.place.where(decided, self.grid.cells)
+        return group_of(canvas, self.grid, open_cells, self.fresh, before, ranks, begin, quota)
+
+    def observe(self, draft: CellGroup, output: TargetOutput, scores: Any, verdict: Fill) -> None:
+        # as many in every row, but for rows that have ended
+        chosen = verdict.decided.long().argsort(dim=1, descending=True, stable=True)[:, : draft.quota]
+        self.fresh = verdict.places.gather(1, chosen)
+
+
+def group_of(
+    canvas: Canvas,
+    grid: ImageGrid,
+    places: Tensor,
+    fresh: Tensor,
+    before: Tensor,
+    ranks: Tensor,
+    begin: int,
+    quota: int,
+) -> CellGroup:
+    """Build the draft of some cells.
+
+    Args:
+        canvas: the output so far.
+        grid: of the images.
+        places: [B, L] the cells.
+        fresh: [B, k] cells that were decided and are not read.
+        before: [B, m] cells that are read; N says nothing.
+        ranks, begin, quota: as of `CellGroup`.
+    """
+    kept = torch.zeros(len(places), grid.cells + 1, dtype=torch.bool, device=places.device)
+    kept.scatter_(1, before, True)
+    kept[:, -1] = False
+    slot = torch.arange(grid.cells + 1, device=places.device).expand(len(places), -1)
+    return CellGroup.single(
+        torch.zeros_like(places),
+        places,
+        torch.ones_like(places, dtype=torch.bool),
+        slot,
+        kept[:, None],
+        completes=grid.cells,
+        fresh=fresh,
+        tokens_of_fresh=canvas.tokens.gather(1, fresh),
+        kept=kept,
+        ranks=ranks,
+        begin=begin,
+        quota=quota,
+    )
+
+
+class CellsDrafter(SessionDrafter):
+    """Base of drafters of cells that a model decides together."""
+
+    kind = DraftKind.POINT
+    max_nodes = 0  # beside the cells of the image
+    keeps = TOGETHER
+    name: str
+
+    def check(self, target: Target[Any]) -> None:
+        if not isinstance(target, ParallelImageTarget):
+            allowed = "a model that predicts many cells in a forward, such as LPD"
+            raise InputError("accelerator", self.name, allowed)
+        if not target.any_cells:
+            allowed = (
+                "none, or a model that any cells can be asked of (LPD): this one has an order of its own"
+            )
+            raise InputError("accelerator", self.name, allowed)
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        if sampler.processors:
+            raise InputError(
+                "logits_processor", len(sampler.processors), "none: cells are not decided in order"
+            )
+        cells = grid_of(requests).cells
+        if stopping.max_new_tokens != cells:
+            raise InputError("max_new_tokens", stopping.max_new_tokens, f"{cells}, the cells of the image")
+
+
+class OrderedCellsDrafter(CellsDrafter):
+    """Decides cells in groups that are known from the start, one group a forward (LPD, 2507.01957).
+
+    The cells of a group are drawn independently of each other. The model's own order is its plain decoding,
+    which "exact" refers to; others are lossy, without a bound.
+
+    Args:
+        options: of `DecodingOrder`; None is the model's own.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    proposes = "any"
+    name = "lpd"
+    session: Callable[..., DraftSession] = OrderedCellsSession
+    order: DecodingOrder
+    from_prompt: bool
+
+    def __init__(self, **options: Any) -> None:
+        self.options = {name: value for name, value in options.items() if value is not None}
+        DecodingOrder(**self.options)  # refuses what cannot be
+        self.exactness = "lossy" if self.options else "exact"
+
+    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+        self.check(target)
+        return self.fitted(target)
+
+    def fitted(self, target: Any) -> OrderedCellsDrafter:
+        """Return this drafter for a target, by whose own order None is read."""
+        fitted, own = copy.copy(self), DecodingOrder(**target.plain)
+        other = self.options.get("order", own.order) != own.order
+        fitted.order = DecodingOrder(**self.options) if other else DecodingOrder(**asdict(own) | self.options)
+        fitted.from_prompt = target.from_prompt
+        own = replace(own, generation_steps=fitted.order.generation_steps) if not other else own
+        sizes = [order.counts(target.grid) for order in (fitted.order, DecodingOrder(**target.plain))]
+        fitted.exactness = "exact" if fitted.order == own and sizes[0] == sizes[1] else "lossy"
+        return fitted
+
+
+class SurestCellsDrafter(CellsDrafter):
+    """Proposes all open cells, of which a rule decides the surest (MaskGIT, 2202.04200).
+
+    Args:
+        iterations: forwards of an image, whose numbers of cells follow a cosine.
+
+    Raises:
+        InputError: not a positive integer.
+    """
+
+    proposes = "cells"
+    exactness = "lossy"
+    name = "maskgit"
+    session: Callable[..., DraftSession] = SurestCellsSession
+
+    def __init__(self, iterations: int = 12) -> None:
+        if not is_integer(iterations) or iterations < 1:
+            raise InputError("iterations", iterations, "a positive integer")
+        self.iterations = iterations
+
+    def counts(self, cells: int) -> list[int]:
+        """Cells that each forward decides."""
+        return cells_by_forward(cells, min(self.iterations, cells))
+
+
+def grid_of(requests: Sequence[Request]) -> ImageGrid:
+    """The grid of all images of a batch.
+
+    Raises:
+        InputError: they have several, or one asks for no image of one grid.
+    """
+    grids = {require_grid(request.layout, "an order of cells") for request in requests}
+    if len(grids) != 1:
+        raise InputError("requests", sorted(map(str, grids)), "images of one size")
+    return grids.pop()

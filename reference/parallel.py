@@ -1,0 +1,313 @@
+"""Training of the reference model that decides many cells in a forward: LPD's queries on a trained LlamaGen.
+
+It begins with weights of a LlamaGen of captions, whose text encoder and image tokenizer stay as they are. One
+forward holds an image once as tokens, in groups of some order, and once as queries: those of a group see each
+other and the tokens of the groups before, and no token sees a query (LPD, 2507.01957, section 3.2). Groups
+are of two kinds, so that one model decodes in any order: many that grow as a cosine does, and few before the
+whole rest, of which a decoding by confidence decides the surest cells.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoTokenizer, T5EncoderModel
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.drafters.image_orders import DecodingOrder, cells_by_forward, diagonal_order, group_sizes
+from mmspec.errors import InputError
+from mmspec.models.autoencoders import encode_image
+from mmspec.models.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
+from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.models.parallel_images import LPDConfig, LPDForCausalLM
+from mmspec.scenes.reader import label_heads
+from mmspec.training.data.images import DROPPED
+from mmspec.training.record import half_precision, save_trained
+from mmspec.training.run import RunOptions, Training, flush_subnormals
+from reference.image import READER
+from reference.image_data import ImageBatch, image_batch
+from reference.image_model import BESIDE_OBJECT, place_loss
+from reference.trainer import finish, train_on_scenes
+from reference.vlm_data import PATCH_CLASSES
+
+__all__ = ["QueryLoss", "begin_with", "queries_see", "sample_groups", "train_parallel"]
+
+STAGE = 14  # that no other training draws its scenes by
+CHECK_SCENES = 32
+DEFAULT_MINUTES = 60.0
+DEFAULT_LAYERS = 6
+MASKED_SHARE = 0.4  # of the steps, in which the whole rest of an image is asked for at once
+ORDERS = {"random": 0.6, "proximity": 0.2, "diagonal": 0.1, "raster": 0.1}
+MOST_STEPS = 64  # of an image of 16 x 16 tokens
+ITERATIONS = (4, 16)  # fewest and most, of a decoding by confidence
+PLACE_WEIGHT = 0.5
+POSITION_SCALE = 0.02
+#: Fields of a config that a model has of the one that it begins with.
+SHARED = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("grid_size", "condition_type", "num_classes", "caption_length", "caption_dim", "rope_base"),
+    "rms_norm_eps",
+)
+
+
+def sample_groups(grid: ImageGrid, batch: int, noise: np.random.Generator) -> tuple[Tensor, list[int]]:
+    """Draw orders [B, N] of images, and the sizes of the groups that all of them are decided in."""
+    cells = grid.cells
+    order = str(noise.choice(list(ORDERS), p=list(ORDERS.values())))
+    if noise.random() < MASKED_SHARE:
+        counts = cells_by_forward(cells, min(cells, int(noise.integers(*ITERATIONS, endpoint=True))))
+        known = counts[: int(noise.integers(len(counts)))]
+        sizes = [*known, cells - sum(known)]
+        order = "random" if order in ("diagonal", "raster") else order
+    elif order == "diagonal":
+        sizes = [len(group) for group in diagonal_order(grid.rows, grid.columns)]
+    else:
+        fewest, most = max(2, cells // 32), max(2, MOST_STEPS * cells // 256)
+        sizes = group_sizes(cells, int(noise.integers(fewest, most, endpoint=True)))
+    if order == "proximity":
+        # one order is dear, and there are eight of it
+        random = RandomStream.from_seed(int(noise.integers(2**31)), 1)
+        steps = min(len(sizes), cells)
+        one = DecodingOrder(order, generation_steps=steps).draw(grid, random)[0].numpy()
+        orders = [mirrored(one, grid, int(noise.integers(8))) for _ in range(batch)]
+        return torch.from_numpy(np.stack(orders)), sizes
+    if order == "random":
+        return torch.from_numpy(np.stack([noise.permutation(cells) for _ in range(batch)])), sizes
+    return DecodingOrder(order).draw(grid, RandomStream.from_seed(0, batch)), sizes
+
+
+def mirrored(order: np.ndarray, grid: ImageGrid, which: int) -> np.ndarray:
+    """One of the eight symmetries of an order of the cells of a square."""
+    image = np.arange(grid.cells).reshape(grid.rows, grid.columns)
+    image = np.rot90(image if which < 4 else image.T, which % 4)
+    turned: np.ndarray = image.reshape(-1)[order]
+    return turned
+
+
+def queries_see(slots: int, sizes: Sequence[int]) -> Tensor:
+    """[S, S] what each place of a sequence sees: condition, tokens of all groups but the last, and queries.
+
+    Args:
+        slots: of the condition, which are read by the causal mask.
+        sizes: cells of each group.
+    """
+    group = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    tokens = group[: len(group) - sizes[-1]]
+    place = torch.arange(slots)
+    # the order of reading: a slot, then the queries of a group, then its tokens, which see each other
+    read = torch.cat([place - slots, 2 * tokens + 1, 2 * group])
+    is_query = torch.arange(len(read)) >= slots + len(tokens)
+    before = read[:, None] >= read
+    return before & (~is_query | (read[:, None] == read))
+
+
+@dataclass(frozen=True)
+class SeededImages:
+    """Images, and the seed of the orders in which they are learnt; or the orders themselves."""
+
+    batch: ImageBatch
+    seed: int
+    order: DecodingOrder | None = None
+
+    def to(self, device: torch.device) -> SeededImages:
+        """Move all tensors."""
+        return replace(self, batch=self.batch.to(device))
+
+
+class QueryLoss(nn.Module):
+    """Cross entropy of the tokens at all queries, and of what covers their places, half-way up.
+
+    Cells beside what is decided of an object weigh more, because background is most of an image. The weight
+    depends on cells decided before alone, so that it biases no distribution.
+
+    Args:
+        transformer: learns.
+        text_encoder: of the captions; stays as it is.
+    """
+
+    def __init__(self, transformer: LPDForCausalLM, text_encoder: T5EncoderModel) -> None:
+        super().__init__()
+        config = transformer.config
+        self.transformer = transformer
+        self.text_encoder = text_encoder.requires_grad_(False)
+        self.grid = ImageGrid(config.grid_size, config.grid_size, config.vocab_size)
+        self.middle = config.num_hidden_layers // 2
+        self.place_heads = label_heads(config.hidden_size, PATCH_CLASSES)
+
+    def forward(self, images: SeededImages) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and figures: nats a token, and accuracy of places."""
+        batch = images.batch
+        tokens, device = batch.tokens, batch.tokens.device
+        if images.order is None:
+            order, sizes = sample_groups(self.grid, len(tokens), np.random.default_rng([images.seed, STAGE]))
+        else:
+            order = images.order.draw(self.grid, RandomStream.from_seed(images.seed, len(tokens)))
+            sizes = images.order.counts(self.grid)
+        order = order.to(device)
+        logits, states = self.read(batch, order, sizes)
+        losses = F.cross_entropy(logits.transpose(1, 2), tokens.gather(1, order), reduction="none")
+        covered = batch.place_labels[..., 0] > 0
+        group = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
+        when = torch.empty_like(order).scatter_(1, order, group.expand_as(order))
+        weights = 1 + (BESIDE_OBJECT - 1) * beside_decided(covered, when).gather(1, order)
+        raster = torch.empty_like(states).scatter_(1, order[..., None].expand_as(states), states)
+        places, placed = place_loss(raster, batch, self.place_heads)
+        loss = (losses * weights).sum() / weights.sum() + PLACE_WEIGHT * places
+        return loss, {"nats": losses.mean(), "places": placed}
+
+    def read(self, batch: ImageBatch, order: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """[B, N, V] logits and [B, N, D] states half-way up, of the queries in their order."""
+        decoder: Any = self.transformer.model
+        with torch.no_grad():
+            encoder: Any = self.text_encoder
+            features = encoder(input_ids=batch.words, attention_mask=batch.word_mask).last_hidden_state
+            null = decoder.cls_embedding.uncond_embedding
+            features = torch.where(batch.dropped[:, None, None], null, features)
+        vectors = decoder.cls_embedding.cap_proj(features)
+        slots, known = vectors.shape[1], order[:, : order.shape[1] - sizes[-1]]
+        queries = decoder.mask_token.expand(*order.shape, -1)
+        embedded = [vectors, decoder.embed_tokens(batch.tokens.gather(1, known)), queries]
+        first = torch.arange(slots, device=order.device).expand(len(order), -1)
+        places = torch.cat([first, known + slots, order + slots], 1)
+        sees = queries_see(slots, sizes).to(order.device)
+        heard = F.pad(batch.word_mask.bool(), (0, len(sees) - slots), value=True)
+        itself = torch.eye(len(sees), dtype=torch.bool, device=order.device)
+        read = decoder(
+            inputs_embeds=torch.cat(embedded, 1),
+            position_ids=places,
+            attention_mask=(sees & heard[:, None] | itself)[:, None],  # padding has to see something
+            use_cache=False,
+            output_hidden_states=True,
+        )
+        count = order.shape[1]
+        logits: Tensor = self.transformer.lm_head(read.last_hidden_state[:, -count:]).float()
+        return logits, read.hidden_states[self.middle][:, -count:]
+
+
+def beside_decided(covered: Tensor, when: Tensor) -> Tensor:
+    """Mark cells with a neighbour on an object that is decided before them.
+
+    Args:
+        covered: [B, N] whether an object covers each cell of a square.
+        when: [B, N] group of each.
+
+    Returns:
+        [B, N] 0 or 1.
+    """
+    side = math.isqrt(covered.shape[1])
+    late = when.max() + 1
+    time = F.pad(when.where(covered, late).unflatten(1, (side, side)), (1, 1, 1, 1), value=int(late))
+    shifts = [(down, across) for down in range(3) for across in range(3) if (down, across) != (1, 1)]
+    earliest = torch.stack([time[:, i : i + side, j : j + side] for i, j in shifts]).amin(0)
+    return (earliest.flatten(1) < when).long()
+
+
+def begin_with(folder: Path, layers: int) -> LPDForCausalLM:
+    """A model with queries that begins with some layers of a trained LlamaGen of captions, evenly spread.
+
+    Raises:
+        InputError: it is conditioned on something else, or has fewer layers.
+    """
+    trained = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    own: LlamaGenConfig = trained.config
+    if own.condition_type != "caption":
+        raise InputError("from", str(folder), "a LlamaGen of captions")
+    if not 1 <= layers <= own.num_hidden_layers:
+        raise InputError("layers", layers, f"1 to {own.num_hidden_layers}, those of {folder}")
+    kept = [round(place) for place in np.linspace(0, own.num_hidden_layers - 1, layers)]
+    trained.model.layers = nn.ModuleList(trained.model.layers[place] for place in kept)
+    settings = {name: getattr(own, name) for name in SHARED}
+    model = LPDForCausalLM(LPDConfig(num_hidden_layers=layers, **settings))
+    model.load_state_dict(trained.state_dict(), strict=False)
+    decoder: Any = model.model
+    with torch.no_grad():
+        decoder.mask_token.copy_(decoder.embed_tokens.weight.mean(0, keepdim=True))
+        decoder.position_embedding.weight.normal_(std=POSITION_SCALE)
+        decoder.position_embedding.weight[: own.prefix_length] = 0.0
+    model.generation_config = trained.generation_config
+    return model
+
+
+def narrow(model: nn.Module) -> dict[str, Tensor]:
+    """The weights for the disk: matrices of layers in float8 (e4m3), all else in half precision."""
+    stored = half_precision(model)
+    for name, weight in stored.items():
+        if weight.dim() == 2 and ".layers." in name:
+            stored[name] = model.get_parameter(name).detach().cpu().to(torch.float8_e4m3fn).contiguous()
+    return stored
+
+
+def share(start: Path, out: Path) -> None:
+    """Put the parts that were not trained beside the model: as links, if both folders lie side by side."""
+    for part in (TEXT_ENCODER, TOKENIZER, VQ, READER):
+        source, place = start / part, out / part
+        if not source.is_dir() or place.exists():
+            continue
+        if out.resolve().parent == start.resolve().parent:
+            os.symlink(Path("..") / start.resolve().name / part, place)
+        else:
+            shutil.copytree(source, place)
+
+
+@flush_subnormals()
+def train_parallel(
+    out: str | Path, *, start: str | Path, layers: int = DEFAULT_LAYERS, **how: Unpack[RunOptions]
+) -> Path:
+    """Train a reference model whose cells are asked for by queries, and save it as one folder.
+
+    Args:
+        out: the folder to write; its matrices are stored in float8.
+        start: the trained LlamaGen of captions that it begins with, whose text encoder, tokenizers and reader
+            it keeps.
+        layers: so many of its layers are kept.
+        how: see `RunOptions`; by default 60 minutes, of 16 images a step and process.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+
+    Raises:
+        InputError: it is to begin with a model that is no LlamaGen of captions, or of fewer layers.
+    """
+    out, start = Path(out), Path(start)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    device = training.accelerator.device
+    model = begin_with(start, layers)
+    images = load_vq(str(start), start / VQ).requires_grad_(False).to(device)
+    tokenizer = AutoTokenizer.from_pretrained(start / TOKENIZER)
+    encoder = T5EncoderModel.from_pretrained(start / TEXT_ENCODER, dtype=torch.float32)
+    grid = ImageGrid(model.config.grid_size, model.config.grid_size, model.config.vocab_size)
+
+    def batch_of(seeds: np.ndarray, order: DecodingOrder | None = None, **which: Any) -> SeededImages:
+        batch = image_batch(seeds, tokenizer, grid=grid.rows, **which).to(device)
+        batch = replace(batch, tokens=encode_image(images, batch.pixels).flatten(1))
+        return SeededImages(batch, int(seeds[0]), order)
+
+    own = DecodingOrder(repulsion_threshold=model.config.repulsion_threshold)
+    train_on_scenes(
+        training,
+        QueryLoss(model, encoder),
+        partial(batch_of, dropped=DROPPED),
+        batch_of(np.arange(CHECK_SCENES), order=own, dropped=0.0),
+        title="image tokens, asked for in any order",
+        stage=STAGE,
+        outer=("mask_token",),
+    )
+
+    def save(record: dict[str, Any]) -> None:
+        save_trained(model, out, record, weights=narrow(model))
+        share(start, out)
+
+    options = {"from": start, "layers": layers, **training.length}
+    return finish(training, out, save, command="parallel", options=options, model=model)

@@ -1,0 +1,175 @@
+"""Decoding orders of images: each is a permutation, its groups add up, and small ones are written out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.random_stream import RandomStream
+from mmspec.drafters.image_orders import (
+    ORDERS,
+    DecodingOrder,
+    diagonal_order,
+    group_sizes,
+    proximity_order,
+    region_order,
+)
+from mmspec.errors import InputError
+
+#: As their authors list them (LPD).
+PUBLISHED = {
+    (256, 20): [1, 2, 4, 5, 7, 8, 10, 11, 12, 14, 15, 16, 17, 18, 18, 19, 19, 20, 20, 20],
+    (256, 32): [
+        *[1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 10],
+        *[11] * 4,
+        *[12] * 8,
+    ],
+    (1024, 48): [
+        *range(1, 23),
+        *[23, 23, 24, 25, 26, 26, 27, 28, 28, 29, 29, 30, 30, 31, 31],
+        *[32] * 3,
+        *[33] * 7,
+        34,
+    ],
+}
+
+
+@pytest.mark.parametrize(("cells", "steps"), PUBLISHED)
+def test_sizes_of_groups_are_the_published_ones(cells: int, steps: int) -> None:
+    assert group_sizes(cells, steps) == PUBLISHED[cells, steps]
+    assert sum(PUBLISHED[cells, steps]) == cells
+
+
+@given(st.integers(1, 400), st.data())
+def test_groups_add_up_and_none_is_empty(cells: int, data: st.DataObject) -> None:
+    steps = data.draw(st.integers(1, cells))
+    sizes = group_sizes(cells, steps)
+    assert len(sizes) == steps and sum(sizes) == cells and min(sizes) >= 1
+    assert steps == 1 or sizes[0] == 1
+
+
+@given(st.integers(1, 7), st.integers(1, 7))
+def test_diagonals_hold_every_cell_once(rows: int, columns: int) -> None:
+    groups = diagonal_order(rows, columns)
+    assert len(groups) == rows + columns - 1
+    assert sorted(cell for group in groups for cell in group) == list(range(rows * columns))
+    for index, group in enumerate(groups):
+        assert all(cell // columns + cell % columns == index for cell in group)
+        assert group == sorted(group)
+
+
+def test_diagonals_of_a_small_image_by_hand() -> None:
+    assert diagonal_order(2, 3) == [[0], [1, 3], [2, 4], [5]]
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
+def test_the_sequence_of_regions_leads_back_to_the_image(side: int, height: int, width: int) -> None:
+    rows, columns, regions = side * height, side * width, side**2
+    order = region_order(rows, columns, regions)
+    image = np.arange(rows * columns)
+    inverse = np.argsort(order)
+    assert (image[order][inverse] == image).all()
+    for place, cell in enumerate(order):
+        row, column = divmod(cell, columns)
+        assert row // height * side + column // width == place % regions
+        assert row % height * width + column % width == place // regions
+
+
+def test_regions_of_a_small_image_by_hand() -> None:
+    #  0  1 |  2  3
+    #  4  5 |  6  7
+    # ------+------
+    #  8  9 | 10 11
+    # 12 13 | 14 15
+    assert region_order(4, 4, 4) == [0, 2, 8, 10, 1, 3, 9, 11, 4, 6, 12, 14, 5, 7, 13, 15]
+    assert region_order(2, 2, 1) == region_order(2, 2, 4) == [0, 1, 2, 3]
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 3), st.data())
+def test_an_order_by_proximity_keeps_its_promises(rows: int, columns: int, apart: int, data: Any) -> None:
+    cells = rows * columns
+    sizes = group_sizes(cells, data.draw(st.integers(1, cells)))
+    ranks = np.random.default_rng(data.draw(st.integers(0, 99))).random((len(sizes), cells))
+    order = proximity_order(rows, columns, sizes, ranks, apart)
+    assert sorted(order) == list(range(cells))
+    begin = 0
+    for size in sizes:
+        decided, group = order[:begin], order[begin : begin + size]
+        begin += size
+        near = [cell for cell in group if proximity(cell, decided, columns) >= 1]
+        chosen_near = near[: longest_apart(near, columns, apart)]
+        # those that are near come first, the nearest of all at their head, and are apart from each other
+        assert group[: len(chosen_near)] == chosen_near or not near or group[0] in near
+        if decided and near:
+            nearest = max(proximity(cell, decided, columns) for cell in range(cells) if cell not in decided)
+            assert math.isclose(proximity(group[0], decided, columns), nearest)
+
+
+def proximity(cell: int, decided: list[int], columns: int) -> float:
+    row, column = divmod(cell, columns)
+    total = 0.0
+    for other in decided:
+        down, across = other // columns - row, other % columns - column
+        if max(abs(down), abs(across)) == 1:
+            total += 1 / math.hypot(down, across)
+    return total
+
+
+def longest_apart(cells: list[int], columns: int, apart: int) -> int:
+    for count, cell in enumerate(cells):
+        for other in cells[:count]:
+            if max(abs(cell // columns - other // columns), abs(cell % columns - other % columns)) <= apart:
+                return count
+    return len(cells)
+
+
+def test_an_order_by_proximity_by_hand() -> None:
+    # a row of five: the middle is first by its rank, then a neighbour and what is farthest from it
+    ranks = np.array([[4, 3, 0, 1, 2], [1, 0, 4, 2, 3], [0, 1, 2, 3, 4]], dtype=float)
+    # after 2: cells 1 and 3 have proximity 1, and 1 has the lower rank; 3 is 2 away from it, farther than 1
+    assert proximity_order(1, 5, [1, 2, 2], ranks, repulsion_threshold=1) == [2, 1, 3, 0, 4]
+    # with repulsion 2 they are too near, and the cell that is farthest from 1 is 4; then 3 has two neighbours
+    assert proximity_order(1, 5, [1, 2, 2], ranks, repulsion_threshold=2) == [2, 1, 4, 3, 0]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders_are_permutations_of_the_same_cells_in_any_batch(order: str) -> None:
+    grid, decided = ImageGrid(4, 4, 8), DecodingOrder(order)
+    drawn = decided.draw(grid, RandomStream.from_seed([5, 6, 7], 3))
+    assert (drawn.sort(1).values == torch.arange(16)).all()
+    assert sum(decided.counts(grid)) == 16
+    assert (decided.draw(grid, RandomStream.from_seed([6], 1)) == drawn[1]).all()
+    assert (drawn[0] != drawn[1]).any() == (order in ("proximity", "random", "checkerboard"))
+
+
+def test_numbers_of_forwards_are_those_of_the_papers() -> None:
+    image, large = ImageGrid(16, 16, 8), ImageGrid(32, 32, 8)
+    assert [len(DecodingOrder().counts(grid)) for grid in (image, large)] == [20, 48]
+    assert [len(DecodingOrder("diagonal").counts(grid)) for grid in (image, large)] == [31, 63]
+    assert len(DecodingOrder("regions", regions=4).counts(image)) == 4 + 252 // 4 == 67
+    assert len(DecodingOrder("regions", regions=16).counts(large)) == 16 + 1008 // 16
+    assert len(DecodingOrder("raster").counts(image)) == 256
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "spiral"},
+        {"generation_steps": 0},
+        {"order": "diagonal", "generation_steps": 4},
+        {"repulsion_threshold": -1},
+        {"proximity_threshold": 9.0},
+        {"regions": 5},
+    ],
+)
+def test_values_out_of_range_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=list(options)[-1]):
+        DecodingOrder(**options)

@@ -1,0 +1,161 @@
+"""Training of the model that is asked for any cells: what is learnt is what decodes; a tiny run goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.drafters.image_orders import DecodingOrder
+from mmspec.errors import InputError
+from mmspec.models.parallel_images import LPDForCausalLM
+from mmspec.pipelines import MMSpecPipeline
+from reference.image import save_image_model
+from reference.image_data import ImageBatch, image_batch
+from reference.image_model import (
+    SHAPES_BY_SIZE,
+    ImageLoss,
+    build_caption_tokenizer,
+    build_text_encoder,
+    build_transformer,
+)
+from reference.parallel import (
+    QueryLoss,
+    begin_with,
+    beside_decided,
+    mirrored,
+    queries_see,
+    sample_groups,
+    train_parallel,
+)
+from reference.vq import build_vq
+
+TINY = SHAPES_BY_SIZE["tiny"]
+GRID = ImageGrid(TINY.grid, TINY.grid, TINY.entries)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny LlamaGen of captions with random weights, as `train image` writes it."""
+    folder = tmp_path_factory.mktemp("start") / "llamagen"
+    torch.manual_seed(0)
+    tokenizer = build_caption_tokenizer()
+    transformer, encoder = build_transformer(TINY, "caption"), build_text_encoder(TINY, tokenizer)
+    ImageLoss(transformer, encoder).write_null_embedding()
+    build_vq("tiny").save_pretrained(folder / "own-vq")
+    save_image_model(transformer, encoder, tokenizer, folder, {"stages": []}, vq=folder / "own-vq")
+    return folder
+
+
+def batch_of(seeds: range) -> ImageBatch:
+    batch = image_batch(np.array(seeds), build_caption_tokenizer(), dropped=0.0)
+    tokens = torch.randint(TINY.entries, (len(seeds), GRID.cells), generator=torch.Generator().manual_seed(1))
+    return replace(batch, tokens=tokens)
+
+
+@pytest.fixture(scope="module")
+def learner(start: Path) -> QueryLoss:
+    from transformers import T5EncoderModel
+
+    torch.manual_seed(1)
+    model = begin_with(start, 2)
+    with torch.no_grad():
+        model.model.position_embedding.weight.normal_()
+        model.model.embed_tokens.weight.mul_(50)
+        model.lm_head.weight.mul_(20)
+    return QueryLoss(model.eval(), T5EncoderModel.from_pretrained(start / "text_encoder").eval())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_groups_are_of_all_cells(seed: int) -> None:
+    order, sizes = sample_groups(GRID, 3, np.random.default_rng(seed))
+    assert (order.sort(1).values == torch.arange(GRID.cells)).all()
+    assert sum(sizes) == GRID.cells and min(sizes) >= 1
+    square = ImageGrid(3, 3, 1)
+    turned = {tuple(mirrored(np.arange(9), square, which)) for which in range(8)}
+    assert len(turned) == 8
+
+
+def test_what_places_see_by_hand() -> None:
+    # two slots; groups of 1 and 2 cells: the token of the first, then the queries of both
+    expected = [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0],
+        [1, 1, 1, 0, 1, 1],
+        [1, 1, 1, 0, 1, 1],
+    ]
+    assert queries_see(2, [1, 2]).long().tolist() == expected
+
+
+def test_no_query_depends_on_tokens_of_its_group_or_later(learner: QueryLoss) -> None:
+    order, sizes = sample_groups(GRID, 2, np.random.default_rng(3))
+    batch, ends = batch_of(range(2)), np.cumsum(sizes)
+    plain, _ = learner.read(batch, order, sizes)
+    for group in (0, len(sizes) // 2, len(sizes) - 2):
+        begin, end = ends[group] - sizes[group], ends[group]
+        changed = batch.tokens.clone()
+        cells = order[:, begin:end]
+        changed.scatter_(1, cells, (changed.gather(1, cells) + 1) % TINY.entries)
+        other, _ = learner.read(replace(batch, tokens=changed), order, sizes)
+        torch.testing.assert_close(other[:, :end], plain[:, :end], rtol=0, atol=1e-5)
+        assert not torch.allclose(other[:, end:], plain[:, end:], atol=1e-3)
+
+
+def test_weights_depend_on_cells_decided_before() -> None:
+    covered = torch.tensor([[True, False, False, False]])  # 2 x 2, the object at the top left
+    assert beside_decided(covered, torch.tensor([[1, 0, 2, 1]])).tolist() == [[0, 0, 1, 0]]
+
+
+def test_what_is_learnt_is_what_decodes(learner: QueryLoss, start: Path) -> None:
+    pipe = MMSpecPipeline.from_pretrained(start, accelerator="none")
+    words = "a red ring left of a small blue cross"
+    pipe = type(pipe)(learner.transformer, pipe.processor, "none", vq=pipe.vq, text_encoder=pipe.text_encoder)
+    drawn = pipe(words, seed=5, guidance_scale=1.0, output_type="latent")
+    tokens = torch.tensor(drawn.tokens)
+    ids = pipe.tokenizer([words], return_tensors="pt", padding="max_length", truncation=True)
+    batch = replace(
+        batch_of(range(1)), tokens=tokens, words=ids["input_ids"], word_mask=ids["attention_mask"]
+    )
+    random = RandomStream.from_seed([5], 1)
+    order = DecodingOrder()
+    with torch.no_grad():
+        logits, _ = learner.read(batch, order.draw(GRID, random), order.counts(GRID))
+    cells: Tensor = order.draw(GRID, random)
+    noise = random.gumbel(cells, Purpose.TARGET, TINY.entries, torch.float32)
+    assert drawn.stats.target_forwards == 20
+    assert ((logits + noise).argmax(-1) == tokens.gather(1, cells)).all()
+
+
+def test_a_tiny_training_learns_goes_on_and_is_loaded(start: Path, tmp_path: Path) -> None:
+    out, losses = tmp_path / "parallel", list[float]()
+    plan = {"start": start, "layers": 1, "batch_size": 2}
+    train_parallel(out, steps=2, on_step=lambda _, loss: losses.append(loss), **plan)
+    train_parallel(out, steps=3, resume=True, on_step=lambda _, loss: losses.append(loss), **plan)
+    assert len(losses) == 3 and all(np.isfinite(losses))
+    record = json.loads((out / "training.json").read_text())
+    assert record["command"].startswith("python -m reference train parallel")
+    stored = load_file(out / "model.safetensors")
+    matrices = {weight.dtype for name, weight in stored.items() if ".layers." in name and weight.dim() == 2}
+    assert matrices == {torch.float8_e4m3fn}
+    pipe = MMSpecPipeline.from_pretrained(out)
+    assert isinstance(pipe.model, LPDForCausalLM) and pipe.model.dtype == torch.float32
+    images = pipe("a red ring", seed=0)
+    assert images.stats.target_forwards == 20 and images.images[0].size == (64, 64)
+
+
+def test_it_begins_with_a_model_of_captions_alone(start: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="layers"):
+        begin_with(start, 3)
+    build_transformer(TINY, "class").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="captions"):
+        begin_with(tmp_path, 1)
