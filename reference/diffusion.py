@@ -16,6 +16,7 @@ all that is learnt: such a model shows what it costs to keep keys of an image wh
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
+    AutoConfig,
     AutoModelForImageTextToText,
     AutoProcessor,
     LlavaConfig,
@@ -35,7 +37,7 @@ from mmspec.errors import InputError
 from mmspec.models.masked_language import LLaDAConfig
 from mmspec.scenes import training_seeds
 from mmspec.scenes.world import CANVAS
-from mmspec.training.record import save_trained
+from mmspec.training.record import RECORD, float8_matrices, save_trained
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
 from reference.trainer import finish
 from reference.vlm_data import ConversationBatch, conversation_batch
@@ -50,15 +52,22 @@ ANCHORS = 16  # tokens of a conversation behind which a whole block is predicted
 CHECK_SCENES = 8
 QUESTIONS = 3  # of a scene: their answers have little to mask
 DEFAULT_MINUTES = 50.0
+FINE_TUNING_FACTOR = 0.3  # of the rates: at 1 it loses half of what it says token by token
 LEAST_NOISE = 0.1  # share of a block that is masked at least
 MOST_BEHIND = 64  # places behind the conversation where all see each other
 
 
 def convert(folder: Path, block_length: int | None) -> tuple[LlavaForConditionalGeneration, Any]:
-    """A trained LLaVA as a model of masked blocks, with one token more, and its processor."""
+    """A trained LLaVA as a model of masked blocks, with one token more, and its processor.
+
+    Its plain order is from left to right, in which the states of a block are the easiest to guess.
+
+    Raises:
+        InputError: the LLaVA's language model is neither a Llama nor such a model already.
+    """
     processor = AutoProcessor.from_pretrained(folder)
     donor: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    if donor.config.get_text_config().model_type != "llama":
+    if donor.config.get_text_config().model_type not in ("llama", LLaDAConfig.model_type):
         raise InputError("from", str(folder), "a LLaVA whose language model is a Llama")
     processor.tokenizer.add_special_tokens({"additional_special_tokens": [MASK]})
     donor.resize_token_embeddings(len(processor.tokenizer), mean_resizing=False)
@@ -66,9 +75,9 @@ def convert(folder: Path, block_length: int | None) -> tuple[LlavaForConditional
     text = {**settings.pop("text_config"), "vocab_size": len(processor.tokenizer)}
     del text["model_type"]
     mask = processor.tokenizer.convert_tokens_to_ids(MASK)
-    own: dict[str, Any] = {"mask_token_id": mask, "block_length": block_length, "predicts": "next"}
-    own["is_causal"] = block_length is not None
-    config = LlavaConfig(**{**settings, "text_config": LLaDAConfig(**text, **own).to_dict()})
+    text |= {"mask_token_id": mask, "block_length": block_length, "predicts": "next"}
+    text |= {"is_causal": block_length is not None, "order": "left_to_right"}
+    config = LlavaConfig(**{**settings, "text_config": LLaDAConfig(**text).to_dict()})
     model = LlavaForConditionalGeneration(config)
     model.load_state_dict(donor.state_dict())
     model.generation_config = donor.generation_config
@@ -218,7 +227,7 @@ class DiffusionLoss(nn.Module):
             part.requires_grad_(False)
 
     def forward(self, seeded: SeededBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and how often the likeliest token is right: the next one, of drafts, of masked places."""
+        """The loss, and shares that are right: answers, next tokens, tokens of drafts and masked ones."""
         batch, noise = seeded.batch, torch.Generator().manual_seed(seeded.seed)
         with torch.no_grad():
             states = patch_states(self.tower.module, batch.pixels)
@@ -240,6 +249,9 @@ class DiffusionLoss(nn.Module):
             if name == "next":
                 is_next = layout.at < length
                 total = total + nats[is_next].mean() + nats[~is_next].sum() / (~is_next).sum().clamp_min(1)
+                said = batch.turns[layout.row[is_next], layout.at[is_next] + 1]
+                wrong = said[right[is_next] == 0].unique()
+                figures["answers"] = 1 - len(wrong) / said.max().add(1)
                 figures |= {"next": right[is_next].mean(), "drafts": right[~is_next].mean()}
             else:
                 total = total + BLOCK_WEIGHT * nats.mean()
@@ -276,8 +288,8 @@ def train_diffusion(
     """Train a reference model of masked blocks from a LLaVA, and save it as a folder of transformers' layout.
 
     Args:
-        out: the folder to write.
-        start: the trained LLaVA.
+        out: the folder to write; matrices of its layers are stored in float8.
+        start: the trained LLaVA, or a folder that this function wrote, to go on with.
         block_length: places of a block; None for a model whose places all see each other.
         how: see `RunOptions`; by default 50 minutes, of 8 scenes a step and process.
 
@@ -285,18 +297,20 @@ def train_diffusion(
         The folder. Its `training.json` records how it was made.
 
     Raises:
-        InputError: the LLaVA's language model is no Llama.
+        InputError: see `convert`.
     """
-    out = Path(out)
+    out, start = Path(out), Path(start)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=8, check_s=300.0)
-    model, processor = convert(Path(start), block_length)
+    model, processor = convert(start, block_length)
+    is_new = AutoConfig.from_pretrained(start).get_text_config().model_type != LLaDAConfig.model_type
+    before = [] if is_new else json.loads((start / RECORD).read_text())["stages"]
     tokenizer, visual = processor.tokenizer, tower_of(model, CANVAS).visual_tokens
 
     def make(step: int) -> SeededBatch:
         process, count = training.accelerator.process_index, training.batch_size
         seeds = training_seeds(training.seed, STAGE, step, process, count)
-        kind: dict[str, Any] = {"with_description": step % 2 == 0, "asked": QUESTIONS}
-        return SeededBatch(conversation_batch(seeds, tokenizer, visual, **kind), step)
+        batch = conversation_batch(seeds, tokenizer, visual, with_description=True, asked=QUESTIONS)
+        return SeededBatch(batch, step)
 
     seen = np.arange(CHECK_SCENES)
     held_out = conversation_batch(seen, tokenizer, visual, with_description=True, asked=QUESTIONS)
@@ -305,11 +319,13 @@ def train_diffusion(
         _, figures = module(SeededBatch(held_out, 0).to(training.accelerator.device))
         return {name: round(float(value), 3) for name, value in figures.items()}
 
-    training.train(Stage("blocks", DiffusionLoss(model, block_length, tokenizer.eos_token_id), make, check))
+    learner = DiffusionLoss(model, block_length, tokenizer.eos_token_id)
+    training.train(Stage("blocks", learner, make, check, slow_factor=FINE_TUNING_FACTOR))
 
     def save(record: dict[str, Any]) -> None:
-        save_trained(model, out, record, parts=("vision_config", "text_config"))
+        weights = float8_matrices(model, "language_model.layers.")
+        save_trained(model, out, record, parts=("vision_config", "text_config"), weights=weights)
         processor.save_pretrained(out)
 
     options = {"from": start, "block-length": block_length or 0, **training.length}
-    return finish(training, out, save, command="diffusion", options=options, model=model)
+    return finish(training, out, save, command="diffusion", options=options, model=model, before=before)

@@ -34,7 +34,7 @@ from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.models.parallel_images import LPDConfig, LPDForCausalLM
 from mmspec.scenes.reader import label_heads
 from mmspec.training.data.images import DROPPED
-from mmspec.training.record import half_precision, save_trained
+from mmspec.training.record import float8_matrices, save_trained
 from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image import READER
 from reference.image_data import ImageBatch, image_batch
@@ -240,15 +240,6 @@ def begin_with(folder: Path, layers: int) -> LPDForCausalLM:
     return model
 
 
-def narrow(model: nn.Module) -> dict[str, Tensor]:
-    """The weights for the disk: matrices of layers in float8 (e4m3), all else in half precision."""
-    stored = half_precision(model)
-    for name, weight in stored.items():
-        if weight.dim() == 2 and ".layers." in name:
-            stored[name] = model.get_parameter(name).detach().cpu().to(torch.float8_e4m3fn).contiguous()
-    return stored
-
-
 def share(start: Path, out: Path) -> None:
     """Put the parts that were not trained beside the model: as links, if both folders lie side by side."""
     for part in (TEXT_ENCODER, TOKENIZER, VQ, READER):
@@ -306,7 +297,7 @@ def train_parallel(
     )
 
     def save(record: dict[str, Any]) -> None:
-        save_trained(model, out, record, weights=narrow(model))
+        save_trained(model, out, record, weights=float8_matrices(model, ".layers."))
         share(start, out)
 
     options = {"from": start, "layers": layers, **training.length}

@@ -15,7 +15,14 @@ from transformers import PreTrainedModel
 from mmspec.errors import CheckpointError
 from mmspec.training.run import Training
 
-__all__ = ["half_precision", "save_trained", "taken_over", "training_record", "write_record"]
+__all__ = [
+    "float8_matrices",
+    "half_precision",
+    "save_trained",
+    "taken_over",
+    "training_record",
+    "write_record",
+]
 
 RECORD = "training.json"
 
@@ -91,6 +98,15 @@ def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
         .contiguous()
         for name, tensor in model.state_dict().items()
     }
+
+
+def float8_matrices(model: nn.Module, within: str) -> dict[str, torch.Tensor]:
+    """The weights with matrices in float8 (e4m3) where `within` is part of their names, all else in fp16."""
+    stored = half_precision(model)
+    for name in stored:
+        if stored[name].dim() == 2 and within in name:
+            stored[name] = model.get_parameter(name).detach().cpu().to(torch.float8_e4m3fn).contiguous()
+    return stored
 
 
 def taken_over(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.errors import InputError
@@ -168,6 +170,27 @@ def test_a_converted_model_says_the_same_token_by_token(llava: Path, tmp_path: P
             assert len(said.tokens[0]) == 9
             assert said.tokens == plain.tokens or said.stats.exactness == "lossy"
     assert pipe.default_accelerator == "self_speculation"
+
+
+def test_a_training_goes_on_with_what_another_wrote(llava: Path, tmp_path: Path) -> None:
+    """To a model whose places all see each other; matrices of its layers are stored in float8."""
+    first = train_diffusion(tmp_path / "first", start=llava, block_length=BLOCK, steps=1, batch_size=1)
+    out = train_diffusion(tmp_path / "out", start=first, block_length=None, steps=2, batch_size=1)
+    record = json.loads((out / "training.json").read_text())
+    assert [stage["steps"] for stage in record["stages"]] == [1, 2]
+    kinds = {name: weight.dtype for name, weight in load_file(out / "model.safetensors").items()}
+    narrow = {name for name, kind in kinds.items() if kind == torch.float8_e4m3fn}
+    assert narrow == {
+        name for name in kinds if "language_model" in name and ".layers." in name and "norm" not in name
+    }
+    pipe: Any = MMSpecPipeline.from_pretrained(out)
+    assert pipe.target.block_length is None and pipe.target.order == "left_to_right"
+    asked: dict[str, Any] = {"images": render(sample_scene(3), 96), "max_new_tokens": 9, "do_sample": False}
+    for cache in ("none", "prefix", "dual"):
+        pipe.set_accelerator("threshold", block_length=3, cache=cache)
+        assert len(pipe("describe the image.", **asked).tokens[0]) == 9
+    with pytest.raises(InputError, match="mode"):
+        MMSpecPipeline.from_pretrained(out, mode="autoregressive")
 
 
 def test_modes_are_for_models_that_have_both(llava: Path, tmp_path: Path) -> None:
