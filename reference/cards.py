@@ -12,7 +12,7 @@ from mmspec.models.official_files import read_config
 from mmspec.training.record import RECORD
 from reference.smol_data import FRAMES
 
-__all__ = ["write_image_card", "write_vlm_card"]
+__all__ = ["write_diffusion_card", "write_image_card", "write_vlm_card"]
 
 HEADER = """\
 ---
@@ -53,6 +53,15 @@ SMOL_LIMITS = """\
 It sees nothing but scenes: textured images of one to three simple objects, drawn by `mmspec.scenes`, alone,
 in pairs and as clips of four frames. Captions and answers follow the grammar of `mmspec.scenes`; all else is
 the language model's own, and no better than that.
+"""
+DIFFUSION_USE = """\
+```python
+from mmspec import MMSpecPipeline
+
+pipe = MMSpecPipeline.from_pretrained("{folder}", accelerator="freedave", states=16)
+print(pipe("describe the image in detail.", images=image, max_new_tokens=224).text[0])
+pipe = MMSpecPipeline.from_pretrained("{folder}", mode="autoregressive")  # drafts for itself
+```
 """
 VLM_LIMITS = """\
 It knows nothing but scenes: textured images of one to three simple objects, drawn by
@@ -170,6 +179,41 @@ def write_vlm_card(folder: str | Path, scores: Mapping[str, Any], command: str) 
         f"Printed by `{command}`.\n",
         trainings={"Model": record},
         limits=limits,
+    )
+
+
+def write_diffusion_card(folder: str | Path, scores: Mapping[str, Any], command: str) -> Path:
+    """Write `README.md` from the training record in a folder and the result of `score_modes`.
+
+    Arguments and errors as of `write_vlm_card`; the folder is one that `train_diffusion` wrote.
+    """
+    folder, settings = Path(folder), scores["settings"]
+    record = read_record(folder)
+    rows = [
+        (
+            f"{row['mode']}: `{row['accelerator']}`",
+            row["task"],
+            row["exactness"],
+            _percent(row["right"]),
+            _percent(row["identical"]),
+            f"{row['tokens_a_forward']:.2f}",
+        )
+        for row in scores["records"]
+    ]
+    columns = ("", "task", "promise", "right to the word", "identical to `none`", "tokens a forward")
+    return _write(
+        folder,
+        HEADER.format(task="image-text-to-text", tags="llava, diffusion"),
+        f"A LLaVA of {_millions(record)} million parameters that describes *scenes*, in blocks of "
+        "masked places or token by token; a reference model of mmspec. Its tower is that of scenes-llava.\n",
+        DIFFUSION_USE.format(folder=folder.as_posix()),
+        "## Figures\n",
+        f"On {settings['scenes']} held-out scenes (seeds from {settings['seed']}), temperature "
+        f"{settings['temperature']:g}, {settings['device_name']}:\n",
+        _table(columns, rows),
+        f"Printed by `{command}`.\n",
+        trainings={"Model": record},
+        limits=VLM_LIMITS,
     )
 
 

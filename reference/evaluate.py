@@ -18,7 +18,8 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the first scene.")]
 Card = Annotated[bool, typer.Option("--card", help="Write the model card with the figures.")]
 
 THRESHOLDS = (0.99, 0.9, 0.7, 0.5)
-BLOCKS = ",".join(["none", "freedave:states=16", *(f"threshold:threshold={each}" for each in THRESHOLDS)])
+RULES = "factor,entropy_bound,low_confidence:denoising_steps=4,sequential:places_per_step=4,ascending,prophet"
+BLOCKS = ",".join(["none,freedave:states=17", *(f"threshold:threshold={each}" for each in THRESHOLDS), RULES])
 
 evaluate_app = typer.Typer(help="Score models.", no_args_is_help=True)
 
@@ -73,13 +74,14 @@ def diffusion(
     scenes: Annotated[int, typer.Option(min=1, help="Held-out scenes.")] = 32,
     seed: Seed = 20_000,
     blocks: Annotated[
-        str, typer.Option(help="Accelerators of the masked blocks; none is plain decoding.")
+        str, typer.Option(help='Accelerators of the masked blocks; none is plain decoding; "" skips them.')
     ] = BLOCKS,
     autoregressive: Annotated[str, typer.Option(help="Accelerators of token by token.")] = (
-        "none,self_speculation:num_draft_tokens=12"
+        "none,self_speculation:num_draft_tokens=15"
     ),
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 8,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    card: Card = False,
     as_json: AsJson = False,
 ) -> None:
     """Score a model of masked blocks, in both of its modes, on captions and descriptions.
@@ -93,8 +95,15 @@ def diffusion(
 
     if model is None:
         raise InputError("model", None, "the folder of a model that `reference train diffusion` wrote")
-    choices = {"blocks": parse_choices(blocks), "autoregressive": parse_choices(autoregressive)}
+    asked = {"blocks": blocks, "autoregressive": autoregressive}
+    choices = {mode: parse_choices(names) for mode, names in asked.items() if names}
     scores = score_modes(model, choices, scenes, seed, batch_size=batch_size, temperature=temperature)
+    if card:
+        from reference.cards import write_diffusion_card
+
+        write_diffusion_card(
+            model, scores, f"python -m reference evaluate diffusion {model} --scenes {scenes}"
+        )
     rows, curve = [], []
     for row in scores["records"]:
         low, high = row["interval"] or (row["tokens_a_forward"],) * 2

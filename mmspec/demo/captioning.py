@@ -49,7 +49,7 @@ class Captioning:
 
     def __init__(self, pipe: VisionLanguagePipeline, model: str, pictures: Sequence[str] = ()) -> None:
         self.pipe, self.model, self.pictures = pipe, model, list(pictures)
-        self.plain = VisionLanguagePipeline(pipe.model, pipe.processor, "none")
+        self.plain = VisionLanguagePipeline(pipe.model, pipe.processor, "none", mode=pipe.mode)
         for each in (self.pipe, self.plain):
             each.media_limits = UPLOAD_LIMITS
         self.takes_videos = getattr(pipe.processor, "video_processor", None) is not None
