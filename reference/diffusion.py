@@ -52,7 +52,7 @@ ANCHORS = 16  # tokens of a conversation behind which a whole block is predicted
 CHECK_SCENES = 8
 QUESTIONS = 3  # of a scene: their answers have little to mask
 DEFAULT_MINUTES = 50.0
-FINE_TUNING_FACTOR = 0.3  # of the rates: at 1 it loses half of what it says token by token
+FINE_TUNING_FACTOR = 0.3  # of the rates: what it begins with is trained
 LEAST_NOISE = 0.1  # share of a block that is masked at least
 MOST_BEHIND = 64  # places behind the conversation where all see each other
 
