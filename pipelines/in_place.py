@@ -201,7 +201,7 @@ def summary(model_or_pipe: object) -> list[Summary]:
 
 
 def components(model_or_pipe: object) -> dict[str, Any]:
-    """What is called: the transformers models with `generate` in a pipeline, by name; a model by its class.
+    """Find the transformers models with `generate` in a pipeline, by name; a model by its class.
 
     A pipeline whose loop is its own stands for its model.
     """

@@ -71,7 +71,7 @@ def decode_canvases(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What a call of a pipeline returns, decoded by our loop unless it is left to the pipeline.
+    """Decode a call of a pipeline by our loop, or leave it to the pipeline; returns its output.
 
     Args:
         pipe: the pipeline, whose `model` is a DiffusionGemma.
