@@ -24,7 +24,9 @@ from mmspec.drafters.session import ModelDrafter, PromptBatch
 from mmspec.errors import InputError
 from mmspec.targets import MaskedTarget
 from mmspec.targets.attention import mask_dtype
+from mmspec.targets.prefix import TOKENS
 from mmspec.validation import check_draft_tokens, is_integer, require_number
+from mmspec.visual_tokens.spans import find_images
 
 __all__ = ["MaskedModelDrafter", "NgramModel", "search_path"]
 
@@ -135,6 +137,7 @@ class MaskedModelSession(DraftSession):
     Attributes:
         ngrams, lengths: of each row.
         drafted: tokens of each row's last draft.
+        prompts: [L, d] of each row, embedded, images and all.
     """
 
     def __init__(self, drafter: MaskedModelDrafter, batch: PromptBatch) -> None:
@@ -143,6 +146,7 @@ class MaskedModelSession(DraftSession):
         self.ngrams = [NgramModel() for _ in batch.requests]
         self.lengths = [LengthControl(least, most, drafter.step, float(most)) for _ in batch.requests]
         self.known = [0] * len(batch.requests)
+        self.prompts = [drafter.model.embed_prompt(request.inputs) for request in batch.requests]
 
     def propose(self, canvas: Canvas) -> Draft:
         paths: list[list[int]] = []
@@ -171,7 +175,8 @@ class MaskedModelSession(DraftSession):
         if count < 1:
             return []
         self.passes += 1
-        log_p = self.drafter.predict(ids, count).log_softmax(-1)
+        prompt = self.prompts[row]
+        log_p = self.drafter.predict(prompt, ids[len(prompt) :], count).log_softmax(-1)
         return search_path(
             log_p,
             self.ngrams[row],
@@ -186,8 +191,8 @@ class MaskedModelSession(DraftSession):
 class MaskedModelDrafter(ModelDrafter):
     """Drafts a path by one forward of a masked language model of the same tokenizer (DiffuSpec, 2510.02358).
 
-    The path is searched for, not drawn, so that `sample_and_match` judges it, at any temperature. Text alone:
-    the masked model sees no images.
+    The path is searched for, not drawn, so that `sample_and_match` judges it, at any temperature. Images are
+    read by a masked model that can; whether it can is known at the first prompt with one.
 
     Args:
         model: the masked model behind the Target interface.
@@ -237,24 +242,43 @@ class MaskedModelDrafter(ModelDrafter):
         return fitted
 
     def admit(self, requests: Sequence[Request], sampler: object, stopping: object) -> None:
-        if any(set(request.inputs) - {"input_ids", "attention_mask"} for request in requests):
-            raise InputError("images", "given", "none: the masked model that drafts reads text alone")
+        config = self.model.config
+        for request in requests:
+            more = sorted(set(request.inputs) - {*TOKENS, "attention_mask"})
+            if more and not find_images(config, request.inputs):
+                raise InputError(
+                    "images", more, f"none: the {config.model_type} that drafts reads text alone"
+                )
 
     @torch.inference_mode()
-    def predict(self, ids: Sequence[int], count: int) -> Tensor:
-        """Logits [count, V] of the places behind a text, of which none is known."""
+    def predict(self, prompt: Tensor, ids: Sequence[int], count: int) -> Tensor:
+        """Logits [count, V] of the places behind a text, of which none is known.
+
+        Args:
+            prompt: [L, d] embedded.
+            ids: of the output so far.
+            count: of the places.
+        """
         target = self.model
-        tokens = torch.tensor([[*ids, *[target.mask_token_id] * count]], device=target.device)
-        place = torch.arange(tokens.shape[1], device=target.device)
+        tokens = torch.tensor([*ids, *[target.mask_token_id] * count], device=target.device)
+        embedded = torch.cat([prompt, target.embed(tokens)])[None]
+        known = len(prompt) + len(ids)
+        place = torch.arange(embedded.shape[1], device=target.device)
         block = place if target.block_length is None else place // target.block_length
         sees = torch.ones(len(place), len(place), dtype=torch.bool, device=target.device)
         if target.block_length is not None:
-            sees = (block[:, None] >= block) | (place[:, None] >= len(ids))
+            sees = (block[:, None] >= block) | (place[:, None] >= known)
         mask = sees[None, None]
         if (dtype := mask_dtype(target.model)) is not None:
             mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-        output = target.model(tokens, attention_mask=mask, position_ids=place[None], use_cache=False)
-        first = len(ids) - int(target.predicts == "next")
+        output = target.model(
+            inputs_embeds=embedded,
+            attention_mask=mask,
+            position_ids=place[None],
+            use_cache=False,
+            logits_to_keep=count + 1,
+        )
+        first = int(target.predicts == "own")  # the last known place says what stands at the next
         logits: Tensor = output.logits[0, first : first + count].float()
         logits[:, target.mask_token_id] = float("-inf")
         return logits[:, : self.vocabulary]

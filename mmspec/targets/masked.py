@@ -142,6 +142,12 @@ class MaskedTarget(CausalTarget):
         if self.order not in ORDERS:
             raise InputError("order", self.order, " or ".join(ORDERS))
 
+    def embed_prompt(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Embed a prompt, [L, d], with its images where it has any."""
+        if not set(inputs) - {*TOKENS, "attention_mask"}:
+            return self.embed(inputs["input_ids"][0].to(self.device))
+        return self.read([inputs], (0,))[0][0]
+
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[MaskedState, PromptOutput]:
@@ -161,7 +167,7 @@ class MaskedTarget(CausalTarget):
                 if not spans:
                     raise InputError("inputs", more, "input_ids alone: this prompt has no place of an image")
                 places = torch.cat([torch.arange(each.start, each.stop) for each in spans]).to(self.device)
-                queries.append(self.read([prompt], (0,))[0][0, places])
+                queries.append(self.embed_prompt(prompt)[places])
                 ids = self.vocabulary + count + torch.arange(len(places), device=self.device)
                 tokens, count = tokens.scatter(0, places, ids), count + len(places)
             rows.append(tokens)

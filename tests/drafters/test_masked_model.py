@@ -10,15 +10,19 @@ import pytest
 import torch
 
 from mmspec.accelerators import build_accelerator
+from mmspec.accelerators.accelerator import pair
+from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.masked_model import LengthControl, MaskedModelDrafter, NgramModel, search_path
 from mmspec.errors import InputError
 from mmspec.targets import CausalTarget, MaskedTarget
+from mmspec.targets.vision_language import VisionLanguageTarget
 from tests.contracts.running import Run, decode
+from tests.targets.loop import decode as decode_inputs
 from tests.targets.naive_masked import scores_of
-from tests.tiny_models import MASKED_MODELS, tiny_lm
+from tests.tiny_models import MASKED_MODELS, encode, tiny_images, tiny_llava, tiny_lm, user_message
 
-WORDS, LENGTH = 32, 20
+WORDS, LENGTH, MASK = 32, 20, 5
 PROMPTS = [[3, 1, 4, 1, 5, 3, 1], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 
 
@@ -51,9 +55,32 @@ def test_what_is_predicted_is_that_of_a_row_of_masks(kind: str) -> None:
     drafter: Any = MaskedModelDrafter(MaskedTarget(model)).fit(target())
     shift = int(model.config.predicts == "next")
     slow = scores_of(model, [*PROMPTS[0], *[WORDS - 1] * 4])[len(PROMPTS[0]) - shift :][:4]
-    found = drafter.predict(PROMPTS[0], 4)
+    prompt = drafter.model.embed_prompt({"input_ids": torch.tensor([PROMPTS[0][:4]])})
+    found = drafter.predict(prompt, PROMPTS[0][4:], 4)
     torch.testing.assert_close(found[:, : WORDS - 1], torch.tensor(slow)[:, : WORDS - 1].float())
     assert found[:, WORDS - 1].isinf().all()
+
+
+@torch.inference_mode()
+def test_images_are_seen_by_a_masked_model_that_can() -> None:
+    """Its predictions are those of the slow way, which embeds every time; the output is the target's own."""
+    (model, processor), images = tiny_llava(), tiny_images()
+    prompt = dict(encode(processor, user_message("what is there ?", images[:1])))
+    seeing, masked = VisionLanguageTarget(model), MaskedTarget(tiny_llava(seed=6)[0], MASK)
+    drafter = MaskedModelDrafter(masked, 4).fit(seeing)
+    ids = torch.cat([prompt["input_ids"], torch.tensor([[3, 4, MASK, MASK]])], 1)
+    everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
+    slow = masked.model(ids, pixel_values=prompt["pixel_values"], attention_mask=everything).logits[0, -2:]
+    found = drafter.predict(masked.embed_prompt(prompt), [3, 4], 2)
+    torch.testing.assert_close(found, slow.index_fill(-1, torch.tensor(MASK), -torch.inf))
+    plain, fast = (
+        decode_inputs(seeing, made.fit(seeing), [prompt], Stopping(8))
+        for made in (build_accelerator("none"), pair("draft_model", drafter))
+    )
+    assert fast.outputs == plain.outputs and sum(fast.stats.drafted) > 0
+    blind = MaskedModelDrafter(MaskedTarget(MASKED_MODELS["llada"](WORDS))).fit(seeing)
+    with pytest.raises(InputError, match="images"):
+        decode_inputs(seeing, pair("draft_model", blind), [prompt], Stopping(8))
 
 
 def test_the_search_finds_the_best_path() -> None:
