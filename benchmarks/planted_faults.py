@@ -1,4 +1,4 @@
-"""Plants seventy-eight faults in the package, one after the other, and reports which of them the tests find.
+"""Plants eighty faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -370,6 +370,20 @@ FAULTS = (
         "(self.full * width + size)",
         "(0 * self.full + self.states * width)",
         DRAFTERS,
+    ),
+    Fault(
+        "a state of an image holds the guess of the group that it asks for",
+        "nodes_of_states",
+        "read[:, None] <= turns",
+        "read[:, None] <= 1 + turns",
+        ("tests/targets/test_parallel_images.py",),
+    ),
+    Fault(
+        "the walk over states of an image goes on behind a wrong guess",
+        "CellWalk.decide",
+        "masked_fill(leads, cells.states).amin(",
+        "masked_fill(~leads, -1).amax(",
+        ("tests/targets/test_parallel_images.py",),
     ),
     Fault(
         "masks of one block do not see each other",

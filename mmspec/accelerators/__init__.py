@@ -24,11 +24,12 @@ from mmspec.acceptance.denoising import CSpD, Reflection, SharedNoise
 from mmspec.acceptance.maskgit import MaskGIT
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.acceptance.renoise import Renoise
-from mmspec.acceptance.state_walk import StateWalk
+from mmspec.acceptance.state_walk import CellWalk, StateWalk
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.adaptive_blocks import AdaptiveBlocksDrafter
 from mmspec.drafters.any_subset import AnySubsetDrafter
 from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDrafter
+from mmspec.drafters.cell_states import CellStatesDrafter
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
@@ -275,14 +276,22 @@ def lpd(
     repulsion_threshold: int | None = None,
     proximity_threshold: float | None = None,
     regions: int | None = None,
+    states: int = 1,
 ) -> Accelerator:
     """Groups of cells of an image, each asked for by learned queries (LPD, 2507.01957).
 
-    Options as of `DecodingOrder`; None is the model's own order, which is its plain decoding.
+    Args:
+        order, generation_steps, repulsion_threshold, proximity_threshold, regions: as of `DecodingOrder`;
+            None is the model's own order, which is its plain decoding.
+        states: most groups that a forward decides; the images are those of one (FreeDave, 2510.00294). As of
+            `CellStatesDrafter`.
     """
     thresholds = {"repulsion_threshold": repulsion_threshold, "proximity_threshold": proximity_threshold}
     steps = {"generation_steps": generation_steps, "regions": regions}
-    return pair("lpd", OrderedCellsDrafter(order=order, **steps, **thresholds))
+    options: dict[str, Any] = {"order": order, **steps, **thresholds}
+    if states == 1:
+        return pair("lpd", OrderedCellsDrafter(**options))
+    return Accelerator("lpd", CellStatesDrafter(states, **options), CellWalk())
 
 
 def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerator:

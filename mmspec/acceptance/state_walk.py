@@ -1,4 +1,4 @@
-"""Walk through the states of a masked block: the target's own steps, as far as they were guessed."""
+"""Walk through guessed states of a masked block or an image: the target's own steps, as far as they lead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mmspec.decoding.interfaces import AcceptanceRule, Target, TargetOutput
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Fill, Measured, Verdict
 
-__all__ = ["StateFill", "StateWalk"]
+__all__ = ["CellWalk", "StateFill", "StateWalk"]
 
 
 @dataclass(frozen=True)
@@ -111,3 +111,29 @@ class StateWalk(AcceptanceRule):
             confidence=take(seen.confidence.view(shape), final).where(take(is_open, final), 1.0),
         )
         return fill, Measured.nothing(last)
+
+
+class CellWalk(AcceptanceRule):
+    """Follow the target's own draws from group to group of an image's cells, while they are what was guessed.
+
+    Of groups that come in a known order (LPD), each cell drawn with its own noise in the state that the
+    guesses before its group make. The first group of which a draw is another is the last that is decided, so
+    that every cell is drawn as in decoding one group a forward.
+    """
+
+    sound_for = frozenset({DraftKind.POINT})
+    judges = "states"
+
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        cells: Any = draft
+        shape, exists = cells.starts.shape, cells.valid[:, :, 0]
+        chosen = scores.choose(cells.lanes, random, first).view(shape)
+        sound = scores.is_finite().view(shape)
+        leads = (chosen == cells.tokens[:, :, 0]) & cells.is_guessed & sound
+        last = cells.turns.masked_fill(leads, cells.states).amin(-1, keepdim=True)
+        asked = exists & (cells.turns <= last)
+        failed = (asked & ~sound).any(-1)
+        fill = Fill.of(cells.starts, chosen, asked & sound, asked & (cells.turns < last), failed)
+        return fill, Measured.nothing(failed)

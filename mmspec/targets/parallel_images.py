@@ -30,6 +30,7 @@ from mmspec.targets.llamagen import LlamaGenTarget
 __all__ = [
     "CellGroup",
     "CellSampler",
+    "CellStates",
     "LPDState",
     "LPDTarget",
     "NARTarget",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 SCHEDULES = ("constant", "rising")
+UNREAD = torch.iinfo(torch.long).max  # turn of cells that nothing sees
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,34 @@ class CellGroup(Block):
     ranks: Tensor
     begin: int
     quota: int
+
+
+@dataclass(frozen=True)
+class CellStates(CellGroup):
+    """Groups of cells that follow each other, each asked for in the state that the guesses before it make.
+
+    What is fresh ends in guesses. A token sees those of its own turn and of turns before. A query sees those
+    as well, and the queries of its own turn: none of a guess of its own group, nor of one behind.
+
+    Attributes:
+        tokens: [B, L, 1] what is guessed at each cell.
+        turns: [B, L] groups between the first that is not decided and that of each cell.
+        turns_of_fresh: [B, k] turns of the queries that see each token first: 0 for those that are decided.
+        states: turns below states - 1 are guessed.
+    """
+
+    turns: Tensor
+    turns_of_fresh: Tensor
+    states: int
+
+    @property
+    def is_guessed(self) -> Tensor:
+        """[B, L] whether a later state holds what is guessed at a cell."""
+        return self.valid[:, :, 0] & (self.turns < self.states - 1)
+
+    @property
+    def candidates(self) -> Tensor:
+        return self.is_guessed.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -217,6 +247,8 @@ class LPDTarget(ParallelImageTarget):
         return output
 
     def nodes(self, draft: CellGroup) -> Nodes:
+        if isinstance(draft, CellStates):
+            return nodes_of_states(draft, self.vocabulary)
         fresh, (images, lanes) = self.read_fresh(draft), draft.starts.shape
         asked = draft.starts.where(draft.valid[:, :, 0], fresh.extent - 1)
         masks = torch.full_like(asked, self.vocabulary)
@@ -239,22 +271,38 @@ class LPDTarget(ParallelImageTarget):
         return {"logits_to_keep": state.lanes}  # queries come last
 
 
+def nodes_of_states(draft: CellStates, query: int) -> Nodes:
+    """Build the nodes of states: tokens in the slots of their cells, and queries, of an id, behind all."""
+    kept, queries = draft.kept, torch.full_like(draft.starts, query)
+    read = torch.full_like(draft.depths, UNREAD).masked_fill(kept, -1)  # turn from which a cell is seen
+    read = read.scatter(1, draft.fresh, draft.turns_of_fresh)
+    read[:, -1] = UNREAD
+    turns = torch.cat([draft.turns_of_fresh, draft.turns], 1)
+    asks = turns.scatter(1, torch.arange(draft.fresh.shape[1], device=kept.device).expand_as(draft.fresh), -1)
+    visible = [read[:, None] <= turns[:, :, None], draft.turns[:, None] == asks[:, :, None]]
+    depths = torch.cat([draft.depths, draft.starts], 1)
+    behind = kept.shape[1] + torch.arange(draft.starts.shape[1], device=kept.device).expand_as(queries)
+    tokens, slots = torch.cat([draft.tokens_of_fresh, queries], 1), torch.cat([draft.fresh, behind], 1)
+    return Nodes(tokens, slots, depths, torch.cat(visible, 2), kept.shape[1] - 1)
+
+
 def behind(state: LPDState, nodes: Nodes) -> Nodes:
     """Put the prompts of a state before the nodes [R, n] of the first forward, by the causal mask."""
     (rows, longest), length = state.unread.shape, state.starts[:, None]
     extent = longest + nodes.extent
     column = torch.arange(extent, device=length.device).expand(rows, -1)
     place = column[:, :longest]
-    own = place.where(place < length, length + nodes.extent - 1)  # padding goes where junk goes
+    own = place.where(place < length, extent - 1)  # padding goes where nothing of its row stands
     is_prompt, cell = column < length, (column - length).clamp(0, nodes.extent - 1)
     inside = is_prompt | (column < length + nodes.extent)
     seen = nodes.visible.gather(2, cell[:, None].expand(-1, nodes.visible.shape[1], -1))
     seen = (seen | is_prompt[:, None]) & inside[:, None]
     causal = (column[:, None] <= place[:, :, None]) & is_prompt[:, None]
+    depths = column.where(is_prompt, length + nodes.depths.gather(1, cell))
     return Nodes(
         torch.cat([state.unread, nodes.tokens], 1),
         torch.cat([own, nodes.slots + length], 1),
-        column,
+        depths,
         torch.cat([causal, seen.expand(-1, nodes.slots.shape[1], -1)], 1),
         extent - 1,
     )

@@ -59,6 +59,7 @@ def images(
     rows: Sequence[int] = (0, 1, 2),
     scale: float = SCALE,
     schedule: str = "constant",
+    temperature: float = 1.0,
     **options: Any,
 ) -> tuple[list[list[int]], DecodingStats]:
     """Images of some labels and seeds, decoded together."""
@@ -72,7 +73,8 @@ def images(
         num_images_per_prompt=1,
         tokenizer=None,
     )
-    return decode(target, name, asked, [SEEDS[row] for row in rows], scale, schedule, **options)
+    seeds = [SEEDS[row] for row in rows]
+    return decode(target, name, asked, seeds, scale, schedule, temperature, **options)
 
 
 def decode(
@@ -82,10 +84,11 @@ def decode(
     seeds: Sequence[int],
     scale: float,
     schedule: str = "constant",
+    temperature: float = 1.0,
     **options: Any,
 ) -> tuple[list[list[int]], DecodingStats]:
-    accelerator = build_accelerator(name, **options).fit(target)
-    stats, sampler = DecodingStats(), CellSampler(1.0, guidance_scale=scale, guidance_schedule=schedule)
+    accelerator, stats = build_accelerator(name, **options).fit(target), DecodingStats()
+    sampler = CellSampler(temperature, guidance_scale=scale, guidance_schedule=schedule)
     canvas = Canvas([each.prompt_tokens for each in asked], Stopping(CELLS), stats, target.device)
     roles = target, accelerator.drafter, accelerator.rule, sampler
     for _ in speculate(*roles, asked, canvas, RandomStream.from_seed(list(seeds), len(seeds))):
@@ -168,6 +171,55 @@ def test_maskgit_is_a_plain_loop_over_all_open_cells(
         assert found[row] == naive_maskgit(STATES["lpd"], label, counts, guide, draw)
 
 
+@pytest.mark.parametrize(
+    ("options", "schedule", "temperature"),
+    [
+        ({"order": "raster"}, "rising", 1.0),
+        ({"order": "raster"}, "constant", 0.0),
+        ({"order": "random", "generation_steps": CELLS}, "constant", 1.0),
+        ({"order": "random", "generation_steps": 7}, "rising", 1.0),
+    ],
+)
+def test_guessed_states_give_the_images_of_one_group_a_forward(
+    targets: dict[str, ParallelImageTarget], options: dict[str, Any], schedule: str, temperature: float
+) -> None:
+    """Rows walk on by numbers of groups of their own, in a batch as alone."""
+    how: dict[str, Any] = {"schedule": schedule, "temperature": temperature, **options}
+    plain, slow = images(targets["lpd"], "lpd", **how)
+    for states in (2, CELLS):
+        found, stats = images(targets["lpd"], "lpd", states=states, **how)
+        assert found == plain
+        assert 0 < sum(stats.accepted) < sum(stats.drafted)
+        assert slow.target_forwards < CELLS or max(stats.nfe) < CELLS
+    assert images(targets["lpd"], "lpd", (1,), states=5, **how)[0] == plain[1:2]
+
+
+@pytest.mark.parametrize(("steps", "states"), [(CELLS, 3), (CELLS, 20), (7, 2)])
+def test_right_guesses_leave_a_forward_for_so_many_groups(tmp_path: Path, steps: int, states: int) -> None:
+    """Of a model whose cells know nothing of each other, all guesses are right but those of the first."""
+    state = {name: 0 * each if "attn.proj" in name else each for name, each in lpd_state().items()}
+    target: Any = image_target(convert_and_load(tmp_path, state, dtype=torch.float64))
+    _, stats = images(target, "lpd", order="random", generation_steps=steps, states=states)
+    assert stats.nfe == [1 + math.ceil((steps - 1) / states)] * 3
+
+
+@pytest.mark.parametrize("fault", ["a state sees a later group", "a draw has noise of its forward"])
+def test_states_that_are_not_those_of_plain_decoding_are_noticed(
+    targets: dict[str, ParallelImageTarget], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {"order": "random", "generation_steps": CELLS}
+    plain, target = images(targets["lpd"], "lpd", **how)[0], targets["lpd"]
+    if "later" in fault:
+        whole = target.nodes
+        monkeypatch.setattr(target, "nodes", lambda draft: whole(replace(draft, turns=draft.turns + 1)))
+    else:
+        gumbel = RandomStream.gumbel
+        monkeypatch.setattr(
+            RandomStream, "gumbel", lambda own, place, *how: gumbel(own, place + CELLS * own.round, *how)
+        )
+    assert images(target, "lpd", states=4, **how)[0] != plain
+
+
 def test_nar_is_a_plain_loop_over_diagonals(targets: dict[str, ParallelImageTarget]) -> None:
     found, stats = images(targets["nar"])
     assert stats.target_forwards == 2 * GRID - 1
@@ -201,6 +253,7 @@ def test_an_image_does_not_depend_on_its_batch(
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("lpd", "lpd", {"order": "random", "generation_steps": 5}),
+    ("lpd", "lpd", {"order": "random", "generation_steps": 10, "states": 3}),
     ("lpd", "maskgit", {"iterations": 4}),
     ("nar", "none", {}),
     ("par", "none", {}),
@@ -263,6 +316,7 @@ def test_captions_of_several_lengths_are_read_with_the_first_queries() -> None:
         asked.append(Request(prompt, negative_inputs=negative, layout=target.grid))
     together, stats = decode(target, "none", asked, SEEDS, SCALE)
     assert stats.target_forwards == len(DecodingOrder().counts(target.grid))
+    assert decode(target, "lpd", asked, SEEDS, SCALE, states=3)[0] == together
     for row, request in enumerate(asked):
         assert decode(target, "none", [request], SEEDS[row : row + 1], SCALE)[0] == [together[row]]
         # the model's own forward over prompt and queries of the first group
@@ -295,6 +349,8 @@ def test_what_such_a_model_cannot_do_is_refused(targets: dict[str, ParallelImage
         build_accelerator("lpd", order="regions", regions=9).fit(targets["lpd"])
     with pytest.raises(InputError, match="order"):
         build_accelerator("lpd", order="spiral")
+    with pytest.raises(InputError, match="states"):
+        build_accelerator("lpd", states=0)
 
 
 def test_exactness_is_to_the_order_of_the_model(targets: dict[str, ParallelImageTarget]) -> None:
@@ -302,6 +358,7 @@ def test_exactness_is_to_the_order_of_the_model(targets: dict[str, ParallelImage
     assert build_accelerator("lpd", generation_steps=5).fit(targets["lpd"]).exactness == "exact"  # its own
     assert build_accelerator("lpd", generation_steps=6).fit(targets["lpd"]).exactness == "lossy"
     assert build_accelerator("lpd", order="random").fit(targets["lpd"]).exactness == "lossy"
+    assert build_accelerator("lpd", states=4).fit(targets["lpd"]).exactness == "exact"
     assert build_accelerator("maskgit").fit(targets["lpd"]).exactness == "lossy"
     assert images(targets["lpd"], "lpd")[0] == images(targets["lpd"], "none")[0]
     assert targets["lpd"].image_size[0] == IMAGE_SIZE
