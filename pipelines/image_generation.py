@@ -73,6 +73,8 @@ class ImageGenerationPipeline(MMSpecPipeline):
         negative_prompt: str | Sequence[str | None] | None = None,
         height: int | None = None,
         width: int | None = None,
+        control_image: Any = None,
+        control_strength: float | None = None,
         callback_on_step_end: Callable[..., Any] | None = None,
         return_dict: bool = True,
         **settings: Any,
@@ -84,6 +86,9 @@ class ImageGenerationPipeline(MMSpecPipeline):
             class_labels: a label, or a list, for models of classes.
             negative_prompt: what guidance leads away from; None takes the model's own "no prompt".
             height, width: pixels; None is the size that the model was trained for.
+            control_image: image of the size to draw, or a list with one for each prompt, of edges, depths or
+                whatever the model was trained to be controlled by (ControlAR); a path, PIL image, array, ...
+            control_strength: factor of the control, 1 by default; 0 draws without one.
             callback_on_step_end: called after every round with the pipeline, the number of the round, the
                 tokens committed so far, and a dict: `rows` (a range: which images are at work), `tokens`
                 (of each) and `preview`, a function that decodes what there is of them to PIL images.
@@ -107,8 +112,9 @@ class ImageGenerationPipeline(MMSpecPipeline):
                 allowed = "a function (pipe, step, committed, kwargs)"
                 raise InputError("callback_on_step_end", callback_on_step_end, allowed)
             notify = CheckedCallback(callback_on_step_end, "callback_on_step_end")
-        what = {"class_labels": class_labels, "negative_prompt": negative_prompt}
+        what: dict[str, Any] = {"class_labels": class_labels, "negative_prompt": negative_prompt}
         with self._busy():
+            what |= {"control_image": control_image, "control_strength": control_strength}
             call = self.prepare(prompt, settings, **what, height=height, width=width)
             total, shown = len(call.requests) * call.grid.length, 0
             with logging.tqdm(**{"total": total, "unit": "token", **self._progress}) as bar:
@@ -145,6 +151,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
         Nothing heavy has happened when this raises. The rounds of what is returned can be watched.
         """
         asked = {**keywords, **others}
+        control_image = asked.pop("control_image", None)
         what = plain_numbers({name: asked.pop(name, None) for name in OF_PROMPTS})
         settings = self.settings.from_keywords(self.target, asked)
         grid = self._find_grid(what.pop("height"), what.pop("width"))
@@ -157,6 +164,8 @@ class ImageGenerationPipeline(MMSpecPipeline):
             self.target,
             prompt,
             **what,
+            control_image=control_image,
+            limits=self.media_limits,
             grid=grid,
             guided=sampler.is_guided,
             num_images_per_prompt=settings.num_images_per_prompt,
@@ -187,8 +196,8 @@ class ImageGenerationPipeline(MMSpecPipeline):
 
     def _example(self, rows: int) -> ImageCall:
         if self.processor is None:
-            return self.prepare(None, {}, class_labels=[0] * rows)
-        return self.prepare(["a"] * rows, {})
+            return self.prepare(None, {}, class_labels=[0] * rows, control_strength=0)
+        return self.prepare(["a"] * rows, {}, control_strength=0)
 
     def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """The sampling settings of a call with these keywords, the model's defaults included."""

@@ -1,7 +1,8 @@
 """Requests of images: one for each image, with its prompt, its negative prompt and its grid.
 
-A family writes its prompts itself (`encode_prompt` of its target). Nothing here runs the target; the text
-encoder of LlamaGen is run, one caption at a time, so that rows are never padded.
+A family writes its prompts itself (`encode_prompt` of its target). Nothing here runs the target; the
+encoders of LlamaGen, of captions and of control images, are run, one row at a time, so that rows are never
+padded and none depends on others.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
+from mmspec.media import DEFAULT_LIMITS, MediaLimits, load_images
 from mmspec.pipelines.prompts import check_text
 from mmspec.targets.continuous import NextStepTarget
 from mmspec.targets.image_tokens import FORCED, ImageTokenTarget
+from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.targets.mar import MARTarget
-from mmspec.validation import is_integer
+from mmspec.validation import is_integer, require_number
 
 __all__ = ["find_grid", "image_requests"]
 
@@ -32,6 +37,9 @@ def image_requests(
     negative_prompt: str | Sequence[str | None] | None = None,
     height: int | None = None,
     width: int | None = None,
+    control_image: Any = None,
+    control_strength: float | None = None,
+    limits: MediaLimits = DEFAULT_LIMITS,
     grid: ImageGrid | None = None,
     guided: bool = True,
     num_images_per_prompt: int = 1,
@@ -42,8 +50,9 @@ def image_requests(
 
     Args:
         target: the model that will draw.
-        prompt, class_labels, negative_prompt, height, width: as of a call of `ImageGenerationPipeline`; None
-            among the labels is the null class.
+        prompt, class_labels, negative_prompt, height, width, control_image, control_strength: as of a call of
+            `ImageGenerationPipeline`; None among the labels is the null class.
+        limits: of control images.
         grid: of the images; None is that of `height` and `width`.
         guided: whether to make unconditional prompts, which a guidance scale other than 1 needs.
         tokenizer: of the text encoder, or of the model that reads text itself.
@@ -68,14 +77,56 @@ def image_requests(
                 allowed = "None, and class_labels: this model is conditioned on classes"
                 raise InputError(name, value, allowed)
         asked = [(label, None) for label in read_labels(class_labels, target.classes)]
+    controls = read_control(target, control_image, control_strength, len(asked), grid, limits)
     laid_out = {} if target.vector_size else {FORCED: torch.tensor([grid.forced])}
     requests = []
-    for one, negative in asked:
+    for (one, negative), control in zip(asked, controls, strict=True):
         inputs, unconditional = target.encode_prompt(one, negative, grid, tokenizer, text_encoder)
         other = {**unconditional, **laid_out} if guided else None
-        request = Request({**inputs, **laid_out}, None, other, grid)
+        request = Request({**inputs, **laid_out, **control}, None, other, grid)
         requests += [request] * num_images_per_prompt
     return requests
+
+
+def read_control(
+    target: Any,
+    control_image: Any,
+    strength: float | None,
+    prompts: int,
+    grid: ImageGrid,
+    limits: MediaLimits,
+) -> list[dict[str, Tensor]]:
+    """Read and encode the control images of prompts; returns what each prompt holds of its own.
+
+    Raises:
+        InputError: the model is not controlled by an image, or there is none, or one of another size.
+    """
+    factor = 1.0 if strength is None else strength
+    require_number("control_strength", factor, 0, 100, "a number from 0 (no control) to 100")
+    if not (isinstance(target, LlamaGenTarget) and target.is_controlled):
+        for name, value in (("control_image", control_image), ("control_strength", strength or None)):
+            if value is not None:
+                raise InputError(name, value, "None: this model is not controlled by an image")
+        return [{}] * prompts
+    height, width = grid.rows * target.stride, grid.columns * target.stride
+    size = f"{height} pixels high and {width} wide"
+    if control_image is None:
+        if factor:
+            allowed = f"an image, {size}, which controls what is drawn; or control_strength=0"
+            raise InputError("control_image", None, allowed)
+        return [target.no_control()] * prompts
+    images = load_images(control_image, argument="control_image", limits=limits)
+    if len(images) not in (1, prompts):
+        raise InputError(
+            "control_image", f"{len(images)} images", f"one, or one for each of {prompts} prompts"
+        )
+    for image in images:
+        if (image.height, image.width) != (height, width):
+            got = f"{image.height} pixels high and {image.width} wide"
+            raise InputError("control_image", got, f"{size}, as what is drawn")
+    pixels = [torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 127.5 - 1 for image in images]
+    encoded = [target.encode_control(each, factor) for each in pixels]
+    return encoded if len(encoded) == prompts else encoded * prompts
 
 
 def find_grid(target: Any, height: int | None, width: int | None) -> ImageGrid:

@@ -22,8 +22,8 @@ from mmspec.validation import given_of, is_integer, is_list
 __all__ = ["ContinuousSettings", "ImageBatchSettings", "ImageSettings", "sampling_defaults"]
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
-OF_PROMPTS = ("class_labels", "negative_prompt", "height", "width")
-OF_CALLS = {"prompt", *OF_PROMPTS, "callback_on_step_end", "return_dict"}
+OF_PROMPTS = ("class_labels", "negative_prompt", "height", "width", "control_strength")
+OF_CALLS = {"prompt", *OF_PROMPTS, "control_image", "callback_on_step_end", "return_dict"}
 LENGTHS = ("min_length", "min_new_tokens")  # of images they say nothing
 ROWS_AT_ONCE = 16
 MAX_IMAGES = 10_000

@@ -30,11 +30,17 @@ def convert(
     heads: Annotated[
         int | None, typer.Option(help="Attention heads, where the size is none of the published.")
     ] = None,
+    control_resize: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a ControlAR: nearest or bicubic, where the name does not say what controls it."
+        ),
+    ] = None,
     vae: Annotated[Path | None, typer.Option(help="Of a MAR: its kl16.ckpt, or a diffusers folder.")] = None,
     dtype: Annotated[str, typer.Option(help="auto (the file's own), float32, bfloat16 or float16.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Convert an official LlamaGen, LPD, NAR, PAR, MAR or image tokenizer, or a folder of Lumina-mGPT.
+    """Convert an official LlamaGen, ControlAR, LPD, NAR, PAR, MAR, Lumina-mGPT or image tokenizer.
 
     Keys and shapes are checked first, no code in the file is run, and the folder
     appears complete or not at all.
@@ -42,6 +48,7 @@ def convert(
     Example:
         mmspec convert c2i_B_256.pt --out llamagen-b-256
         mmspec convert lpd_l_256.pth --out lpd-l-256
+        mmspec convert hed.safetensors --image-size 512 --out controlar-hed
         mmspec convert PAR-XL-4x.pt --image-size 384 --out par-xl-4x
         mmspec convert path/to/Lumina-mGPT-7B-768 --out lumina-768
         mmspec convert pretrained_models/mar/mar_large --vae kl16.ckpt --out mar-large
@@ -51,6 +58,8 @@ def convert(
     from mmspec.models.mar import convert_mar, is_mar
 
     chosen = read_dtype(dtype)
+    if control_resize is not None and (is_mar(checkpoint) or is_chameleon(checkpoint)):
+        raise InputError("--control-resize", control_resize, "nothing: it goes with a ControlAR")
     if is_mar(checkpoint):
         if image_size is not None:
             raise InputError("--image-size", image_size, "nothing: the weights of a MAR say it")
@@ -63,5 +72,6 @@ def convert(
                 raise InputError(option, value, "nothing: the config of a Chameleon says it")
         written = convert_chameleon(checkpoint, out, chosen)
     else:
-        written = convert_checkpoint(checkpoint, out, image_size=image_size, num_heads=heads, dtype=chosen)
+        sizes = {"image_size": image_size, "num_heads": heads}
+        written = convert_checkpoint(checkpoint, out, **sizes, control_resize=control_resize, dtype=chosen)
     print_result(written, written["path"], as_json)

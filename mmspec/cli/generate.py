@@ -13,7 +13,7 @@ import typer
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
-from mmspec.cli.many import PromptFile, RayOptions, decode_many
+from mmspec.cli.many import PromptFile, RayOptions, decode_many, located
 from mmspec.cli.options import (
     GuidanceScale,
     HeadSteps,
@@ -61,6 +61,12 @@ class ImageOptions:
     top_p: TopP = None
     height: Pixels = None
     width: Pixels = None
+    control_image: Annotated[
+        str | None, typer.Option("--control", help="Image of edges, depths, ... that controls a ControlAR.")
+    ] = None
+    control_strength: Annotated[
+        float | None, typer.Option(help="Factor of the control; 0 draws without.", show_default="1")
+    ] = None
     batch_size: Annotated[int, typer.Option(min=1, help="Images decoded together.")] = 1
     num_inference_steps: HeadSteps = None
     last_step_noise: LastStepNoise = False
@@ -68,7 +74,9 @@ class ImageOptions:
     @property
     def settings(self) -> dict[str, Any]:
         """The keywords of every call that are given."""
-        return given_of(**{**vars(self), "last_step_noise": self.last_step_noise or None})
+        control = None if self.control_image is None else located(self.control_image)
+        given = {"control_image": control, "last_step_noise": self.last_step_noise or None}
+        return given_of(**{**vars(self), **given})
 
 
 @unpack_options
@@ -111,6 +119,7 @@ def generate(
 
     Example:
         mmspec generate "a red ring left of a small blue cross" --n 4 --out rings.png
+        mmspec generate "a bird" --model controlar-hed --control edges.png --control-strength 0.6
         mmspec generate --compare none,sjd,gsd,lantern --out compared.png
         mmspec generate --ray --prompt-file prompts.txt --out drawn
     """

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.decoding.draft import Nodes
 from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.interfaces import PromptOutput
+from mmspec.decoding.rows import named
 from mmspec.errors import InputError
 from mmspec.models.llamagen import (
+    CONTROLLED_LAYERS,
     LlamaGenConfig,
     LlamaGenForCausalLM,
     class_prompt,
@@ -18,15 +23,29 @@ from mmspec.models.llamagen import (
     null_caption_prompt,
 )
 from mmspec.targets.batches import EMBEDDINGS
-from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair, stride_of
+from mmspec.targets.image_tokens import ImageState, ImageTokenTarget, PromptPair, stride_of
 
-__all__ = ["LlamaGenTarget"]
+__all__ = ["CONTROL", "ControlledState", "LlamaGenTarget"]
 
+CONTROL = "control"  # of a prompt: [1, 3, N, D] what is added to the tokens of its image
 STRIDE = 16  # of the tokenizer of every published transformer
 PUBLISHED = {
     "class": {"guidance_scale": 4.0, "top_k": 2000},
     "caption": {"guidance_scale": 7.5, "top_k": 1000},
 }
+
+
+@dataclass
+class ControlledState(ImageState):
+    """State of a batch of images that others control (ControlAR, 2410.02705).
+
+    Attributes:
+        control: [R, 3, N, D] what is added to the token before each cell; 0 in rows of unconditional prompts.
+    """
+
+    row_fields = named("control")
+
+    control: Tensor = field(kw_only=True)
 
 
 class LlamaGenTarget(ImageTokenTarget):
@@ -69,6 +88,43 @@ class LlamaGenTarget(ImageTokenTarget):
         if negative is not None:
             return inputs, encode_caption(self.config, negative, tokenizer, text_encoder)
         return inputs, null_caption_prompt(self.model, inputs["input_ids"].shape[1])
+
+    @property
+    def is_controlled(self) -> bool:
+        """Whether an image controls what is drawn (ControlAR, 2410.02705)."""
+        return self.model.control_encoder is not None
+
+    @torch.no_grad()
+    def encode_control(self, pixels: Tensor, strength: float = 1.0) -> dict[str, Tensor]:
+        """Encode an image [1, 3, H, W] in [-1, 1] to what a prompt holds of it, times the strength.
+
+        Raises:
+            InputError: the model is not controlled by an image.
+        """
+        if self.model.control_encoder is None:
+            raise InputError("control_image", pixels, "None: this model is not controlled by an image")
+        return {CONTROL: strength * self.model.control_encoder(pixels.to(self.device))}
+
+    def no_control(self) -> dict[str, Tensor]:
+        """What a prompt holds of no image: zeros, or nothing if the model is not controlled by one."""
+        if not self.is_controlled:
+            return {}
+        zero = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
+        return {CONTROL: zero.expand(1, CONTROLLED_LAYERS, self.grid.cells, self.config.hidden_size)}
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[ImageState, PromptOutput]:
+        """Prefill the prompts, and keep what controls their images."""
+        state, output = super().prefill(prompts, capacity, taps)
+        if not self.is_controlled:
+            return state, output
+        control = [{**self.no_control(), **prompt}[CONTROL].to(self.device) for prompt in prompts]
+        return ControlledState(**vars(state), control=torch.cat(control)), output
+
+    def further_inputs(self, state: Any, nodes: Nodes) -> dict[str, Any]:
+        """The control of all cells, of which the model finds that of each node by its position."""
+        return {CONTROL: state.control} if self.is_controlled else {}
 
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         """Position ids of a prompt, counted back from the image: captions of any length end where it begins.

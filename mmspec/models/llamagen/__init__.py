@@ -5,7 +5,7 @@ Importing it makes the auto classes of transformers know the folders that `mmspe
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
+from mmspec.models.llamagen.configuration import CONTROLLED_LAYERS, SIZES, LlamaGenConfig
 from mmspec.models.llamagen.modeling import (
     LlamaGenForCausalLM,
     LlamaGenModel,
@@ -16,6 +16,7 @@ from mmspec.models.llamagen.modeling import (
 )
 
 __all__ = [
+    "CONTROLLED_LAYERS",
     "SIZES",
     "LlamaGenConfig",
     "LlamaGenForCausalLM",

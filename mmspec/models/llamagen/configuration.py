@@ -3,11 +3,15 @@
 from typing import Any, NamedTuple
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from transformers import Dinov2Config, PreTrainedConfig
 
 from mmspec.transformers_versions import CACHE_NAMES
 
-__all__ = ["SIZES", "LlamaGenConfig", "Size", "swiglu_width"]
+__all__ = ["CONTROLLED_LAYERS", "RESIZES", "SIZES", "LlamaGenConfig", "Size", "swiglu_width"]
+
+
+CONTROLLED_LAYERS = 3  # to whose inputs the control of an image is added: 0, n / 3 and 2 n / 3 of n layers
+RESIZES = ("nearest", "bicubic")
 
 
 class Size(NamedTuple):
@@ -53,6 +57,10 @@ class LlamaGenConfig(PreTrainedConfig):
         num_classes: labels; one more row, `num_classes`, is the null class.
         caption_length, caption_dim: slots and width of the text features.
         rope_base: base of the rotary frequencies.
+        control_config: shape of the DINOv2 that reads control images (ControlAR, 2410.02705); None for a
+            model without control.
+        control_resize: how a control image gets a patch for each cell: "nearest" (published for Canny edges
+            and segmentations) or "bicubic".
 
     Example:
         >>> LlamaGenConfig.from_size("XL", grid_size=24).intermediate_size
@@ -60,6 +68,7 @@ class LlamaGenConfig(PreTrainedConfig):
     """
 
     model_type = "llamagen"
+    sub_configs = {"control_config": Dinov2Config}
     keys_to_ignore_at_inference = list(CACHE_NAMES)
     attention_bias = False  # no field: no LlamaGen has any
 
@@ -79,6 +88,8 @@ class LlamaGenConfig(PreTrainedConfig):
     caption_length: int = 120
     caption_dim: int = 2048
     rope_base: float = 10000.0
+    control_config: dict[str, Any] | PreTrainedConfig | None = None
+    control_resize: str = "bicubic"
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
     attention_dropout: float = 0.0
@@ -93,6 +104,8 @@ class LlamaGenConfig(PreTrainedConfig):
             self.intermediate_size = swiglu_width(self.hidden_size, self.multiple_of, self.ffn_dim_multiplier)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
+        if isinstance(self.control_config, dict):
+            self.control_config = Dinov2Config(**self.control_config)
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
@@ -113,6 +126,17 @@ class LlamaGenConfig(PreTrainedConfig):
                 f"hidden_size / heads: got {self.head_dim}; a multiple of 4: rows and columns take half "
                 "the pairs each"
             )
+
+    def validate_control(self) -> None:
+        """Refuse a control that cannot be added; called by `strict`."""
+        if self.control_resize not in RESIZES:
+            raise ValueError(f"control_resize: got {self.control_resize!r}; 'nearest' or 'bicubic'")
+        if self.control_config is None:
+            return
+        if self.model_type != "llamagen":
+            raise ValueError(f"control_config: got {self.control_config!r}; None: for raster order alone")
+        if self.num_hidden_layers % CONTROLLED_LAYERS:
+            raise ValueError(f"num_hidden_layers: got {self.num_hidden_layers}; with control a multiple of 3")
 
     @classmethod
     def from_size(cls, size: str, **settings: Any) -> "LlamaGenConfig":

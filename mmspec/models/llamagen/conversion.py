@@ -1,4 +1,4 @@
-"""Conversion of official checkpoints of LlamaGen, LPD, NAR and PAR to folders that `from_pretrained` loads.
+"""Conversion of official checkpoints of LlamaGen and its kin to folders that `from_pretrained` loads.
 
 Everything is read from the shapes but two numbers: the heads, looked up by width and depth, and the grid,
 which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`), or an LPD's positions. Folders of LANTERN
@@ -20,11 +20,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import Dinov2Config
 
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.autoencoders import is_vq, vq_from_official
-from mmspec.models.llamagen.configuration import SIZES, LlamaGenConfig
+from mmspec.models.llamagen.configuration import RESIZES, SIZES, LlamaGenConfig
 from mmspec.models.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint, read_config
 from mmspec.models.parallel_images import (
@@ -46,10 +47,27 @@ FIELDS = (
 CONTAINERS = ("model", "module", "state_dict")
 RAW_CODEBOOK_FILE = "raw_codebook.safetensors"  # key "codebook"; neighbour tables use unnormalised distances
 STRIDE = 16  # pixels per token side, in every published transformer
-NOT_NEEDED = r"freqs_cis|causal_mask|.*\.kv_cache\..*"  # tables of the official class
+# tables of the official class, and parts of ControlAR's that no forward reads
+NOT_NEEDED = (
+    r"freqs_cis|causal_mask|.*\.kv_cache\..*|condition_embeddings\.weight|condition_norm\.weight"
+    r"|condition_mlp\.uncond_embedding"
+)
+CONTROL = ("adapter.", "adapter_mlp.", "condition_layers.", "condition_mlp.cap_proj.")
+HEAD_WIDTH = 64  # of every published DINOv2
+# how the authors resize a control image, by what the file name says of its kind
+RESIZE_OF = (("canny_base|edge|hed|lineart|depth", "bicubic"), ("canny|seg", "nearest"))
 
 # the part of a name -> the official one, and for q, k and v the one tensor in which they are stacked
 RENAMES = (
+    # DINOv2 has the names of older versions of transformers in official files
+    (r"\.attention\.q_proj\.", ".attention.attention.query."),
+    (r"\.attention\.k_proj\.", ".attention.attention.key."),
+    (r"\.attention\.v_proj\.", ".attention.attention.value."),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
+    (r"^control_encoder\.adapter\.", "adapter.model."),
+    (r"^control_encoder\.projection\.", "adapter_mlp."),
+    (r"^control_encoder\.condition\.", "condition_mlp.cap_proj."),
+    (r"^control_encoder\.layers\.", "condition_layers."),
     (r"^model\.", ""),
     (r"^lm_head\.right\.", "output."),
     (r"^lm_head\.below\.", "medusa_output."),
@@ -94,6 +112,11 @@ def is_lantern(tensors: Mapping[str, Tensor]) -> bool:
     return any(name.startswith(("model.cls_embedding.", "model.layers.0.self_attn.")) for name in tensors)
 
 
+def is_controlled(tensors: Mapping[str, Tensor]) -> bool:
+    """True if these are the weights of a ControlAR."""
+    return any(name.startswith(CONTROL) for name in tensors)
+
+
 def config_from_lantern(path: Path) -> LlamaGenConfig:
     """The config that stands beside the weights."""
     stored = read_config(path.parent)
@@ -115,17 +138,20 @@ def convert_checkpoint(
     *,
     image_size: int | None = None,
     num_heads: int | None = None,
+    control_resize: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """Write a safetensors folder of an official transformer or image tokenizer (VQ-8, VQ-16).
 
-    Transformers are LlamaGen's (c2i, t2i), and those of LPD, NAR and PAR.
+    Transformers are LlamaGen's (c2i, t2i), also under the control of an image (ControlAR), and those of LPD,
+    NAR and PAR.
 
     Args:
         checkpoint: the official file, or a folder with the `config.json` and `model.safetensors` of LANTERN.
         out: folder to write; it appears complete or not at all.
         image_size: pixels per side that the transformer was trained for, where the file name does not say.
         num_heads: attention heads, where width and depth are those of no published size.
+        control_resize: "nearest" or "bicubic", of control images, where the file name does not say which.
         dtype: of the weights written; None keeps the file's.
 
     Returns:
@@ -140,6 +166,8 @@ def convert_checkpoint(
         path /= "model.safetensors"
     content = open_checkpoint(path)
     tensors = find_tensors(path, content, (*CONTAINERS, "ema"), parts=False)  # LANTERN's are known by theirs
+    if control_resize is not None and not is_controlled(tensors):
+        raise InputError("control_resize", control_resize, "None: this model is not controlled by an image")
     model: Any
     summary: dict[str, Any]
     if is_vq(tensors):
@@ -153,7 +181,7 @@ def convert_checkpoint(
                 raise InputError("image_size", image_size, allowed)
             model = _build(path, tensors, config, lambda name: name)
         else:
-            model = llamagen_from_official(path, tensors, image_size, num_heads)
+            model = llamagen_from_official(path, tensors, image_size, num_heads, control_resize)
         summary = {"kind": model.config.condition_type, "grid_size": model.config.grid_size}
     if dtype is not None:
         model.to(dtype)
@@ -171,12 +199,17 @@ def convert_checkpoint(
 
 
 def llamagen_from_official(
-    path: Path, tensors: Mapping[str, Tensor], image_size: int | None = None, num_heads: int | None = None
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    image_size: int | None = None,
+    num_heads: int | None = None,
+    control_resize: str | None = None,
 ) -> LlamaGenForCausalLM:
     """The model of an official state dict; `path` gives the image size, and names the file in messages."""
     if "fake_latent" in tensors:
         return _lpd_from_official(path, tensors, image_size, num_heads)
-    config = _infer_config(path, tensors, _grid_size(path, image_size), num_heads)
+    control = _control(path, tensors, control_resize) if is_controlled(tensors) else {}
+    config = _infer_config(path, tensors, _grid_size(path, image_size), num_heads, control)
     return _build(path, tensors, config, partial(_renamed, RENAMES))
 
 
@@ -246,7 +279,11 @@ def _renamed(renames: Iterable[tuple[str, str]], name: str) -> str:
 
 
 def _infer_config(
-    path: Path, tensors: Mapping[str, Tensor], grid_size: int, num_heads: int | None
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    grid_size: int,
+    num_heads: int | None,
+    control: Mapping[str, Any] | None = None,
 ) -> LlamaGenConfig:
     layers = {int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.attention\.", name))}
     if not layers:
@@ -265,9 +302,10 @@ def _infer_config(
     if rest or key_value_heads < 1 or heads % key_value_heads:
         key_value_heads = heads  # then the shape of wqkv is wrong, which is said with its name
     kind: type[LlamaGenConfig] = NARConfig if predicts_below else LlamaGenConfig
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = dict(control or {})
     if SPECIAL in tensors:
-        kind, more = PARConfig, {"regions": 1 + measure(path, tensors, re.escape(SPECIAL))}
+        kind = PARConfig
+        more["regions"] = 1 + measure(path, tensors, re.escape(SPECIAL))
     return _config(
         path,
         kind,
@@ -292,6 +330,31 @@ def _condition(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         }
     rows = measure(path, tensors, r"cls_embedding\.embedding_table\.weight")
     return {"condition_type": "class", "num_classes": rows - 1}
+
+
+def _control(path: Path, tensors: Mapping[str, Tensor], resize: str | None) -> dict[str, Any]:
+    """The fields of a ControlAR: its DINOv2, and how it resizes control images."""
+    if resize is None:
+        found = (how for kinds, how in RESIZE_OF if re.search(kinds, path.stem.lower()))
+        resize = next(found, None)
+    if resize not in RESIZES:
+        allowed = "'nearest' for Canny edges and segmentations, 'bicubic' for others (--control-resize)"
+        raise InputError("control_resize", resize, allowed)
+    of = partial(measure, path, tensors)
+    part = r"adapter\.model\."
+    width, patch = of(part + r"layernorm\.weight"), of(part + r"embeddings\.patch.*weight", axis=2)
+    places = of(part + r"embeddings\.position_embeddings", axis=1) - 1
+    layers = {name.split(".")[4] for name in tensors if re.match(part + r"encoder\.layer\.", name)}
+    inner = of(part + r"encoder\.layer\.\d+\.mlp\.fc1\.weight")
+    vision = Dinov2Config(
+        hidden_size=width,
+        num_hidden_layers=len(layers),
+        num_attention_heads=max(1, width // HEAD_WIDTH),
+        mlp_ratio=inner // width,
+        image_size=patch * math.isqrt(places),
+        patch_size=patch,
+    )
+    return {"control_config": vision, "control_resize": resize}
 
 
 def _config(path: Path, kind: type[LlamaGenConfig], **settings: Any) -> LlamaGenConfig:

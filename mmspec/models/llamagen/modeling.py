@@ -9,7 +9,6 @@ feed-forward, masks and attention kernels are those of transformers.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -30,7 +29,8 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from mmspec.errors import InputError
-from mmspec.models.llamagen.configuration import LlamaGenConfig
+from mmspec.models.llamagen.configuration import CONTROLLED_LAYERS, LlamaGenConfig
+from mmspec.models.llamagen.control import ControlEncoder, control_of_tokens, two_layers
 from mmspec.transformers_versions import CACHE, CACHE_NAMES, takes_cache
 from mmspec.validation import is_integer
 
@@ -56,13 +56,7 @@ class CaptionEmbedding(nn.Module):
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
-        self.cap_proj = nn.Sequential(
-            OrderedDict(
-                fc1=nn.Linear(config.caption_dim, config.hidden_size, bias=False),
-                act=nn.GELU("tanh"),
-                fc2=nn.Linear(config.hidden_size, config.hidden_size, bias=False),
-            )
-        )
+        self.cap_proj = two_layers(config.caption_dim, config.hidden_size)
         self.register_buffer("uncond_embedding", torch.zeros(config.caption_length, config.caption_dim))
 
     def embed(self, input_ids: Tensor, features: Tensor) -> Tensor:
@@ -213,6 +207,7 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         caption_features: Tensor | None = None,
+        control: Tensor | None = None,  # [B, 3, N, D] of all cells, as `ControlEncoder` makes it
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
@@ -235,6 +230,8 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
         precise = torch.promote_types(inputs_embeds.dtype, torch.float32)
         cos, sin = self.rotation(position_ids)
         rotation = cos.to(precise), sin.to(precise)
+        if control is not None:
+            kwargs["control"] = control_of_tokens(control, position_ids, self.config)
         states = self.run(inputs_embeds, rotation=rotation, attention_mask=mask, cache=cache, **kwargs)
         kept: dict[str, Any] = {CACHE: cache}
         return BaseModelOutputWithPast(last_hidden_state=states, **kept)
@@ -243,9 +240,15 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
         """Cosines and sines of positions [B, T]; see `raster_rotation`."""
         return raster_rotation(position_ids, self.config)
 
-    def run(self, hidden_states: Tensor, **how: Any) -> Tensor:
-        """Run the layers, each with the arguments `how`: [B, T, D] -> normed states [B, T, D]."""
-        for layer in self.layers:
+    def run(self, hidden_states: Tensor, control: Sequence[Tensor] = (), **how: Any) -> Tensor:
+        """Run the layers, each with the arguments `how`: [B, T, D] -> normed states [B, T, D].
+
+        `control` [B, T, D] is added to what enters the first layer of each third.
+        """
+        for index, layer in enumerate(self.layers):
+            third, rest = divmod(index * CONTROLLED_LAYERS, len(self.layers))
+            if control and not rest:
+                hidden_states = hidden_states + control[third]
             hidden_states = layer(hidden_states, **how)
         normed: Tensor = self.norm(hidden_states)
         return normed
@@ -263,6 +266,9 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         >>> model = LlamaGenForCausalLM(config).eval()
         >>> model(torch.tensor([[64 + 207]])).logits.shape  # the distribution of the first token of class 207
         torch.Size([1, 1, 64])
+
+    Attributes:
+        control_encoder: makes `control` of an image, where the config has a `control_config`; else None.
     """
 
     decoder_class: ClassVar[type[LlamaGenModel]] = LlamaGenModel
@@ -271,6 +277,8 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = self.decoder_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # not in the decoder, whose parts are looked into for how they attend
+        self.control_encoder = None if config.control_config is None else ControlEncoder(config)
         self.post_init()
 
     @takes_cache
@@ -283,6 +291,7 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         caption_features: Tensor | None = None,
+        control: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -295,6 +304,7 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
             cache=cache,
             inputs_embeds=inputs_embeds,
             caption_features=caption_features,
+            control=control,
             use_cache=use_cache,
             **kwargs,
         )
