@@ -27,7 +27,7 @@ from mmspec.errors import InputError
 from mmspec.targets.parallel_images import CellGroup, ParallelImageTarget
 from mmspec.validation import is_integer
 
-__all__ = ["OrderedCellsDrafter", "SurestCellsDrafter"]
+__all__ = ["OrderedCellsDrafter", "PlainCellsDrafter", "SurestCellsDrafter"]
 
 TOGETHER = "the model's own groups of cells, those of one forward independent of each other"
 
@@ -204,6 +204,13 @@ class OrderedCellsDrafter(CellsDrafter):
         sizes = [order.counts(target.grid) for order in (fitted.order, DecodingOrder(**target.plain))]
         fitted.exactness = "exact" if fitted.order == own and sizes[0] == sizes[1] else "lossy"
         return fitted
+
+
+class PlainCellsDrafter(OrderedCellsDrafter):
+    """Decides cells in the model's own order, of any model that has one: plain decoding."""
+
+    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+        return self.fitted(target)
 
 
 class SurestCellsDrafter(CellsDrafter):

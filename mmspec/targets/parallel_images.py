@@ -1,8 +1,8 @@
-"""Image models that predict many cells in a forward as targets: LPD, NAR and PAR.
+"""Image models that predict many cells in a forward as targets: LPD, NAR, PAR and NBP.
 
 A forward reads the tokens that were decided since the last one, and what asks for the cells to decide:
-queries (LPD, 2507.01957), or nothing but those tokens (NAR, 2503.10696; PAR, 2412.15119). Which cells these
-are is up to the draft. Keys of tokens stay in the slots of their cells.
+queries (LPD, 2507.01957), or nothing but those tokens (NAR, 2503.10696; PAR, 2412.15119; NBP, 2502.07737).
+Which cells these are is up to the draft. Keys of tokens stay in the slots of their cells.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ __all__ = [
     "LPDState",
     "LPDTarget",
     "NARTarget",
+    "NBPTarget",
     "PARTarget",
     "ParallelImageTarget",
 ]
@@ -311,8 +312,8 @@ class PARTarget(ParallelImageTarget):
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
         self.published = {"guidance_scale": 1.5, "top_k": 0}
-        self.regions: int = model.config.regions
-        self.plain = {"order": "regions", "regions": self.regions}
+        self.group_size: int = model.config.group_size
+        self.plain = {"order": "regions", "regions": self.group_size}
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -323,10 +324,10 @@ class PARTarget(ParallelImageTarget):
         return replace(state, queries=decoder.special_tokens.weight), output
 
     def nodes(self, draft: CellGroup) -> Nodes:
-        special = self.regions - 1
+        special = self.group_size - 1
         fresh = self.read_fresh(draft, extent=special)
-        begins = draft.begin == self.regions
-        fresh.visible[:, :, fresh.extent - special :] = draft.begin >= self.regions
+        begins = draft.begin == self.group_size
+        fresh.visible[:, :, fresh.extent - special :] = draft.begin >= self.group_size
         if not begins:
             return fresh
         # their places are beyond the image, where nothing is rotated, as in the published model
@@ -334,3 +335,17 @@ class PARTarget(ParallelImageTarget):
         tokens = torch.cat([fresh.tokens, self.vocabulary + more], 1)
         slots = torch.cat([fresh.slots, fresh.extent - special + more], 1)
         return Nodes(tokens, slots, fresh.depths, fresh.visible, fresh.deepest)
+
+
+class NBPTarget(PARTarget):
+    """Adapter from a model that predicts the next block of a clip (NBP, 2502.07737).
+
+    The first block comes token after token. Its last token and n - 1 special tokens predict the second block;
+    from then on token j of a block predicts token j of the next. Blocks see themselves and all before, and
+    are clean when they are read, so that no further pass stores their keys.
+    """
+
+    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
+        super().__init__(model, vq, codebook)
+        self.published = {"guidance_scale": 1.0, "top_k": 16000, "top_p": 0.9}
+        self.plain = {"order": "blocks", "block_size": self.group_size}
