@@ -52,6 +52,7 @@ class CellGroup(Block):
         ranks: [B, L] how many cells of the image guidance counts as decided before each.
         begin: cells that were decided before, known to the host.
         quota: cells that are to be decided of those that are proposed.
+        context_blocks: most recent blocks of a clip that are kept beside the first; None for all.
     """
 
     fresh: Tensor
@@ -60,6 +61,7 @@ class CellGroup(Block):
     ranks: Tensor
     begin: int
     quota: int
+    context_blocks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -349,3 +351,30 @@ class NBPTarget(PARTarget):
         super().__init__(model, vq, codebook)
         self.published = {"guidance_scale": 1.0, "top_k": 16000, "top_p": 0.9}
         self.plain = {"order": "blocks", "block_size": self.group_size}
+
+    def nodes(self, draft: CellGroup) -> Nodes:
+        nodes, size = super().nodes(draft), self.group_size
+        if draft.context_blocks is None:
+            return nodes
+        # the keys of the first block stay; a later one is written over that of so many blocks before
+        junk = self.grid.cells
+        kept = min(draft.context_blocks, junk // size - 1)
+        newest = draft.begin // size - 1
+        blocks = [0, *(newest - (newest - 1 - lane) % kept for lane in range(kept))]
+        held = [
+            block * size + place if block > 0 or not lane else junk  # nothing yet
+            for lane, block in enumerate(blocks)
+            for place in range(size)
+        ]
+        held += range(junk, nodes.extent)  # special tokens last
+        at = {slot: index for index, slot in enumerate(held)}
+        device = nodes.slots.device
+        compact = torch.tensor([at.get(slot, at[junk]) for slot in range(nodes.extent)], device=device)
+        column = torch.tensor(held, device=device)
+        return Nodes(
+            nodes.tokens,
+            compact[nodes.slots],
+            nodes.depths[:, column],
+            nodes.visible[:, :, column],
+            nodes.deepest,
+        )

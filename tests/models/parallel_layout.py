@@ -229,9 +229,18 @@ def naive_par(state: State, label: int, regions: int, scale: float, choose: Choo
 
 
 def naive_groups(
-    state: State, label: int, order: Sequence[int], size: int, scale: float, choose: Choose
+    state: State,
+    label: int,
+    order: Sequence[int],
+    size: int,
+    scale: float,
+    choose: Choose,
+    recent: int | None = None,
 ) -> list[int]:
-    """Tokens of the cells of `order`, the first `size` one by one, then as many together: PAR, and NBP."""
+    """Tokens of the cells of `order`, the first `size` one by one, then as many together: PAR, and NBP.
+
+    A group sees all before it, or those before the second and the `recent` last ones, itself among them.
+    """
     state, chosen = doubled(state), list[int]()
     special = state["spe_tok_embeddings.special_embeddings.weight"]
     while len(chosen) < len(order):
@@ -250,7 +259,11 @@ def naive_groups(
             blocks = [
                 place if place <= size else size + (place - size) // size for place in range(len(cells))
             ]
-            states = llama(state, torch.cat(rows), cells, by_blocks(blocks))
+            block = torch.tensor(blocks)
+            sees = by_blocks(blocks)
+            if recent is not None:
+                sees &= (block <= size) | (block[:, None] - block < recent)
+            states = llama(state, torch.cat(rows), cells, sees)
             logits.append(rms(states[-1], state["norm.weight"])[-count:] @ state["output.weight"].T)
         mixed = logits[1] + scale * (logits[0] - logits[1])
         cells_of = order[len(chosen) : len(chosen) + count]

@@ -14,7 +14,7 @@ WEIGHTS = ("uniform", "linear", "log")
 
 
 def video_drift(scores: Sequence[float], weights: str = "uniform") -> float:
-    """Video drift error of BlockVid (2511.22973): a weighted sum over the chunks of a clip of |m_i - m_1| / m_1.
+    """Video drift error (BlockVid, 2511.22973): the weighted sum of |m_i - m_1| / m_1 over chunks of a clip.
 
     The published weights have traps. They are not normalised, so that the figure grows with the number of
     chunks N; "uniform" is a mean, and does not. Late chunks weigh least, though late stability is what is
