@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
+from mmspec.evaluation.contenders import contender, image_examples
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.models.converted import convert_and_load
 from tests.models.next_block import next_block_model
@@ -93,6 +94,8 @@ def test_a_sparse_context_keeps_the_first_block_and_the_newest(tmp_path: Path) -
     assert output.tokens == [naive(state, row, GRID, 1.0, CELLS, recent=2) for row in range(2)]
     # three blocks, a slot of junk, and the special tokens
     assert {extent for extent, _ in scored} == {3 * GRID + 1 + GRID - 1}
+    # nothing to measure it against, token by token
+    assert contender(pipe, "sparse_context").watch([image_examples(pipe, 1)]) == {}
     with pytest.raises(InputError, match="context_blocks"):
         pipe.set_accelerator("sparse_context", context_blocks=0)
 
