@@ -91,7 +91,8 @@ class ImageGenerationPipeline(MMSpecPipeline):
             control_strength: factor of the control, 1 by default; 0 draws without one.
             callback_on_step_end: called after every round with the pipeline, the number of the round, the
                 tokens committed so far, and a dict: `rows` (a range: which images are at work), `tokens`
-                (of each) and `preview`, a function that decodes what there is of them to PIL images.
+                (of each), `frames` (how many of each clip are whole), and `preview`, a function that decodes
+                what there is of them, or of one frame (`frame=0` is the first), to PIL images.
             return_dict: False returns the tuple (images,).
             settings: see `ImageSettings` or `ContinuousSettings` (guidance_scale, num_images_per_prompt,
                 temperature, top_k, top_p, seed, generator, output_type, ...).
@@ -271,6 +272,7 @@ class ImageCall:
         return {
             "rows": range(first, first + len(tokens)),
             "tokens": tokens,
+            "frames": self.grid.frames * min(map(len, tokens)) // self.grid.length,
             "preview": partial(self._images, "pil", tokens),
         }
 
@@ -299,6 +301,7 @@ class ImageCall:
             reasons + ["interrupted"] * missing,
             drafted + [[] for _ in range(missing)],
             perf_counter() - clock,
+            self.grid.frames,
         )
 
     @property
@@ -306,9 +309,15 @@ class ImageCall:
         """Grid of the images."""
         return require_grid(self.requests[0].layout, "a picture")  # one call has one size
 
-    def _images(self, kind: str, tokens: Sequence[Any]) -> Any:
-        """Images of tokens, in the form of an `output_type`."""
-        latents = self.pipeline.latents(self.grid, tokens)
+    def _images(self, kind: str, tokens: Sequence[Any], frame: int | None = None) -> Any:
+        """Images of tokens, whole or one frame of each, in the form of an `output_type`."""
+        grid = self.grid
+        if frame is not None:
+            if frame not in range(grid.frames):
+                raise InputError("frame", frame, f"an integer from 0 to {grid.frames - 1}, or None for all")
+            grid = grid.frame
+            tokens = [row[frame * grid.length : (frame + 1) * grid.length] for row in tokens]
+        latents = self.pipeline.latents(grid, tokens)
         if kind == "latent":
             return latents
-        return VaeImageProcessor().postprocess(self.pipeline.pixels(self.grid, latents), kind)
+        return VaeImageProcessor().postprocess(self.pipeline.pixels(grid, latents), kind)

@@ -37,7 +37,7 @@ from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.drafters.masked_model import MaskedModelDrafter
 from mmspec.drafters.noise_canvas import NoiseCanvasDrafter
 from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.parallel_cells import OrderedCellsDrafter, SurestCellsDrafter
+from mmspec.drafters.parallel_cells import OrderedCellsDrafter, RecentBlocksDrafter, SurestCellsDrafter
 from mmspec.drafters.self_speculation import SelfSpeculationDrafter
 from mmspec.drafters.staircase import StaircaseDrafter
 from mmspec.drafters.states import StatesDrafter
@@ -304,6 +304,11 @@ def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerato
     return Accelerator("maskgit", SurestCellsDrafter(iterations), MaskGIT(choice_temperature))
 
 
+def sparse_context(context_blocks: int = 16) -> Accelerator:
+    """Blocks of a clip that see the first block and the most recent ones (BlockVid, 2511.22973)."""
+    return pair("sparse_context", RecentBlocksDrafter(context_blocks))
+
+
 def trained_head(name: str, model: PreTrainedModel, **tree: Unpack[TreeOptions]) -> Accelerator:
     """Drafts of a loaded head that was trained for the target.
 
@@ -451,7 +456,7 @@ ACCELERATORS = {
     "lpd": Preset(
         lpd,
         "nothing: a model with queries for places (LPD) decides groups of cells, in `order` proximity, "
-        "raster, random, diagonal, regions or checkerboard",
+        "raster, random, diagonal, regions, blocks (rows) or checkerboard",
         "2507.01957",
     ),
     "maskgit": Preset(
@@ -459,6 +464,12 @@ ACCELERATORS = {
         "nothing: a model with queries for places (LPD) decides the surest of all open cells in each of "
         "`iterations` forwards",
         "2202.04200",
+    ),
+    "sparse_context": Preset(
+        sparse_context,
+        "nothing: a model of clips (NBP) whose blocks see the first block and the `context_blocks` most "
+        "recent ones",
+        "2511.22973",
     ),
     "low_confidence": Preset(
         low_confidence,

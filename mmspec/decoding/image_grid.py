@@ -57,9 +57,10 @@ class ImageGrid(Layout):
         row_end: the syntax token after each row of cells, K or more; None if there is none.
         ending: the syntax tokens after the last cell (and its row end), K or more.
         last_row_end: the syntax token that stands for the last row's end; None for `row_end` there too.
+        frames: of a clip, which stand one below another; 1 for an image.
 
     Raises:
-        InputError: no cells, or a syntax token that is a code.
+        InputError: no cells, a syntax token that is a code, or frames that do not divide the rows.
     """
 
     rows: int
@@ -68,11 +69,14 @@ class ImageGrid(Layout):
     row_end: int | None = None
     ending: tuple[int, ...] = ()
     last_row_end: int | None = None
+    frames: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rows", "columns", "codebook_size"):
+        for name in ("rows", "columns", "codebook_size", "frames"):
             if getattr(self, name) < 1:
                 raise InputError(name, getattr(self, name), "at least 1")
+        if self.rows % self.frames:
+            raise InputError("frames", self.frames, f"a divisor of the {self.rows} rows")
         if self.row_end is None and self.last_row_end is not None:
             raise InputError("last_row_end", self.last_row_end, "None where rows have no end")
         for token in (self.row_end, self.last_row_end, *self.ending):
@@ -87,6 +91,11 @@ class ImageGrid(Layout):
     @property
     def cells(self) -> int:
         return self.rows * self.columns
+
+    @property
+    def frame(self) -> ImageGrid:
+        """The grid of one frame."""
+        return ImageGrid(self.rows // self.frames, self.columns, self.codebook_size, self.row_end)
 
     @property
     def length(self) -> int:  # of any size that is asked for, before it is refused

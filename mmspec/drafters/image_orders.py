@@ -33,7 +33,9 @@ __all__ = [
     "region_order",
 ]
 
-ORDERS = ("proximity", "raster", "random", "diagonal", "regions", "checkerboard")
+ORDERS = ("proximity", "raster", "random", "diagonal", "regions", "blocks", "checkerboard")
+#: Orders that say themselves how many forwards an image takes.
+OWN_STEPS = ("diagonal", "regions", "blocks")
 #: Of published models, by the number of cells (LPD, 2507.01957).
 PUBLISHED_STEPS = {256: 20, 1024: 48}
 #: The one published list that is not what `group_sizes` computes, by cells and forwards.
@@ -53,12 +55,14 @@ class DecodingOrder:
         order: "proximity", cells near those that are decided, far from each other (LPD, 2507.01957, section
             3.3); "raster", "random", or "checkerboard", one colour of a chessboard first (GtR, 2510.17171);
             "diagonal", the cells of one anti-diagonal together (NAR, 2503.10696); "regions", the same cell of
-            every region together, of the first cells one after another (PAR, 2412.15119).
+            every region together, of the first cells one after another (PAR, 2412.15119); "blocks", block
+            after block of the raster, the first one cell after cell (NBP, 2502.07737).
         generation_steps: forwards of an image; None is the published number of its size, or of about 5 / 4 of
-            its rows, and one cell a forward for "raster". Given by the order itself for "diagonal" and
-            "regions".
+            its rows, and one cell a forward for "raster". Given by the order itself for "diagonal",
+            "regions" and "blocks".
         repulsion_threshold, proximity_threshold: of "proximity"; see `proximity_order`.
         regions: of "regions".
+        block_size: cells of one of "blocks"; None is a row.
 
     Raises:
         InputError: no such order, or a value outside its range.
@@ -69,6 +73,7 @@ class DecodingOrder:
     repulsion_threshold: int = 2
     proximity_threshold: float = 1.0
     regions: int = 4
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -76,19 +81,21 @@ class DecodingOrder:
         steps = self.generation_steps
         if steps is not None and (not is_integer(steps) or steps < 1):
             raise InputError("generation_steps", steps, "a positive integer, or None")
-        if steps is not None and self.order in ("diagonal", "regions"):
+        if steps is not None and self.order in OWN_STEPS:
             raise InputError("generation_steps", steps, f"None: the order {self.order!r} says it")
         if not is_integer(self.repulsion_threshold) or self.repulsion_threshold < 0:
             raise InputError("repulsion_threshold", self.repulsion_threshold, "an integer of 0 or more")
         require_number("proximity_threshold", self.proximity_threshold, 0.0, 7.0, "0 to 7")
         if not is_integer(self.regions) or self.regions < 1 or math.isqrt(self.regions) ** 2 != self.regions:
             raise InputError("regions", self.regions, "the square of an integer")
+        if self.block_size is not None and (not is_integer(self.block_size) or self.block_size < 1):
+            raise InputError("block_size", self.block_size, "a positive integer, or None")
 
     def counts(self, grid: ImageGrid) -> list[int]:
         """Cells of each group of an image.
 
         Raises:
-            InputError: more forwards than the image has cells, or regions that do not divide it.
+            InputError: more forwards than the image has cells, or regions or blocks that do not divide it.
         """
         rows, columns, cells = grid.rows, grid.columns, grid.cells
         if self.order == "diagonal":
@@ -98,6 +105,11 @@ class DecodingOrder:
             if rows % side or columns % side:
                 raise InputError("regions", self.regions, f"the square of a divisor of {rows} and {columns}")
             return [1] * self.regions + [self.regions] * (cells // self.regions - 1)
+        if self.order == "blocks":
+            size = self.block_size or columns
+            if grid.frame.cells % size:
+                raise InputError("block_size", size, f"a divisor of {grid.frame.cells}")
+            return [1] * size + [size] * (cells // size - 1)
         steps = self.generation_steps
         if steps is not None and steps > cells:
             raise InputError("generation_steps", steps, f"1 to {cells}, the cells of the image")
@@ -111,7 +123,7 @@ class DecodingOrder:
         rows, columns, cells, device = grid.rows, grid.columns, grid.cells, random.keys.device
         images = len(random.keys)
         place = torch.arange(cells, device=device).expand(images, -1)
-        if self.order == "raster":
+        if self.order in ("raster", "blocks"):
             return place
         if self.order in ("diagonal", "regions"):
             if self.order == "regions":

@@ -16,7 +16,7 @@ from mmspec.decoding.rows import named
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.masked_blocks import PlainUnmasking
 from mmspec.drafters.noise_canvas import PlainNoiseCanvas
-from mmspec.drafters.parallel_cells import OrderedCellsDrafter
+from mmspec.drafters.parallel_cells import PlainCellsDrafter
 from mmspec.errors import InputError
 from mmspec.targets.diffusion_gemma import DiffusionGemmaTarget
 from mmspec.targets.masked import MaskedTarget
@@ -44,7 +44,7 @@ class NoDrafter(Drafter, DraftSession):
         if isinstance(target, DiffusionGemmaTarget):
             return PlainNoiseCanvas().fit(target)
         if isinstance(target, ParallelImageTarget):
-            return OrderedCellsDrafter().fitted(target)
+            return PlainCellsDrafter().fit(target)
         return PlainUnmasking().fit(target) if isinstance(target, MaskedTarget) else self
 
     def start(

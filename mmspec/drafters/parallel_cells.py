@@ -24,10 +24,10 @@ from mmspec.drafters.image_orders import DecodingOrder, cells_by_forward
 from mmspec.drafters.order import Groups, OrderSession
 from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
-from mmspec.targets.parallel_images import CellGroup, ParallelImageTarget
+from mmspec.targets.parallel_images import CellGroup, NBPTarget, ParallelImageTarget
 from mmspec.validation import is_integer
 
-__all__ = ["OrderedCellsDrafter", "SurestCellsDrafter"]
+__all__ = ["OrderedCellsDrafter", "PlainCellsDrafter", "RecentBlocksDrafter", "SurestCellsDrafter"]
 
 TOGETHER = "the model's own groups of cells, those of one forward independent of each other"
 
@@ -59,7 +59,8 @@ class OrderedCellsSession(OrderSession):
         ranks = begin + torch.arange(places.shape[1], device=places.device).expand_as(places)
         fresh, before = self.order[:, self.read : begin], self.order[:, : self.read]
         self.read, self.forwards = begin, self.forwards + (places.shape[1] > 0)
-        return group_of(canvas, self.grid, places, fresh, before, ranks, begin, places.shape[1])
+        group = group_of(canvas, self.grid, places, fresh, before, ranks, begin, places.shape[1])
+        return replace(group, context_blocks=self.drafter.context_blocks)
 
 
 class SurestCellsSession(DraftSession):
@@ -182,6 +183,7 @@ class OrderedCellsDrafter(CellsDrafter):
     proposes = "any"
     name = "lpd"
     session: Callable[..., DraftSession] = OrderedCellsSession
+    context_blocks: int | None = None
     order: DecodingOrder
     from_prompt: bool
 
@@ -203,6 +205,42 @@ class OrderedCellsDrafter(CellsDrafter):
         own = replace(own, generation_steps=fitted.order.generation_steps) if not other else own
         sizes = [order.counts(target.grid) for order in (fitted.order, DecodingOrder(**target.plain))]
         fitted.exactness = "exact" if fitted.order == own and sizes[0] == sizes[1] else "lossy"
+        return fitted
+
+
+class PlainCellsDrafter(OrderedCellsDrafter):
+    """Decides cells in the model's own order, of any model that has one: plain decoding."""
+
+    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+        return self.fitted(target)
+
+
+class RecentBlocksDrafter(OrderedCellsDrafter):
+    """Decides blocks of a clip that see the first block and the most recent ones, whose keys alone are kept.
+
+    The sparse cache of BlockVid (2511.22973) retrieves blocks by the likeness of their prompts; a clip of one
+    prompt has but their age.
+
+    Args:
+        context_blocks: most recent blocks that are kept, the newest included.
+
+    Raises:
+        InputError: not a positive integer.
+    """
+
+    name = "sparse_context"
+
+    def __init__(self, context_blocks: int = 16) -> None:
+        super().__init__()
+        if not is_integer(context_blocks) or context_blocks < 1:
+            raise InputError("context_blocks", context_blocks, "a positive integer")
+        self.context_blocks, self.exactness = context_blocks, "lossy"
+
+    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+        if not isinstance(target, NBPTarget):
+            raise InputError("accelerator", self.name, "a model of clips that predicts blocks (NBP)")
+        fitted = self.fitted(target)
+        fitted.exactness = "lossy"
         return fitted
 
 

@@ -99,7 +99,9 @@ class Contender:
             `tv`, of a staircase of cells: its total variation to the target, mean and maximum; `overlap`, of
             a draft model of vectors: 1 minus the total variation between its chains and the target's.
         """
-        is_lossy, is_vectors = needs_meter(self.accelerator), bool(self.pipe.target.vector_size)
+        target: Any = self.pipe.target
+        is_lossy = needs_meter(self.accelerator) and not target.by_blocks  # those have no raster order
+        is_vectors = bool(target.vector_size)
         if not is_lossy and not (is_vectors and count_parameters(self.accelerator)):
             return {}
         overlap, finished = OverlapMeter(), []

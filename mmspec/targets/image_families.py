@@ -61,7 +61,12 @@ IMAGE_FAMILIES = {
     "llamagen": Family("mmspec.targets.llamagen:LlamaGenTarget", answers=False, vq_apart=True),
     **{
         name: Family(f"mmspec.targets.parallel_images:{target}", answers=False, vq_apart=True)
-        for name, target in {"lpd": "LPDTarget", "nar": "NARTarget", "par": "PARTarget"}.items()
+        for name, target in {
+            "lpd": "LPDTarget",
+            "nar": "NARTarget",
+            "par": "PARTarget",
+            "nbp": "NBPTarget",
+        }.items()
     },
     "janus": Family("mmspec.targets.janus:JanusTarget"),
     "emu3": Family("mmspec.targets.emu3:Emu3Target"),

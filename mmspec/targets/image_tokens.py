@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -107,8 +108,8 @@ class ImageTokenTarget(CausalTarget, ABC):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width in pixels of an image on the default grid."""
-        return self.grid.rows * self.stride, self.grid.columns * self.stride
+        """Height and width in pixels of an image, or a frame, on the default grid."""
+        return self.grid.frame.rows * self.stride, self.grid.columns * self.stride
 
     def grid_for(self, height: int, width: int) -> ImageGrid:
         """Grid of an image of that many pixels; the default one alone, where a family has no others.
@@ -152,6 +153,8 @@ class ImageTokenTarget(CausalTarget, ABC):
     def decode_tokens(self, codes: Tensor, grid: ImageGrid | None = None) -> Tensor:
         """Decode codes [B, cells] in raster order into images [B, 3, H, W] in [-1, 1].
 
+        Frames of a clip are decoded each alone, and stand one below another.
+
         Raises:
             InputError: another number of cells than the grid has, or a token that is no code.
             CheckpointError: the target was built without an image tokenizer.
@@ -161,7 +164,9 @@ class ImageTokenTarget(CausalTarget, ABC):
             raise InputError("codes", codes, f"[B, {grid.cells}] for {grid.rows} x {grid.columns} cells")
         if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < grid.codebook_size:
             raise InputError("codes", int(codes.max()), f"codes from 0 to {grid.codebook_size - 1}")
-        return self.decode(codes.unflatten(1, (grid.rows, grid.columns))).clamp(-1, 1)
+        clip = {"t": grid.frames, "b": len(codes)}
+        images = self.decode(rearrange(codes, "b (t y x) -> (b t) y x", x=grid.columns, **clip))
+        return rearrange(images.clamp(-1, 1), "(b t) c y x -> b c (t y) x", **clip)
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

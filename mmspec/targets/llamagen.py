@@ -68,7 +68,9 @@ class LlamaGenTarget(ImageTokenTarget):
     def __init__(self, model: LlamaGenForCausalLM, vq: Any = None, codebook: Tensor | None = None) -> None:
         config = model.config
         stride = STRIDE if vq is None else stride_of(vq)
-        grid = ImageGrid(config.grid_size, config.grid_size, config.vocab_size)
+        rows = config.image_tokens // config.grid_size
+        frames = rows // config.grid_size
+        grid = ImageGrid(rows, config.grid_size, config.vocab_size, frames=frames)
         super().__init__(model, grid, stride=stride, vq=vq, codebook=codebook)
         self.published = PUBLISHED[config.condition_type]
         self.classes = config.num_classes if config.condition_type == "class" else None

@@ -1,8 +1,8 @@
-"""Image models that predict many cells in a forward as targets: LPD, NAR and PAR.
+"""Image models that predict many cells in a forward as targets: LPD, NAR, PAR and NBP.
 
 A forward reads the tokens that were decided since the last one, and what asks for the cells to decide:
-queries (LPD, 2507.01957), or nothing but those tokens (NAR, 2503.10696; PAR, 2412.15119). Which cells these
-are is up to the draft. Keys of tokens stay in the slots of their cells.
+queries (LPD, 2507.01957), or nothing but those tokens (NAR, 2503.10696; PAR, 2412.15119; NBP, 2502.07737).
+Which cells these are is up to the draft. Keys of tokens stay in the slots of their cells.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
     "LPDState",
     "LPDTarget",
     "NARTarget",
+    "NBPTarget",
     "PARTarget",
     "ParallelImageTarget",
 ]
@@ -53,6 +54,7 @@ class CellGroup(Block):
         ranks: [B, L] how many cells of the image guidance counts as decided before each.
         begin: cells that were decided before, known to the host.
         quota: cells that are to be decided of those that are proposed.
+        context_blocks: most recent blocks of a clip that are kept beside the first; None for all.
     """
 
     fresh: Tensor
@@ -61,6 +63,7 @@ class CellGroup(Block):
     ranks: Tensor
     begin: int
     quota: int
+    context_blocks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -359,8 +362,8 @@ class PARTarget(ParallelImageTarget):
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
         self.published = {"guidance_scale": 1.5, "top_k": 0}
-        self.regions: int = model.config.regions
-        self.plain = {"order": "regions", "regions": self.regions}
+        self.group_size: int = model.config.group_size
+        self.plain = {"order": "regions", "regions": self.group_size}
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -371,10 +374,10 @@ class PARTarget(ParallelImageTarget):
         return replace(state, queries=decoder.special_tokens.weight), output
 
     def nodes(self, draft: CellGroup) -> Nodes:
-        special = self.regions - 1
+        special = self.group_size - 1
         fresh = self.read_fresh(draft, extent=special)
-        begins = draft.begin == self.regions
-        fresh.visible[:, :, fresh.extent - special :] = draft.begin >= self.regions
+        begins = draft.begin == self.group_size
+        fresh.visible[:, :, fresh.extent - special :] = draft.begin >= self.group_size
         if not begins:
             return fresh
         # their places are beyond the image, where nothing is rotated, as in the published model
@@ -382,3 +385,44 @@ class PARTarget(ParallelImageTarget):
         tokens = torch.cat([fresh.tokens, self.vocabulary + more], 1)
         slots = torch.cat([fresh.slots, fresh.extent - special + more], 1)
         return Nodes(tokens, slots, fresh.depths, fresh.visible, fresh.deepest)
+
+
+class NBPTarget(PARTarget):
+    """Adapter from a model that predicts the next block of a clip (NBP, 2502.07737).
+
+    The first block comes token after token. Its last token and n - 1 special tokens predict the second block;
+    from then on token j of a block predicts token j of the next. Blocks see themselves and all before, and
+    are clean when they are read, so that no further pass stores their keys.
+    """
+
+    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
+        super().__init__(model, vq, codebook)
+        self.published = {"guidance_scale": 1.0, "top_k": 16000, "top_p": 0.9}
+        self.plain = {"order": "blocks", "block_size": self.group_size}
+
+    def nodes(self, draft: CellGroup) -> Nodes:
+        nodes, size = super().nodes(draft), self.group_size
+        if draft.context_blocks is None:
+            return nodes
+        # the keys of the first block stay; a later one is written over that of so many blocks before
+        junk = self.grid.cells
+        kept = min(draft.context_blocks, junk // size - 1)
+        newest = draft.begin // size - 1
+        blocks = [0, *(newest - (newest - 1 - lane) % kept for lane in range(kept))]
+        held = [
+            block * size + place if block > 0 or not lane else junk  # nothing yet
+            for lane, block in enumerate(blocks)
+            for place in range(size)
+        ]
+        held += range(junk, nodes.extent)  # special tokens last
+        at = {slot: index for index, slot in enumerate(held)}
+        device = nodes.slots.device
+        compact = torch.tensor([at.get(slot, at[junk]) for slot in range(nodes.extent)], device=device)
+        column = torch.tensor(held, device=device)
+        return Nodes(
+            nodes.tokens,
+            compact[nodes.slots],
+            nodes.depths[:, column],
+            nodes.visible[:, :, column],
+            nodes.deepest,
+        )

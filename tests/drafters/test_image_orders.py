@@ -157,6 +157,11 @@ def test_numbers_of_forwards_are_those_of_the_papers() -> None:
     assert len(DecodingOrder("regions", regions=4).counts(image)) == 4 + 252 // 4 == 67
     assert len(DecodingOrder("regions", regions=16).counts(large)) == 16 + 1008 // 16
     assert len(DecodingOrder("raster").counts(image)) == 256
+    clip = ImageGrid(5 * 16, 16, 8, frames=5)  # NBP on UCF-101
+    assert len(DecodingOrder("blocks").counts(clip)) == 16 + (1280 - 16) // 16 == 95
+    assert len(DecodingOrder("blocks", block_size=1).counts(clip)) == 1280
+    with pytest.raises(InputError, match="block_size"):
+        DecodingOrder("blocks", block_size=512).counts(clip)  # two frames
 
 
 @pytest.mark.parametrize(
@@ -168,6 +173,7 @@ def test_numbers_of_forwards_are_those_of_the_papers() -> None:
         {"repulsion_threshold": -1},
         {"proximity_threshold": 9.0},
         {"regions": 5},
+        {"block_size": 0},
     ],
 )
 def test_values_out_of_range_are_named(options: dict[str, Any]) -> None:

@@ -216,7 +216,7 @@ def naive_nar(state: State, label: int, scale: float, choose: Choose) -> list[in
 
 
 def naive_par(state: State, label: int, regions: int, scale: float, choose: Choose) -> list[int]:
-    state, side = doubled(state), math.isqrt(regions)
+    side = math.isqrt(regions)
     size = GRID // side
     order = [
         (top * size + row) * GRID + left * size + column
@@ -225,28 +225,47 @@ def naive_par(state: State, label: int, regions: int, scale: float, choose: Choo
         for top in range(side)
         for left in range(side)
     ]
-    chosen: list[int] = []
+    return naive_groups(state, label, order, regions, scale, choose)
+
+
+def naive_groups(
+    state: State,
+    label: int,
+    order: Sequence[int],
+    size: int,
+    scale: float,
+    choose: Choose,
+    recent: int | None = None,
+) -> list[int]:
+    """Tokens of the cells of `order`, the first `size` one by one, then as many together: PAR, and NBP.
+
+    A group sees all before it, or those before the second and the `recent` last ones, itself among them.
+    """
+    state, chosen = doubled(state), list[int]()
     special = state["spe_tok_embeddings.special_embeddings.weight"]
-    while len(chosen) < CELLS:
-        count = 1 if len(chosen) < regions else regions
+    while len(chosen) < len(order):
+        count = 1 if len(chosen) < size else size
         logits = []
         for each in (label, None):
-            first, rest = chosen[:regions], chosen[regions:]
+            first, rest = chosen[:size], chosen[size:]
             rows, cells = (
                 [prefix(state, each), state["tok_embeddings.weight"][first]],
                 [None, *order[: len(first)]],
             )
-            if len(chosen) >= regions:
+            if len(chosen) >= size:
                 rows += [special, state["tok_embeddings.weight"][rest]]
-                cells += [None] * (regions - 1) + order[regions : len(chosen)]
+                cells += [None] * (size - 1) + list(order[size : len(chosen)])
             # the last of the first tokens and the special ones are a group, and so is each later one
             blocks = [
-                place if place <= regions else regions + (place - regions) // regions
-                for place in range(len(cells))
+                place if place <= size else size + (place - size) // size for place in range(len(cells))
             ]
-            states = llama(state, torch.cat(rows), cells, by_blocks(blocks))
+            block = torch.tensor(blocks)
+            sees = by_blocks(blocks)
+            if recent is not None:
+                sees &= (block <= size) | (block[:, None] - block < recent)
+            states = llama(state, torch.cat(rows), cells, sees)
             logits.append(rms(states[-1], state["norm.weight"])[-count:] @ state["output.weight"].T)
         mixed = logits[1] + scale * (logits[0] - logits[1])
         cells_of = order[len(chosen) : len(chosen) + count]
         chosen += [choose(cell, row) for cell, row in zip(cells_of, mixed, strict=True)]
-    return [chosen[order.index(cell)] for cell in range(CELLS)]
+    return [chosen[order.index(cell)] for cell in range(len(order))]

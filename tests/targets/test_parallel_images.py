@@ -25,6 +25,7 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import image_target
 from mmspec.targets.parallel_images import CellSampler, ParallelImageTarget
 from tests.models.converted import convert_and_load
+from tests.models.next_block import next_block_model
 from tests.models.official_layout import GRID, HEADS, IMAGE_SIZE, VOCABULARY
 from tests.models.parallel_layout import (
     CELLS,
@@ -50,6 +51,8 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ParallelImage
     for name, state in STATES.items():
         model = convert_and_load(tmp_path_factory.mktemp(name), state, dtype=torch.float64)
         made[name] = image_target(model)
+        if name == "par":
+            made["nbp"] = image_target(next_block_model(model))
     return made
 
 
@@ -131,6 +134,7 @@ ORDERS: list[dict[str, Any]] = [
     {"order": "random", "generation_steps": 6},
     {"order": "checkerboard"},
     {"order": "regions", "regions": 4},
+    {"order": "blocks"},
 ]
 
 
@@ -239,7 +243,13 @@ def test_par_is_a_plain_loop_over_regions(tmp_path: Path, regions: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "accelerator", "options"),
-    [("lpd", "none", {}), ("lpd", "maskgit", {"iterations": 5}), ("nar", "none", {}), ("par", "none", {})],
+    [
+        ("lpd", "none", {}),
+        ("lpd", "maskgit", {"iterations": 5}),
+        ("nar", "none", {}),
+        ("par", "none", {}),
+        ("nbp", "none", {}),
+    ],
 )
 def test_an_image_does_not_depend_on_its_batch(
     targets: dict[str, ParallelImageTarget], name: str, accelerator: str, options: dict[str, Any]
@@ -257,6 +267,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("lpd", "maskgit", {"iterations": 4}),
     ("nar", "none", {}),
     ("par", "none", {}),
+    ("nbp", "none", {}),
 ]
 
 

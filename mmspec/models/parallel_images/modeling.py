@@ -2,7 +2,8 @@
 
 LPD (2507.01957) asks for any cells by queries: a learned mask token, and the position of the cell. NAR
 (2503.10696) predicts two neighbours of each token, by two heads. PAR (2412.15119) has learned special tokens
-that begin the regions of an image. Which cells a forward decides is not known here.
+that begin the regions of an image, and NBP (2502.07737) such that begin a clip's second block. Which cells a
+forward decides is not known here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from mmspec.models.llamagen.modeling import LlamaGenDecoderLayer, LlamaGenForCausalLM, LlamaGenModel
-from mmspec.models.parallel_images.configuration import LPDConfig, NARConfig, PARConfig
+from mmspec.models.parallel_images.configuration import LPDConfig, NARConfig, NBPConfig, PARConfig
 
 VIT_EPS = 1e-6
 
@@ -155,12 +156,12 @@ class NARForCausalLM(LlamaGenForCausalLM):
 class PARModel(LlamaGenModel):
     """LlamaGen's transformer, with tokens that begin the regions of an image but the last."""
 
-    config: PARConfig
+    config: PARConfig | NBPConfig
     config_class = PARConfig
 
-    def __init__(self, config: PARConfig) -> None:
+    def __init__(self, config: PARConfig | NBPConfig) -> None:
         super().__init__(config)
-        self.special_tokens = nn.Embedding(config.regions - 1, config.hidden_size)
+        self.special_tokens = nn.Embedding(config.group_size - 1, config.hidden_size)
         self.post_init()
 
 
@@ -170,3 +171,18 @@ class PARForCausalLM(LlamaGenForCausalLM):
     config: PARConfig
     config_class = PARConfig
     decoder_class = PARModel
+
+
+class NBPModel(PARModel):
+    """LlamaGen's transformer, with tokens that ask for the second block of a clip but its first token."""
+
+    config: NBPConfig
+    config_class = NBPConfig
+
+
+class NBPForCausalLM(LlamaGenForCausalLM):
+    """NBP: the next token, and in blocks the token at the same place of the next block."""
+
+    config: NBPConfig
+    config_class = NBPConfig
+    decoder_class = NBPModel

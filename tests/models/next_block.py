@@ -1,0 +1,18 @@
+"""A tiny NBP: the weights of a PAR, whose parts it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmspec.models.parallel_images import NBPConfig, NBPForCausalLM
+
+
+def next_block_model(par: Any, frames: int = 1) -> NBPForCausalLM:
+    """Make a model of clips with the weights of a PAR, of as many tokens a block as that has regions."""
+    shape = par.config.to_dict()
+    block_size = shape.pop("regions")
+    for name in ("model_type", "architectures"):
+        shape.pop(name)
+    model = NBPForCausalLM(NBPConfig(frames=frames, block_size=block_size, **shape))
+    model.load_state_dict(par.state_dict())
+    return model.to(par.dtype).eval()
