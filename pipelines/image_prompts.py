@@ -68,12 +68,13 @@ def image_requests(
                 allowed = "None, and class_labels: this model is conditioned on classes"
                 raise InputError(name, value, allowed)
         asked = [(label, None) for label in read_labels(class_labels, target.classes)]
-    laid_out = {} if target.vector_size else {FORCED: torch.tensor([grid.forced])}
+    layout = target.layout_of(grid)
+    laid_out = {} if target.vector_size else {FORCED: torch.tensor([layout.forced])}
     requests = []
     for one, negative in asked:
         inputs, unconditional = target.encode_prompt(one, negative, grid, tokenizer, text_encoder)
         other = {**unconditional, **laid_out} if guided else None
-        request = Request({**inputs, **laid_out}, None, other, grid)
+        request = Request({**inputs, **laid_out}, None, other, layout)
         requests += [request] * num_images_per_prompt
     return requests
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import GridSequence, ImageGrid, Layout, require_grid
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -33,7 +33,8 @@ __all__ = [
     "region_order",
 ]
 
-ORDERS = ("proximity", "raster", "random", "diagonal", "regions", "checkerboard")
+ORDERS = ("proximity", "raster", "random", "diagonal", "regions", "checkerboard", "scales")
+FIXED = ("diagonal", "regions", "scales")  # which say themselves how many forwards they take
 #: Of published models, by the number of cells (LPD, 2507.01957).
 PUBLISHED_STEPS = {256: 20, 1024: 48}
 #: The one published list that is not what `group_sizes` computes, by cells and forwards.
@@ -53,10 +54,11 @@ class DecodingOrder:
         order: "proximity", cells near those that are decided, far from each other (LPD, 2507.01957, section
             3.3); "raster", "random", or "checkerboard", one colour of a chessboard first (GtR, 2510.17171);
             "diagonal", the cells of one anti-diagonal together (NAR, 2503.10696); "regions", the same cell of
-            every region together, of the first cells one after another (PAR, 2412.15119).
+            every region together, of the first cells one after another (PAR, 2412.15119); "scales", the cells
+            of one grid of several together (VAR, 2404.02905).
         generation_steps: forwards of an image; None is the published number of its size, or of about 5 / 4 of
-            its rows, and one cell a forward for "raster". Given by the order itself for "diagonal" and
-            "regions".
+            its rows, and one cell a forward for "raster". Given by the order itself for "diagonal",
+            "regions" and "scales".
         repulsion_threshold, proximity_threshold: of "proximity"; see `proximity_order`.
         regions: of "regions".
 
@@ -76,7 +78,7 @@ class DecodingOrder:
         steps = self.generation_steps
         if steps is not None and (not is_integer(steps) or steps < 1):
             raise InputError("generation_steps", steps, "a positive integer, or None")
-        if steps is not None and self.order in ("diagonal", "regions"):
+        if steps is not None and self.order in FIXED:
             raise InputError("generation_steps", steps, f"None: the order {self.order!r} says it")
         if not is_integer(self.repulsion_threshold) or self.repulsion_threshold < 0:
             raise InputError("repulsion_threshold", self.repulsion_threshold, "an integer of 0 or more")
@@ -84,12 +86,18 @@ class DecodingOrder:
         if not is_integer(self.regions) or self.regions < 1 or math.isqrt(self.regions) ** 2 != self.regions:
             raise InputError("regions", self.regions, "the square of an integer")
 
-    def counts(self, grid: ImageGrid) -> list[int]:
+    def counts(self, layout: Layout) -> list[int]:
         """Cells of each group of an image.
 
         Raises:
-            InputError: more forwards than the image has cells, or regions that do not divide it.
+            InputError: more forwards than the image has cells, or regions that do not divide it; or an order
+                of one grid where there are several.
         """
+        if self.order == "scales":
+            if not isinstance(layout, GridSequence):
+                raise InputError("order", self.order, "an order of one grid: this model draws in one scale")
+            return [grid.cells for grid in layout.grids]
+        grid = require_grid(layout, f"the order {self.order!r}")
         rows, columns, cells = grid.rows, grid.columns, grid.cells
         if self.order == "diagonal":
             return [len(group) for group in diagonal_order(rows, columns)]
@@ -106,13 +114,14 @@ class DecodingOrder:
             steps = PUBLISHED_STEPS.get(cells, default) if self.order != "raster" else default
         return group_sizes(cells, steps)
 
-    def draw(self, grid: ImageGrid, random: RandomStream) -> Tensor:
+    def draw(self, layout: Layout, random: RandomStream) -> Tensor:
         """[B, N] cells of the images of a batch, each in the order in which it is decided."""
-        rows, columns, cells, device = grid.rows, grid.columns, grid.cells, random.keys.device
-        images = len(random.keys)
-        place = torch.arange(cells, device=device).expand(images, -1)
-        if self.order == "raster":
+        images, device = len(random.keys), random.keys.device
+        place = torch.arange(layout.cells, device=device).expand(images, -1)
+        if self.order in ("raster", "scales"):
             return place
+        grid = require_grid(layout, f"the order {self.order!r}")
+        rows, columns = grid.rows, grid.columns
         if self.order in ("diagonal", "regions"):
             if self.order == "regions":
                 fixed = region_order(rows, columns, self.regions)

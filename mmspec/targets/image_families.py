@@ -63,6 +63,10 @@ IMAGE_FAMILIES = {
         name: Family(f"mmspec.targets.parallel_images:{target}", answers=False, vq_apart=True)
         for name, target in {"lpd": "LPDTarget", "nar": "NARTarget", "par": "PARTarget"}.items()
     },
+    **{
+        name: Family(f"mmspec.targets.scales:{target}", answers=False, vq_apart=True)
+        for name, target in {"var": "VARTarget", "nfig": "NFIGTarget"}.items()
+    },
     "janus": Family("mmspec.targets.janus:JanusTarget"),
     "emu3": Family("mmspec.targets.emu3:Emu3Target"),
     "Emu3": Family("mmspec.targets.emu3:Emu3p5Target", vq_apart=True),  # how Emu3.5 names its model type

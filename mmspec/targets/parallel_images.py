@@ -48,7 +48,8 @@ class CellGroup(Block):
         fresh: [B, k] cells that were decided, and whose keys are not there yet; N where there are fewer.
         tokens_of_fresh: [B, k] the tokens that stand there.
         kept: [B, N + 1] cells whose keys are there.
-        ranks: [B, L] how many cells of the image guidance counts as decided before each.
+        ranks: [B, L] how many cells of the image, or scales, guidance counts as decided before each.
+        last: the rank at which guidance that rises has its full scale.
         begin: cells that were decided before, known to the host.
         quota: cells that are to be decided of those that are proposed.
     """
@@ -59,6 +60,7 @@ class CellGroup(Block):
     ranks: Tensor
     begin: int
     quota: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class CellSampler(Sampler):
 
     Args:
         guidance_schedule: "constant", or "rising" from 1 with the share of the cells that come before: the
-            scale of cell j of N in the order of decisions is 1 + (s - 1) j / N (LPD, 2507.01957).
+            scale of cell j of N in the order of decisions is 1 + (s - 1) j / N (LPD, 2507.01957); that of
+            grid k of S, counted from 0, is 1 + (s - 1) k / (S - 1) (VAR, 2404.02905, whose cfg is s - 1).
 
     Raises:
         InputError: no such schedule.
@@ -88,7 +91,7 @@ class CellSampler(Sampler):
             return super().__call__(logits, draft, history, first)
         asked, unconditional = logits.to(torch.promote_types(logits.dtype, torch.float32)).chunk(2)
         scale = torch.tensor(self.warping.guidance_scale, device=logits.device)[:, None]
-        risen = 1 + (scale - 1) * draft.ranks / (draft.kept.shape[1] - 1)
+        risen = 1 + (scale - 1) * draft.ranks / draft.last
         guided = unconditional + risen[..., None] * (asked - unconditional)
         return self.scores(guided, draft.lanes.valid.shape)
 

@@ -1,11 +1,19 @@
 """Image models that predict many cells in a forward: LPD (2507.01957), NAR (2503.10696), PAR (2412.15119).
 
-Importing it makes the auto classes of transformers know their folders.
+VAR (2404.02905) and NFIG (2503.07076) predict a scale in each. Importing it makes the auto classes of
+transformers know their folders.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from mmspec.models.parallel_images.configuration import LPDConfig, NARConfig, ParallelImageConfig, PARConfig
+from mmspec.models.parallel_images.configuration import (
+    LPDConfig,
+    NARConfig,
+    NFIGConfig,
+    ParallelImageConfig,
+    PARConfig,
+    VARConfig,
+)
 from mmspec.models.parallel_images.modeling import (
     LPDForCausalLM,
     LPDModel,
@@ -14,6 +22,7 @@ from mmspec.models.parallel_images.modeling import (
     PARForCausalLM,
     PARModel,
 )
+from mmspec.models.parallel_images.scales import NFIGForCausalLM, NFIGModel, VARForCausalLM, VARModel
 
 __all__ = [
     "LPDConfig",
@@ -22,16 +31,24 @@ __all__ = [
     "NARConfig",
     "NARForCausalLM",
     "NARModel",
+    "NFIGConfig",
+    "NFIGForCausalLM",
+    "NFIGModel",
     "PARConfig",
     "PARForCausalLM",
     "PARModel",
     "ParallelImageConfig",
+    "VARConfig",
+    "VARForCausalLM",
+    "VARModel",
 ]
 
 for config, decoder, whole in (
     (LPDConfig, LPDModel, LPDForCausalLM),
     (NARConfig, NARModel, NARForCausalLM),
     (PARConfig, PARModel, PARForCausalLM),
+    (VARConfig, VARModel, VARForCausalLM),
+    (NFIGConfig, NFIGModel, NFIGForCausalLM),
 ):
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModel.register(config, decoder, exist_ok=True)
