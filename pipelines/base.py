@@ -426,10 +426,11 @@ class MMSpecPipeline:
         """Plan the memory of a call of that many prompts, or images, with guidance."""
         grid, drafter = self.target.grid, self.accelerator.drafter
         draft = getattr(drafter, "model", None)
+        length = 0 if grid is None else self.target.layout_of(grid).length
         return MemoryPlan.of(
             self.target,
             rows if grid is None else 2 * rows,
-            LEAST_CAPACITY if grid is None else max(LEAST_CAPACITY, grid.length),
+            max(LEAST_CAPACITY, length),
             drafter.max_nodes,
             draft if draft is None or isinstance(draft, torch.nn.Module) else draft.model,
         )

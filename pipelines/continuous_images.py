@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import ImageGrid, Layout
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.models.checkpoint import check_source, load_config
@@ -197,8 +197,9 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         values, decided = canvas.tokens[:, :-1][:, :count], canvas.decided[:, :-1][:, :count]
         return list(values.masked_fill(~decided[..., None], torch.nan))
 
-    def latents(self, grid: ImageGrid, rows: Sequence[Any]) -> Tensor:
+    def latents(self, layout: Layout, rows: Sequence[Any]) -> Tensor:
         """Scaled latents [n, C, h, w] of the vectors of images; NaN where a place is not decided."""
+        grid = layout.image
         tokens = torch.full((len(rows), grid.cells, self.target.vector_size), torch.nan, device=self.device)
         for image, row in zip(tokens, rows, strict=True):
             if len(row):

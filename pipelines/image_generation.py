@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from mmspec.accelerators.accelerator import Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
-from mmspec.decoding.image_grid import ImageGrid, require_grid
+from mmspec.decoding.image_grid import ImageGrid, Layout
 from mmspec.decoding.interfaces import Request, Round
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
@@ -117,7 +117,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
         with self._busy():
             what |= {"control_image": control_image, "control_strength": control_strength}
             call = self.prepare(prompt, settings, **what, height=height, width=width)
-            total, shown = len(call.requests) * call.grid.length, 0
+            total, shown = len(call.requests) * call.layout.length, 0
             with logging.tqdm(**{"total": total, "unit": "token", **self._progress}) as bar:
                 for step, _ in enumerate(call.rounds()):
                     bar.update(call.committed - shown)
@@ -213,13 +213,14 @@ class ImageGenerationPipeline(MMSpecPipeline):
         """The tokens of every row that are there so far."""
         return canvas.outputs()
 
-    def latents(self, grid: ImageGrid, rows: Sequence[Any]) -> Tensor:
+    def latents(self, layout: Layout, rows: Sequence[Any]) -> Tensor:
         """Tokens of images in their places, and a mark where there is none; rows as `drawn` gives them."""
         raise NotImplementedError
 
     @torch.inference_mode()
-    def pixels(self, grid: ImageGrid, latents: Tensor) -> Tensor:
+    def pixels(self, layout: Layout, latents: Tensor) -> Tensor:
         """Images [n, 3, H, W] in [-1, 1] on the CPU, grey where nothing is drawn yet."""
+        grid = layout.image
         at_once = max(1, PIXELS_AT_ONCE // (grid.cells * self.stride**2))
         images = []
         for part in latents.split(at_once):
@@ -262,7 +263,7 @@ class ImageCall:
         requests = self.requests[first : first + size]
         rows = range(first, first + len(requests))
         sampler, random = self.sampler.part(rows), self.random.part(rows)
-        stopping = Stopping(self.grid.length)
+        stopping = Stopping(self.layout.length)
         return self.pipeline.accelerator.call(self.pipeline.target, sampler, requests, stopping, random)
 
     def progress(self) -> dict[str, Any]:
@@ -272,7 +273,7 @@ class ImageCall:
         return {
             "rows": range(first, first + len(tokens)),
             "tokens": tokens,
-            "frames": self.grid.frames * min(map(len, tokens)) // self.grid.length,
+            "frames": self.layout.image.frames * min(map(len, tokens)) // self.layout.length,
             "preview": partial(self._images, "pil", tokens),
         }
 
@@ -301,23 +302,26 @@ class ImageCall:
             reasons + ["interrupted"] * missing,
             drafted + [[] for _ in range(missing)],
             perf_counter() - clock,
-            self.grid.frames,
+            self.layout.image.frames,
         )
 
     @property
-    def grid(self) -> ImageGrid:
-        """Grid of the images."""
-        return require_grid(self.requests[0].layout, "a picture")  # one call has one size
+    def layout(self) -> Layout:
+        """Layout of the outputs."""
+        found: Any = self.requests[0].layout  # one call has one size
+        layout: Layout = found
+        return layout
 
     def _images(self, kind: str, tokens: Sequence[Any], frame: int | None = None) -> Any:
         """Images of tokens, whole or one frame of each, in the form of an `output_type`."""
-        grid = self.grid
+        layout = self.layout
         if frame is not None:
+            grid = layout.image
             if frame not in range(grid.frames):
                 raise InputError("frame", frame, f"an integer from 0 to {grid.frames - 1}, or None for all")
-            grid = grid.frame
-            tokens = [row[frame * grid.length : (frame + 1) * grid.length] for row in tokens]
-        latents = self.pipeline.latents(grid, tokens)
+            layout = grid.frame
+            tokens = [row[frame * layout.length : (frame + 1) * layout.length] for row in tokens]
+        latents = self.pipeline.latents(layout, tokens)
         if kind == "latent":
             return latents
-        return VaeImageProcessor().postprocess(self.pipeline.pixels(grid, latents), kind)
+        return VaeImageProcessor().postprocess(self.pipeline.pixels(layout, latents), kind)

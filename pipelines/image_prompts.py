@@ -78,12 +78,13 @@ def image_requests(
                 raise InputError(name, value, allowed)
         asked = [(label, None) for label in read_labels(class_labels, target.classes)]
     controls = read_control(target, control_image, control_strength, len(asked), grid, limits)
-    laid_out = {} if target.vector_size else {FORCED: torch.tensor([grid.forced])}
+    layout = target.layout_of(grid)
+    laid_out = {} if target.vector_size else {FORCED: torch.tensor([layout.forced])}
     requests = []
     for (one, negative), control in zip(asked, controls, strict=True):
         inputs, unconditional = target.encode_prompt(one, negative, grid, tokenizer, text_encoder)
         other = {**unconditional, **laid_out} if guided else None
-        request = Request({**inputs, **laid_out, **control}, None, other, grid)
+        request = Request({**inputs, **laid_out, **control}, None, other, layout)
         requests += [request] * num_images_per_prompt
     return requests
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import ImageGrid, Layout
 from mmspec.decoding.sampling import ROW_SETTINGS, Sampler
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
@@ -26,6 +26,7 @@ from mmspec.models.image_parts import (
 )
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
+from mmspec.models.parallel_images import VARConfig
 from mmspec.models.weights import execution_device
 from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
@@ -47,7 +48,7 @@ class ImagePipeline(ImageGenerationPipeline):
         model: the transformer, or the whole model where it holds its image tokenizer.
         processor: the tokenizer of the text encoder or of the model; None for models of classes.
         accelerator: a name from `mmspec.list_accelerators()`.
-        vq: the image tokenizer of LlamaGen, Chameleon or Emu3.5, a diffusers `VQModel`.
+        vq: the image tokenizer of LlamaGen, Chameleon or Emu3.5, a diffusers `VQModel`; of VAR, its own.
         text_encoder: the T5 encoder of a LlamaGen of captions.
         codebook: [K, d] the code vectors as they were trained, where `vq` keeps them normalised.
         options: options of the accelerator.
@@ -97,7 +98,7 @@ class ImagePipeline(ImageGenerationPipeline):
                 raise InputError(name, part, f"nothing: this {config.model_type} has no such part")
         loaded: dict[str, Any] = {}
         if is_llamagen:
-            loaded["vq"] = load_vq(source, parts.get(VQ), **where)
+            loaded["vq"] = load_vq(source, parts.get(VQ), isinstance(config, VARConfig), **where)
             loaded["codebook"] = load_codebook(source, parts.get(VQ), **where)
         if isinstance(config, LlamaGenConfig) and reads_captions(config):
             loaded["text_encoder"], loaded["processor"] = load_text_encoder(
@@ -164,15 +165,19 @@ class ImagePipeline(ImageGenerationPipeline):
         sampler = ImageSettings.from_keywords(self.target, keywords).sampler(self.target)
         return {name: getattr(sampler, name) for name in ROW_SETTINGS}
 
-    def latents(self, grid: ImageGrid, rows: Sequence[Any]) -> Tensor:
-        """Codes [n, rows, columns] of outputs, whole or cut short; -1 where there is none."""
-        codes = [grid.codes(row) for row in rows]
-        filled = [row + [UNDRAWN] * (grid.cells - len(row)) for row in codes]
-        return torch.tensor(filled).reshape(-1, grid.rows, grid.columns)
+    def latents(self, layout: Layout, rows: Sequence[Any]) -> Tensor:
+        """Codes [n, rows, columns] of outputs, whole or cut short; -1 where there is none.
+
+        [n, N] of outputs that are more than the grid of their image.
+        """
+        codes = [layout.codes(row) for row in rows]
+        filled = torch.tensor([row + [UNDRAWN] * (layout.cells - len(row)) for row in codes])
+        if not isinstance(layout, ImageGrid):
+            return filled.reshape(-1, layout.cells)
+        return filled.reshape(-1, layout.rows, layout.columns)
 
     def _decode(self, grid: ImageGrid, latents: Tensor) -> tuple[Tensor, Tensor]:
-        codes = latents.clamp(min=0).flatten(1).to(self.target.device)
-        return self.target.decode_tokens(codes, grid), latents != UNDRAWN
+        return self.target.decode_part(latents.flatten(1).to(self.target.device), grid)
 
 
 def reads_captions(config: PreTrainedConfig) -> bool:

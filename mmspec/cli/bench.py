@@ -286,7 +286,7 @@ def with_quality(
     decode = contenders["none"].decoder(seed=seed + OTHER_SEEDS, **subject.settings, **subject.form)
     prompts = [example.turns[0] for batch in batches for example in batch]
     target = subject.pipe.target
-    codes = None if target.vector_size else target.grid.codes
+    codes = None if target.vector_size else target.layout_of(target.grid).codes
     found = score_drawings(drawn, list(map(decode, batches)), prompts, codes, scorer)
     return [
         replace(one, quality=jsonable(found[one.accelerator])) if one.accelerator in found else one

@@ -139,6 +139,8 @@ def find_best(
 
 def image_accelerators(target: Any) -> list[str]:
     """Accelerators of images to compare where none are named, as on the command line; the first leads."""
+    if target.by_blocks and not target.vector_size:
+        return ["lpd", "maskgit"] if target.any_cells else ["none"]
     if not target.vector_size:
         return ["sjd", "gsd", "lantern", "zipar"]
     if target.any_order:
@@ -152,5 +154,7 @@ def image_methods(target: Any, source: str, drafter: str | None) -> str:
 
     if target.vector_size:
         return MASKED_METHODS if target.any_order else VECTOR_METHODS
+    if target.by_blocks:
+        return ",".join(image_accelerators(target))
     heads = set(own_drafters(source)) if drafter is None else {head_of(drafter)}
     return METHODS + "".join(methods for name, methods in METHODS_WITH_HEAD.items() if name in heads)

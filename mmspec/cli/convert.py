@@ -19,8 +19,8 @@ def convert(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="File such as c2i_B_256.pt or vq_ds16_c2i.pt; LANTERN's folder; Lumina-mGPT's; or MAR's "
-            "checkpoint-last.pth or its folder."
+            help="File such as c2i_B_256.pt, vq_ds16_c2i.pt or var_d16.pth; LANTERN's folder; Lumina-mGPT's; "
+            "or MAR's checkpoint-last.pth or its folder."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
@@ -40,7 +40,7 @@ def convert(
     dtype: Annotated[str, typer.Option(help="auto (the file's own), float32, bfloat16 or float16.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Convert an official LlamaGen, ControlAR, LPD, NAR, PAR, MAR, Lumina-mGPT or image tokenizer.
+    """Convert an official LlamaGen, ControlAR, LPD, NAR, PAR, VAR, MAR, Lumina-mGPT or image tokenizer.
 
     Keys and shapes are checked first, no code in the file is run, and the folder
     appears complete or not at all.
@@ -50,6 +50,8 @@ def convert(
         mmspec convert lpd_l_256.pth --out lpd-l-256
         mmspec convert hed.safetensors --image-size 512 --out controlar-hed
         mmspec convert PAR-XL-4x.pt --image-size 384 --out par-xl-4x
+        mmspec convert var_d16.pth --out var-d16
+        mmspec convert vae_ch160v4096z32.pth --out var-d16/vq
         mmspec convert path/to/Lumina-mGPT-7B-768 --out lumina-768
         mmspec convert pretrained_models/mar/mar_large --vae kl16.ckpt --out mar-large
     """

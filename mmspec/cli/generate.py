@@ -152,8 +152,9 @@ def generate(
     accelerators = [pipe.set_accelerator(one.name, **one.options).accelerator for one in choices]
     drawn: dict[str, ImageOutput] = {}
     with Interruptible() as block, progress(quiet=how.as_json) as bar:
+        length = pipe.target.layout_of(pipe.target.grid).length
         for choice, pipe.accelerator in zip(choices, accelerators, strict=True):
-            work = bar.add_task(choice.label, total=len(titles) * pipe.target.grid.length)
+            work = bar.add_task(choice.label, total=len(titles) * length)
 
             def count(_pipe: object, step: int, committed: int, kwargs: object, work: Any = work) -> None:
                 bar.update(work, completed=committed)

@@ -165,7 +165,8 @@ def image_subject(
     if asked.images:
         raise InputError("--image", list(asked.images), "no images: this model draws them")
     if asked.max_new_tokens is not None:
-        allowed = f"nothing: an image of this model has {pipe.target.grid.length} tokens"
+        length = pipe.target.layout_of(pipe.target.grid).length
+        allowed = f"nothing: an image of this model has {length} tokens"
         raise InputError("--max-new-tokens", asked.max_new_tokens, allowed)
     described = {"task": asked.title or GENERATE} | pipe.sampling(asked.settings)
     attention = pipe.model.config._attn_implementation

@@ -35,9 +35,19 @@ class Layout(ABC):
         """[length] the syntax token, K or more, that must stand at each output index, or FREE."""
 
     @property
+    @abstractmethod
+    def image(self) -> ImageGrid:
+        """Grid of the image that is drawn in the end."""
+
+    @property
     def length(self) -> int:
         """Tokens of the whole output, syntax included."""
         return len(self.forced)
+
+    @property
+    def cells(self) -> int:
+        """Codes of the whole output."""
+        return self.forced.count(FREE)
 
     def codes(self, output: Sequence[int]) -> list[int]:
         """Codes of an output, whole or cut short, in its order and without the syntax."""
@@ -84,6 +94,10 @@ class ImageGrid(Layout):
                 raise InputError("syntax token", token, f"{self.codebook_size} or more; below are codes")
 
     @property
+    def image(self) -> ImageGrid:
+        return self
+
+    @property
     def stride(self) -> int:
         """Tokens from a cell to the one below it."""
         return self.columns + (self.row_end is not None)
@@ -118,7 +132,8 @@ class GridSequence(Layout):
     """Layout of grids one after another: scales of an image, frames of a video, a preview and its image.
 
     Attributes:
-        grids: of one codebook; what separates two of them is the ending of the first.
+        grids: of one codebook; what separates two of them is the ending of the first, and the last one is
+            that of the image.
 
     Raises:
         InputError: no grid, or several codebook sizes.
@@ -133,6 +148,10 @@ class GridSequence(Layout):
     @property
     def codebook_size(self) -> int:  # type: ignore[override]
         return self.grids[0].codebook_size
+
+    @property
+    def image(self) -> ImageGrid:
+        return self.grids[-1]
 
     @cached_property
     def forced(self) -> tuple[int, ...]:

@@ -140,6 +140,10 @@ class Target(ABC, Generic[State]):
     any_order: bool = False
     by_blocks: bool = False
 
+    def layout_of(self, grid: ImageGrid) -> Layout:
+        """Layout of the output that an image of that grid is drawn by: the grid alone, or more before it."""
+        return grid
+
     @abstractmethod
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

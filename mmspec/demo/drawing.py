@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mmspec.accelerators import ACCELERATORS, find_preset
-from mmspec.decoding.image_grid import FREE, ImageGrid
+from mmspec.decoding.image_grid import FREE, Layout
 from mmspec.demo.theme import title
 from mmspec.errors import MMSpecError
 from mmspec.evaluation.contenders import describe_accelerator
@@ -31,27 +31,28 @@ COLOURS = np.array([(49, 46, 129), (37, 99, 165), (16, 152, 151), (92, 200, 99),
 
 
 class CommitMap:
-    """Record of which forward committed each cell of an image."""
+    """Record of which forward committed each cell of an image: of its last grid, where it has several."""
 
-    def __init__(self, grid: ImageGrid) -> None:
-        self._grid = grid
-        self._forward = np.full(grid.length, OPEN)
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._forward = np.full(layout.length, OPEN)
         self._forwards = 0
 
     def add(self, decided: Sequence[bool] | np.ndarray) -> None:
         """Record a forward: whether each output index is decided by now; missing ones are not."""
-        known = np.zeros(self._grid.length, bool)
-        known[: len(decided)] = np.asarray(decided, bool)[: self._grid.length]
+        known = np.zeros(self._layout.length, bool)
+        known[: len(decided)] = np.asarray(decided, bool)[: self._layout.length]
         self._forward[known & (self._forward == OPEN)] = self._forwards
         self._forwards += 1
 
     @property
     def counts(self) -> np.ndarray:
         """[rows, columns] cells that the forward of each cell committed; 0 where a cell is open."""
-        cells = self._forward[np.array(self._grid.forced) == FREE]
+        grid = self._layout.image
+        cells = self._forward[np.array(self._layout.forced) == FREE][-grid.cells :]
         committed = np.bincount(cells[cells != OPEN], minlength=1)
         counts = np.where(cells == OPEN, 0, committed[cells])
-        return counts.reshape(self._grid.rows, self._grid.columns)
+        return counts.reshape(grid.rows, grid.columns)
 
 
 def heat_image(counts: np.ndarray, most: int) -> Image.Image:
@@ -101,7 +102,7 @@ class Drawing:
     @property
     def share(self) -> float:
         """Part of the image that is there."""
-        return min(self.call.committed / self.call.grid.length, 1.0)
+        return min(self.call.committed / self.call.layout.length, 1.0)
 
     def picture(self) -> Image.Image:
         """The image so far, grey where it is open; decoded once of a drawing that has ended."""
@@ -199,7 +200,7 @@ def draw(
     with closing(pipe.watch(**settings)) as rounds:
         for call in rounds:
             if drawing is None:
-                drawing = Drawing(method, promise, call, CommitMap(call.grid))
+                drawing = Drawing(method, promise, call, CommitMap(call.layout))
             drawing.commits.add(call.calls[-1].canvas.decided[0].tolist())
             if flag.is_set():
                 drawing.state = "stopped"

@@ -21,7 +21,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import DraftSession, TargetOutput
 from mmspec.decoding.verdict import Fill
-from mmspec.drafters.parallel_cells import OrderedCellsDrafter, grid_of
+from mmspec.drafters.parallel_cells import OrderedCellsDrafter, layout_of
 from mmspec.drafters.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.targets.parallel_images import CellStates
@@ -44,10 +44,10 @@ class CellStatesSession(DraftSession):
     """
 
     def __init__(self, drafter: CellStatesDrafter, batch: PromptBatch) -> None:
-        grid, device = grid_of(batch.requests), batch.prefill.logits.device
-        self.counts, self.states, self.cells = drafter.order.counts(grid), drafter.states, grid.cells
-        order = drafter.order.draw(grid, batch.random)
-        self.order = pad(order, (0, 1), value=grid.cells)
+        layout, device = layout_of(batch.requests), batch.prefill.logits.device
+        self.counts, self.states, self.cells = drafter.order.counts(layout), drafter.states, layout.cells
+        order = drafter.order.draw(layout, batch.random)
+        self.order = pad(order, (0, 1), value=self.cells)
         groups, counts = len(self.counts), torch.tensor(self.counts, device=device)
         number = torch.arange(groups, device=device).repeat_interleave(counts)
         self.group = pad(number, (0, 1), value=groups + 2 * self.states)
@@ -93,6 +93,7 @@ class CellStatesSession(DraftSession):
             ranks=rank,
             begin=0,
             quota=0,
+            last=self.cells,
             turns=turn,
             turns_of_fresh=turn_read,
             states=self.states,

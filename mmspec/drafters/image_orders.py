@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.decoding.image_grid import GridSequence, ImageGrid, Layout, require_grid
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -33,9 +33,9 @@ __all__ = [
     "region_order",
 ]
 
-ORDERS = ("proximity", "raster", "random", "diagonal", "regions", "blocks", "checkerboard")
+ORDERS = ("proximity", "raster", "random", "diagonal", "regions", "blocks", "checkerboard", "scales")
 #: Orders that say themselves how many forwards an image takes.
-OWN_STEPS = ("diagonal", "regions", "blocks")
+OWN_STEPS = ("diagonal", "regions", "blocks", "scales")
 #: Of published models, by the number of cells (LPD, 2507.01957).
 PUBLISHED_STEPS = {256: 20, 1024: 48}
 #: The one published list that is not what `group_sizes` computes, by cells and forwards.
@@ -56,10 +56,11 @@ class DecodingOrder:
             3.3); "raster", "random", or "checkerboard", one colour of a chessboard first (GtR, 2510.17171);
             "diagonal", the cells of one anti-diagonal together (NAR, 2503.10696); "regions", the same cell of
             every region together, of the first cells one after another (PAR, 2412.15119); "blocks", block
-            after block of the raster, the first one cell after cell (NBP, 2502.07737).
+            after block of the raster, the first one cell after cell (NBP, 2502.07737); "scales",
+            the cells of one grid of several together (VAR, 2404.02905).
         generation_steps: forwards of an image; None is the published number of its size, or of about 5 / 4 of
             its rows, and one cell a forward for "raster". Given by the order itself for "diagonal",
-            "regions" and "blocks".
+            "regions", "blocks" and "scales".
         repulsion_threshold, proximity_threshold: of "proximity"; see `proximity_order`.
         regions: of "regions".
         block_size: cells of one of "blocks"; None is a row.
@@ -91,12 +92,18 @@ class DecodingOrder:
         if self.block_size is not None and (not is_integer(self.block_size) or self.block_size < 1):
             raise InputError("block_size", self.block_size, "a positive integer, or None")
 
-    def counts(self, grid: ImageGrid) -> list[int]:
+    def counts(self, layout: Layout) -> list[int]:
         """Cells of each group of an image.
 
         Raises:
-            InputError: more forwards than the image has cells, or regions or blocks that do not divide it.
+            InputError: more forwards than the image has cells, regions or blocks that do not divide it, or an
+                order of one grid where there are several.
         """
+        if self.order == "scales":
+            if not isinstance(layout, GridSequence):
+                raise InputError("order", self.order, "an order of one grid: this model draws in one scale")
+            return [grid.cells for grid in layout.grids]
+        grid = require_grid(layout, f"the order {self.order!r}")
         rows, columns, cells = grid.rows, grid.columns, grid.cells
         if self.order == "diagonal":
             return [len(group) for group in diagonal_order(rows, columns)]
@@ -118,13 +125,14 @@ class DecodingOrder:
             steps = PUBLISHED_STEPS.get(cells, default) if self.order != "raster" else default
         return group_sizes(cells, steps)
 
-    def draw(self, grid: ImageGrid, random: RandomStream) -> Tensor:
+    def draw(self, layout: Layout, random: RandomStream) -> Tensor:
         """[B, N] cells of the images of a batch, each in the order in which it is decided."""
-        rows, columns, cells, device = grid.rows, grid.columns, grid.cells, random.keys.device
-        images = len(random.keys)
-        place = torch.arange(cells, device=device).expand(images, -1)
-        if self.order in ("raster", "blocks"):
+        images, device = len(random.keys), random.keys.device
+        place = torch.arange(layout.cells, device=device).expand(images, -1)
+        if self.order in ("raster", "blocks", "scales"):
             return place
+        grid = require_grid(layout, f"the order {self.order!r}")
+        rows, columns = grid.rows, grid.columns
         if self.order in ("diagonal", "regions"):
             if self.order == "regions":
                 fixed = region_order(rows, columns, self.regions)

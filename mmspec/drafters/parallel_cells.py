@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.image_grid import ImageGrid, require_grid
+from mmspec.decoding.image_grid import GridSequence, Layout, require_grid
 from mmspec.decoding.interfaces import DraftSession, Request, Target, TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Fill
@@ -24,7 +24,7 @@ from mmspec.drafters.image_orders import DecodingOrder, cells_by_forward
 from mmspec.drafters.order import Groups, OrderSession
 from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
-from mmspec.targets.parallel_images import CellGroup, NBPTarget, ParallelImageTarget
+from mmspec.targets.parallel_images import CellGroup, NBPTarget, ParallelImageTarget, RecentBlocks
 from mmspec.validation import is_integer
 
 __all__ = ["OrderedCellsDrafter", "PlainCellsDrafter", "RecentBlocksDrafter", "SurestCellsDrafter"]
@@ -41,9 +41,9 @@ class OrderedCellsSession(OrderSession):
     """
 
     def __init__(self, drafter: OrderedCellsDrafter, batch: PromptBatch) -> None:
-        self.drafter, self.grid = drafter, grid_of(batch.requests)
-        self.order = drafter.order.draw(self.grid, batch.random)
-        self.counts = drafter.order.counts(self.grid)
+        self.drafter, self.layout = drafter, layout_of(batch.requests)
+        self.order = drafter.order.draw(self.layout, batch.random)
+        self.counts = drafter.order.counts(self.layout)
         self.ends = [list(accumulate(self.counts))] * len(batch.requests)
         self.forwards = self.read = 0
 
@@ -57,10 +57,22 @@ class OrderedCellsSession(OrderSession):
     def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> CellGroup:
         begin = groups[0][0]
         ranks = begin + torch.arange(places.shape[1], device=places.device).expand_as(places)
+        last = self.layout.cells
+        if isinstance(self.layout, GridSequence):  # guidance goes by scales
+            ranks, last = torch.full_like(places, self.forwards), max(1, len(self.counts) - 1)
         fresh, before = self.order[:, self.read : begin], self.order[:, : self.read]
         self.read, self.forwards = begin, self.forwards + (places.shape[1] > 0)
-        group = group_of(canvas, self.grid, places, fresh, before, ranks, begin, places.shape[1])
-        return replace(group, context_blocks=self.drafter.context_blocks)
+        return group_of(canvas, self.layout, places, fresh, before, ranks, begin, places.shape[1], last)
+
+
+class RecentBlocksSession(OrderedCellsSession):
+    """Clips whose blocks see the first one and the most recent ones alone."""
+
+    drafter: RecentBlocksDrafter
+
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> CellGroup:
+        group = super().block(canvas, places, exists, groups)
+        return RecentBlocks(**vars(group), context_blocks=self.drafter.context_blocks)
 
 
 class SurestCellsSession(DraftSession):
@@ -72,26 +84,27 @@ class SurestCellsSession(DraftSession):
     """
 
     def __init__(self, drafter: SurestCellsDrafter, batch: PromptBatch) -> None:
-        self.grid, device = grid_of(batch.requests), batch.prefill.logits.device
-        self.counts = drafter.counts(self.grid.cells)
-        self.place = torch.arange(self.grid.cells, device=device).expand(len(batch.requests), -1)
+        self.layout, device = layout_of(batch.requests), batch.prefill.logits.device
+        self.counts = drafter.counts(self.layout.cells)
+        self.place = torch.arange(self.layout.cells, device=device).expand(len(batch.requests), -1)
         self.fresh = self.place[:, :0]
         self.forwards = 0
 
     def open(self, canvas: Canvas) -> Draft:
-        canvas.reserve(2 * self.grid.cells)
+        canvas.reserve(2 * self.layout.cells)
         nothing = self.place[:, :0]
-        return group_of(canvas, self.grid, nothing, nothing, nothing, nothing, 0, 0)
+        return group_of(canvas, self.layout, nothing, nothing, nothing, nothing, 0, 0, self.layout.cells)
 
     def propose(self, canvas: Canvas) -> Draft:
         begin, quota = sum(self.counts[: self.forwards]), self.counts[self.forwards]
         self.forwards += 1
-        decided = canvas.decided[:, : self.grid.cells].scatter(1, self.fresh, False)
-        order = canvas.decided[:, : self.grid.cells].long().argsort(dim=1, stable=True)
-        open_cells = order[:, : self.grid.cells - begin]
+        cells = self.layout.cells
+        decided = canvas.decided[:, :cells].scatter(1, self.fresh, False)
+        order = canvas.decided[:, :cells].long().argsort(dim=1, stable=True)
+        open_cells = order[:, : cells - begin]
         ranks = torch.full_like(open_cells, begin)
-        before = self.place.where(decided, self.grid.cells)
-        return group_of(canvas, self.grid, open_cells, self.fresh, before, ranks, begin, quota)
+        before = self.place.where(decided, cells)
+        return group_of(canvas, self.layout, open_cells, self.fresh, before, ranks, begin, quota, cells)
 
     def observe(self, draft: CellGroup, output: TargetOutput, scores: Any, verdict: Fill) -> None:
         # as many in every row, but for rows that have ended
@@ -101,41 +114,44 @@ class SurestCellsSession(DraftSession):
 
 def group_of(
     canvas: Canvas,
-    grid: ImageGrid,
+    layout: Layout,
     places: Tensor,
     fresh: Tensor,
     before: Tensor,
     ranks: Tensor,
     begin: int,
     quota: int,
+    last: int,
 ) -> CellGroup:
     """Build the draft of some cells.
 
     Args:
         canvas: the output so far.
-        grid: of the images.
+        layout: of the images.
         places: [B, L] the cells.
         fresh: [B, k] cells that were decided and are not read.
         before: [B, m] cells that are read; N says nothing.
-        ranks, begin, quota: as of `CellGroup`.
+        ranks, begin, quota, last: as of `CellGroup`.
     """
-    kept = torch.zeros(len(places), grid.cells + 1, dtype=torch.bool, device=places.device)
+    cells = layout.cells
+    kept = torch.zeros(len(places), cells + 1, dtype=torch.bool, device=places.device)
     kept.scatter_(1, before, True)
     kept[:, -1] = False
-    slot = torch.arange(grid.cells + 1, device=places.device).expand(len(places), -1)
+    slot = torch.arange(cells + 1, device=places.device).expand(len(places), -1)
     return CellGroup.single(
         torch.zeros_like(places),
         places,
         torch.ones_like(places, dtype=torch.bool),
         slot,
         kept[:, None],
-        completes=grid.cells,
+        completes=cells,
         fresh=fresh,
         tokens_of_fresh=canvas.tokens.gather(1, fresh),
         kept=kept,
         ranks=ranks,
         begin=begin,
         quota=quota,
+        last=last,
     )
 
 
@@ -162,7 +178,7 @@ class CellsDrafter(SessionDrafter):
             raise InputError(
                 "logits_processor", len(sampler.processors), "none: cells are not decided in order"
             )
-        cells = grid_of(requests).cells
+        cells = layout_of(requests).cells
         if stopping.max_new_tokens != cells:
             raise InputError("max_new_tokens", stopping.max_new_tokens, f"{cells}, the cells of the image")
 
@@ -183,7 +199,6 @@ class OrderedCellsDrafter(CellsDrafter):
     proposes = "any"
     name = "lpd"
     session: Callable[..., DraftSession] = OrderedCellsSession
-    context_blocks: int | None = None
     order: DecodingOrder
     from_prompt: bool
 
@@ -203,7 +218,8 @@ class OrderedCellsDrafter(CellsDrafter):
         fitted.order = DecodingOrder(**self.options) if other else DecodingOrder(**asdict(own) | self.options)
         fitted.from_prompt = target.from_prompt
         own = replace(own, generation_steps=fitted.order.generation_steps) if not other else own
-        sizes = [order.counts(target.grid) for order in (fitted.order, DecodingOrder(**target.plain))]
+        layout = target.layout_of(target.grid)
+        sizes = [order.counts(layout) for order in (fitted.order, DecodingOrder(**target.plain))]
         fitted.exactness = "exact" if fitted.order == own and sizes[0] == sizes[1] else "lossy"
         return fitted
 
@@ -229,6 +245,7 @@ class RecentBlocksDrafter(OrderedCellsDrafter):
     """
 
     name = "sparse_context"
+    session = RecentBlocksSession
 
     def __init__(self, context_blocks: int = 16) -> None:
         super().__init__()
@@ -269,13 +286,16 @@ class SurestCellsDrafter(CellsDrafter):
         return cells_by_forward(cells, min(self.iterations, cells))
 
 
-def grid_of(requests: Sequence[Request]) -> ImageGrid:
-    """The grid of all images of a batch.
+def layout_of(requests: Sequence[Request]) -> Layout:
+    """The layout of all images of a batch: one grid, or the grids of all scales.
 
     Raises:
-        InputError: they have several, or one asks for no image of one grid.
+        InputError: they have several, or one asks for no image.
     """
-    grids = {require_grid(request.layout, "an order of cells") for request in requests}
-    if len(grids) != 1:
-        raise InputError("requests", sorted(map(str, grids)), "images of one size")
-    return grids.pop()
+    layouts: set[Layout] = set()
+    for layout in (request.layout for request in requests):
+        is_scales = isinstance(layout, GridSequence)
+        layouts.add(layout if is_scales else require_grid(layout, "an order of cells"))
+    if len(layouts) != 1:
+        raise InputError("requests", sorted(map(str, layouts)), "images of one size")
+    return layouts.pop()

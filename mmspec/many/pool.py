@@ -71,7 +71,8 @@ class PipelineWorker:
                 output.images[0].save(temporary, "PNG")
             record["file"] = name
             if not self.pipe.target.vector_size:
-                record["codes"] = self.pipe.target.grid.codes(output.tokens[0])
+                layout = self.pipe.target.layout_of(self.pipe.target.grid)
+                record["codes"] = layout.codes(output.tokens[0])
         else:
             output = self.pipe(item.prompt, images=list(item.images), seed=seed, **self.work.settings)
             record |= {"images": list(item.images), "text": output.text[0]}

@@ -4,7 +4,8 @@ Two layouts of names are known. LlamaGen's (2406.06525) is of a `VQModel` whose 
 every use: here it is stored normalised, with which the same indices and images come out of the class as it
 is. That of taming-transformers (2012.09841) and latent diffusion (2112.10752) is of the tokenizers of
 Chameleon and Emu3.5 (`VQModel`; in Meta's `vqgan.ckpt` and, behind `model.vqmodel.`, in checkpoints that
-draw, such as Anole), and of MAR's KL-16 and NextStep-1's tokenizer (`AutoencoderKL`). Chameleon's is tested
+draw, such as Anole), of MAR's KL-16 and NextStep-1's tokenizer (`AutoencoderKL`), and of VAR's tokenizer of
+several scales, whose attention has q, k and v in one tensor. Chameleon's is tested
 on random files, against the encoder of transformers and another decoder; not on the published weights.
 """
 
@@ -25,11 +26,12 @@ from torch.nn.functional import normalize
 from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import check_source, load_checked
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
+from mmspec.models.parallel_images.scale_vq import ScaleVQModel
 
 PREFIX = "model.vqmodel."
 CODEBOOK = "quantize.embedding.weight"
 # usage statistics; the discriminator of a training file, and its averages
-NOT_NEEDED = r"quantize\.codebook_used|loss\..*|model_ema\..*"
+NOT_NEEDED = r"quantize\.(codebook_used|ema_vocab_hit_SV)|loss\..*|model_ema\..*"
 
 # diffusers' name of a part -> the published one, in both layouts
 RENAMES = (
@@ -59,6 +61,9 @@ LDM_RENAMES = (
     (r"\.resnets\.", ".block."),
     (r"\.attentions\.", ".attn."),
 )
+# in VAR's, behind those of latent diffusion: one convolution for each scale, some scales, or all of them
+SMOOTHING = r"quantize\.quant_resi\.(?:qresi_ls\.|qresi\b|)(\d*)\.?(weight|bias)"
+STACKED = r"(.*attn(?:_1|\.\d+))\.qkv\.(weight|bias)"
 
 
 def is_vq(tensors: Mapping[str, Tensor]) -> bool:
@@ -75,6 +80,30 @@ def vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> tuple[VQModel
     codebook = tensors[CODEBOOK].clone()
     vq.load_state_dict({CODEBOOK: normalize(codebook.double(), dim=-1).to(codebook.dtype)}, strict=False)
     return vq, codebook
+
+
+def is_scale_vq(tensors: Mapping[str, Tensor]) -> bool:
+    """True if this is an image tokenizer of several scales, such as VAR's."""
+    return any(name.startswith("quantize.quant_resi.") for name in tensors)
+
+
+def scale_vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> ScaleVQModel:
+    """The tokenizer of a state dict of VAR (2404.02905), in which nothing says how large the scales are."""
+    own: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if match := re.fullmatch(SMOOTHING, name):
+            own[f"quantize.smoothing.{match[1] or 0}.{match[2]}"] = tensor
+        elif match := re.fullmatch(STACKED, name):
+            parts = zip("qkv", tensor.chunk(3), strict=False)
+            own |= {f"{match[1]}.{part}.{match[2]}": each for part, each in parts}
+        else:
+            own[name] = tensor
+    widths, attends, layers = _levels(path, own)
+    settings = _vq_settings(path, own, widths, attends) | {"layers_per_block": layers}
+    del settings["vq_embed_dim"]  # that of the latents
+    settings["convolutions"] = sum(bool(re.fullmatch(r"quantize\.smoothing\.\d+\.weight", n)) for n in own)
+    vq: ScaleVQModel = _build(ScaleVQModel, settings, path, own, lambda name: ldm_name(name, len(widths)))
+    return vq.requires_grad_(False)
 
 
 def load_chameleon_vq(path: str | Path) -> VQModel:

@@ -27,20 +27,25 @@ from mmspec.models.checkpoint import (
 )
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
+from mmspec.models.parallel_images.scale_vq import ScaleVQModel
 
 VQ, TEXT_ENCODER, TOKENIZER = "vq", "text_encoder", "tokenizer"
 
 
-def load_vq(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
+def load_vq(source: str, vq: str | Path | None = None, scales: bool = False, **where: Any) -> Any:
     """The image tokenizer, in single precision: of the folder `vq` if there is one, else a subfolder.
+
+    Args:
+        source, vq, where: the model's folder or hub id; the tokenizer's; and keywords of transformers.
+        scales: whether it is one of several scales, a `ScaleVQModel`, and no `VQModel`.
 
     Raises:
         CheckpointError: there is none, or weights are missing, surplus, of another shape, or not finite.
     """
     folder, where = part_of(source, VQ, vq, where)
     where.pop("trust_remote_code", None)
-    loaded: VQModel = load_checked(VQModel, folder, VQ, "image tokenizer", torch_dtype=torch.float32, **where)
-    return loaded
+    kind = ScaleVQModel if scales else VQModel
+    return load_checked(kind, folder, VQ, "image tokenizer", torch_dtype=torch.float32, **where)
 
 
 def load_chameleon_tokenizer(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:

@@ -68,6 +68,10 @@ IMAGE_FAMILIES = {
             "nbp": "NBPTarget",
         }.items()
     },
+    **{
+        name: Family(f"mmspec.targets.scales:{target}", answers=False, vq_apart=True)
+        for name, target in {"var": "VARTarget", "nfig": "NFIGTarget"}.items()
+    },
     "janus": Family("mmspec.targets.janus:JanusTarget"),
     "emu3": Family("mmspec.targets.emu3:Emu3Target"),
     "Emu3": Family("mmspec.targets.emu3:Emu3p5Target", vq_apart=True),  # how Emu3.5 names its model type

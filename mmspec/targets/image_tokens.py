@@ -154,19 +154,34 @@ class ImageTokenTarget(CausalTarget, ABC):
         """Decode codes [B, cells] in raster order into images [B, 3, H, W] in [-1, 1].
 
         Frames of a clip are decoded each alone, and stand one below another.
+        Where an image of the grid has more codes than cells (`layout_of`), they are those of the output.
 
         Raises:
             InputError: another number of cells than the grid has, or a token that is no code.
             CheckpointError: the target was built without an image tokenizer.
         """
         grid = self.grid if grid is None else grid
-        if codes.dim() != 2 or codes.shape[1] != grid.cells:
-            raise InputError("codes", codes, f"[B, {grid.cells}] for {grid.rows} x {grid.columns} cells")
+        cells = self.layout_of(grid).cells
+        if codes.dim() != 2 or codes.shape[1] != cells:
+            raise InputError("codes", codes, f"[B, {cells}] for {grid.rows} x {grid.columns} cells")
         if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < grid.codebook_size:
             raise InputError("codes", int(codes.max()), f"codes from 0 to {grid.codebook_size - 1}")
+        return self.decode_output(codes, grid).clamp(-1, 1)
+
+    def decode_output(self, codes: Tensor, grid: ImageGrid) -> Tensor:
+        """Decode the codes [B, cells] of whole outputs into images [B, 3, H, W], about [-1, 1]."""
         clip = {"t": grid.frames, "b": len(codes)}
         images = self.decode(rearrange(codes, "b (t y x) -> (b t) y x", x=grid.columns, **clip))
-        return rearrange(images.clamp(-1, 1), "(b t) c y x -> b c (t y) x", **clip)
+        return rearrange(images, "(b t) c y x -> b c (t y) x", **clip)
+
+    def decode_part(self, codes: Tensor, grid: ImageGrid) -> tuple[Tensor, Tensor]:
+        """Decode codes [B, cells] of outputs, -1 where none is decided yet.
+
+        Returns:
+            Images [B, 3, H, W] in [-1, 1], and [B, rows, columns] which cells of them say something.
+        """
+        is_drawn = codes.unflatten(1, (grid.rows, grid.columns)) >= 0
+        return self.decode_tokens(codes.clamp_min(0), grid), is_drawn
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

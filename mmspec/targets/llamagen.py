@@ -68,8 +68,7 @@ class LlamaGenTarget(ImageTokenTarget):
     def __init__(self, model: LlamaGenForCausalLM, vq: Any = None, codebook: Tensor | None = None) -> None:
         config = model.config
         stride = STRIDE if vq is None else stride_of(vq)
-        rows = config.image_tokens // config.grid_size
-        frames = rows // config.grid_size
+        rows, frames = config.frames * config.grid_size, config.frames
         grid = ImageGrid(rows, config.grid_size, config.vocab_size, frames=frames)
         super().__init__(model, grid, stride=stride, vq=vq, codebook=codebook)
         self.published = PUBLISHED[config.condition_type]

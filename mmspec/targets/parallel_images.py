@@ -37,6 +37,7 @@ __all__ = [
     "NBPTarget",
     "PARTarget",
     "ParallelImageTarget",
+    "RecentBlocks",
 ]
 
 SCHEDULES = ("constant", "rising")
@@ -51,10 +52,10 @@ class CellGroup(Block):
         fresh: [B, k] cells that were decided, and whose keys are not there yet; N where there are fewer.
         tokens_of_fresh: [B, k] the tokens that stand there.
         kept: [B, N + 1] cells whose keys are there.
-        ranks: [B, L] how many cells of the image guidance counts as decided before each.
+        ranks: [B, L] how many cells of the image, or scales, guidance counts as decided before each.
+        last: the rank at which guidance that rises has its full scale.
         begin: cells that were decided before, known to the host.
         quota: cells that are to be decided of those that are proposed.
-        context_blocks: most recent blocks of a clip that are kept beside the first; None for all.
     """
 
     fresh: Tensor
@@ -63,7 +64,18 @@ class CellGroup(Block):
     ranks: Tensor
     begin: int
     quota: int
-    context_blocks: int | None = None
+    last: int
+
+
+@dataclass(frozen=True)
+class RecentBlocks(CellGroup):
+    """A block of a clip that sees the first block and some of the most recent ones alone.
+
+    Attributes:
+        context_blocks: most recent blocks that are kept.
+    """
+
+    context_blocks: int
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,8 @@ class CellSampler(Sampler):
 
     Args:
         guidance_schedule: "constant", or "rising" from 1 with the share of the cells that come before: the
-            scale of cell j of N in the order of decisions is 1 + (s - 1) j / N (LPD, 2507.01957).
+            scale of cell j of N in the order of decisions is 1 + (s - 1) j / N (LPD, 2507.01957); that of
+            grid k of S, counted from 0, is 1 + (s - 1) k / (S - 1) (VAR, 2404.02905, whose cfg is s - 1).
 
     Raises:
         InputError: no such schedule.
@@ -121,7 +134,7 @@ class CellSampler(Sampler):
             return super().__call__(logits, draft, history, first)
         asked, unconditional = logits.to(torch.promote_types(logits.dtype, torch.float32)).chunk(2)
         scale = torch.tensor(self.warping.guidance_scale, device=logits.device)[:, None]
-        risen = 1 + (scale - 1) * draft.ranks / (draft.kept.shape[1] - 1)
+        risen = 1 + (scale - 1) * draft.ranks / draft.last
         guided = unconditional + risen[..., None] * (asked - unconditional)
         return self.scores(guided, draft.lanes.valid.shape)
 
@@ -402,7 +415,7 @@ class NBPTarget(PARTarget):
 
     def nodes(self, draft: CellGroup) -> Nodes:
         nodes, size = super().nodes(draft), self.group_size
-        if draft.context_blocks is None:
+        if not isinstance(draft, RecentBlocks):
             return nodes
         # the keys of the first block stay; a later one is written over that of so many blocks before
         junk = self.grid.cells

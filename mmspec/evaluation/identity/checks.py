@@ -229,7 +229,10 @@ class ImageCheck(IdentityCheck):
 
     @property
     def modes(self) -> list[str]:
-        return ["greedy", "sampled" if self.is_token_exact else "distribution"]
+        if self.is_token_exact:
+            return ["greedy", "sampled"]
+        # a distribution is that of the next token, given those before
+        return ["greedy"] if self.plain.pipe.target.by_blocks else ["greedy", "distribution"]
 
     def greedy(self) -> Comparison:
         return self._against_plain("greedy", "plain decoding", 0.0)
@@ -256,7 +259,8 @@ class ImageCheck(IdentityCheck):
         pipe, found = self.plain.enter(), []
         for batch, seeds in self._batches(1):
             call = prepare_images(pipe, batch, seeds=seeds, **self._settings(temperature))
-            gaps = [top_two(step, call.calls[-1]) for step in call.rounds()]
+            by_blocks = pipe.target.by_blocks  # whose rounds are of many tokens
+            gaps = [top_two(step, call.calls[-1]) for step in call.rounds() if not by_blocks]
             found.append((call.calls[-1].canvas.outputs()[0], gaps))
             self.on_output()
         return self._compared(mode, reference, found, self._settings(temperature))

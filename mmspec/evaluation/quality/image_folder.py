@@ -267,7 +267,7 @@ def draw_images(
                     image.save(folder / name)
                     line: dict[str, Any] = {"file": name, "prompt": prompt, "seed": seed + number}
                     if not pipe.target.vector_size:
-                        line["codes"] = pipe.target.grid.codes(tokens)
+                        line["codes"] = pipe.target.layout_of(pipe.target.grid).codes(tokens)
                     lines.write(json.dumps(line) + "\n")
                 lines.flush()
                 on_images(len(part))

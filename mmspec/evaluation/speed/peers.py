@@ -156,7 +156,7 @@ def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
         tokens = generate(pipe, call, stats)
         count(stats, tokens)
         clock = perf_counter()
-        pipe.pixels(call.grid, pipe.latents(call.grid, tokens))
+        pipe.pixels(call.layout, pipe.latents(call.layout, tokens))
         return Decoded(tokens, [stats], perf_counter() - clock)
 
     prepared(batch)
@@ -192,7 +192,7 @@ def generate_llamagen(pipe: Any, call: Any, stats: DecodingStats) -> list[list[i
             do_sample=False,
             guidance_scale=1.0,  # its own would run a second forward for every token
             logits_processor=guidance,
-            max_new_tokens=call.grid.length,
+            max_new_tokens=call.layout.length,
         )
     tokens: list[list[int]] = output[:1, length:].tolist()
     return tokens

@@ -71,6 +71,7 @@ class LlamaGenConfig(PreTrainedConfig):
     sub_configs = {"control_config": Dinov2Config}
     keys_to_ignore_at_inference = list(CACHE_NAMES)
     attention_bias = False  # no field: no LlamaGen has any
+    frames = 1  # a field of models of clips
 
     vocab_size: int = 16384
     hidden_size: int = 768

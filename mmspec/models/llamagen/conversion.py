@@ -1,7 +1,8 @@
 """Conversion of official checkpoints of LlamaGen and its kin to folders that `from_pretrained` loads.
 
 Everything is read from the shapes but two numbers: the heads, looked up by width and depth, and the grid,
-which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`), or an LPD's positions. Folders of LANTERN
+which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`), or an LPD's positions; of a VAR heads and
+scales stand in the file. Folders of LANTERN
 (2410.03355) hold LlamaGen under the key names of Llama; their config claims `LlamaForCausalLM`, which would
 load them without raster positions and without the condition, but the embedding of the condition gives them
 away.
@@ -24,7 +25,7 @@ from transformers import Dinov2Config
 
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.autoencoders import is_vq, vq_from_official
+from mmspec.models.autoencoders import is_scale_vq, is_vq, scale_vq_from_official, vq_from_official
 from mmspec.models.llamagen.configuration import RESIZES, SIZES, LlamaGenConfig
 from mmspec.models.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint, read_config
@@ -35,6 +36,8 @@ from mmspec.models.parallel_images import (
     NARForCausalLM,
     PARConfig,
     PARForCausalLM,
+    VARConfig,
+    VARForCausalLM,
 )
 
 CONDITIONS = {"c2i": "class", "t2i": "caption"}
@@ -50,7 +53,7 @@ STRIDE = 16  # pixels per token side, in every published transformer
 # tables of the official class, and parts of ControlAR's that no forward reads
 NOT_NEEDED = (
     r"freqs_cis|causal_mask|.*\.kv_cache\..*|condition_embeddings\.weight|condition_norm\.weight"
-    r"|condition_mlp\.uncond_embedding"
+    r"|condition_mlp\.uncond_embedding|lvl_1L|attn_bias_for_masking"
 )
 CONTROL = ("adapter.", "adapter_mlp.", "condition_layers.", "condition_mlp.cap_proj.")
 HEAD_WIDTH = 64  # of every published DINOv2
@@ -99,11 +102,34 @@ LPD_RENAMES = (
     (r"\.input_layernorm\.", ".norm1."),
     (r"\.post_attention_layernorm\.", ".norm2."),
 )
+# the same of a VAR
+VAR_RENAMES = (
+    (r"^lm_head\.", "head."),
+    (r"^model\.start", "pos_start"),
+    (r"^model\.position_embedding\.weight", "pos_1LC"),
+    (r"^model\.level_embedding\.", "lvl_embed."),
+    (r"^model\.embed_tokens\.", "word_embed."),
+    (r"^model\.cls_embedding\.embedding_table\.", "class_emb."),
+    (r"^model\.head_modulation\.linear\.", "head_nm.ada_lin.1."),
+    (r"^model\.shared_modulation\.linear\.", "shared_ada_lin.1."),
+    (r"^model\.layers\.", "blocks."),
+    (r"\.self_attn\.[qkv]_proj\.weight", ".attn.mat_qkv.weight"),
+    (r"\.self_attn\.k_proj\.bias", ".attn.zero_k_bias"),
+    (r"\.self_attn\.([qv])_proj\.bias", r".attn.\1_bias"),
+    (r"\.self_attn\.o_proj\.", ".attn.proj."),
+    (r"\.self_attn\.log_scale", ".attn.scale_mul_1H11"),
+    (r"\.modulation\.linear\.", ".ada_lin.1."),
+    (r"\.offsets", ".ada_gss"),
+    (r"\.mlp\.", ".ffn."),
+)
+LEVELS = "lvl_1L"  # of a VAR: the scale of each place
+VAR_HEAD = 64  # width of a head in every published size
 MODELS: dict[type[LlamaGenConfig], type[LlamaGenForCausalLM]] = {
     LlamaGenConfig: LlamaGenForCausalLM,
     LPDConfig: LPDForCausalLM,
     NARConfig: NARForCausalLM,
     PARConfig: PARForCausalLM,
+    VARConfig: VARForCausalLM,
 }
 
 
@@ -141,10 +167,10 @@ def convert_checkpoint(
     control_resize: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
-    """Write a safetensors folder of an official transformer or image tokenizer (VQ-8, VQ-16).
+    """Write a safetensors folder of an official transformer or image tokenizer (VQ-8, VQ-16, VAR's).
 
     Transformers are LlamaGen's (c2i, t2i), also under the control of an image (ControlAR), and those of LPD,
-    NAR and PAR.
+    NAR, PAR and VAR.
 
     Args:
         checkpoint: the official file, or a folder with the `config.json` and `model.safetensors` of LANTERN.
@@ -173,12 +199,13 @@ def convert_checkpoint(
     if is_vq(tensors):
         model, codebook = vq_from_official(path, find_tensors(path, content, ("ema", *CONTAINERS)))
         summary = {"kind": "vq", "stride": 2 ** (len(model.config.block_out_channels) - 1)}
+    elif is_scale_vq(tensors):
+        model = scale_vq_from_official(path, tensors)
+        summary = {"kind": "vq", "stride": 2 ** (len(model.config.block_out_channels) - 1)}
     else:
         if is_lantern(tensors):
             config = config_from_lantern(path)
-            if image_size not in (None, STRIDE * config.grid_size):
-                allowed = f"{STRIDE * config.grid_size}, which this checkpoint was trained for"
-                raise InputError("image_size", image_size, allowed)
+            _check_size(image_size, config.grid_size)
             model = _build(path, tensors, config, lambda name: name)
         else:
             model = llamagen_from_official(path, tensors, image_size, num_heads, control_resize)
@@ -208,6 +235,8 @@ def llamagen_from_official(
     """The model of an official state dict; `path` gives the image size, and names the file in messages."""
     if "fake_latent" in tensors:
         return _lpd_from_official(path, tensors, image_size, num_heads)
+    if "pos_1LC" in tensors:
+        return _var_from_official(path, tensors, image_size, num_heads)
     control = _control(path, tensors, control_resize) if is_controlled(tensors) else {}
     config = _infer_config(path, tensors, _grid_size(path, image_size), num_heads, control)
     return _build(path, tensors, config, partial(_renamed, RENAMES))
@@ -220,9 +249,7 @@ def _lpd_from_official(
     depth = len({match[1] for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))})
     places = measure(path, tensors, r"pos_embed", axis=1)
     grid = math.isqrt(places - 1)
-    if image_size not in (None, STRIDE * grid):
-        allowed = f"{STRIDE * grid}, which this checkpoint was trained for"
-        raise InputError("image_size", image_size, allowed)
+    _check_size(image_size, grid)
     own = dict(tensors)
     # the null class is the last one here, and vectors of positions have no batch
     for name in ("mask_token", "pos_embed"):
@@ -244,6 +271,37 @@ def _lpd_from_official(
         num_classes=measure(path, tensors, r"class_emb\.weight"),
     )
     return _build(path, own, config, partial(_renamed, LPD_RENAMES))
+
+
+def _var_from_official(
+    path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
+) -> LlamaGenForCausalLM:
+    if LEVELS not in tensors:
+        raise CheckpointError("checkpoint", str(path), f"missing keys: {LEVELS}, which tells the scales")
+    sides = [math.isqrt(count) for count in tensors[LEVELS].flatten().long().bincount().tolist()]
+    _check_size(image_size, sides[-1])
+    own, lone = dict(tensors), r"pos_1LC|pos_start|.*\.(scale_mul_1H11|ada_gss)"
+    for name, tensor in tensors.items():  # these are broadcast over a batch
+        if re.fullmatch(lone, name) and tensor.shape[:1] == (1,):
+            own[name] = tensor.reshape(tensor.shape[-2:]) if name.endswith("ada_gss") else tensor[0]
+    width = measure(path, own, r"(class_emb|lvl_embed)\.weight", axis=1)
+    normalised = any(name.endswith("scale_mul_1H11") for name in own)
+    known = measure(path, own, r".*\.scale_mul_1H11") if normalised else max(1, width // VAR_HEAD)
+    config = _config(
+        path,
+        VARConfig,
+        patch_nums=sides,
+        latent_channels=measure(path, own, r"word_embed\.weight", axis=1),
+        shared_modulation="shared_ada_lin.1.weight" in own,
+        normalised_attention=normalised,
+        vocab_size=measure(path, own, r"head\.(weight|bias)"),
+        hidden_size=width,
+        intermediate_size=measure(path, own, r"blocks\.\d+\.ffn\.fc1\.(weight|bias)"),
+        num_hidden_layers=len({match[1] for name in own if (match := re.match(r"blocks\.(\d+)\.", name))}),
+        num_attention_heads=known if num_heads is None else num_heads,
+        num_classes=measure(path, own, r"class_emb\.weight") - 1,
+    )
+    return _build(path, own, config, partial(_renamed, VAR_RENAMES))
 
 
 def _build(
@@ -378,6 +436,13 @@ def _published_heads(path: Path, depth: int, width: int) -> int:
             return size.heads
     allowed = f"a published size; {depth} layers of width {width} are none: say num_heads (--heads)"
     raise CheckpointError("checkpoint", str(path), allowed)
+
+
+def _check_size(image_size: int | None, grid: int) -> None:
+    """Raise InputError for a size that contradicts the grid of a file."""
+    if image_size not in (None, STRIDE * grid):
+        allowed = f"{STRIDE * grid}, which this checkpoint was trained for"
+        raise InputError("image_size", image_size, allowed)
 
 
 def _grid_size(path: Path, image_size: int | None) -> int:

@@ -122,7 +122,7 @@ class LlamaGenAttention(LlamaAttention):
             projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        queries, keys = rotate_pairs(queries, *rotation), rotate_pairs(keys, *rotation)
+        queries, keys = self.place(queries, keys, rotation)
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -133,6 +133,10 @@ class LlamaGenAttention(LlamaAttention):
             self, queries, keys, values, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         return self.o_proj(output.flatten(2)), weights
+
+    def place(self, queries: Tensor, keys: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Turn queries and keys [B, heads, T, head_dim] by their positions."""
+        return rotate_pairs(queries, *rotation), rotate_pairs(keys, *rotation)
 
 
 class LlamaGenDecoderLayer(GradientCheckpointingLayer):

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
 from mmspec.models.llamagen.configuration import LlamaGenConfig
 
-__all__ = ["LPDConfig", "NARConfig", "NBPConfig", "PARConfig", "ParallelImageConfig"]
+__all__ = [
+    "LPDConfig",
+    "NARConfig",
+    "NBPConfig",
+    "NFIGConfig",
+    "PARConfig",
+    "ParallelImageConfig",
+    "VARConfig",
+]
 
 BODIES = ("llamagen", "vit")
 
@@ -122,3 +132,65 @@ class NBPConfig(ParallelImageConfig):
         if self.group_size < 1 or self.grid_size**2 % self.group_size:
             allowed = f"a divisor of {self.grid_size**2}, the tokens of a frame"
             raise ValueError(f"block_size: got {self.block_size}; {allowed}")
+
+
+@strict
+class VARConfig(ParallelImageConfig):
+    """The shape of a model that predicts an image scale by scale, each in one forward (VAR, 2404.02905).
+
+    Attributes:
+        patch_nums: tokens a side of each scale, from the coarsest to the image's own grid.
+        latent_channels: width of the image tokenizer's code vectors, of which the input of a scale is made.
+        shared_modulation: whether the layers share the matrix that makes their scales, shifts and gates of
+            the class, as in the published 36 layers.
+        normalised_attention: whether queries and keys have length 1, and each head a learned scale.
+    """
+
+    model_type = "var"
+
+    attention_bias = True  # that of keys is 0 in published files
+    layer_norm_eps = 1e-6
+
+    patch_nums: list[int] | tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)
+    latent_channels: int = 32
+    shared_modulation: bool = False
+    normalised_attention: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.patch_nums:
+            self.grid_size = self.patch_nums[-1]
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        super().__post_init__(**kwargs)
+
+    def validate_patch_nums(self) -> None:
+        """Refuse what is no sequence of ever finer scales; called by `strict`."""
+        sides = self.patch_nums
+        if not sides or sides[0] < 1 or any(b <= a for a, b in zip(sides, sides[1:], strict=False)):
+            raise ValueError(f"patch_nums: got {sides}; positive integers, each larger than the one before")
+
+    @property
+    def prefix_length(self) -> int:
+        """No slots before the image: the class is what the first scale reads."""
+        return 0
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of all scales of an image."""
+        return sum(side**2 for side in self.patch_nums)
+
+
+@strict
+class NFIGConfig(VARConfig):
+    """The shape of a model that predicts an image by bands of frequency, low ones first (NFIG, 2503.07076).
+
+    The transformer is VAR's; its scales are bands, which an image tokenizer of its own quantises one after
+    another. That tokenizer's encoder, which parts an image into bands, is not here: images are drawn from its
+    codes as from VAR's.
+    """
+
+    model_type = "nfig"
+
+    def band_edges(self) -> list[float]:
+        """Upper edge of each band, as a share of the largest frequency: as wide as it has tokens."""
+        return [count / self.image_tokens for count in accumulate(side**2 for side in self.patch_nums)]
