@@ -294,8 +294,8 @@ def layout_of(requests: Sequence[Request]) -> Layout:
     """
     layouts: set[Layout] = set()
     for layout in (request.layout for request in requests):
-        is_scales = isinstance(layout, GridSequence)
-        layouts.add(layout if is_scales else require_grid(layout, "an order of cells"))
+        several = layout if isinstance(layout, GridSequence) else None
+        layouts.add(several or require_grid(layout, "an order of cells"))
     if len(layouts) != 1:
         raise InputError("requests", sorted(map(str, layouts)), "images of one size")
     return layouts.pop()

@@ -60,7 +60,8 @@ def load_chameleon_tokenizer(source: str, vq: str | Path | None = None, **where:
     place = Path(source if vq is None else vq)
     saved = place / VQ if vq is None else place
     if (saved / SAFETENSORS_WEIGHTS_NAME).is_file():
-        return load_vq(source, vq, **where)
+        loaded: VQModel = load_vq(source, vq, **where)
+        return loaded
     if vq is None and not place.is_dir():  # a hub id, whose files are in the cache
         place = Path(str(cached_file(source, "config.json", **where))).parent
     model: VQModel = load_chameleon_vq(place).float().eval()

@@ -8,6 +8,7 @@ scales have is said in every call: checkpoints do not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,8 @@ class ScaleQuantizer(nn.Module):
         if scale < len(sides) - 1:
             found = F.interpolate(found, size=(sides[-1], sides[-1]), mode="bicubic")
         smooth: Tensor = self.convolution_of(scale, len(sides))(found)
-        return found * (1 - SMOOTHED) + smooth * SMOOTHED
+        mixed: Tensor = found * (1 - SMOOTHED) + smooth * SMOOTHED
+        return mixed
 
     def features(self, codes: Tensor, sides: Sequence[int]) -> Tensor:
         """Vectors [B, c, P, P] that codes [B, N] of all scales come to; a scale of -1 adds nothing."""
@@ -86,10 +88,10 @@ def shrunk(features: Tensor, side: int) -> Tensor:
     return F.adaptive_avg_pool2d(features, side).flatten(2).transpose(1, 2)
 
 
-class ScaleVQModel(ModelMixin, ConfigMixin):
+class ScaleVQModel(ModelMixin, ConfigMixin):  # type: ignore[misc]  # both name their config
     """Image tokenizer of several scales; arguments as of diffusers' `VQModel`, and `convolutions`."""
 
-    @register_to_config
+    @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
         self,
         down_block_types: Sequence[str] = ("DownEncoderBlock2D",),
@@ -102,7 +104,7 @@ class ScaleVQModel(ModelMixin, ConfigMixin):
         norm_num_groups: int = 32,
     ) -> None:
         super().__init__()
-        shape = {
+        shape: dict[str, Any] = {
             "block_out_channels": tuple(block_out_channels),
             "layers_per_block": layers_per_block,
             "norm_num_groups": norm_num_groups,

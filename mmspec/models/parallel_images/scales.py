@@ -42,8 +42,8 @@ class Modulation(nn.Module):
         self.parts = parts
 
     def forward(self, condition: Tensor) -> Tensor:
-        made: Tensor = self.linear(F.silu(condition))
-        return made.unflatten(1, (1, self.parts, -1))
+        made: Tensor = self.linear(F.silu(condition)).unflatten(1, (1, self.parts, -1))
+        return made
 
 
 class VARAttention(LlamaGenAttention):
@@ -85,7 +85,9 @@ class VARLayer(LlamaGenDecoderLayer):
         else:
             self.modulation = Modulation(width, PARTS)
 
-    def forward(self, hidden_states: Tensor, condition: Tensor, **kwargs: Any) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, condition: Tensor, **kwargs: Any
+    ) -> Tensor:
         """Run the layer; condition: [B, D] of the class, or [B, 1, 6, D] what all layers share."""
         if self.modulation is not None:
             parts = self.modulation(condition)
@@ -124,7 +126,7 @@ class VARModel(LlamaGenModel):
         self.shared_modulation = Modulation(width, PARTS) if config.shared_modulation else None
         self.post_init()
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
@@ -150,7 +152,8 @@ class VARModel(LlamaGenModel):
         if position_ids is None:
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
         where = position_ids.clamp_max(self.config.image_tokens - 1).expand(len(inputs_embeds), -1)
-        condition = self.cls_embedding.embedding_table(class_labels)
+        classes: Any = self.cls_embedding
+        condition: Tensor = classes.embedding_table(class_labels)
         first, level = len(self.start), self.level_of(where)
         begin = condition[:, None] + self.start[where.clamp_max(first - 1)]
         read = torch.where((where < first)[..., None], begin, self.embed_tokens(inputs_embeds))
