@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from mmspec.models.llamagen.modeling import LlamaGenDecoderLayer, LlamaGenForCausalLM, LlamaGenModel
-from mmspec.models.parallel_images.configuration import LPDConfig, NARConfig, NBPConfig, PARConfig
+from mmspec.models.parallel_images.configuration import (
+    LPDConfig,
+    NARConfig,
+    NBPConfig,
+    ParallelImageConfig,
+    PARConfig,
+)
 
 VIT_EPS = 1e-6
 
@@ -157,7 +163,7 @@ class PARModel(LlamaGenModel):
     """LlamaGen's transformer, with tokens that begin the regions of an image but the last."""
 
     config: PARConfig | NBPConfig
-    config_class = PARConfig
+    config_class: type[ParallelImageConfig] = PARConfig
 
     def __init__(self, config: PARConfig | NBPConfig) -> None:
         super().__init__(config)
