@@ -244,7 +244,7 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
         """Cosines and sines of positions [B, T]; see `raster_rotation`."""
         return raster_rotation(position_ids, self.config)
 
-    def run(self, hidden_states: Tensor, control: Sequence[Tensor] = (), **how: Any) -> Tensor:
+    def run(self, hidden_states: Tensor, *, control: Sequence[Tensor] = (), **how: Any) -> Tensor:
         """Run the layers, each with the arguments `how`: [B, T, D] -> normed states [B, T, D].
 
         `control` [B, T, D] is added to what enters the first layer of each third.
