@@ -3,18 +3,21 @@
 `lpd:states=S` decides up to S groups of cells in a forward, with the images of one group a forward. They are
 of captions of held-out scenes, and each counts its own forwards.
 
-python benchmarks/image_states.py assets/scenes-parallel --images 16
+    python -m reference train parallel --out my-parallel
+    python -m benchmarks.image_states my-parallel --images 16
 """
 
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import rich
 import torch
 import typer
+from tqdm.auto import tqdm
 
 from mmspec.evaluation.tables import figures
 from mmspec.scenes import IMAGE_TOKENS, caption, sample_scene
@@ -45,18 +48,16 @@ def main(
         how |= {"batch_size": images, "temperature": temperature, "output_type": "latent"}
         return pipe(asked, seed=seeds, **how)
 
-    for scale in guidance.split(","):
-        for order in orders.split(","):
-            for groups in map(int, steps.split(",")):
-                options = {"order": order, "generation_steps": groups}
-                plain = draw(scale, **options)
-                for count in map(int, states.split(",")):
-                    fast = draw(scale, **options, states=count)
-                    same = sum(map(list.__eq__, plain.tokens, fast.tokens))
-                    row = {"guidance": scale, "order": order, "plain": plain.stats.nfe_mean, "states": count}
-                    row |= {"forwards": fast.stats.nfe_mean, "most": fast.stats.nfe_max, "identical": same}
-                    rows.append(row | {"seconds": fast.stats.seconds / plain.stats.seconds})
-                    print(json.dumps(rows[-1]), flush=True)
+    settings = product(guidance.split(","), orders.split(","), map(int, steps.split(",")))
+    for scale, order, groups in tqdm(list(settings), unit="setting"):
+        options = {"order": order, "generation_steps": groups}
+        plain = draw(scale, **options)
+        for count in map(int, states.split(",")):
+            fast = draw(scale, **options, states=count)
+            same = sum(map(list.__eq__, plain.tokens, fast.tokens))
+            row = {"guidance": scale, "order": order, "plain": plain.stats.nfe_mean, "states": count}
+            row |= {"forwards": fast.stats.nfe_mean, "most": fast.stats.nfe_max, "identical": same}
+            rows.append(row | {"seconds": fast.stats.seconds / plain.stats.seconds})
     if out is not None:
         out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     columns = ("guidance", "order", "plain", "states", "forwards", "at most", "fewer", "identical", "time")
