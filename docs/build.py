@@ -182,13 +182,13 @@ def diffusion_table(name: str) -> str:
     for row in recorded(name):
         label = f"{row['mode']}: `{row['accelerator']}`"
         if row["task"] == "caption":
-            captions[label] = f"{row['right']:.0%}"
+            captions[label] = f"{row['right']:.1%}"
             continue
         low, high = row["interval"]
         shares = (
             captions.get(label, "-"),
-            f"{row['right']:.0%}",
-            f"{row['identical']:.0%}",
+            f"{row['right']:.1%}",
+            f"{row['identical']:.1%}",
             f"{row['edits']:.3f}",
         )
         passes = f"{row['tokens_a_forward']:.2f} ({low:.2f}-{high:.2f})"
