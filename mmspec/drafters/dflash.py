@@ -1,11 +1,13 @@
 """DFlash and DSpark: a block of noise is denoised in one pass over the target's hidden states.
 
 DFlash (2602.06036) predicts every slot by itself; DSpark (2607.05147) takes the tokens from left to right,
-and each slot is told of the token before it. The likeliest tokens are proposed, as a chain or as a tree, and
-judged exactly.
+and each slot is told of the token before it. The likeliest tokens are proposed, or draws, as a chain or as a
+tree, and judged exactly.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +18,6 @@ from mmspec.decoding.draft import Draft, Nodes
 from mmspec.decoding.indexing import pick
 from mmspec.drafters.heads import CachingSession, HeadDrafter
 from mmspec.drafters.session import PromptBatch
-from mmspec.drafters.tree import TreeGrowth
 from mmspec.errors import InputError
 from mmspec.models.dflash import DFlashHead
 from mmspec.targets.causal import CacheState
@@ -53,7 +54,7 @@ class BlockSession(CachingSession):
         first = 0 if self.head.config.anchor_predicts else 1
         hidden = self._denoise(canvas)[:, first:]  # [R, D, d]
         logits = self.head.logits(hidden, self.read_out)
-        growth = TreeGrowth(self.shape, canvas.root, self.names)
+        growth = self.growth(canvas)
         state: Tensor | None = None
         while True:
             before, level = self._copied(growth.tokens), growth.level
@@ -108,6 +109,8 @@ class DFlashDrafter(HeadDrafter):
         model: the trained head.
         num_draft_tokens, depth, top_k: of the tree, as of `HeadDrafter`; by default a chain of all that a
             pass predicts, which is also the deepest that there can be.
+        tree, sampling: as of `HeadDrafter`. Draws of a slot's distribution, "coupled" or "sampled", are what
+            image tokens need, whose likeliest ones are seldom drawn.
         least_confidence: a draft goes on no further where the head's confidence is below; 0 never asks it.
 
     Raises:
@@ -125,8 +128,10 @@ class DFlashDrafter(HeadDrafter):
         depth: int | None = None,
         top_k: int | None = None,
         least_confidence: float = 0.0,
+        tree: str | int | Sequence[int] = "dynamic",
+        sampling: str = "greedy",
     ) -> None:
-        super().__init__(model, num_draft_tokens, depth, top_k)
+        super().__init__(model, num_draft_tokens, depth, top_k, tree, sampling)
         require_number("least_confidence", least_confidence, 0.0, 1.0, "a probability")
         if least_confidence and model.confidence_head is None:
             raise InputError("least_confidence", least_confidence, "0: this head has no confidence")

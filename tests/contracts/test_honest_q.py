@@ -89,6 +89,8 @@ DRAFTS: dict[str, Callable[[], Drafter]] = {
     "eagle": lambda: head("eagle", "sampled", "3x1x1"),
     "eagle, static": lambda: head("eagle", "without_replacement", "eagle"),
     "eagle3": lambda: head("eagle3", "without_replacement", "2x2"),
+    "dflash": lambda: head("dflash", "sampled", "1x1x1"),
+    "dspark": lambda: head("dspark", "sampled", "3x1x1"),
     "medusa": lambda: head("medusa", "sampled", "2x2"),
     "hydra": lambda: head("hydra", "without_replacement", "2x2"),
     "jacobi": lambda: JacobiDrafter(4),

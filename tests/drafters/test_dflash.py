@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mmspec.accelerators import build_accelerator
+from mmspec.accelerators.accelerator import Accelerator
+from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.sampling import Sampler
@@ -19,12 +22,15 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.models.dflash import DFlashHead
 from mmspec.models.head_checkpoint import load_head
 from mmspec.models.official_files import replace_prefix
-from mmspec.targets import CausalTarget
+from mmspec.pipelines.image_prompts import image_requests
+from mmspec.targets import CausalTarget, image_target
 from tests.contracts.running import decode, generate, random_prompts
 from tests.drafters.dflash_checks import KINDS, alone, drafter_for, head_for
 from tests.drafters.eagle_checks import Gullible
 from tests.drafters.flash_checks import answer, inputs_of, target_of
+from tests.targets.image_loop import draw
 from tests.tiny_models import tiny_llama, tiny_qwen3_5
+from tests.tiny_models.llamagen import tiny_llamagen
 
 PROMPTS = [random_prompts(1, shortest=n, longest=n, seed=n)[0] for n in (1, 5, 20)]
 
@@ -60,6 +66,22 @@ def test_a_hybrid_says_what_generate_says(kind: str, shape: dict[str, int]) -> N
     run = decode(target, PROMPTS, drafter_for(target, kind, **shape), max_new_tokens=24)
     assert run.outputs == [generate(target.model, prompt, 24) for prompt in PROMPTS]
     assert run.stats.draft_passes > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_guided_images_are_those_of_plain_decoding(kind: str, temperature: float) -> None:
+    """Two in a batch, by draws with the target's own noise."""
+    target = image_target(tiny_llamagen("class").double().eval())
+    assert target is not None
+    asked: dict[str, Any] = {"class_labels": [3, 1], "negative_prompt": None, "guided": True}
+    requests = image_requests(
+        target, None, **asked, grid=target.grid, num_images_per_prompt=1, tokenizer=None
+    )
+    drafter = drafter_for(target, kind, sampling="coupled")
+    due, _ = draw(target, build_accelerator("none"), requests, 2.0, temperature)
+    found, stats = draw(target, Accelerator(kind, drafter, SampleAndMatch()), requests, 2.0, temperature)
+    assert found == due and sum(stats.drafted) > sum(stats.accepted)
 
 
 def watched(drafter: DFlashDrafter) -> tuple[list[Tensor], list[Draft]]:

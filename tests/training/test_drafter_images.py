@@ -59,7 +59,10 @@ def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("condition", "method"),
-    [("caption", "eagle"), *(("class", name) for name in ("dflash", "eagle3", "flash", "cjd"))],
+    [
+        *(("caption", name) for name in ("dflash", "eagle")),
+        *(("class", name) for name in ("eagle3", "flash", "cjd")),
+    ],
 )
 def test_a_drafter_of_images(
     condition: str, method: str, image_folders: dict[str, Path], short_trials: None, tmp_path: Path

@@ -114,6 +114,10 @@ class Blocks:
         ahead = root[:, None] + torch.arange(heads, device=root.device)
         return cls(row, root - 1, ahead.clamp_max(learnt.shape[1] - 1), counted[row, root])
 
+    def at(self, index: Tensor) -> Blocks:
+        """Return some of the blocks."""
+        return Blocks(*(each[index] for each in (self.row, self.before, self.ahead, self.counted)))
+
 
 def token_loss(
     logits: Tensor, goal: Tensor | Goals, counted: Tensor, discount: float

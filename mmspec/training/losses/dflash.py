@@ -42,7 +42,10 @@ class DFlashLoss(DrafterLoss):
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: how often the likeliest token of each slot is the target's."""
         reading = self.read(batch)
-        blocks = drawn(Blocks.of(reading.learnt, self.head.config.depth), self.anchors, batch.seed)
+        blocks = Blocks.of(reading.learnt, self.head.config.depth)
+        # a block begins with a token that was emitted; a prompt's may have no embedding (slots of captions)
+        emitted = reading.learnt[blocks.row, blocks.ahead[:, 0]]
+        blocks = drawn(blocks.at(emitted), self.anchors, batch.seed)
         at = blocks.row[:, None], blocks.ahead
         goal = self.goals(reading, at, blocks.counted)
         counted, before = blocks.counted & goal.known[goal.at], reading.tokens[at]
@@ -72,8 +75,7 @@ def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:
     order = torch.rand(len(blocks.row), generator=generator, device=blocks.row.device).argsort()
     same = one_hot(blocks.row[order])
     rank = (same.cumsum(0) * same).sum(-1)  # from 1, among the blocks of its sequence
-    kept = order[rank <= most].sort().values
-    return Blocks(blocks.row[kept], blocks.before[kept], blocks.ahead[kept], blocks.counted[kept])
+    return blocks.at(order[rank <= most].sort().values)
 
 
 def denoise(head: DFlashHead, target: CausalTarget, reading: Reading, blocks: Blocks) -> Tensor:
