@@ -37,7 +37,7 @@ class AdaBlock(PlaceRule):
     `delimiter_threshold`; else it has `block_length` places. A rule for quality: it does not save forwards.
 
     Args:
-        places_per_step, remask_below, end_cut: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
         threshold: least probability of a token that is decided.
         delimiters: token ids at which a block may end, such as those of newlines.
         delimiter_threshold: 0.3 for LLaDA and 0.5 for Dream, as published.

@@ -19,7 +19,7 @@ class EndWeight(PlaceRule):
     decide them first.
 
     Args:
-        places_per_step, remask_below, end_cut: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
         end_weight: the weight at the beginning; 1 changes nothing.
     """
 
@@ -46,7 +46,7 @@ class Ascending(EndWeight):
     """Decide 1, 2, 4, ... of the surest places, and the rest in the last of log2(n) steps (ASS, 2509.23924).
 
     Args:
-        places_per_step, remask_below, end_cut: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
         end_weight: as of `EndWeight`; it grows as the steps do.
     """
 

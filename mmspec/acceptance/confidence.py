@@ -21,7 +21,7 @@ class LowConfidence(PlaceRule):
     ranks its own places; of equals the leftmost is decided.
 
     Args:
-        places_per_step, remask_below, end_cut: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
         denoising_steps: forwards that a block takes, in place of `places_per_step`: each decides an equal
             share of it, the first ones a place more where that leaves a rest (SDAR's `low_confidence_static`,
             2510.06303; the paper's steps of a block).

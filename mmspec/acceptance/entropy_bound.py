@@ -19,7 +19,7 @@ class EntropyBound(PlaceRule):
     The place of the lowest entropy is always decided, in the place of the surest.
 
     Args:
-        places_per_step, remask_below, end_cut: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
         entropy_bound: in nats; larger decides more.
     """
 

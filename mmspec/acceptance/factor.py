@@ -19,7 +19,7 @@ class Factor(PlaceRule):
     of its theorem 1, under which the likeliest tokens of each place are the likeliest of all together.
 
     Args:
-        places_per_step, remask_below, end_cut: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
         factor: f; larger decides more.
     """
 

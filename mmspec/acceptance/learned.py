@@ -23,7 +23,7 @@ class Learned(PlaceRule):
     `mmspec train filter`.
 
     Args:
-        places_per_step, remask_below, end_cut: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
         filter: folder of a `CommitFilter`, or a loaded one.
         threshold: least probability, by the filter, that the place holds its final token.
 

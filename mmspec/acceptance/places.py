@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,10 +15,12 @@ from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.verdict import Fill, Measured, Verdict
 from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, require_number
 
 __all__ = ["PlaceRule", "Places", "entropy", "rank", "within"]
 
+FALLBACKS = ("surest", "leftmost")
 NOWHERE = -1.0  # confidence of a place that is not open: below any other
 
 
@@ -91,7 +93,7 @@ class Places:
 class PlaceRule(AcceptanceRule):
     """Base of rules that choose a token at every open place of a block, and decide some of them.
 
-    Decides what `choose` chooses, and the surest `places_per_step` places in any case. One place a round is
+    Decides what `choose` chooses, and `places_per_step` places in any case. One place a round is
     the plain decoding of a masked model, which "exact" refers to: such a model defines no order, so there is
     no other distribution of whole outputs. More are lossy, without a bound: tokens decided in one round are
     chosen independently of each other.
@@ -103,6 +105,9 @@ class PlaceRule(AcceptanceRule):
             round comes nearer to the end; tokens of a block are emitted when it is complete. 0 never does.
         end_cut: whether places behind a decided token that ends the output are left alone (after Learn2PD's
             end-of-text prediction, 2509.25188, which cuts behind predicted ones as well).
+        fallback: which places are decided in any case: the "surest", as published, or the "leftmost", as
+            `selection_policy` of vLLM has it. For a model that decides from left to right the text is then
+            that of plain decoding as long as what is decided ahead is right.
 
     Raises:
         InputError: a value outside its range.
@@ -111,6 +116,7 @@ class PlaceRule(AcceptanceRule):
     places_per_step: int = 1
     remask_below: float = 0.0
     end_cut: bool = False
+    fallback: str = field(default="surest", kw_only=True)
 
     sound_for = frozenset({DraftKind.POINT})
     judges = "places"
@@ -122,18 +128,21 @@ class PlaceRule(AcceptanceRule):
         require_number("remask_below", self.remask_below, 0.0, 1.0, "0 (never) to 1")
         if not isinstance(self.end_cut, bool):
             raise InputError("end_cut", self.end_cut, "True or False")
+        if self.fallback not in FALLBACKS:
+            raise InputError("fallback", self.fallback, did_you_mean(self.fallback, FALLBACKS))
 
     @abstractmethod
     def choose(self, places: Places) -> Tensor:
         """[B, n] the places that are decided, those that are not open among them or not."""
 
     def order(self, places: Places) -> Tensor:
-        """[B, n] rank of each open place, from 0: the first `places_per_step` are decided in any case."""
+        """[B, n] rank of each open place by how sure it is, from 0."""
         return places.order
 
     def chosen(self, places: Places) -> Tensor:
         """[B, n] the open places that a round decides."""
-        return (self.choose(places) | (self.order(places) < self.places_per_step)) & places.is_open
+        first = places.leftmost if self.fallback == "leftmost" else self.order(places)
+        return (self.choose(places) | (first < self.places_per_step)) & places.is_open
 
     def decide(
         self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor

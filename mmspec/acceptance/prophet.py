@@ -21,7 +21,7 @@ class Prophet(PlaceRule):
     answer is"; this one at all open places of the block.
 
     Args:
-        places_per_step, remask_below, end_cut: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
         gap: the first bar, in nats of logits; guidance and a temperature scale it.
     """
 

@@ -142,6 +142,13 @@ RULES: list[tuple[str, dict[str, Any], Pick]] = [
         )
         for bar, least in ((0.0, 1), (0.25, 1), (0.3, 2), (1.5, 1))
     ),
+    (
+        "threshold",
+        {"threshold": 0.25, "places_per_step": 2, "fallback": "leftmost"},
+        lambda seen, at: (
+            surest(seen, 2, lambda one: -one.place) | {one.place for one in seen if one.sure >= 0.25}
+        ),
+    ),
     ("factor", {"factor": 2.0}, by_factor(2.0)),
     ("factor", {"factor": 4.0}, by_factor(4.0)),
     ("entropy_bound", {"entropy_bound": 0.0}, by_entropy(0.0)),
