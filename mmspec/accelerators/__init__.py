@@ -173,7 +173,7 @@ def low_confidence(
             the whole output, or in the model's own blocks, is plain decoding.
         block_length, cache: as of `UnmaskingDrafter`.
     """
-    rule = LowConfidence(places_per_step, remask_below, end_cut, denoising_steps)
+    rule = LowConfidence(places_per_step, remask_below, end_cut, denoising_steps=denoising_steps)
     return Accelerator("low_confidence", UnmaskingDrafter(block_length, cache), rule)
 
 

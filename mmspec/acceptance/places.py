@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ class PlaceRule(AcceptanceRule):
     places_per_step: int = 1
     remask_below: float = 0.0
     end_cut: bool = False
-    fallback: str = field(default="surest", kw_only=True)
+    fallback: str = "surest"
 
     sound_for = frozenset({DraftKind.POINT})
     judges = "places"
