@@ -9,7 +9,7 @@ continuations), and the q_i that are best one after another, each given those be
 Each is made of half of the continuations and judged by the other half; and judged by those that it is made
 of, which is too much.
 
-    python -m benchmarks.true_marginals --images 8 --cells 32
+    python -m benchmarks.true_marginals --images 8 --places 4 --rows 64 --cells 16
 """
 
 from __future__ import annotations
