@@ -107,7 +107,7 @@ class LlamaGenTarget(ImageTokenTarget):
         return {CONTROL: strength * self.model.control_encoder(pixels.to(self.device))}
 
     def no_control(self) -> dict[str, Tensor]:
-        """What a prompt holds of no image: zeros, or nothing if the model is not controlled by one."""
+        """Zeros for a prompt without a control image, or nothing if the model is controlled by none."""
         if not self.is_controlled:
             return {}
         zero = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)

@@ -200,7 +200,7 @@ def test_guessed_states_give_the_images_of_one_group_a_forward(
 
 @pytest.mark.parametrize(("steps", "states"), [(CELLS, 3), (CELLS, 20), (7, 2)])
 def test_right_guesses_leave_a_forward_for_so_many_groups(tmp_path: Path, steps: int, states: int) -> None:
-    """Of a model whose cells know nothing of each other, all guesses are right but those of the first."""
+    """All guesses but the first are right for a model whose cells know nothing of each other."""
     state = {name: 0 * each if "attn.proj" in name else each for name, each in lpd_state().items()}
     target: Any = image_target(convert_and_load(tmp_path, state, dtype=torch.float64))
     _, stats = images(target, "lpd", order="random", generation_steps=steps, states=states)
