@@ -111,7 +111,8 @@ def diffusion(
         shares = f"{row['right']:.1%}", f"{row['identical']:.1%}", f"{row['edits']:.3f}"
         label = f"{row['mode']}: {row['accelerator']}"
         rows.append((label, row["task"], row["exactness"], *shares, shown, f"{row['seconds']:.1f} s"))
-        if row["task"] == "describe" and row["accelerator"].startswith("threshold"):
+        is_published = row["accelerator"].startswith("threshold") and "fallback" not in row["accelerator"]
+        if row["task"] == "describe" and is_published:  # one rule, one curve
             curve.append((row["tokens_a_forward"], 100 * row["right"]))
     scores["aup"] = aup(curve)
     columns = (
