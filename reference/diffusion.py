@@ -54,6 +54,7 @@ QUESTIONS = 3  # of a scene: their answers have little to mask
 DEFAULT_MINUTES = 50.0
 FINE_TUNING_FACTOR = 0.3  # of the rates: what it begins with is trained
 LEAST_NOISE = 0.1  # share of a block that is masked at least
+WHOLLY_MASKED = 0.5  # share of the blocks that are masked as the first forward of each sees them
 MOST_BEHIND = 64  # places behind the conversation where all see each other
 
 
@@ -124,7 +125,8 @@ def blocks_layout(
     """The conversation, clean, and a copy whose blocks are masked, each with a chance of its own.
 
     A block is masked as it is decoded: within one answer, first or last of those in it, with what stands
-    before in plain sight; places behind the answer hold its end token, and are masked and learnt too.
+    before in plain sight; places behind the answer hold its end token, and are masked and learnt too. Half of
+    the blocks are masked wholly: where many places are decided a forward, that is what most forwards see.
 
     Args:
         tokens: [B, L] of conversations, padded on the right.
@@ -150,7 +152,8 @@ def blocks_layout(
     behind = ((is_last.long().cumsum(-1) == 1) & ~own).flatten(1)
     noisy = tokens.masked_fill(behind, end)
 
-    chance = (drawn(*first.shape) * (1 - LEAST_NOISE) + LEAST_NOISE)[:, of]
+    chance = drawn(*first.shape) * (1 - LEAST_NOISE) + LEAST_NOISE
+    chance = chance.masked_fill(drawn(*first.shape) < WHOLLY_MASKED, 1.0)[:, of]
     hidden = (own.flatten(1) | behind) & (drawn(rows, length) < chance)
     hidden[:, 0] = False
     clean_sees = torch.cat(
