@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -26,6 +27,19 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked as slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but every n-th case of a test that is marked `every(n)` as slow."""
+    cases = defaultdict[tuple[str, int], list[pytest.Item]](list)
+    for item in items:
+        if marker := item.get_closest_marker("every"):
+            cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
+    for (_, n), found in cases.items():
+        for index, item in enumerate(sorted(found, key=lambda item: item.nodeid)):
+            if index % n:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

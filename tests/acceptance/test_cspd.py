@@ -94,6 +94,7 @@ def distances(seed: int, rule: AcceptanceRule, **options: Any) -> dict[str, floa
 
 
 @pytest.mark.parametrize("rule", [CSpD(), SpeculativeSampling()])
+@pytest.mark.every(2)
 def test_joint_distribution_is_that_of_plain_decoding(rule: AcceptanceRule) -> None:
     alarm = math.sqrt(math.log(2 / ALARM) / ROWS)
     for name, found in distances(0, rule).items():

@@ -221,6 +221,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.every(2)
 def test_joint_distribution_is_that_of_plain_decoding(name: str) -> None:
     rule, fixed, change = RULES[name]
     distribution_holds(rule(), fixed, change)

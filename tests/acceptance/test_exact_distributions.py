@@ -32,6 +32,7 @@ def random_distributions(count: int = 20, vocabulary: int = 5) -> tuple[Tensor, 
 
 
 @pytest.mark.parametrize(("rule", "siblings", "kind"), CASES, ids=NAMES)
+@pytest.mark.every(2)
 def test_the_output_distribution_is_the_targets(rule: AcceptanceRule, siblings: int, kind: DraftKind) -> None:
     """At every edge too; without replacement, what is drawn from nothing that is left is no candidate."""
     for p, q in (random_distributions(), edge_distributions()):

@@ -209,6 +209,7 @@ def model_of(kind: str) -> Any:
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.8)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("name", "options", "pick"), RULES)
+@pytest.mark.every(6)
 def test_tokens_and_forwards_are_those_of_lists(
     name: str, options: dict[str, Any], pick: Pick, sampler: Sampler
 ) -> None:

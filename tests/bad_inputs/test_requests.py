@@ -38,11 +38,13 @@ def drawing_bench(bench: Bench) -> DrawingBench:
 
 
 @pytest.mark.parametrize("kind", sorted({row.number for row in IMAGES}))
+@pytest.mark.every(4)
 def test_bad_requests_for_images_are_refused(kind: int, drawing_bench: DrawingBench, tmp_path: Path) -> None:
     assert refused(IMAGES, kind, drawing_bench, tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", sorted({row.number for row in ROWS}))
+@pytest.mark.every(4)
 def test_bad_input_is_refused(kind: int, bench: Bench, tmp_path: Path) -> None:
     with only_local_connections() as tried:
         assert refused(ROWS, kind, bench, tmp_path) == []

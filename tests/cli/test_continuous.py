@@ -42,6 +42,7 @@ def test_generate_draws_with_both_kinds_of_model(run: Run, run_json: Run, tmp_pa
         ("mar", ("--accelerator", "cspd:num_draft_tokens=3", "--last-step-noise"), "distribution", 0),
     ],
 )
+@pytest.mark.every(2)
 def test_check_knows_what_is_promised(
     run: Run, kind: str, options: tuple[str, ...], mode: str, code: int
 ) -> None:

@@ -137,6 +137,7 @@ def places(tmp_path_factory, tiny_folder: Path, llamagens, eagle3_head: Path) ->
 
 
 @pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.every(3)
 def test_what_cannot_be_done_is_said_in_one_line(kind, places, fails: Callable[..., str], tmp_path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         named = {**places, "tmp": tmp_path, "taken": taken.getsockname()[1]}

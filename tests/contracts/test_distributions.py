@@ -54,12 +54,14 @@ def test_neighbouring_pairs_follow_the_targets_distribution(name: str) -> None:
     ],
     ids=["hot", "cold", "top-p", "all at once"],
 )
+@pytest.mark.every(2)
 def test_the_distribution_is_the_warped_one(name: str, sampler: Sampler) -> None:
     rule, drafter = PAIRS[name]
     check_distribution(toy_target(), drafter, rule, sampler)
 
 
 @pytest.mark.parametrize("name", ["speculative-chain", "recursive-without"])
+@pytest.mark.every(2)
 def test_guidance_of_three_combines_logits_before_everything_else(name: str) -> None:
     rule, drafter = PAIRS[name]
     sampler = Sampler(temperature=1.0, top_k=4, guidance_scale=3.0)

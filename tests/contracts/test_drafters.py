@@ -221,6 +221,7 @@ def test_every_registered_drafter_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", REGISTERED)
+@pytest.mark.every(6)
 def test_greedy_output_of_well_formed_drafts_is_that_of_generate(name: str) -> None:
     """Ten ragged prompts of 32 tokens in one batch, and one of them alone."""
     drafter = inspected(REGISTERED[name](5, torch.float32), 32)
@@ -235,6 +236,7 @@ SHORT_AND_LONG = (1, 8, 2, 32, 3)  # of each builder one of these, which in turn
 @pytest.mark.parametrize(
     ("name", "length"), [(name, SHORT_AND_LONG[index % 5]) for index, name in enumerate(BUILDERS)]
 )
+@pytest.mark.every(6)
 def test_sampling_is_bitwise_that_of_plain_decoding_wherever_a_row_stands(name: str, length: int) -> None:
     """Gumbel-exact for drafts of any length, chains and trees; the drafts are well-formed."""
     drafter, seeds = inspected(BUILDERS[name](length, torch.float64), 24), [7, 8, 9]

@@ -75,6 +75,7 @@ def test_every_head_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize(("name", "family"), PAIRS)
+@pytest.mark.every(4)
 def test_greedy_answers_about_images_are_those_of_generate(name: str, family: str) -> None:
     target, inputs, expected = target_of(family), inputs_of(family), generated(family)
     drafter = drafter_for(name, target).fit(target)
@@ -84,6 +85,7 @@ def test_greedy_answers_about_images_are_those_of_generate(name: str, family: st
 
 
 @pytest.mark.parametrize(("name", "other"), PAIRS)
+@pytest.mark.every(6)
 def test_sampled_answers_about_images_are_bitwise_those_of_plain_decoding(name: str, other: str) -> None:
     (family,) = set(FAMILIES) - {other}
     target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
@@ -94,6 +96,7 @@ def test_sampled_answers_about_images_are_bitwise_those_of_plain_decoding(name: 
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.every(2)
 def test_a_target_with_windows_says_what_generate_says(name: str) -> None:
     target = CausalTarget(tiny_mistral_sliding())
     expected = [generate(target.model, prompt, 20) for prompt in PROMPTS]
@@ -117,6 +120,7 @@ def test_another_target_is_refused_and_so_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*KINDS, "flash, chain"])
+@pytest.mark.every(3)
 def test_a_head_of_nan_costs_its_drafts_and_no_word(name: str) -> None:
     drafter = drafter_for(name, llama()).fit(llama())
     for parameter in drafter.model.parameters():

@@ -184,6 +184,7 @@ def run(drafter: Drafter, sampler: Sampler, rows: int, seed: int | Sequence[int]
 
 @pytest.mark.parametrize("name", DRAFTS)
 @torch.inference_mode()
+@pytest.mark.every(6)
 def test_tokens_of_a_draft_come_as_often_as_its_q_says(name: str) -> None:
     for sampler in (CoarseSampler(1.0, top_k=1), CoarseSampler(0.8, top_k=3, top_p=0.9)):
         counted = Counted(DRAFTS[name]())

@@ -59,6 +59,7 @@ def same(one: Run, other: Run) -> bool:
     ("name", "end"),
     [*((name, ENDS) for name in AHEAD), *((name, ()) for name in ("none", "eagle", "jacobi"))],
 )
+@pytest.mark.every(6)
 def test_nothing_but_the_time_of_reading_changes(name: str, end: tuple[int, ...], request: Any) -> None:
     at_once = run(name, end=end, max_new_tokens=24)
     request.getfixturevalue("gpu")

@@ -236,11 +236,13 @@ CHECKS = {check.__name__: check for check in WHOLE}
 
 
 @pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.every(6)
 def test_the_real_code_passes(name: str) -> None:
     CHECKS[name]()
 
 
 @pytest.mark.parametrize("name", BUGS)
+@pytest.mark.every(6)
 def test_a_planted_bug_is_caught(name: str) -> None:
     with BUGS[name].planted(), pytest.raises((AssertionError, IndexError, RuntimeError)):
         BUGS[name].check()

@@ -70,6 +70,7 @@ def kinds_of(name: str) -> list[DraftKind]:
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.every(6)
 def test_greedy_decoding_gives_the_arg_max_whatever_was_drafted(name: str) -> None:
     for kind in kinds_of(name):
         drafters = [d for d in drafters_of(kind, VOCABULARY) if is_sound(ACCEPTANCE_RULES[name], d)]
@@ -80,6 +81,7 @@ def test_greedy_decoding_gives_the_arg_max_whatever_was_drafted(name: str) -> No
 
 
 @pytest.mark.parametrize(("name", "kind"), EXACT)
+@pytest.mark.every(4)
 def test_exact_rules_keep_the_targets_distribution(name: str, kind: DraftKind) -> None:
     rule = rule_of(name, 6)
     drafter = [d for d in drafters_of(kind, 6) if is_sound(type(rule), d)][-1]

@@ -64,6 +64,7 @@ def round_of(drafter: Drafter, rule: AcceptanceRule) -> Callable[[], Tensor]:
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_a_round_is_traced_without_a_break(name: str) -> None:
     with torch.inference_mode():
         expected = round_of(*CASES[name]())()

@@ -54,6 +54,7 @@ def bad_logits(name: str) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "temperature"), [("all NaN", 0.0), ("one NaN", 0.8), ("one inf", 0.0), ("all -inf", 0.8)]
 )
+@pytest.mark.every(2)
 def test_a_bad_row_ends_with_an_error_and_the_others_go_on(name: str, temperature: float) -> None:
     """transformers: the same id for ever, or a device assert that takes the process along."""
     sampler = Sampler(temperature)

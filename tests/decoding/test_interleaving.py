@@ -45,6 +45,7 @@ def alone(prompt: object) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.every(2)
 def test_two_calls_taking_turns_are_two_calls_alone(name: str) -> None:
     calls = [begin(prompt, DRAFTERS[name]) for prompt in PROMPTS[:2]]
     running = [loop for loop, _ in calls]

@@ -62,6 +62,7 @@ def targets_and_requests() -> list[tuple[str, Any, list[Request]]]:
 
 @pytest.mark.parametrize(("name", "target", "requests"), targets_and_requests())
 @pytest.mark.parametrize("sampler", [SAMPLED, Sampler()], ids=["sampled", "greedy"])
+@pytest.mark.every(2)
 def test_windows_draw_any_layout_as_plain_decoding_does(
     name: str, target: ImageTokenTarget, requests: list[Request], sampler: Sampler
 ) -> None:

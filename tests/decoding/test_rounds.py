@@ -119,6 +119,7 @@ def counted_copies() -> Iterator[Counter[str]]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_the_host_reads_the_device_once_a_round_and_copies_nothing_to_it(name: str) -> None:
     """But the text that was found in the host's index."""
     drafter, rule, sampler = CASES[name]

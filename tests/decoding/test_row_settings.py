@@ -83,6 +83,7 @@ TEXT: dict[str, Callable[[], tuple[Drafter, AcceptanceRule | None]]] = {
 
 
 @pytest.mark.parametrize("name", TEXT)
+@pytest.mark.every(2)
 def test_text(name: str) -> None:
     rows_equal_single_calls(*TEXT[name](), MIXED)
 
@@ -115,6 +116,7 @@ def images_equal_single_calls(name: str, **options: Any) -> None:
         ("eagle", {}),
     ],
 )
+@pytest.mark.every(2)
 def test_images(name: str, options: dict[str, Any]) -> None:
     images_equal_single_calls(name, **options)
 

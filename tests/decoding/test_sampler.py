@@ -130,6 +130,7 @@ PROCESSORS: dict[str, tuple[dict[str, Any], Callable[[PreTrainedModel, int], lis
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.every(2)
 def test_processors_along_drafts_give_what_generate_gives(name: str) -> None:
     setting, build = PROCESSORS[name]
     model = llama().model

@@ -70,6 +70,7 @@ def test_plain_decoding_races_in_the_mode_of_the_model():
     assert Captioning(pipe, "scenes-diffusion").plain.target.by_blocks is pipe.target.by_blocks is False
 
 
+@pytest.mark.slow
 def test_a_race_gives_one_answer_twice_and_says_who_proposed_what(browser, url, demo):
     expected = demo.plain("describe the picture in detail.", images=SCENE, max_new_tokens=192)
     with visiting(browser, url) as page:

@@ -77,6 +77,7 @@ def alone(assistant: Any, model: Any, tokens: list[int]) -> list[int]:
 @pytest.mark.parametrize(
     "more", [{}, {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}]
 )
+@pytest.mark.every(2)
 def test_drafts_are_those_of_each_row_alone(more: dict[str, Any]) -> None:
     """Rows of their own lengths, beyond the sliding window; predicting all tokens, or some."""
     target = CausalTarget(tiny_gemma4())

@@ -68,6 +68,7 @@ def steps_of(tokens: list[int]) -> int:
 
 
 @pytest.mark.parametrize("kind", ["random", "periodic", "one change"])
+@pytest.mark.every(3)
 def test_a_token_costs_a_constant_number_of_steps(kind: str) -> None:
     """Four times the text is about four times the steps, not sixteen."""
 

@@ -60,6 +60,7 @@ def small() -> FanOutTarget:
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DISTRIBUTIONS]
 )
 @torch.inference_mode()
+@pytest.mark.every(2)
 def test_outputs_follow_the_targets_distribution(name: str) -> None:
     sampler, options = DISTRIBUTIONS[name]
     made = CorrectedDrafter(head_for(small()), **{"window": 4, "corrected": 3, **options}).fit(small())
@@ -141,6 +142,7 @@ def test_training_computes_what_decoding_drew_from(monkeypatch: pytest.MonkeyPat
         ((1.0, 9), {}),
     ],
 )
+@pytest.mark.every(2)
 def test_it_corrects_guided_logits_before_they_are_warped(
     monkeypatch: pytest.MonkeyPatch, settings: tuple[float, int], tree: dict[str, Any]
 ) -> None:

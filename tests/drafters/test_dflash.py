@@ -36,6 +36,7 @@ PROMPTS = [random_prompts(1, shortest=n, longest=n, seed=n)[0] for n in (1, 5, 2
 
 
 @pytest.mark.parametrize(("kind", "family"), [*((kind, "llava") for kind in KINDS), ("dspark", "qwen2_5_vl")])
+@pytest.mark.every(2)
 def test_blocks_are_those_of_each_row_alone(kind: str, family: str) -> None:
     """Ragged prompts with images and accepted paths, in float64, nothing cached in the other computation."""
     target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
@@ -61,6 +62,7 @@ def test_blocks_are_those_of_each_row_alone(kind: str, family: str) -> None:
     ("kind", "shape"),
     [("dflash", {}), ("dspark, domino", {"num_draft_tokens": 9, "depth": 3, "top_k": 3})],
 )
+@pytest.mark.every(2)
 def test_a_hybrid_says_what_generate_says(kind: str, shape: dict[str, int]) -> None:
     target = CausalTarget(tiny_qwen3_5())
     run = decode(target, PROMPTS, drafter_for(target, kind, **shape), max_new_tokens=24)
@@ -70,6 +72,7 @@ def test_a_hybrid_says_what_generate_says(kind: str, shape: dict[str, int]) -> N
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.every(2)
 def test_guided_images_are_those_of_plain_decoding(kind: str, temperature: float) -> None:
     """Two in a batch, by draws with the target's own noise."""
     target = image_target(tiny_llamagen("class").double().eval())

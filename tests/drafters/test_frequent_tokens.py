@@ -37,6 +37,7 @@ def drafter_for(name: str, target: CausalTarget, few: int = FEW) -> Any:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.every(3)
 def test_greedy_outputs_are_those_of_generate(name: str) -> None:
     expected = [generate(llama().model, prompt, 20) for prompt in PROMPTS]
     run = decode(llama(), PROMPTS, drafter_for(name, llama()), max_new_tokens=20)
@@ -44,6 +45,7 @@ def test_greedy_outputs_are_those_of_generate(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.every(3)
 def test_sampled_outputs_are_bitwise_those_of_plain_decoding(name: str) -> None:
     how: dict[str, Any] = {"sampler": Sampler(1.0), "seed": SEEDS, "max_new_tokens": 16}
     expected = decode(precise(), PROMPTS, **how).outputs
@@ -51,6 +53,7 @@ def test_sampled_outputs_are_bitwise_those_of_plain_decoding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.every(3)
 def test_drafts_are_those_of_all_logits_without_the_other_tokens(name: str) -> None:
     """Any path of a draft is accepted, so that the outputs are made of the drafts' tokens."""
     kind, _, shape = KINDS[name]

@@ -55,6 +55,7 @@ PLAIN = Accelerator("none", NoDrafter(), SampleAndMatch())
         ({"tree": [0, 0, 0, 1, 2]}, 1.0),
     ],
 )
+@pytest.mark.every(2)
 def test_images_are_those_of_plain_decoding(shape: dict[str, Any], scale: float) -> None:
     """Bitwise, greedy and sampled, alone and in a batch."""
     target = llamagen()
@@ -70,6 +71,7 @@ def test_images_are_those_of_plain_decoding(shape: dict[str, Any], scale: float)
 
 
 @pytest.mark.parametrize("family", [tiny_janus, tiny_emu3, tiny_lumina])
+@pytest.mark.every(3)
 def test_images_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any]) -> None:
     """Heads of their own for codes, rows that end, forced tokens: drafted for free, and never missed."""
     model, tokenizer, *_ = family()
@@ -99,6 +101,7 @@ def test_syntax_that_a_head_does_not_know_costs_its_drafts() -> None:
 
 
 @pytest.mark.parametrize("family", sorted(VISION_LANGUAGE_FAMILIES))
+@pytest.mark.every(3)
 def test_every_family_and_clips(family: str) -> None:
     """Tiles, newlines, frames, three axes of positions: every family's images are compressed."""
     model, processor = VISION_LANGUAGE_FAMILIES[family]()

@@ -68,6 +68,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @torch.inference_mode()
+@pytest.mark.every(6)
 def test_images_follow_the_targets_distribution(name: str) -> None:
     check_distribution(*DISTRIBUTIONS[name])
 
@@ -107,6 +108,7 @@ def test_inversion_draws_every_token_with_its_own_probability() -> None:
 
 
 @pytest.mark.parametrize("init", INITS)
+@pytest.mark.every(2)
 def test_every_init_gives_the_images_of_plain_decoding(init: str) -> None:
     """Greedy with any coupling, and bitwise with the target's own noise, which saves forwards."""
     for window in (1, 32):
@@ -150,6 +152,7 @@ def mean_forwards(drafter: JacobiDrafter, rows: int = 64) -> float:
 
 
 @torch.inference_mode()
+@pytest.mark.slow
 def test_coupled_drafts_save_forwards() -> None:
     """Dossier 15: SJD 30.7, MC 15.3, GS 15.9, Gumbel-exact 17.2; 64 rows come within a tenth."""
     due = {"fresh": 30.7, "maximal": 15.3, "gumbel": 15.9, "exact": 17.2}

@@ -307,6 +307,7 @@ def test_no_output_depends_on_the_size_of_drafts(name, family, options):
     ("kind", "slow_way", "scale"),
     [("eagle", NaiveEagle, 3.0), ("medusa", NaiveMedusa, 1.0), ("hydra", NaiveHydra, 1.0)],
 )
+@pytest.mark.every(3)
 def test_drafts_after_pruned_ones_are_those_of_the_slow_way(
     kind: str, slow_way: SlowWay, scale: float
 ) -> None:

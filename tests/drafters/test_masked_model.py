@@ -39,6 +39,7 @@ def run_of(made: Any, sampler: Sampler, rows: list[int]) -> Run:
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.9)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", ["llada", "sdar", "dream"])
+@pytest.mark.every(2)
 def test_output_is_that_of_plain_decoding(kind: str, sampler: Sampler) -> None:
     model = MASKED_MODELS[kind](WORDS)
     made = build_accelerator("draft_model", model=model, num_draft_tokens=6)

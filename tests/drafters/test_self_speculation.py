@@ -51,6 +51,7 @@ def run_of(accelerator: Any, sampler: Sampler, rows: list[int], **more: Any) -> 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7), Sampler(1.2, top_k=5)], ids=str)
 @pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.every(2)
 def test_output_is_that_of_plain_decoding(sampler: Sampler, count: int) -> None:
     plain = run_of(build_accelerator("none"), sampler, [0, 1, 2])
     fast = run_of(build_accelerator("self_speculation", num_draft_tokens=count), sampler, [0, 1, 2])

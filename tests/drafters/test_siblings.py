@@ -56,6 +56,7 @@ def eagle(sampling: str, tree: str, stop_below: float = 0.0) -> Drafter:
 
 @pytest.mark.parametrize("name", ["SpecTr", "MCSD, with replacement", "MCSD, stopping early"])
 @torch.inference_mode()
+@pytest.mark.every(3)
 def test_words_of_a_draft_models_siblings_are_the_targets(name: str) -> None:
     sampling, tree, rule, stop_below = DRAWN[name]
     check_words(words(), draft_model(sampling, tree, stop_below), rule, Sampler(1.0), 4_000, length=4)
@@ -63,12 +64,14 @@ def test_words_of_a_draft_models_siblings_are_the_targets(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["SpecTr", "EAGLE-1"])
 @torch.inference_mode()
+@pytest.mark.slow
 def test_words_of_a_heads_siblings_are_the_targets(name: str) -> None:
     sampling, tree, rule, stop_below = DRAWN[name]
     check_words(words(), eagle(sampling, tree, stop_below), rule, Sampler(0.8, top_k=6), 4_000, length=4)
 
 
 @pytest.mark.parametrize(("sampling", "tree", "rule"), [row[:3] for row in DRAWN.values()], ids=DRAWN)
+@pytest.mark.every(2)
 def test_greedy_output_is_that_of_generate_and_siblings_help(
     sampling: str, tree: str, rule: AcceptanceRule
 ) -> None:

@@ -83,6 +83,7 @@ def test_eagle_on_images_that_are_drawn() -> None:
 
 
 @pytest.mark.parametrize(("kind", "family"), list(zip(VISUAL, ["llava", "qwen2_5_vl"] * 3, strict=False)))
+@pytest.mark.every(2)
 def test_eagle_that_reads_images_in_ways_of_its_own(kind: str, family: str) -> None:
     head = eagle_checks.head_for(target_of(family, torch.float64), **VISUAL[kind])
     compare(EagleDrafter(head, 6, depth=3, top_k=2), NaiveVisual, family)
@@ -98,6 +99,7 @@ def test_eagle_that_reads_images_in_ways_of_its_own(kind: str, family: str) -> N
         ("qwen2_5_vl", 0, 5, SMALL),
     ],
 )
+@pytest.mark.every(2)
 def test_eagle3(family: str, words: int, window: int | None, shape: dict[str, Any]) -> None:
     """With windows shorter than a prompt, and than a path: rows are counted, not places in images."""
     compare(eagle3(target_of(family, torch.float64), words, window, **shape), NaiveEagle3, family)
@@ -122,6 +124,7 @@ def flash(target: CausalTarget, nodes: int, depth: int, top_k: int, block: int, 
         ("qwen2_5_vl", 4, 1, "latent"),
     ],
 )
+@pytest.mark.every(2)
 def test_flash(family: str, block: int, top_k: int, compressor: str) -> None:
     """Trees and chains that are deeper than a block."""
     options = {} if compressor in ("none", "identity") else {"tokens": 2}
@@ -137,6 +140,7 @@ def test_flash_under_guidance(nodes: int, top_k: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "family"), list(zip(KINDS, ["llava", "qwen2_5_vl"] * 3, strict=False)))
+@pytest.mark.every(2)
 def test_medusa_and_hydra(kind: str, family: str) -> None:
     slow_way = NaiveMedusa if kind.startswith("medusa") else NaiveHydra
     target = target_of(family, torch.float64)
@@ -145,6 +149,7 @@ def test_medusa_and_hydra(kind: str, family: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "slow_way"), [("medusa", NaiveMedusa), ("hydra", NaiveHydra)])
+@pytest.mark.every(2)
 def test_static_trees_of_medusa_and_hydra(kind: str, slow_way: SlowWay) -> None:
     drafter = drafter_for(kind, target_of("llava", torch.float64), tree="medusa")
     compare(drafter, slow_way, "llava", "medusa")

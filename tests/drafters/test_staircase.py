@@ -195,6 +195,7 @@ def test_published_counts() -> None:
         (3, Sampler(guidance_scale=3.0), True),
     ],
 )
+@pytest.mark.every(2)
 def test_the_widest_window_is_plain_decoding_token_for_token(
     rows: int, sampler: Sampler, adaptive: bool
 ) -> None:

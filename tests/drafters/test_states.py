@@ -38,6 +38,7 @@ def run_of(target: MaskedTarget, drafter: Any, sampler: Sampler, rows: list[int]
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7), Sampler(1.2, top_k=5)], ids=str)
 @pytest.mark.parametrize("predicts", ["own", "next"])
 @pytest.mark.parametrize(("block", "states"), [(4, 2), (4, 8), (8, 5), (1, 2)])
+@pytest.mark.every(6)
 def test_output_is_that_of_one_place_a_forward(
     sampler: Sampler, block: int, states: int, predicts: str
 ) -> None:

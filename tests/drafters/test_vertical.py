@@ -47,6 +47,7 @@ def small(grid: ImageGrid = GRID) -> FanOutTarget:
     ids=["cold, top-k", "a tree of short chains", "shared noise"],
 )
 @torch.inference_mode()
+@pytest.mark.every(2)
 def test_outputs_follow_the_targets_distribution(sampler: Sampler, options: dict[str, Any]) -> None:
     drafter = VerticalDrafter(head_for(small()), **{"window": 3, **options}).fit(small())
     check_words(small(), drafter, default_rule(drafter), sampler, grid=GRID)

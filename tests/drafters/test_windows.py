@@ -42,6 +42,7 @@ TREES: list[dict[str, Any]] = [{}, {"front": (3, 2)}, {"front": (2, 2), "reach":
 
 @pytest.mark.parametrize("window", [2, 7])
 @pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.every(3)
 def test_the_targets_own_noise_gives_the_images_of_plain_decoding(kind: str, window: int) -> None:
     """Bitwise, with row ends, in batches of one and of three, guided or not; in no more forwards."""
     sampler = Sampler(0.9, guidance_scale=2.0) if window == 7 else SAMPLER
@@ -54,12 +55,14 @@ def test_the_targets_own_noise_gives_the_images_of_plain_decoding(kind: str, win
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.every(3)
 def test_greedy_images_are_those_of_plain_decoding(kind: str) -> None:
     for coupling, tree in zip(KIND_OF_COUPLING, [*TREES, {}], strict=True):
         assert draw(WINDOWS[kind](8, coupling, **tree), sampler=Sampler())[0] == plain(Sampler()), tree
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.every(3)
 def test_a_row_of_a_batch_is_drawn_as_it_is_alone(kind: str) -> None:
     for tree in TREES[::2]:
         made = WINDOWS[kind](7, **tree)
@@ -67,6 +70,7 @@ def test_a_row_of_a_batch_is_drawn_as_it_is_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llamagen", "emu3", "emu3_5"])
+@pytest.mark.every(3)
 def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
     if family == "llamagen":
         target: Any = LlamaGenTarget(tiny_llamagen("class"))

@@ -74,6 +74,7 @@ BIASES = {
 
 
 @pytest.mark.parametrize("name", BIASES)
+@pytest.mark.every(2)
 def test_another_distribution_is_found_out(name: str) -> None:
     assert not is_taken_for_plain(rasters(), build_accelerator("none"), BIASES[name], 100)
 

@@ -55,6 +55,7 @@ def check(pipe: Any, name: str, samples: int = 4, **options: Any) -> IdentityRep
         ("sjd", {"window": 8}, ["greedy", "distribution"]),
     ],
 )
+@pytest.mark.every(2)
 def test_exact_accelerators_pass(pipe: Any, name: str, options: dict[str, Any], modes: list[str]) -> None:
     report = check(pipe, name, **options)
     assert report.passed and report.exactness == "exact"
@@ -63,6 +64,7 @@ def test_exact_accelerators_pass(pipe: Any, name: str, options: dict[str, Any], 
     assert any("by design" in note for note in report.notes) == ("distribution" in modes)
 
 
+@pytest.mark.slow
 def test_a_staircase_is_lossy_by_its_own_account_and_its_gaps_are_no_ties(pipe: Any) -> None:
     report = check(pipe, "zipar", zipar_window=2)
     assert not report.passed and not all(one.passed for one in report.comparisons)

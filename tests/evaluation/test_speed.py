@@ -231,6 +231,7 @@ print(kind, before, during, watch_memory(torch.device("cpu"))[1](), sep="|")
 """
 
 
+@pytest.mark.slow
 def test_a_peak_is_seen_and_forgotten_again():
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True, check=True, cwd=root)

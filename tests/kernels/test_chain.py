@@ -49,6 +49,7 @@ def assert_same(ours, expected):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.every(4)
 def test_the_kernel_decides_and_draws_as_torch_does(shape, deterministic, both, device):
     for seed in range(2):
         dtype = torch.float64 if shape == SHAPES[2] and seed else torch.float32  # which takes the torch form
@@ -143,6 +144,7 @@ DETERMINISTIC = {
 
 
 @pytest.mark.parametrize("name", [*BUGS, *DETERMINISTIC])
+@pytest.mark.every(6)
 def test_a_bug_planted_in_the_kernel_is_seen(name, both, device, tmp_path, monkeypatch):
     plant(monkeypatch, tmp_path, "chain", *(BUGS | DETERMINISTIC)[name])
     with pytest.raises(AssertionError):

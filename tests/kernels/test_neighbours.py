@@ -96,6 +96,7 @@ def kernels_add_as_torch_does(both: Both, device: torch.device, cases: Sequence[
             assert torch.equal(kernel[0], twin[0]) and torch.equal(kernel[1], twin[1]), shape
 
 
+@pytest.mark.slow
 def test_kernels_equal_torch_on_exact_sums(both: Both, device: torch.device) -> None:
     kernels_add_as_torch_does(both, device)
 

@@ -31,6 +31,7 @@ def test_every_op_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
+@pytest.mark.every(4)
 def test_it_is_registered_as_torch_wants_it_and_stays_whole_under_the_compiler(op: str) -> None:
     case = OPS[op]
     torch.manual_seed(0)

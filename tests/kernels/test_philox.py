@@ -166,6 +166,7 @@ def philox_arguments(batch: int, nodes: int, device: torch.device | str = "cpu")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.every(2)
 def test_uniforms_are_those_of_the_twin_bit_for_bit(both, device, shape):
     batch, nodes, count = shape
     key, position = philox_arguments(batch, nodes, device)

@@ -39,6 +39,7 @@ def pipeline(name: str) -> Any:
     return MMSpecPipeline.from_pretrained(str(ASSETS / name), accelerator="none", dtype=torch.float32)
 
 
+@pytest.mark.slow
 def test_an_image_in_a_window(both: Both, launched: Counter[str]) -> None:
     pipe = pipeline("scenes-llamagen")
     pipe.set_progress_bar_config(disable=True)
@@ -95,6 +96,7 @@ ROLES: list[tuple[Callable[[CausalTarget], Drafter], AcceptanceRule, set[str]]] 
 
 
 @pytest.mark.parametrize(("drafter", "rule", "launchers"), ROLES)
+@pytest.mark.every(4)
 def test_rules_and_drafters(
     drafter: Callable[[CausalTarget], Drafter],
     rule: AcceptanceRule,
@@ -112,6 +114,7 @@ def test_rules_and_drafters(
 
 
 @pytest.mark.parametrize("name", ["qwen2_mixed_sliding", "qwen3_5"])
+@pytest.mark.every(2)
 def test_trees_in_ragged_rows_say_the_same(name: str, both: Both, launched: Counter[str]) -> None:
     target = CausalTarget({**TEXT_MODELS, **HYBRID_TEXT_MODELS}[name]())
     prompts = random_prompts(2, shortest=5, longest=14, seed=2)

@@ -52,6 +52,7 @@ def error(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.every(2)
 def test_whole_chains_of_the_kernels_stay_near_those_of_float64(name, both, launched):
     kernel, twin = both(Chain(name, torch.float32).run)
     exact = Chain(name, torch.float64).run()
@@ -62,6 +63,7 @@ def test_whole_chains_of_the_kernels_stay_near_those_of_float64(name, both, laun
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.every(2)
 def test_chains_of_the_kernels_drift_in_half_precision_no_further_than_torch(name, both):
     kernel, twin = both(Chain(name, torch.bfloat16).run)
     exact = Chain(name, torch.float32).run()
@@ -111,6 +113,7 @@ def test_chains_of_a_graph_are_those_without(name, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "asked"), [("nextstep", {"prompt": "a red circle"}), ("mar", {"class_labels": 1})]
 )
+@pytest.mark.every(2)
 def test_an_image_reaches_the_kernels_and_is_that_of_torch(kind, asked, both, launched):
     pipe: Any = MMSpecPipeline.from_pretrained(folder_of(kind))
     pipe.set_progress_bar_config(disable=True)

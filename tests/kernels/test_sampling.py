@@ -89,6 +89,7 @@ TILED = [("tiled", name) for name in ("greedy, guided", "top-p", "all, guided", 
 
 
 @pytest.mark.parametrize(("path", "name"), HELD + TILED, indirect=["path"])
+@pytest.mark.every(4)
 def test_the_kernels_give_what_torch_gives(both, device, path, name):
     compare(both, device, WARPINGS[name], 37)
 
@@ -179,6 +180,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("name", BUGS)
+@pytest.mark.every(3)
 def test_a_planted_bug_is_found(both, device, monkeypatch, tmp_path, name):
     if device.type == "cuda":
         pytest.skip("bugs are planted in interpreted kernels")

@@ -107,6 +107,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("name", BUGS)
+@pytest.mark.every(4)
 def test_a_bug_planted_in_the_kernel_is_seen(name, both, device, tmp_path, monkeypatch):
     plant(monkeypatch, tmp_path, "tree_rejection", *BUGS[name])
     with pytest.raises(AssertionError):

@@ -58,6 +58,7 @@ def test_answers_stay_the_same_with_any_accelerator_batch_and_after_moves(checkp
     assert answers(pipe, 1) == expected[0]
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_compiled_too(checkpoints: Path) -> None:
     draft = {"drafter": checkpoints / "draft", "num_draft_tokens": 2}
     pipe = MMSpecPipeline.from_pretrained(checkpoints / "text", accelerator="draft_model", **draft)
@@ -79,6 +80,7 @@ def test_later_calls_compile_nothing_new() -> None:
     assert graphs() == known
 
 
+@pytest.mark.slow
 def test_the_passes_of_a_corrector_are_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
     pipe = ImagePipeline(*tiny_janus(), accelerator="none")
     pipe.set_progress_bar_config(disable=True)
@@ -98,6 +100,7 @@ def test_the_passes_of_a_corrector_are_compiled_too(caplog: pytest.LogCaptureFix
         ("mar", {"class_labels": 1}, {"accelerator": "masked", "iterations": 4}),
     ],
 )
+@pytest.mark.slow
 def test_continuous_images_stay_the_same(kind: str, asked: dict[str, Any], method: dict[str, Any]) -> None:
     pipe = MMSpecPipeline.from_pretrained(folder_of(kind), **method)
     assert isinstance(pipe, ContinuousImagePipeline)

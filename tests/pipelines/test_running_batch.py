@@ -67,6 +67,7 @@ def run(batch: Any, entries: list[tuple[int, str | None, dict[str, Any]]]) -> di
 
 
 @pytest.mark.parametrize("name", TEXT)
+@pytest.mark.every(2)
 def test_text_of_each_request_is_that_of_a_call(text: VisionLanguagePipeline, name: str) -> None:
     text.set_accelerator(name)
     requests = text_requests()

@@ -92,6 +92,7 @@ def first_layers(model: Any, layers: int) -> Any:
 
 
 @pytest.mark.parametrize("name", ["copy", "draft_model", *OF_TEXT])
+@pytest.mark.every(5)
 def test_greedy_text_is_that_of_generate(name: str, pipe: Any, said: Any) -> None:
     """Of two prompts at once, by drafts of a fixed and of a measured length."""
     options: dict[str, Any] = {}

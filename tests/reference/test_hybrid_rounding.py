@@ -15,6 +15,7 @@ ASSETS = Path(__file__).parents[2] / "assets"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.every(2)
 def test_chunks_and_single_steps_differ_by_no_more_than_is_explained(dtype: torch.dtype) -> None:
     """`pytest -s` prints by how much."""
     model = AutoModelForImageTextToText.from_pretrained(ASSETS / "scenes-hybrid", dtype=dtype).eval()

@@ -32,6 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.mark.slow
 def test_scores_and_card_of_captions(folders: dict[str, Path]) -> None:
     folder = folders["caption"]
     scores = score_image_model(folder, scenes=3, guidance_scales=[1.0], batch_size=3)
@@ -57,6 +58,7 @@ def test_the_command_prints_scores_of_classes_and_writes_their_card(
     assert "--scenes 3 --seed 20000 --guidance-scales 4" in (folders["class"] / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_scores_and_card_of_continuous_tokens(folders: dict[str, Path]) -> None:
     scores = score_image_model(folders["mar"], scenes=3, guidance_scales=[2.0], batch_size=3)
     assert scores["condition"] == "class" and list(scores["guidance"]) == ["2"]

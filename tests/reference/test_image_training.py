@@ -77,6 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.mark.parametrize("name", sorted(STEPS.keys() - {"image"}))  # whose batches are too noisy to see it
+@pytest.mark.every(3)
 def test_training_lowers_the_loss(trained: Trained, name: str) -> None:
     losses = trained.losses[name]
     assert len(losses) == STEPS[name] and np.mean(losses[-3:]) < np.mean(losses[:3])
@@ -105,6 +106,7 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.every(4)
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     trained: Trained, tmp_path: Path, name: str
 ) -> None:
@@ -242,6 +244,7 @@ def test_scaled_latents_of_an_autoencoder_have_deviation_one(trained: Trained) -
 
 
 @pytest.mark.parametrize(("name", "train"), [("autoencoder", train_autoencoder), ("vq", train_vq)])
+@pytest.mark.slow
 def test_a_second_training_goes_on_from_the_first(
     name: str, train: Callable[..., Path], trained: Trained, tmp_path: Path
 ) -> None:
@@ -273,6 +276,7 @@ def test_the_loss_of_an_autoencoder_is_that_of_the_drawn_latents() -> None:
 @pytest.mark.parametrize(
     ("kind", "model_class"), [("nextstep", NextStepForImageGeneration), ("mar", MARForImageGeneration)]
 )
+@pytest.mark.slow
 def test_a_training_on_latents_saves_what_can_be_loaded(
     kind: str, model_class: Any, trained: Trained, tmp_path: Path
 ) -> None:

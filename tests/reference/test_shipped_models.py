@@ -63,6 +63,7 @@ def test_draft_and_target_speak_the_same_tokens_and_share_the_file_of_their_towe
 
 
 @pytest.mark.parametrize("name", ["scenes-llava", "scenes-hybrid"])
+@pytest.mark.every(2)
 def test_the_models_caption_and_answer(name: str) -> None:
     """Greedy, of scenes that do not change: their cards say 90 % and more of 500."""
     scores = score_vlm(ASSETS / name, scenes=12, descriptions=False, batch_size=24)
@@ -99,6 +100,7 @@ def plain(model: str) -> list[list[int]]:
         ("scenes-hybrid", "mtp"),
     ],
 )
+@pytest.mark.every(2)
 def test_a_head_says_the_same_in_fewer_forwards(name: str, accelerator: str) -> None:
     model, _, method = name.rpartition("-")
     model, own = (name, {}) if accelerator == "mtp" else (model, {"drafter": str(ASSETS / name)})
@@ -159,18 +161,21 @@ def head_of(method: str, target: Path = LLAMAGEN) -> Any:
     return AutoModel.from_pretrained(target.with_name(f"{target.name}-{method}")).eval()
 
 
+@pytest.mark.slow
 def test_a_tree_saves_forwards_of_an_image() -> None:
     """24 candidates; a head of random weights gets 1.02."""
     assert accepted(EagleDrafter(head_of("eagle"), num_draft_tokens=24, depth=3, top_k=8), 48) > 1.1
 
 
 @pytest.mark.parametrize("target", [LLAMAGEN, LONG])
+@pytest.mark.slow
 def test_a_corrected_window_saves_more_forwards_than_a_stale_one(target: Path) -> None:
     # in a quarter as many tokens the ratio is 1.05 to 1.8, by the rounding of the processor
     stale = accepted(JacobiDrafter(), 192, target)
     assert accepted(CorrectedDrafter(head_of("cjd", target)), 192, target) > 1.2 * stale
 
 
+@pytest.mark.slow
 def test_drafts_from_the_row_above_save_forwards() -> None:
     """In whole images, by windows of half a row, whose places are judged soon after they are new."""
     assert accepted(VerticalDrafter(head_of("ssd"), 8), 256) > accepted(JacobiDrafter(8), 256)

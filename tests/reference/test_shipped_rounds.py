@@ -63,6 +63,7 @@ def test_a_round_of_text(model: str, names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.every(2)
 def test_a_round_of_masked_blocks(mode: str) -> None:
     folder = find_assets() / "scenes-diffusion"
     pipe: Any = MMSpecPipeline.from_pretrained(folder, accelerator="none", mode=mode)
@@ -72,6 +73,7 @@ def test_a_round_of_masked_blocks(mode: str) -> None:
         check(call, name, 3, copied=BOUNDS if mode == "blocks" else 0)
 
 
+@pytest.mark.slow
 def test_a_round_of_images() -> None:
     pipe: Any = MMSpecPipeline.from_pretrained(find_assets() / "scenes-llamagen", accelerator="none")
     for name in IMAGES:
@@ -80,6 +82,7 @@ def test_a_round_of_images() -> None:
 
 
 @pytest.mark.parametrize("model", VECTORS)
+@pytest.mark.every(2)
 def test_a_round_of_continuous_tokens(model: str) -> None:
     pipe: Any = MMSpecPipeline.from_pretrained(find_assets() / model, accelerator="none")
     settings = {"seed": 0, "output_type": "latent", "num_inference_steps": 5, "last_step_noise": True}

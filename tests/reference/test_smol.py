@@ -94,6 +94,7 @@ def test_both_losses_fall_and_the_folder_holds_no_language_model(trained: tuple[
     assert not list(folder.glob("tokenizer*")) and json.loads((folder / "training.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     trained: tuple[Path, Losses], parts: Path
 ) -> None:

@@ -43,6 +43,7 @@ def test_training_lowers_both_losses(trained: tuple[Path, Losses]) -> None:
     assert conversations[-1][1] < conversations[0][1] - 0.2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     trained: tuple[Path, Losses], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ def generate(server, **settings: object):
     return server.client.images.generate(**what)
 
 
+@pytest.mark.slow
 def test_images_are_those_of_the_pipeline_in_a_batch_and_in_turn(server):
     pipe = reference("scenes-llamagen")
     expected = pipe(PROMPT, num_images_per_prompt=2, seed=[3, 4], guidance_scale=2.0)

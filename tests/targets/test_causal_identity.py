@@ -36,6 +36,7 @@ def accelerators(inputs: list[dict[str, Any]], references: list[list[int]]) -> l
 
 
 @pytest.mark.parametrize(("name", "attention"), BACKENDS)
+@pytest.mark.every(3)
 def test_ragged_batch_gives_what_generate_gives_for_each_row(name: str, attention: str) -> None:
     model = TEXT_MODELS[name]()
     model.set_attn_implementation(attention)

@@ -69,6 +69,7 @@ def drafters(name: str) -> dict[str, Drafter | None]:
 
 
 @pytest.mark.parametrize("name", HYBRID_TEXT_MODELS)
+@pytest.mark.every(5)
 def test_ragged_rows_say_what_generate_says(name: str) -> None:
     for method, drafter in drafters(name).items():
         run = decode(target_of(name), PROMPTS, drafter, max_new_tokens=NEW_TOKENS)
@@ -124,6 +125,7 @@ def test_images_are_described_as_by_generate() -> None:
 
 
 @pytest.mark.parametrize("name", HYBRID_TEXT_MODELS)
+@pytest.mark.every(3)
 def test_logits_of_a_node_are_those_of_its_path(name: str) -> None:
     target = target_of(name)
     state, _ = target.prefill([{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS], 64)
@@ -138,6 +140,7 @@ def test_logits_of_a_node_are_those_of_its_path(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HYBRID_TEXT_MODELS)
+@pytest.mark.every(3)
 def test_committed_states_are_those_of_a_fresh_prefill(name: str) -> None:
     """After every round, of rows that go on."""
     target = Recorder(target_of(name).model)
@@ -201,6 +204,7 @@ def test_hooks_of_accelerate_run_around_a_mixer() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "bamba"])
+@pytest.mark.every(2)
 def test_a_prompt_goes_on_from_the_end_of_another(name: str) -> None:
     """By one token and by several; from no other place, where no state was kept."""
     target, memory = CausalTarget(HYBRID_TEXT_MODELS[name]()), PrefixCache(1 << 20)

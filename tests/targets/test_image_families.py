@@ -224,6 +224,7 @@ def answers(family) -> tuple[float, list[list[int]]]:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.every(4)
 def test_images_are_those_of_the_naive_loop(family, answers, name):
     scale, images = answers
     requests = family.requests(TEXTS, guided=scale != 1)

@@ -140,6 +140,7 @@ ORDERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", ORDERS, ids=lambda options: "-".join(map(str, options.values())) or "own")
 @pytest.mark.parametrize("schedule", ["constant", "rising"])
+@pytest.mark.every(4)
 def test_lpd_is_a_plain_loop_over_groups_of_queries(
     targets: dict[str, ParallelImageTarget], options: dict[str, Any], schedule: str
 ) -> None:

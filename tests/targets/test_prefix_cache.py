@@ -221,6 +221,7 @@ def test_known_images_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("family", sorted(VISION_LANGUAGE_FAMILIES))
+@pytest.mark.every(4)
 def test_every_family_answers_as_generate(family: str) -> None:
     target, inputs, known = target_of(family), inputs_of(family), {}
     for case in QUESTIONS:
@@ -236,6 +237,7 @@ def test_every_family_answers_as_generate(family: str) -> None:
     ("name", "family"),
     [("none", "qwen2_5_vl"), ("copy", "llava"), ("eagle", "qwen2_5_vl"), ("flash", "llava")],
 )
+@pytest.mark.every(2)
 def test_every_drafter_drafts_and_answers_as_afresh(name: str, family: str) -> None:
     """In float64, where outputs are bitwise: turn by turn, then as rows of a batch that hit differently."""
     inputs = inputs_of(family, torch.float64)

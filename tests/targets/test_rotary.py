@@ -78,6 +78,7 @@ ROWS = [prompt(length) for length in (5, 9, 20, CHANGE - 1, CHANGE, CHANGE + 1, 
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.every(3)
 def test_every_row_goes_across_as_it_does_alone(kind: str) -> None:
     model = MODELS[kind]()
     answers = [due(model, row) for row in ROWS]
@@ -90,6 +91,7 @@ def test_every_row_goes_across_as_it_does_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.every(3)
 def test_the_model_is_left_as_it_was(kind: str) -> None:
     """Lengths that a call has met do not turn the prompts of the next, of ours or of transformers."""
     model = MODELS[kind]()

@@ -89,6 +89,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
+@pytest.mark.every(6)
 def test_greedy_output_is_that_of_generate(family: Family, accelerator: str) -> None:
     for case, reference in family.reference.items():
         run = family.decode(accelerator, case)
@@ -103,6 +104,7 @@ def test_ragged_batch_equals_its_rows_alone(family: Family) -> None:
     assert family.decode("oracle 30 %", *cases).outputs == [family.reference[case] for case in cases]
 
 
+@pytest.mark.every(3)
 def test_requests_in_turns_do_not_disturb_each_other(family: Family) -> None:
     """Neither requests of ours nor one of `generate` in between."""
     cases = ["one image", "no image", "two images"]

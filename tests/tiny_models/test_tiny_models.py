@@ -50,6 +50,7 @@ def conversations(family: str) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS | HYBRID_TEXT_MODELS)
+@pytest.mark.every(6)
 def test_text_models_are_varied_and_decided(name: str) -> None:
     model = (TEXT_MODELS | HYBRID_TEXT_MODELS)[name]()
     for length in (1, 20):
@@ -70,6 +71,7 @@ def test_distribution_models_have_the_entropy_they_promise() -> None:
 
 
 @pytest.mark.parametrize("family", VISION_LANGUAGE_FAMILIES)
+@pytest.mark.every(5)
 def test_families_are_varied_and_decided(family: str) -> None:
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     outputs = {}

@@ -18,6 +18,7 @@ from tests.training.own_answers import own_answers
 
 
 @pytest.mark.parametrize(("kind", "family"), [*((kind, "llava") for kind in KINDS), ("dspark", "qwen2_5_vl")])
+@pytest.mark.every(2)
 def test_training_reads_what_decoding_reads(kind: str, family: str) -> None:
     """Every block of a padded batch with images, also where positions have three axes."""
     target = target_of(family, torch.float64)

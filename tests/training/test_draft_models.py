@@ -240,6 +240,7 @@ def accepted(target: CausalTarget, draft: CausalTarget, data: ConversationRows) 
     ("divergence", "steps", "share"),
     [("jsd", 20, 0.5), ("tvd", 12, 0.0), ("forward_kl", 12, 0.0), ("reverse_kl", 12, 0.0)],
 )
+@pytest.mark.every(4)
 def test_training_lowers_the_total_variation_and_drafts_more(
     divergence: str, steps: int, share: float, folder: Path, tmp_path: Path
 ) -> None:
@@ -274,6 +275,7 @@ def tied(folder: Path) -> Path:
     return save(model.to(torch.bfloat16), folder)
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_comes_to_the_same_weights(tmp_path: Path) -> None:
     """Own replies included; of weights that are tied, for a target in half precision."""
     target = tied(tmp_path / "target")
@@ -347,6 +349,7 @@ def test_models_that_cannot_draft_or_be_distilled_are_refused(tmp_path: Path) ->
             train_draft_model(target, tmp_path / "out", ROWS, start="layers:1", steps=1)
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_is_drafted_for_by_its_own_layers(tmp_path: Path) -> None:
     """Own replies and the data's, about images; what reads images stays as it is."""
     target = tmp_path / "llava"

@@ -131,6 +131,7 @@ def test_too_many_damaged_images_end_a_training(tmp_path: Path) -> None:
         ("qwen2_5_vl", "vispec"),
     ],
 )
+@pytest.mark.every(7)
 def test_heads_are_trained_on_a_file(family: str, method: str, tmp_path: Path) -> None:
     """Every method, with and without images and with a damaged one, for a target in half precision."""
     target, file = save_family(family, tmp_path / "target"), tmp_path / "rows.jsonl"

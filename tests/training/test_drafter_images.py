@@ -64,6 +64,7 @@ def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
         *(("class", name) for name in ("eagle3", "flash", "cjd")),
     ],
 )
+@pytest.mark.every(3)
 def test_a_drafter_of_images(
     condition: str, method: str, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_drafter_may_begin_with_another(
 
 
 @pytest.mark.parametrize(("condition", "asked"), [("caption", "a red ring"), ("class", 7)])
+@pytest.mark.every(2)
 def test_images_of_a_file(
     condition: str, asked: str | int, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
 ) -> None:

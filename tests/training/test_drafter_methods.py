@@ -71,6 +71,7 @@ LEARNT_FROM_TEXT = [name for name, method in METHODS.items() if not method.recor
 
 
 @pytest.mark.parametrize("name", LEARNT_FROM_TEXT)
+@pytest.mark.every(6)
 def test_the_head_learns_and_the_target_does_not(name: str) -> None:
     """Every weight of it, from its target's own words, so that more of its drafts are accepted."""
     target, given = target_of("llava"), own_answers(dtype=torch.float32, new_tokens=24)

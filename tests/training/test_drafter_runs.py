@@ -67,6 +67,7 @@ def test_a_step_of_several_batches_is_one_of_all_their_rows(tmp_path: Path) -> N
         assert torch.allclose(ours, whole.state_dict()[name], atol=1e-4), name
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_of_several_batches_a_step_goes_on(tmp_path: Path) -> None:
     whole, losses = train(tmp_path, 6, rows=2, accumulate=2)
     train(tmp_path, 6, rows=2, accumulate=2, stop=4)

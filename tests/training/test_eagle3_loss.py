@@ -69,6 +69,7 @@ def decoded(
         ("qwen2_5_vl", "mtp", None),
     ],
 )
+@pytest.mark.every(2)
 def test_training_reads_what_decoding_reads(family: str, kind: str, window: int | None) -> None:
     """Step i after token t, in a padded batch with images, is what the session computes there alone."""
     target = target_of(family, torch.float64)

@@ -61,6 +61,7 @@ def ranks_one_by_one(distribution: Tensor, logits: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "family", "depths"), CASES)
+@pytest.mark.every(3)
 def test_the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str, depths: int) -> None:
     """Every learnt row as the drafter would predict it: no batch, no padding, no later token."""
     target = target_of(family, torch.float64)

@@ -63,6 +63,7 @@ LEARNT = [*((family, METHOD) for family in FAMILIES if family != "emu3"), ("emu3
 
 
 @pytest.mark.parametrize(("family", "method"), LEARNT)
+@pytest.mark.every(6)
 def test_heads_of_every_family(
     family: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def test_summaries_are_of_the_logits_and_stored_once(tmp_path: Path, monkeypatch
             assert torch.equal(found.total[row, :length], logits[row, :length].logsumexp(-1))
 
 
+@pytest.mark.slow
 def test_a_head_of_few_tokens_learns_the_same_from_stored_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
         "medusa:frequent_tokens=40",
     ],
 )
+@pytest.mark.every(4)
 def test_heads_of_language_models_are_trained_and_draft(method: str, folder: Path, tmp_path: Path) -> None:
     name, *reduced = method.split(":")
     settings = {key: int(value) for key, value in (each.split("=") for each in reduced)}
@@ -106,6 +107,7 @@ def test_a_reduced_vocabulary_is_that_of_all_replies_of_a_file(folder: Path) -> 
     assert data.told and head.draft_tokens.tolist() != sorted(often.tolist())
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_of_text_goes_on(folder: Path, tmp_path: Path) -> None:
     def run(name: str, stop: int, resume: bool = False) -> list[float]:
         losses: list[float] = []
