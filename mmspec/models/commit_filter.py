@@ -6,6 +6,7 @@ SPOT (2610.22543).
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from mmspec.errors import CheckpointError
 
 __all__ = ["CommitFilter", "CommitFilterConfig", "read_filter"]
 
+LEAST_DOUBT = 1e-6  # 1 - p that is told from 0, and makes an input of 1
+
 
 class CommitFilterConfig(PreTrainedConfig):
     """Config of a filter.
@@ -23,12 +26,16 @@ class CommitFilterConfig(PreTrainedConfig):
     Args:
         block_length: most places of a block that it looks at.
         width: of its hidden layer.
+        log_odds: whether it reads log(p / (1 - p)) of a confidence p, in which 0.99 and 0.9999 are far from
+            each other, in place of p (as published).
     """
 
     model_type = "mmspec_commit_filter"
 
-    def __init__(self, block_length: int = 32, width: int = 32, **kwargs: Any) -> None:
-        self.block_length, self.width = block_length, width
+    def __init__(
+        self, block_length: int = 32, width: int = 32, log_odds: bool = False, **kwargs: Any
+    ) -> None:
+        self.block_length, self.width, self.log_odds = block_length, width, log_odds
         super().__init__(**kwargs)
 
 
@@ -50,6 +57,8 @@ class CommitFilter(PreTrainedModel):
         """Logits [B, n] from confidences [B, n] of n <= block_length places."""
         missing = self.config.block_length - confidence.shape[1]
         whole = nn.functional.pad(confidence.float(), (0, missing), value=1.0)
+        if self.config.log_odds:
+            whole = whole.logit(eps=LEAST_DOUBT) / -math.log(LEAST_DOUBT)
         logits: Tensor = self.layers(whole)
         return logits[:, : confidence.shape[1]]
 

@@ -228,7 +228,7 @@ def train_filter(
     held = max(1, len(replays) // HELD_OUT)
     seen, unseen = gathered(replays[held:]), gathered(replays[:held])
     torch.manual_seed(0)
-    filter = CommitFilter(CommitFilterConfig(block_length=size))
+    filter = CommitFilter(CommitFilterConfig(block_length=size, log_odds=True))
     optimizer = torch.optim.AdamW(filter.parameters(), lr=RATE)
     with torch.enable_grad():
         for _ in tqdm(range(epochs), desc="filter", unit="step"):
