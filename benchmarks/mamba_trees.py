@@ -33,6 +33,7 @@ from mmspec.targets import CausalTarget
 from mmspec.targets.mixers import CLOSED_FORMS
 
 VOCABULARY, LENGTH, SEQUENCES = 64, 64, 64
+LONGEST_CHAIN = 24  # nothing is accepted behind so many
 KINDS = (("coupled", "coupled"), ("sampled", "without_replacement"))  # of a chain, and of a tree's siblings
 ENDS = dict(bos_token_id=None, eos_token_id=None, pad_token_id=0)
 
@@ -94,7 +95,7 @@ def run(target: CausalTarget, accelerator: Accelerator, prompts: Tensor, tokens:
 def main(
     prompts: Annotated[int, typer.Option(min=1, help="Rows of the batch.")] = 8,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens of each.")] = 32,
-    trees: Annotated[str, typer.Option(help="Children of every node of each level.")] = "4x2x1",
+    trees: Annotated[str, typer.Option(help="Children of every node of each level.")] = "4x2x1,8x4x1",
     steps: Annotated[int, typer.Option(min=0, help="Of the draft model's training.")] = 200,
 ) -> None:
     """Print a row for each tree: its tokens a forward, and those of the chain of as many nodes."""
@@ -113,7 +114,8 @@ def main(
         wide = draft_model(draft, sampling=kinds[1], tree=tree)
         nodes = wide.drafter.num_draft_tokens
         chain, shaped = (
-            run(target, one, starts, tokens) for one in (draft_model(draft, nodes, kinds[0]), wide)
+            run(target, one, starts, tokens)
+            for one in (draft_model(draft, min(nodes, LONGEST_CHAIN), kinds[0]), wide)
         )
         lengths = chain.stats.acceptance_length, shaped.stats.acceptance_length
         same = sum(map(list.__eq__, shaped.ids, plain)) / prompts if kinds[1] == "coupled" else None

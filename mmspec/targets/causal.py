@@ -26,7 +26,7 @@ from mmspec.targets.admission import check_model, takes
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.memory import check_draft, measure_states
-from mmspec.targets.mixers import mixers_on_tree
+from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
@@ -267,7 +267,7 @@ class CausalTarget(Target[Any]):
         chain = Tree.chain(rest["input_ids"], DraftKind.POINT)
         alone.begin_score(chain.nodes.slots, length - known.length)
         mask = alone.attention_mask(chain.nodes, mask_dtype(self._decoder))
-        with alone.recurrent_from(known.recurrent):
+        with alone.recurrent_from(known.recurrent), mixers_in_turn(self.model):
             logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1, whole=whole)
         cache.load(alone.row_states(0, length))
         for layer, read in zip(cache.recurrent, alone.recurrent, strict=True):

@@ -26,7 +26,7 @@ from mmspec.decoding.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, Paths, Rec
 from mmspec.errors import UnsupportedModelError
 from mmspec.transformers_versions import cache_name
 
-__all__ = ["CLOSED_FORMS", "find_mixers", "mixers_on_tree"]
+__all__ = ["CLOSED_FORMS", "find_mixers", "mixers_in_turn", "mixers_on_tree"]
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 Projections = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -202,6 +202,26 @@ def replaced_forward(
             delattr(module, name)
         else:
             setattr(module, name, kept)
+
+
+@contextmanager
+def mixers_in_turn(model: PreTrainedModel) -> Iterator[None]:
+    """Let mixers without a closed form read several tokens one after another, on from the state they find.
+
+    Mamba's form for several tokens begins without a state, whatever the cache holds.
+    """
+
+    def in_turn(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(hidden_states: Tensor, **kwargs: object) -> Tensor:
+            return torch.cat([own(token, **kwargs) for token in hidden_states.split(1, 1)], 1)
+
+        return forward
+
+    with ExitStack() as stack:
+        for mixer in find_mixers(model):
+            if closed_form(mixer) is None:
+                stack.enter_context(replaced_forward(mixer, in_turn))
+        yield
 
 
 @contextmanager
