@@ -123,16 +123,18 @@ class RaggedLayer(CacheLayerMixin):
 class HybridLayer(RecurrentLayer, RaggedLayer):
     """Keys, values and recurrent states of a layer that attends beside its mixer (Falcon-H1, Zamba2)."""
 
+    is_compileable = False  # of which its two bases say different things
+
     def __init__(self, plan: WritePlan, number_of_states: int = 1) -> None:
         RaggedLayer.__init__(self, plan)
         RecurrentLayer.__init__(self, plan, number_of_states)
 
-    def lazy_initialization(self, *attended: Tensor, **recurrent: Any) -> None:
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         # attention gives keys and values by place, mixers their states by name
-        if attended:
-            RaggedLayer.lazy_initialization(self, *attended)
+        if args:
+            RaggedLayer.lazy_initialization(self, *args)
         else:
-            RecurrentLayer.lazy_initialization(self, **recurrent)
+            RecurrentLayer.lazy_initialization(self, **kwargs)
 
 
 class RaggedCache(Cache, Rows):
