@@ -1,4 +1,4 @@
-"""Plants eighty faults in the package, one after the other, and reports which of them the tests find.
+"""Plants eighty-two faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -148,10 +148,24 @@ FAULTS = (
     Fault("guidance of 1 takes the other prompt", "_guide", "logits.chunk(2)[0]", "unconditional", DECODING),
     Fault(
         "a state decays from before its ancestor",
-        "tree_delta_rule",
+        "path_decay",
         "total[..., None, :])",
         "(total - g)[..., None, :])",
         DECODING,
+    ),
+    Fault(
+        "siblings are in each other's state",
+        "state_space_tree",
+        "(decay * alike) @ x",
+        "alike @ x",
+        DECODING,
+    ),
+    Fault(
+        "inputs of a state space without their step sizes",
+        "mamba2",
+        "step[..., None] * x, b",
+        "x, b",
+        TARGETS,
     ),
     Fault(
         "rows that have ended change their state",

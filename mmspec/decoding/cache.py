@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.decoding.draft import Nodes
-from mmspec.decoding.recurrent import RECURRENT_LAYERS, RecurrentLayer, States
+from mmspec.decoding.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer, States
 from mmspec.decoding.rows import Rows, concat, select
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import compact_cache
@@ -120,6 +120,23 @@ class RaggedLayer(CacheLayerMixin):
         return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
 
 
+class HybridLayer(RecurrentLayer, RaggedLayer):
+    """Keys, values and recurrent states of a layer that attends beside its mixer (Falcon-H1, Zamba2)."""
+
+    is_compileable = False  # of which its two bases say different things
+
+    def __init__(self, plan: WritePlan, number_of_states: int = 1) -> None:
+        RaggedLayer.__init__(self, plan)
+        RecurrentLayer.__init__(self, plan, number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        # attention gives keys and values by place, mixers their states by name
+        if args:
+            RaggedLayer.lazy_initialization(self, *args)
+        else:
+            RecurrentLayer.lazy_initialization(self, **kwargs)
+
+
 class RaggedCache(Cache, Rows):
     """Static KV buffers with per-row lengths.
 
@@ -135,16 +152,23 @@ class RaggedCache(Cache, Rows):
 
     def __init__(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> None:
         text = config.get_text_config(decoder=True)
-        self.layer_types = check_layer_types(text)
+        kinds = check_layer_types(text)
+        # of masks: a layer that attends beside a mixer has that of either
+        self.layer_types = [
+            mask
+            for kind in kinds
+            for mask in (("full_attention", "linear_attention") if kind == HYBRID_LAYER else (kind,))
+        ]
         self.sliding_window: int | None = getattr(text, "sliding_window", None)
         self.plan = WritePlan(rows, round_up(capacity, CAPACITY_BLOCK))
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         # The host's upper bound of max(lengths): exact after each round's one read, never too small.
         self.longest = 0
         states = getattr(text, "number_of_conv_states", 1)
+        stateful = dict.fromkeys(RECURRENT_LAYERS, RecurrentLayer) | {HYBRID_LAYER: HybridLayer}
         layers: list[Any] = [
-            RecurrentLayer(self.plan, states) if kind in RECURRENT_LAYERS else RaggedLayer(self.plan)
-            for kind in self.layer_types
+            stateful[kind](self.plan, states) if kind in stateful else RaggedLayer(self.plan)
+            for kind in kinds
         ]
         self.ragged = [layer for layer in layers if isinstance(layer, RaggedLayer)]
         self.recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
@@ -287,7 +311,9 @@ class RaggedCache(Cache, Rows):
                 recurrent.commit(node, counts > 0)
         self.lengths += counts
 
-    def attention_mask(self, nodes: Nodes, dtype: torch.dtype | None) -> Tensor | dict[str, Tensor | None]:
+    def attention_mask(
+        self, nodes: Nodes, dtype: torch.dtype | None
+    ) -> Tensor | dict[str, Tensor | None] | None:
         """Attention mask of a scoring forward, 4-D: committed tokens, and the slots that a node sees.
 
         Args:
@@ -312,13 +338,12 @@ class RaggedCache(Cache, Rows):
         kinds = set(self.layer_types)
         if dtype is not None:
             masks = {kind: additive_mask(mask, dtype) for kind, mask in masks.items()}
-        if len(kinds) == 1:
-            return masks[kinds.pop()][:, None]
-        return {kind: masks[kind][:, None] if kind in masks else None for kind in kinds}
+        shown = {kind: masks[kind][:, None] if kind in masks else None for kind in kinds}
+        return shown if len(kinds) > 1 else shown[kinds.pop()]
 
     def nbytes(self) -> int:
         """Bytes held by keys, values and recurrent states."""
-        keys = sum(layer.nbytes() for layer in self.ragged)
+        keys = sum(RaggedLayer.nbytes(layer) for layer in self.ragged)
         return keys + sum(layer.nbytes() for layer in self.recurrent)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -351,7 +376,7 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
             text, "use_sliding_window", True
         )
         types = ["sliding_attention" if sliding else "full_attention"] * text.num_hidden_layers
-    known = MASKABLE_LAYERS | RECURRENT_LAYERS | STATELESS_LAYERS
+    known = MASKABLE_LAYERS | RECURRENT_LAYERS | STATELESS_LAYERS | {HYBRID_LAYER}
     for index, kind in enumerate(types):
         if kind not in known:
             raise UnsupportedModelError(

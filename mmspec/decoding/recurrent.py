@@ -20,11 +20,13 @@ from mmspec.decoding.draft import Nodes
 from mmspec.decoding.indexing import pick, take
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import gated_delta_tree
+from mmspec.kernels.gated_delta import path_decay
 
 if TYPE_CHECKING:
     from mmspec.decoding.cache import WritePlan
 
 RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
+HYBRID_LAYER = "hybrid"  # attention and a recurrent mixer in one
 
 States = dict[tuple[str, int], Tensor]
 """States of one mixer as transformers keeps them: ("conv", i) [R, C, k] last inputs of convolution i, zeros
@@ -34,18 +36,18 @@ CONV, STATE = ("conv", 0), ("recurrent", 0)  # the only ones of mixers with a cl
 
 
 class NodeUpdates(NamedTuple):
-    """Updates of the gated delta rule by each node of a draft, as `gated_delta_tree` computes them.
+    """Updates of a recurrent state by each node of a draft: of the gated delta rule, or of a state space.
 
     A node adds its key k and its update u to the committed state S, under the decay G from that state on.
     """
 
     keys: Tensor  # [B, heads, n, d_k]
-    values: Tensor  # [B, heads, n, d_v] u: a value, less what the state before it recalls for its key
+    values: Tensor  # [B, heads, n, d_v] u: a value, less what the delta rule's state recalls for its key
     decay: Tensor  # [B, heads, n] log decay G from the committed state to the node, itself included
 
 
 def state_after(state: Tensor, updates: NodeUpdates, path: Tensor, node: Tensor) -> Tensor:
-    """Recurrent state of the gated delta rule after one node [B] of each row, in closed form.
+    """Recurrent state after one node [B] of each row, in closed form.
 
     After node a it is exp(G_a) S + sum_j exp(G_a - G_j) k_j u_j^T, over its path [B, n].
     """
@@ -53,6 +55,35 @@ def state_after(state: Tensor, updates: NodeUpdates, path: Tensor, node: Tensor)
     last = decay.gather(2, node[:, None, None].expand(-1, decay.shape[1], 1))  # [B, heads, 1]
     weight = (last - decay).masked_fill(~path[:, None], float("-inf")).exp()
     return last.exp()[..., None] * state + (keys * weight[..., None]).mT @ values
+
+
+def state_space_tree(
+    x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor, ancestors: Tensor
+) -> tuple[Tensor, NodeUpdates]:
+    """Run the state space of Mamba-2 (2405.21060) along every path of a tree, leaving its state as it is.
+
+    Token by token it is S_t = exp(g_t) S_{t-1} + x_t b_t^T and y_t = S_t c_t. Unrolled along the path to node
+    i (STree, 2505.14969), where G_i is the sum of g down to it, and j are its ancestors and itself,
+
+        y_i = exp(G_i) S c_i + sum_j exp(G_i - G_j) (b_j . c_i) x_j.
+
+    Args:
+        x: [B, n, heads, d] inputs, each times its step size.
+        b, c: [B, n, groups, N]; each serves consecutive heads.
+        g: [B, n, heads] log decay of each node.
+        state: [B, heads, d, N] after the last committed token; all is computed in its dtype.
+        ancestors: [B, n, n] True where node j is node i or one of its ancestors.
+
+    Returns:
+        Outputs [B, n, heads, d], and what `state_after` needs.
+    """
+    x, b, c, g = (part.transpose(1, 2).to(state.dtype) for part in (x, b, c, g))
+    shared = x.shape[1] // b.shape[1]
+    total, decay = path_decay(g, ancestors)
+    alike = (c @ b.mT).repeat_interleave(shared, 1)  # [B, heads, n, n]
+    b, c = b.repeat_interleave(shared, 1), c.repeat_interleave(shared, 1)
+    out = total.exp()[..., None] * (c @ state.mT) + (decay * alike) @ x
+    return out.transpose(1, 2), NodeUpdates(x, b, total)
 
 
 @dataclass(frozen=True)
@@ -237,6 +268,12 @@ class RecurrentLayer(LinearAttentionLayer):
         """Apply `gated_delta_tree` to the committed state; return its outputs [B, n, heads, d_v]."""
         out, *updates = gated_delta_tree(q, k, v, g, beta, self.committed[STATE], paths.ancestors)
         self.scored = ScoredPaths(paths, self._known, NodeUpdates(*updates))
+        return out
+
+    def state_space(self, x: Tensor, b: Tensor, c: Tensor, g: Tensor, paths: Paths) -> Tensor:
+        """Apply `state_space_tree` to the committed state; return its outputs [B, n, heads, d]."""
+        out, updates = state_space_tree(x, b, c, g, self.committed[STATE], paths.ancestors)
+        self.scored = ScoredPaths(paths, self._known, updates)
         return out
 
     def commit(self, node: Tensor, active: Tensor) -> None:

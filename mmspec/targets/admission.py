@@ -16,12 +16,14 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
+from mmspec.decoding.cache import STATELESS_LAYERS, check_layer_types
+from mmspec.decoding.recurrent import RECURRENT_LAYERS
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets.mixers import find_mixers
 from mmspec.targets.rotary import LONG_ONCE, change_of, find_changing
 from mmspec.transformers_versions import cache_name, warn_of_untested
 
-__all__ = ["check_length", "check_model", "check_reach"]
+__all__ = ["check_length", "check_model", "check_reach", "takes"]
 
 MASK_BACKENDS = ("sdpa", "eager")
 # Arguments of forwards by name; a second one is a cache that nobody here knows of
@@ -52,8 +54,11 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
     if model.config.is_encoder_decoder:
         raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
     text = model.config.get_text_config(decoder=True)
-    # a model without positions could not tell the depths of nodes either
-    if not (find_mixers(model) and takes(model, "position_ids")) and getattr(model, "_is_stateful", False):
+    attends = bool({*check_layer_types(text)} - RECURRENT_LAYERS - STATELESS_LAYERS)
+    # a model that attends without positions could not tell the depths of nodes either
+    needed = ["position_ids"] * attends
+    taken_back = find_mixers(model) and all(takes(model, argument) for argument in needed)
+    if getattr(model, "_is_stateful", False) and not taken_back:
         raise refusal(model, "keeps a recurrent state, from which rejected draft tokens cannot be taken back")
     decoder = model.get_decoder()
     if not hasattr(decoder, "config"):
@@ -71,7 +76,7 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
     if by_place:
         raise refusal(model, f"attends by places in the cache, not by positions alone ({by_place[0]})")
     told = cache_name(model.forward, decoder.forward)
-    for argument in ("position_ids", told):  # passed with every forward
+    for argument in (*needed, told):  # passed with every forward
         if not takes(model, argument):
             raise refusal(model, f"takes no `{argument}`, so nodes of a tree cannot be put in their places")
     own = inspect.signature(model.forward).parameters.get(told)

@@ -22,11 +22,11 @@ from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Fill, Verdict
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear
-from mmspec.targets.admission import check_model
+from mmspec.targets.admission import check_model, takes
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.memory import check_draft, measure_states
-from mmspec.targets.mixers import mixers_on_tree
+from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
@@ -130,6 +130,7 @@ class CausalTarget(Target[Any]):
         self.prefix_cache: PrefixCache | None = None
         self._decoder = model.get_decoder()
         self._cache_name = cache_name(model.forward, self._decoder.forward)
+        self._takes_positions = takes(model, "position_ids")
         self._plain = attends_plainly(self._decoder)
         self._changing, self._change = find_changing(model), change_of(model.config)[0]
         self.steps: CapturedForward | CompiledForward | None = None
@@ -266,7 +267,7 @@ class CausalTarget(Target[Any]):
         chain = Tree.chain(rest["input_ids"], DraftKind.POINT)
         alone.begin_score(chain.nodes.slots, length - known.length)
         mask = alone.attention_mask(chain.nodes, mask_dtype(self._decoder))
-        with alone.recurrent_from(known.recurrent):
+        with alone.recurrent_from(known.recurrent), mixers_in_turn(self.model):
             logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1, whole=whole)
         cache.load(alone.row_states(0, length))
         for layer, read in zip(cache.recurrent, alone.recurrent, strict=True):
@@ -345,6 +346,8 @@ class CausalTarget(Target[Any]):
         """
         # Gemma 4: told how many, layers that cache nothing read the last token alone; told which, all of them
         which = torch.tensor([-1]) if whole else keep
+        if not self._takes_positions:
+            inputs = {name: value for name, value in inputs.items() if name != "position_ids"}
         output = self.model(**{"logits_to_keep": which, **inputs}, **self.told(cache))
         logits: Tensor = output.logits[:, -keep:]
         return logits

@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import silu, softplus
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from mmspec.decoding.cache import RaggedCache, check_layer_types
 from mmspec.decoding.draft import Nodes
-from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths, RecurrentLayer
+from mmspec.decoding.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, Paths, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
 from mmspec.transformers_versions import cache_name
 
-__all__ = ["CLOSED_FORMS", "find_mixers", "mixers_on_tree"]
+__all__ = ["CLOSED_FORMS", "find_mixers", "mixers_in_turn", "mixers_on_tree"]
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 Projections = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -72,6 +72,37 @@ def gated_delta_net(
     return projected
 
 
+def falcon_h1(mixer: Any, hidden: Tensor) -> Tensor:
+    """Projection of Falcon-H1, which scales each of its parts."""
+    projected: Tensor = mixer.in_proj(hidden * mixer.ssm_in_multiplier) * mixer.mup_vector
+    return projected
+
+
+def mamba2(
+    project: Callable[[Any, Tensor], Tensor],
+    mixer: Any,
+    layer: RecurrentLayer,
+    paths: Paths,
+    hidden: Tensor,
+) -> Tensor:
+    """Mamba-2 (2405.21060): a short convolution, a selective state space and a gated norm."""
+    inner, groups = mixer.intermediate_size, mixer.n_groups * mixer.ssm_state_size
+    gate, mixed, step = project(mixer, hidden).split([inner, mixer.conv_dim, mixer.num_heads], 2)
+    mixed = ACT2FN[mixer.activation](convolve(mixer.conv1d, layer.convolved(mixed, paths)))
+    x, b, c = mixed.split([inner, groups, groups], 2)
+    x = x.unflatten(2, (-1, mixer.head_dim))
+    b, c = b.unflatten(2, (mixer.n_groups, -1)), c.unflatten(2, (mixer.n_groups, -1))
+    # as transformers decodes: only its form for prompts limits step sizes
+    step = softplus(step + mixer.dt_bias).float()
+    g = -mixer.A_log.float().exp() * step
+    out = layer.state_space(step[..., None] * x, b, c, g, paths) + mixer.D[:, None] * x
+    out = out.flatten(2).to(hidden.dtype)
+    # Falcon-H1 may have no norm
+    out = mixer.norm(out, gate) if getattr(mixer, "mamba_rms_norm", True) else out * silu(gate)
+    projected: Tensor = mixer.out_proj(out)
+    return projected
+
+
 def short_convolution(mixer: Any, layer: RecurrentLayer, paths: Paths, hidden: Tensor) -> Tensor:
     """Gated short convolution of LFM2 (2511.23404)."""
     before, after, x = mixer.in_proj(hidden).chunk(3, -1)
@@ -86,11 +117,19 @@ def convolve(convolution: nn.Conv1d, taps: Tensor) -> Tensor:
     return out[:, :, taps.shape[2] - 1].view(*taps.shape[:2], -1)
 
 
+plain_mamba2 = partial(mamba2, lambda mixer, hidden: mixer.in_proj(hidden))
+
 #: Mixers that are computed over a tree in closed form, by the name of their class in transformers.
 CLOSED_FORMS: dict[str, Callable[..., Tensor]] = {
     "Qwen3_5GatedDeltaNet": partial(gated_delta_net, qwen3_5),
     "Qwen3_5MoeGatedDeltaNet": partial(gated_delta_net, qwen3_5),
     "Qwen3NextGatedDeltaNet": partial(gated_delta_net, qwen3_next),
+    "Mamba2Mixer": plain_mamba2,
+    "BambaMixer": plain_mamba2,
+    "GraniteMoeHybridMambaLayer": plain_mamba2,
+    "NemotronHMamba2Mixer": plain_mamba2,
+    "Zamba2MambaMixer": plain_mamba2,
+    "FalconH1Mixer": partial(mamba2, falcon_h1),
     "Lfm2ShortConv": short_convolution,
     "Lfm2MoeShortConv": short_convolution,
     "Lfm3ShortConv": short_convolution,
@@ -116,10 +155,12 @@ def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
     blocks = getattr(model.get_decoder(), "layers", ())
     mixers = []
     for index, kind in enumerate(kinds):
-        if kind not in RECURRENT_LAYERS:
+        if kind not in RECURRENT_LAYERS and kind != HYBRID_LAYER:
             continue
         parts = [*blocks[index].modules()][1:] if index < len(blocks) else []
-        found = [part for part in parts if keeps_state(part)]
+        found = [part for part in parts if closed_form(part) is not None]
+        if not found and kind != HYBRID_LAYER:  # in which attention may keep states too
+            found = [part for part in parts if keeps_state(part)]
         if len(found) != 1:
             raise UnsupportedModelError(
                 f"{type(model).__name__}: layer {index} ({kind}) keeps a recurrent state, from which "
@@ -132,8 +173,6 @@ def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
 
 def keeps_state(module: nn.Module) -> bool:
     """True for a mixer that reads its input and the cache, and nothing else that it cannot do without."""
-    if closed_form(module) is not None:
-        return True
     forward = inspect.signature(type(module).forward).parameters
     # before 5.24 the name told mixers from attention, whose cache is `past_key_values`
     if not {"cache", "cache_params"} & set(forward) or not hasattr(module, "layer_idx"):
@@ -163,6 +202,26 @@ def replaced_forward(
             delattr(module, name)
         else:
             setattr(module, name, kept)
+
+
+@contextmanager
+def mixers_in_turn(model: PreTrainedModel) -> Iterator[None]:
+    """Let mixers without a closed form read several tokens one after another, on from the state they find.
+
+    Mamba's form for several tokens begins without a state, whatever the cache holds.
+    """
+
+    def in_turn(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(hidden_states: Tensor, **kwargs: object) -> Tensor:
+            return torch.cat([own(token, **kwargs) for token in hidden_states.split(1, 1)], 1)
+
+        return forward
+
+    with ExitStack() as stack:
+        for mixer in find_mixers(model):
+            if closed_form(mixer) is None:
+                stack.enter_context(replaced_forward(mixer, in_turn))
+        yield
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from transformers import BertConfig, T5Config
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.pipelines import MMSpecPipeline
 from tests.bad_inputs.refusals import Bench, Row
-from tests.tiny_models import tiny_llama, tiny_mamba, tiny_tokenizer
+from tests.tiny_models import tiny_llama, tiny_minimax, tiny_tokenizer
 
 Damage = Callable[[Path], object]
 WEIGHTS = "model.safetensors"
@@ -160,7 +160,7 @@ def wrong_case(bench: Bench) -> Path:
     return bench.copy().parent / "CheckPoint"
 
 
-MAMBA, SMALL = tiny_mamba(), tiny_llama(vocab=64)
+REFUSED, SMALL = tiny_minimax(), tiny_llama(vocab=64)
 NO_CODE = "pass trust_remote_code=True if you trust it"
 UP, GATE = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.gate_proj.weight"
 LIST = "a JSON object with the key 'model_type'"
@@ -217,7 +217,7 @@ CHECKPOINTS = [
             "another shape"),
     damaged(52, "encoder-decoder", lambda f: T5Config().save_pretrained(f), "", "t5",
             error=UnsupportedModelError),
-    damaged(52, "recurrent model", MAMBA.save_pretrained, "", "recurrent",
+    damaged(52, "recurrent model", REFUSED.save_pretrained, "", "recurrent",
             error=UnsupportedModelError),
     damaged(52, "encoder", lambda f: BertConfig(is_decoder=False).save_pretrained(f), "model"),
     damaged(53, "only a pickle", only_pickle, "model", "safetensors weights", "save_pretrained"),

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from mmspec.errors import CheckpointError
-from tests.tiny_models import tiny_falcon_h1, tiny_qwen3_5
+from tests.tiny_models import tiny_minimax, tiny_qwen3_5
 
 
 def test_doctor_names_what_is_here_and_what_is_not(run, run_json, monkeypatch):
@@ -59,7 +59,7 @@ def test_scenes_draws_a_sheet_that_is_the_same_for_a_seed(run, tmp_path):
 
 
 def test_doctor_looks_at_a_model_by_its_config(run, run_json, tmp_path):
-    for name, model in (("hybrid", tiny_qwen3_5()), ("refused", tiny_falcon_h1())):
+    for name, model in (("hybrid", tiny_qwen3_5()), ("refused", tiny_minimax())):
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(tmp_path / name)
     found = run_json("doctor", tmp_path / "hybrid")
@@ -68,7 +68,7 @@ def test_doctor_looks_at_a_model_by_its_config(run, run_json, tmp_path):
     shown = run("doctor", tmp_path / "hybrid").stdout
     assert "3 Qwen3_5GatedDeltaNet" in shown and "in closed form" in shown
     result = run("doctor", tmp_path / "refused")
-    assert result.exit_code == 1 and "layer 0 (hybrid)" in result.stdout
+    assert result.exit_code == 1 and "layer 0 (linear_attention)" in result.stdout
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match="a folder"):
             run("doctor", folder)

@@ -136,3 +136,29 @@ def test_a_commit_leaves_what_reading_the_path_leaves() -> None:
             assert torch.equal(window, last_inputs(known, row, path, KERNEL)), f"path {path}"
             _, expected = read_token_by_token(tuple(parts), state, row, path)
             assert (layer.committed[STATE][row] - expected).abs().max() < TOLERANCE, f"row {row}, path {path}"
+
+
+def state_space_inputs(seed: int = 2) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Inputs times step sizes, B, C and log decays of all nodes; the committed state."""
+    torch.manual_seed(seed)
+    x = torch.randn(ROWS, NODES, HEADS, KEY_DIM, dtype=torch.float64)
+    b, c = torch.randn(2, ROWS, NODES, KEY_HEADS, VALUE_DIM, dtype=torch.float64)
+    g = -torch.rand(ROWS, NODES, HEADS).double()
+    return (x, b, c, g), torch.randn(ROWS, HEADS, KEY_DIM, VALUE_DIM, dtype=torch.float64)
+
+
+def test_a_state_space_reads_every_path_as_its_recurrence_does() -> None:
+    """Outputs, and the states that commits leave; a head that forgets all at one token is no overflow."""
+    draft, (parts, state) = ragged_draft(), state_space_inputs()
+    parts[3][:, 4, 0] = -2000.0
+    out, updates = recurrent.state_space_tree(*parts, state, draft.ancestors)
+    for row, node, path in paths_of(draft):
+        x, b, c, g = (part[row] for part in parts)
+        known = state[row]
+        for step in path:
+            key = b[step].repeat_interleave(HEADS // KEY_HEADS, 0)
+            known = g[step].exp()[:, None, None] * known + torch.einsum("hd,hn->hdn", x[step], key)
+        query = c[node].repeat_interleave(HEADS // KEY_HEADS, 0)
+        assert (out[row, node] - torch.einsum("hdn,hn->hd", known, query)).abs().max() < TOLERANCE
+        after = recurrent.state_after(state, updates, draft.ancestors[:, node], torch.full((ROWS,), node))
+        assert (after[row] - known).abs().max() < TOLERANCE, f"row {row}, path {path}"

@@ -24,7 +24,7 @@ from tests.tiny_models import (
     tiny_images,
     tiny_llama,
     tiny_llava,
-    tiny_mamba,
+    tiny_minimax,
     tiny_qwen3_5_vl,
     user_message,
 )
@@ -151,13 +151,13 @@ def test_what_stood_there_before_comes_back() -> None:
 def test_nothing_to_accelerate_is_said() -> None:
     with pytest.raises(InputError, match="a pipeline that holds one"):
         mmspec.enable(SimpleNamespace(unet=torch.nn.Linear(2, 2)))
-    mamba = tiny_mamba()
-    with pytest.raises(InputError, match=r"text_encoder: .*Mamba.*cannot be taken back"):
-        mmspec.enable(Pipeline(text_encoder=mamba))
-    pipe = Pipeline(text_encoder=tiny_llama(), other=mamba)
+    refused = tiny_minimax()
+    with pytest.raises(InputError, match=r"text_encoder: .*MiniMax.*cannot be taken back"):
+        mmspec.enable(Pipeline(text_encoder=refused))
+    pipe = Pipeline(text_encoder=tiny_llama(), other=refused)
     mmspec.enable(pipe, "copy")
     assert [one.name for one in mmspec.summary(pipe)] == ["text_encoder"]
-    assert "generate" not in vars(mamba)
+    assert "generate" not in vars(refused)
     for call in (mmspec.disable, mmspec.summary):
         with pytest.raises(InputError, match=r"mmspec\.enable"):
             call(tiny_llama())

@@ -203,7 +203,7 @@ def test_hooks_of_accelerate_run_around_a_mixer() -> None:
     assert hook.calls == 8
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "bamba"])
+@pytest.mark.parametrize("name", ["qwen3_5", "mamba", "falcon_h1"])
 @pytest.mark.every(2)
 def test_a_prompt_goes_on_from_the_end_of_another(name: str) -> None:
     """By one token and by several; from no other place, where no state was kept."""

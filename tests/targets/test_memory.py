@@ -21,9 +21,9 @@ from tests.tiny_models import (
     HYBRID_TEXT_MODELS,
     STEPPED_MODELS,
     TEXT_MODELS,
-    tiny_falcon_h1,
     tiny_llama,
     tiny_lm,
+    tiny_minimax,
     tiny_qwen3_5,
 )
 
@@ -134,8 +134,8 @@ def test_published_sizes_are_told_without_weights(tmp_path: Any) -> None:
 
 
 def test_a_refused_model_is_named_with_its_layer(tmp_path: Any) -> None:
-    config = tiny_falcon_h1().config
-    config.architectures = ["FalconH1ForCausalLM"]
+    config = tiny_minimax().config
+    config.architectures = ["MiniMaxForCausalLM"]
     config.save_pretrained(tmp_path)
     found = examine_model(str(tmp_path))
-    assert not found["ok"] and "layer 0 (hybrid)" in found["problem"]
+    assert not found["ok"] and "layer 0 (linear_attention)" in found["problem"]

@@ -168,14 +168,6 @@ def tiny_lm(
     return scale_head_to_entropy(tiny_llama(dtype, vocab=vocab, layers=layers, seed=seed), nats)
 
 
-def tiny_mamba(seed: int = 0) -> PreTrainedModel:
-    """A Mamba: recurrent state, no key-value cache. To be refused."""
-    config = hf.MambaConfig(
-        vocab_size=64, hidden_size=32, state_size=4, num_hidden_layers=2, bos_token_id=None, eos_token_id=None
-    )
-    return _model(config, seed)
-
-
 def tiny_qwen3_5(
     dtype: torch.dtype = torch.float32, vocab: int = 64, layers: int = 4, seed: int = 15
 ) -> PreTrainedModel:
@@ -213,8 +205,8 @@ def tiny_lfm3(window: int = 8, vocab: int = 64, seed: int = 3) -> PreTrainedMode
     return _model(config, seed)
 
 
-def tiny_falcon_h1(seed: int = 0) -> PreTrainedModel:
-    """A Falcon-H1: attention and Mamba-2 in every layer. To be refused."""
+def tiny_falcon_h1(seed: int = 3) -> PreTrainedModel:
+    """A Falcon-H1: attention beside Mamba-2 in every layer, whose parts it scales."""
     config = hf.FalconH1Config(
         **_sizes(64, 2),
         mamba_d_ssm=64,
@@ -222,6 +214,8 @@ def tiny_falcon_h1(seed: int = 0) -> PreTrainedModel:
         mamba_d_head=16,
         mamba_d_state=8,
         mamba_chunk_size=16,
+        ssm_in_multiplier=1.5,
+        ssm_multipliers=[0.5, 1.5, 0.8, 1.2, 0.7],
     )
     return _model(config, seed)
 
@@ -248,32 +242,28 @@ TEXT_MODELS = {
     "gpt2": tiny_gpt2,
 }
 
-#: Text models with recurrent layers, on which the core must work too: computed over a draft in closed form,
-CLOSED_FORM_MODELS = {
-    "qwen3_5": tiny_qwen3_5,
-    "qwen3_5_moe": tiny_qwen3_5_moe,
-    "qwen3_next": tiny_qwen3_next,
-    "lfm2": tiny_lfm2,
-    **({"lfm3": tiny_lfm3} if hasattr(hf, "Lfm3Config") else {}),
-}
 
-
-def _stepped(config: type[PreTrainedConfig], **settings: Any) -> Callable[[], PreTrainedModel]:
+def _hybrid(config: type[PreTrainedConfig], **settings: Any) -> Callable[[], PreTrainedModel]:
     sizes = _sizes(64, 4)
     if "layers_block_type" in settings:  # says how many there are
         del sizes["num_hidden_layers"]
     return lambda: _model(config(**sizes | settings), 3)
 
 
-#: or read token by token: a gated delta rule of another make; Mamba-2; Mamba with experts; layers of Mamba-2,
-#: of attention, of an MLP and of experts alone; a delta rule that decays each channel by itself.
-STEPPED_MODELS = {
-    "olmo_hybrid": _stepped(
-        hf.OlmoHybridConfig,
-        **{name: value for name, value in DELTA_NET.items() if name != "head_dim"},
-        layer_types=_half("linear_attention"),
-    ),
-    "bamba": _stepped(
+def _recurrent(config: type[PreTrainedConfig], **settings: Any) -> Callable[[], PreTrainedModel]:
+    """Models without attention, which take no positions."""
+    ends = dict(bos_token_id=None, eos_token_id=None, pad_token_id=0, tie_word_embeddings=False)
+    sizes = dict(vocab_size=64, hidden_size=32, state_size=8, num_hidden_layers=3)
+    return lambda: _model(config(**sizes | ends | settings), 3)
+
+
+#: Text models with recurrent layers, on which the core must work too: computed over a draft in closed form,
+CLOSED_FORM_MODELS = {
+    "qwen3_5": tiny_qwen3_5,
+    "qwen3_5_moe": tiny_qwen3_5_moe,
+    "qwen3_next": tiny_qwen3_next,
+    "lfm2": tiny_lfm2,
+    "bamba": _hybrid(
         hf.BambaConfig,
         attn_layer_indices=[1, 3],
         mamba_n_heads=4,
@@ -281,18 +271,7 @@ STEPPED_MODELS = {
         mamba_d_state=8,
         mamba_chunk_size=16,
     ),
-    "jamba": _stepped(
-        hf.JambaConfig,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        expert_layer_period=2,
-        expert_layer_offset=1,
-        num_experts=2,
-        num_experts_per_tok=1,
-        mamba_d_state=4,
-        mamba_dt_rank=4,
-    ),
-    "nemotron_h": _stepped(
+    "nemotron_h": _hybrid(
         hf.NemotronHConfig,
         layers_block_type=["mamba", "attention", "mlp", "mamba", "moe", "attention"],
         head_dim=8,
@@ -308,7 +287,43 @@ STEPPED_MODELS = {
         moe_intermediate_size=16,
         moe_shared_expert_intermediate_size=16,
     ),
-    "kimi_linear": _stepped(
+    "mamba2": _recurrent(hf.Mamba2Config, num_heads=4, head_dim=16, n_groups=2, chunk_size=16),
+    "zamba2": _hybrid(
+        hf.Zamba2Config,
+        num_hidden_layers=4,
+        layers_block_type=["linear_attention", "hybrid"] * 2,
+        mamba_d_state=8,
+        mamba_headdim=16,
+        n_mamba_heads=4,
+        num_mem_blocks=1,
+        chunk_size=16,
+    ),
+    "falcon_h1": tiny_falcon_h1,
+    **({"lfm3": tiny_lfm3} if hasattr(hf, "Lfm3Config") else {}),
+}
+
+
+#: or read token by token: Mamba, alone and with attention and experts; a gated delta rule of another make;
+#: a delta rule that decays each channel by itself.
+STEPPED_MODELS = {
+    "mamba": _recurrent(hf.MambaConfig),
+    "olmo_hybrid": _hybrid(
+        hf.OlmoHybridConfig,
+        **{name: value for name, value in DELTA_NET.items() if name != "head_dim"},
+        layer_types=_half("linear_attention"),
+    ),
+    "jamba": _hybrid(
+        hf.JambaConfig,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=2,
+        num_experts_per_tok=1,
+        mamba_d_state=4,
+        mamba_dt_rank=4,
+    ),
+    "kimi_linear": _hybrid(
         hf.KimiLinearConfig,
         num_key_value_heads=4,
         layer_types=_half("linear_attention"),
@@ -327,4 +342,4 @@ STEPPED_MODELS = {
 HYBRID_TEXT_MODELS = {**CLOSED_FORM_MODELS, **STEPPED_MODELS}
 
 #: Text models that must be refused before any work: their state cannot be rolled back to a path of a tree.
-REFUSED_TEXT_MODELS = {"mamba": tiny_mamba, "falcon_h1": tiny_falcon_h1, "minimax": tiny_minimax}
+REFUSED_TEXT_MODELS = {"minimax": tiny_minimax}

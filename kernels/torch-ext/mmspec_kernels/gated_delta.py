@@ -75,10 +75,7 @@ def tree_delta_rule(
     q, k = q.repeat_interleave(shared, 2), k.repeat_interleave(shared, 2)
     q, k, v, g, beta = (x.transpose(1, 2).to(state.dtype) for x in (q, k, v, g, beta))
     q, k = norm(q) * q.shape[-1] ** -0.5, norm(k)
-    path = ancestors[:, None]
-    total = (path.to(g.dtype) @ g[..., None])[..., 0]
-    # one exponent, never a quotient of two: exp(-G) overflows, and off the path G_i - G_j may be positive
-    decay = (total[..., :, None] - total[..., None, :]).masked_fill(~path, float("-inf")).exp()
+    total, decay = path_decay(g, ancestors)
     recalled = total.exp()[..., None] * (k @ state)
     # the solver reads what lies below the diagonal alone: strict ancestors
     system = beta[..., None] * decay * (k @ k.mT)
@@ -87,6 +84,24 @@ def tree_delta_rule(
     )
     out = total.exp()[..., None] * (q @ state) + (decay * (q @ k.mT)) @ u
     return out.transpose(1, 2).contiguous(), k.contiguous(), u.contiguous(), total
+
+
+def path_decay(g: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum log decays along the paths of a tree.
+
+    Args:
+        g: [B, heads, n] log decay of each node.
+        ancestors: [B, n, n] True where node j is node i or one of its ancestors.
+
+    Returns:
+        G [B, heads, n] down to each node, itself included; and exp(G_i - G_j) [B, heads, n, n], 0 off the
+        path.
+    """
+    path = ancestors[:, None]
+    total = (path.to(g.dtype) @ g[..., None])[..., 0]
+    # one exponent, never a quotient of two: exp(-G) overflows, and off the path G_i - G_j may be positive
+    decay = (total[..., :, None] - total[..., None, :]).masked_fill(~path, float("-inf")).exp()
+    return total, decay
 
 
 def norm(x: Tensor) -> Tensor:
