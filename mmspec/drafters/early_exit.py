@@ -21,7 +21,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.interfaces import DraftSession, Target
 from mmspec.decoding.rows import named
-from mmspec.drafters.length import KEEP, TRIALS, half_lengths
+from mmspec.drafters.length import KEEP, REVISIT, TRIALS, half_lengths
 from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.drafters.siblings import SiblingDraws
 from mmspec.drafters.tree import StaticTree, TreeGrowth
@@ -34,7 +34,6 @@ __all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer"]
 
 AUTO = "auto"
 PARTS = 8  # of a stack of layers, between which lie the exits to choose among
-EVERY = 16  # rounds from one trial of an exit to the next
 
 
 def tokens_per_layer(rate: float, exit: int, length: int, layers: int, head: float) -> float:
@@ -68,8 +67,8 @@ def best_exit(rates: Mapping[int, float], most: int, layers: int, head: float) -
 class ExitRates:
     """Acceptance rates of a target's exits, as drafts of them were accepted of late, and what to draft next.
 
-    Rates begin as Beta(1, 1). Each exit drafts a token in three rounds before it is judged, and every 16th
-    round another one does.
+    Rates begin as Beta(1, 1). Each exit drafts a token in three rounds before it is judged, and from then on
+    one of them does in every 64th round.
 
     Args:
         exits: to choose among.
@@ -90,7 +89,7 @@ class ExitRates:
         """Choose the exit and the length, up to `most`, of the next draft; 0 for none."""
         self._rounds += 1
         least = min(self.exits, key=self._trials.__getitem__)
-        if self._trials[least] < TRIALS or self._rounds % EVERY == 0:
+        if self._trials[least] < TRIALS or self._rounds % REVISIT == 0:
             self._trials[least] += 1
             return least, 1
         return best_exit({exit: self[exit] for exit in self.exits}, most, self.layers, self.head)
