@@ -61,7 +61,7 @@ def best_exit(rates: Mapping[int, float], most: int, layers: int, head: float) -
         The exit and the length, which is 0 where none gives more than plain rounds.
     """
     choices = [(exit, length) for length in range(most + 1) for exit in rates]  # of equals the shortest
-    return max(choices, key=lambda choice: tokens_per_layer(rates[choice[0]], *choice, layers, head))
+    return max(choices, key=lambda each: tokens_per_layer(rates[each[0]], each[0], each[1], layers, head))
 
 
 class ExitRates:
@@ -195,7 +195,7 @@ class EarlyExitDrafter(SessionDrafter):
     stop_below = 0.0
 
     def __init__(self, layers: int | str = AUTO, num_draft_tokens: int = 6) -> None:
-        if layers != AUTO and (not is_integer(layers) or layers < 1):
+        if layers != AUTO and (isinstance(layers, str) or not is_integer(layers) or layers < 1):
             raise InputError("layers", layers, "'auto', or a positive integer")
         self.layers, self.num_draft_tokens = layers, check_draft_tokens(num_draft_tokens)
         self.max_nodes = num_draft_tokens + 1
@@ -211,9 +211,7 @@ class EarlyExitDrafter(SessionDrafter):
         return cautious
 
     def fit(self, target: Target[Any]) -> EarlyExitDrafter:
-        is_causal = isinstance(target, CausalTarget) and not target.by_blocks and not target.vector_size
-        most = count_layers(target.model) if is_causal else 0
-        if not most:
+        if not isinstance(target, CausalTarget) or not (most := count_layers(target.model)):
             allowed = "a causal decoder of tokens whose layers are a list without recurrent ones"
             raise InputError("accelerator", "early_exit", allowed)
         if isinstance(self.layers, str):
