@@ -85,7 +85,7 @@ def test_all_layers_are_accepted_whole(temperature: float) -> None:
 
 
 def test_rows_come_and_go_with_the_keys_that_drafts_read() -> None:
-    pipe = VisionLanguagePipeline(*tiny_llava(), accelerator="early_exit", layers=1, num_draft_tokens=3)
+    pipe: Any = VisionLanguagePipeline(*tiny_llava(), accelerator="early_exit", layers=1, num_draft_tokens=3)
     pipe.set_accelerator("early_exit", layers=1, num_draft_tokens=3, length="fixed")
     asked: list[tuple[str, dict[str, Any]]] = [
         ("what is there ?", {"images": tiny_images()[:1], "max_new_tokens": 20}),
@@ -94,7 +94,7 @@ def test_rows_come_and_go_with_the_keys_that_drafts_read() -> None:
     ]
     alone = [pipe(prompt, **settings) for prompt, settings in asked]
     with pipe.running_batch(rows=3) as batch:
-        found = {}
+        found: dict[int, Any] = {}
         for prompt, settings in asked:
             batch.enter(prompt, **settings)
             found |= {each.handle: each.output for each in batch.step()}
