@@ -32,6 +32,7 @@ from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDr
 from mmspec.drafters.cell_states import CellStatesDrafter
 from mmspec.drafters.copy import CopyDrafter
 from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
+from mmspec.drafters.early_exit import EarlyExitDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
 from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.drafters.masked_model import MaskedModelDrafter
@@ -236,6 +237,11 @@ def assd(num_draft_tokens: int = 5, sampling: str = "sampled") -> Accelerator:
 def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Accelerator:
     """Drafts by masked blocks of the target itself (2607.05722); options as of `SelfSpeculationDrafter`."""
     return pair("self_speculation", SelfSpeculationDrafter(num_draft_tokens, sampling))
+
+
+def early_exit(layers: int | str = "auto", num_draft_tokens: int = 6) -> Accelerator:
+    """Drafts by the target's own first layers (2404.16710, 2504.05598); options as of `EarlyExitDrafter`."""
+    return pair("early_exit", EarlyExitDrafter(layers, num_draft_tokens))
 
 
 def freedave(states: int = 8, head: Any = None) -> Accelerator:
@@ -493,6 +499,11 @@ ACCELERATORS = {
         "nothing: a model of canvases of noise (DiffusionGemma) keeps what is sure in each of at most "
         "`denoising_steps` steps, by `entropy_bound`",
         "2505.24857",
+    ),
+    "early_exit": Preset(
+        early_exit,
+        "the target itself: its first `layers` layers and its LM head, over its own keys and values",
+        "2504.05598",
     ),
     "self_speculation": Preset(
         self_speculation,

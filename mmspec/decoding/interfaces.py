@@ -183,6 +183,10 @@ class DraftSession(Rows, ABC):
     likelihoods: Tensor
     rule: AcceptanceRule | None = None
 
+    def attach(self, state: Any) -> None:
+        """Give the session the target's state, before the first round and after rows moved. Optional."""
+        return None
+
     def resize(self, choice: int) -> None:
         """Set the size of the next drafts, by its place in the drafter's `sizes`."""
         raise InputError("choice", choice, f"none: drafts of {type(self).__name__} have one size")

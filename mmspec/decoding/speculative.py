@@ -75,6 +75,7 @@ class Batch(Rows, Generic[State]):
 
     def rows_changed(self) -> None:
         self.laps = Laps(self.canvas.stats, self.target.device)
+        self.session.attach(self.state)
 
     def decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
         """Propose, score, verify, commit; the canvas sends its report to the host, which does not wait."""
@@ -133,6 +134,7 @@ def begin(
     laps.end("prompt")
     try:
         session = drafter.start(requests, prefill, sampler, random)
+        session.attach(state)
         draft = session.open(canvas)
         laps.end("draft")
         first = draft.first(canvas.emitted)

@@ -20,6 +20,7 @@ DRAFTERS: Registry[type[Drafter]] = Registry(
         "vector_model": "mmspec.drafters.vectors:VectorModelDrafter",
         "vector_window": "mmspec.drafters.vectors:VectorWindowDrafter",
         "cell_order": "mmspec.drafters.cell_order:CellOrderDrafter",
+        "early_exit": "mmspec.drafters.early_exit:EarlyExitDrafter",
         "self_speculation": "mmspec.drafters.self_speculation:SelfSpeculationDrafter",
         "states": "mmspec.drafters.states:StatesDrafter",
         **{name: head.drafter for name, head in HEADS.items()},

@@ -21,7 +21,7 @@ from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.graphs import can_capture
-from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
+from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput, TargetState
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.session import PromptBatch, SessionDrafter
@@ -365,6 +365,9 @@ class PacedSession(DraftSession):
             draft = self._nothing(canvas) if self.choice == PLAIN else self.inner.propose(canvas)
         self.started, self.lengths, self.passes = now, lengths, self.inner.passes
         return draft
+
+    def attach(self, state: TargetState) -> None:
+        self.inner.attach(state)
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.inner.observe(draft, output, scores, verdict)

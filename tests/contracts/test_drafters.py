@@ -20,6 +20,7 @@ from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter, MtpDrafter
+from mmspec.drafters.early_exit import EarlyExitDrafter
 from mmspec.drafters.flash import FlashDrafter
 from mmspec.drafters.heads import HeadDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
@@ -81,6 +82,10 @@ def draft_model(length: int, dtype: torch.dtype, *sampling: str) -> Drafter:
     return DraftModelDrafter(neighbour(dtype), length, *sampling)
 
 
+def early_exit(length: int, dtype: torch.dtype, layers: int | str = 1) -> Drafter:
+    return EarlyExitDrafter(layers, length).fit(llama() if dtype == torch.float32 else precise())
+
+
 def of_blocks(length: int, dtype: torch.dtype) -> Drafter:
     shape = {"depth": length, "top_k": min(2, length), "block": 3}
     return fitted("flash", dtype, num_draft_tokens=length, **shape)
@@ -125,6 +130,8 @@ REGISTERED: dict[str, Build] = {
         neighbour(dtype), tree="eagle", sampling="without_replacement"
     ),
     "draft_model, of changing sizes": lambda length, dtype: paced(draft_model(length, dtype)),
+    "early_exit": early_exit,
+    "early_exit, auto": lambda length, dtype: early_exit(length, dtype, "auto"),
     "eagle": with_head("eagle"),
     "eagle, static": lambda length, dtype: fitted("eagle", dtype, tree=[0, *range(length)]),
     "eagle, coupled": lambda length, dtype: fitted(

@@ -14,7 +14,7 @@ from mmspec.assets import find_assets
 from mmspec.pipelines import MMSpecPipeline
 from tests.decoding.test_rounds import counted_copies, counted_reads
 
-TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa")
+TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "early_exit", "flash", "medusa")
 HYBRID = ("none", "copy", "mtp", "dflash", "dspark")
 IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle", "cjd", "ssd")
 VECTORS = {"scenes-nextstep": ("none", "shared_noise", "draft_model"), "scenes-mar": ("none", "masked")}
