@@ -182,7 +182,8 @@ class Accelerator:
     def check(self, sampler: Any) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
         if self.rule.greedy_only and not sampler.greedy:
-            allowed = "acceptance='greedy' holds at temperature 0 only; use sample_and_match"
+            rule = type(self.rule).__name__
+            allowed = f"0: the rule {rule} holds at temperature 0 only; use sample_and_match"
             raise InputError("temperature", sampler.temperature, allowed)
 
 
