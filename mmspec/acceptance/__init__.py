@@ -14,6 +14,7 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "recursive_rejection": "mmspec.acceptance.rejection:RecursiveRejection",
         "k_sequential": "mmspec.acceptance.rejection:KSequential",
         "typical": "mmspec.acceptance.typical:Typical",
+        "top_beta": "mmspec.acceptance.top_beta:TopBeta",
         "budget": "mmspec.acceptance.budget:Budget",
         "lantern": "mmspec.acceptance.lantern:Lantern",
         "lantern++": "mmspec.acceptance.lantern:LanternPlusPlus",

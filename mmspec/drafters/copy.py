@@ -1,15 +1,16 @@
 """Prompt look-up: draft the continuations of the longest suffixes that occurred before.
 
-Prompt look-up decoding (Saxena, 2023), with several continuations as a tree, and of a size that the matched
-lengths are worth. Needs no training and no second model.
+Prompt look-up decoding (Saxena, 2023), with several continuations as a tree of the likeliest, if wanted with
+those of a corpus (ADED, 2407.12021, grown best first in place of its search). Needs no second model.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,10 +18,11 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import PointMass
 from mmspec.decoding.draft import Draft, DraftKind, Tree
 from mmspec.decoding.graphs import can_capture
-from mmspec.decoding.interfaces import DraftSession
+from mmspec.decoding.interfaces import DraftSession, Target
 from mmspec.decoding.rows import named
 from mmspec.drafters.length import half_lengths
 from mmspec.drafters.session import PromptBatch, SessionDrafter
+from mmspec.drafters.trigrams import Trigrams
 from mmspec.errors import InputError
 from mmspec.validation import check_draft_tokens, is_integer
 
@@ -28,10 +30,10 @@ ORDERS = (8, 4, 2, 1)  # lengths of the n-grams whose occurrences are known
 LATEST = 8  # occurrences of an n-gram that are looked at
 LONGEST = 16  # matches are not told apart beyond this length
 
-KEEP, DOUBT = 0.995, 4.0  # decay of what was counted, and the count that a first guess is worth
-#: How often a continuation is right by the length of its match, from 1 on: SmolLM2 on Spec-Bench, greedy.
-GUESSES = (0.1, 0.5, 0.6, 0.67, 0.72, 0.77, 0.8, 0.9)
-GUESSES_OF_OTHERS = (0.15, 0.05)  # the same of the second continuation, and of later ones
+#: Odds that what followed a match of 1, 2, ... tokens follows again: SmolLM2 on Spec-Bench, greedy. They are
+#: the evidence of an occurrence, beside 1 for what no occurrence says.
+ODDS = (0.11, 1.0, 1.5, 2.0, 2.6, 3.3, 4.0, 9.0)
+OF_CORPUS = 0.5  # share of that 1 for what a corpus says
 
 Occurrence = tuple[int, int]
 """Length of a match, and the index after it."""
@@ -82,92 +84,63 @@ class SuffixIndex:
         return length
 
 
-class ContinuationRates:
-    """Rates at which continuations are right, by length of the match and rank; learnt as texts go on."""
-
-    def __init__(self) -> None:
-        ranks = range(1 + len(GUESSES_OF_OTHERS))
-        self._seen = [[0.0 for _ in ranks] for _ in GUESSES]
-        self._right = [[0.0 for _ in ranks] for _ in GUESSES]
-
-    def __call__(self, length: int, rank: int) -> float:
-        """Estimate how often the continuation of that rank is right behind a match of that length."""
-        at, rank = min(length, len(GUESSES)) - 1, min(rank, len(GUESSES_OF_OTHERS))
-        guess = GUESSES_OF_OTHERS[rank - 1] if rank else GUESSES[at]
-        return (self._right[at][rank] + DOUBT * guess) / (self._seen[at][rank] + DOUBT)
-
-    def learn(self, length: int, rank: int, is_right: bool) -> None:
-        """Count a continuation whose place has been decided."""
-        at, rank = min(length, len(GUESSES)) - 1, min(rank, len(GUESSES_OF_OTHERS))
-        self._seen[at][rank] = KEEP * self._seen[at][rank] + 1
-        self._right[at][rank] = KEEP * self._right[at][rank] + is_right
-
-
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(NamedTuple):
     """Node of a tree of continuations.
 
     Attributes:
         token: its id.
         parent: index of its parent; 0 is the root, and the first candidate is node 1.
         depth: from 1 on.
-        length, rank: of the match that it continues, and among its siblings.
         probability: estimate that its whole path is right.
     """
 
     token: int
     parent: int
     depth: int
-    length: int
-    rank: int
     probability: float
 
 
 def grow(
-    index: SuffixIndex, rates: ContinuationRates, nodes: int, top_k: int, shortest: int
+    index: SuffixIndex, corpus: Trigrams | None, nodes: int, top_k: int, shortest: int
 ) -> list[Continuation]:
     """Grow a tree of the likeliest continuations, the likeliest candidate first and parents before children.
 
+    A token's probability is the evidence of the occurrences that it follows, and half of what the corpus
+    says, over all evidence plus 1: n-grams of all orders, interpolated.
+
     Args:
         index: of the text so far.
-        rates: by which candidates are likely.
+        corpus: table of a corpus; None if there is none.
         nodes: most candidates.
-        top_k: most children of a node: the longest matches' first, then the latest ones'.
+        top_k: most children of a node.
         shortest: match that is continued.
     """
     tree: list[Continuation] = []
-    waiting: list[tuple[float, int, Continuation, list[Occurrence]]] = []
+    waiting: list[tuple[float, int, Continuation, list[Occurrence], list[int]]] = []
 
-    def add_children(parent: int, depth: int, above: float, occurrences: list[Occurrence]) -> None:
+    def add_children(parent: int, depth: int, above: float, found: list[Occurrence], text: list[int]) -> None:
+        evidence = {} if corpus is None else {token: OF_CORPUS * p for token, p in corpus(text).items()}
         following: dict[int, list[Occurrence]] = {}
-        for length, end in occurrences:
+        total = 1.0
+        for length, end in found:
             if end < len(index.tokens):
-                following.setdefault(index.tokens[end], []).append((length + 1, end + 1))
-        for rank, (token, onwards) in enumerate(list(following.items())[:top_k]):
-            length = onwards[0][0] - 1
-            child = Continuation(token, parent, depth, length, rank, above * rates(length, rank))
-            heapq.heappush(waiting, (-child.probability, len(tree) * top_k + rank, child, onwards))
+                token, odds = index.tokens[end], ODDS[min(length, len(ODDS)) - 1]
+                following.setdefault(token, []).append((length + 1, end + 1))
+                evidence[token] = evidence.get(token, 0.0) + odds
+                total += odds
+        best = heapq.nlargest(top_k, evidence, key=evidence.__getitem__)  # of equals the first, a later match
+        for rank, token in enumerate(best):
+            child = Continuation(token, parent, depth, above * evidence[token] / total)
+            place = len(tree) * top_k + rank
+            onwards = following.get(token, [])
+            heapq.heappush(waiting, (-child.probability, place, child, onwards, [text[-1], token]))
 
-    add_children(0, 1, 1.0, index.matches(shortest))
+    add_children(0, 1, 1.0, index.matches(shortest), index.tokens[-2:])
     while waiting and len(tree) < nodes:
-        *_, best, onwards = heapq.heappop(waiting)
+        *_, best, onwards, text = heapq.heappop(waiting)
         tree.append(best)
-        add_children(len(tree), best.depth + 1, best.probability, onwards)
+        add_children(len(tree), best.depth + 1, best.probability, onwards, text)
     return tree
-
-
-def judged(tree: Sequence[Continuation], tokens: Sequence[int]) -> Iterator[tuple[Continuation, bool]]:
-    """Continuations of a tree whose places are decided by the tokens that came, and whether each is right."""
-    parent = 0
-    for token in tokens:
-        right = None
-        for node, each in enumerate(tree, start=1):
-            if each.parent == parent:
-                yield each, each.token == token
-                right = node if each.token == token else right
-        if right is None:
-            return
-        parent = right
 
 
 class CopySession(DraftSession):
@@ -208,14 +181,10 @@ class CopySession(DraftSession):
         """Take in what came since the last time, and grow the trees behind it."""
         for row, tokens in enumerate(canvas.ids):
             index, drafter = self.indexes[row], self.drafter
-            new = tokens[len(index.tokens) :]
-            if not new:
-                continue
-            for candidate, is_right in judged(self.trees[row], new):
-                drafter.rates.learn(candidate.length, candidate.rank, is_right)
-            index.extend(new)
-            size = drafter.num_draft_tokens, drafter.top_k, drafter.min_match
-            self.trees[row] = grow(index, drafter.rates, *size)
+            if new := tokens[len(index.tokens) :]:
+                index.extend(new)
+                size = drafter.num_draft_tokens, drafter.top_k, drafter.min_match
+                self.trees[row] = grow(index, drafter.corpus, *size)
 
 
 class CopyDrafter(SessionDrafter):
@@ -225,12 +194,11 @@ class CopyDrafter(SessionDrafter):
         num_draft_tokens: most candidates to propose.
         min_match: shortest suffix worth copying from.
         top_k: most continuations of a place; 1 proposes a chain.
-
-    Attributes:
-        rates: at which continuations were right; of all texts, whatever the batch.
+        corpus: file of a table of n-grams (`Trigrams`), whose likely successors are proposed beside what the
+            text repeats; None for none.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value outside its range, or a file that is no such table.
     """
 
     kind = DraftKind.POINT
@@ -238,11 +206,22 @@ class CopyDrafter(SessionDrafter):
     rows_move = True
     session = CopySession
 
-    def __init__(self, num_draft_tokens: int = 16, min_match: int = 1, top_k: int = 4) -> None:
+    def __init__(
+        self,
+        num_draft_tokens: int = 16,
+        min_match: int = 1,
+        top_k: int = 8,
+        corpus: str | Path | None = None,
+    ) -> None:
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
         for name, value in (("min_match", min_match), ("top_k", top_k)):
             if not is_integer(value) or value < 1:
                 raise InputError(name, value, "an integer of at least 1")
         self.min_match, self.top_k = min_match, top_k
         self.max_nodes, self.branches = num_draft_tokens + 1, top_k > 1
-        self.rates = ContinuationRates()
+        self.corpus = None if corpus is None else Trigrams.load(corpus)
+
+    def check(self, target: Target[Any]) -> None:
+        if self.corpus is not None and self.corpus.vocabulary > target.vocabulary:
+            allowed = f"one of this model's {target.vocabulary:,} tokens: it has ids up to "
+            raise InputError("corpus", "a table", f"{allowed}{self.corpus.vocabulary - 1:,}")

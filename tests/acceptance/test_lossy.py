@@ -1,4 +1,4 @@
-"""Lossy rules of one formula: the bound of `typical`, the factors of `cool`, the runs of `suffix`."""
+"""Lossy rules of one formula: bounds of `typical` and `top_beta`, factors of `cool`, runs of `suffix`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from mmspec.acceptance.cool import Cool
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.acceptance.suffix import Suffix
+from mmspec.acceptance.top_beta import TopBeta
 from mmspec.acceptance.typical import Typical
 from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import DraftKind, Tree
@@ -81,6 +82,23 @@ def test_at_temperature_zero_it_is_greedy_decoding() -> None:
     drafter = RandomTreeDrafter(6, 64, hints={tuple(p): e for p, e in zip(PROMPTS, expected, strict=True)})
     drafter.kind = DraftKind.POINT
     assert decode(llama(), PROMPTS, drafter, Typical(), Sampler(), max_new_tokens=24).outputs == expected
+
+
+@pytest.mark.parametrize(("beta", "tau"), [(1, 3.0), (64, 0.0), (3, 3.0), (64, 0.4)])
+def test_no_emitted_token_is_further_below_the_likeliest_than_tau_or_behind_beta_others(
+    beta: int, tau: float
+) -> None:
+    """By the model's own forward over what was emitted; the first two settings leave nothing to choose."""
+    target, expected = llama(), [generate(llama().model, prompt, 24) for prompt in PROMPTS]
+    rule, gaps = TopBeta(beta, tau), []
+    outputs = decode(target, PROMPTS, RandomTreeDrafter(6, 64), rule, Sampler(), max_new_tokens=24).outputs
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        logits = target.model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+        own = logits.gather(-1, torch.tensor(output)[:, None])
+        assert ((logits > own + 1e-5).sum(-1) < beta).all()
+        gaps.append((logits.amax(-1) - own[:, 0]).max().item())
+    assert max(gaps) <= tau + 1e-5
+    assert (outputs == expected) == (beta == 1 or not tau), "a gap of its own is taken, and nothing else"
 
 
 def test_the_factors_fall_and_never_below_the_exact_rule() -> None:

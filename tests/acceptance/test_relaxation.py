@@ -187,6 +187,8 @@ def test_trees_report_distances() -> None:
         ("suffix", {"confidence": 1.5}),
         ("typical", {"epsilon": -0.1}),
         ("typical", {"delta": float("nan")}),
+        ("top_beta", {"beta": 0}),
+        ("top_beta", {"tau": -1.0}),
         ("budget", {"delta": True}),
         ("lantern", {"delta": 1.1}),
     ],

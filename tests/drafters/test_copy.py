@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
+from mmspec.acceptance.matching import SampleAndMatch
 from mmspec.decoding.draft import Tree
 from mmspec.decoding.interfaces import PromptOutput, Request
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.copy import GUESSES, LATEST, LONGEST, CopyDrafter, SuffixIndex
-from tests.contracts.running import canvas_of
+from mmspec.drafters.copy import LATEST, LONGEST, CopyDrafter, SuffixIndex, grow
+from mmspec.drafters.none import NoDrafter
+from mmspec.drafters.trigrams import Trigrams
+from mmspec.errors import InputError
+from tests.contracts.checks import PROMPTS, llama
+from tests.contracts.running import canvas_of, decode
 
 TEXTS = st.integers(1, 5).flatmap(lambda size: st.lists(st.integers(0, size - 1), max_size=120))
 
@@ -114,7 +122,7 @@ def test_the_continuation_of_the_latest_occurrence_comes_first_and_those_of_shor
     (tree,) = paths(propose(text, num_draft_tokens=16))
     # the places of 2 behind 1, the latest first; then that behind another token
     assert [path for path in tree if len(path) == 1] == [[4], [3], [7]]
-    assert tree[:3] == ([4], [4, 8], [4, 8, 1]), "a longer match is trusted more as it goes on"
+    assert tree[:4] == ([4], [3], [4, 8], [3, 9]), "the likelier places first, and the latest of equals"
     assert [3, 9, 5, 2] in tree
 
 
@@ -140,20 +148,52 @@ def test_a_draft_has_as_many_nodes_as_the_row_that_copies_most() -> None:
     assert draft.valid.tolist() == [[True] * 4, [True] * 3 + [False], [True] + [False] * 3]
 
 
-def test_rates_follow_the_text() -> None:
-    """Of tokens that come in turns, a match of one is right every other time, and longer ones always."""
-    drafter = CopyDrafter()
-    text = [1, 2, 1, 3] * 60
-    prefill, random = PromptOutput(torch.zeros(1, 1, 10)), RandomStream.from_seed(0, 1)
-    session = drafter.start([Request({"input_ids": torch.tensor([text[:4]])})], prefill, Sampler(), random)
-    canvas = canvas_of([text[:4]], emitted=1)
-    for token in text[4:]:
-        canvas.ids[0].append(token)
-        session.propose(canvas)
-    rates = drafter.rates
-    assert rates(8, 0) > 0.95 > GUESSES[7]
-    assert rates(1, 0) == pytest.approx(GUESSES[0], abs=0.03), (
-        "but for the beginning, there was a longer match"
-    )
-    likelihoods = session.likelihoods[0].exp().tolist()
-    assert likelihoods == sorted(likelihoods, reverse=True) and likelihoods[1] > 0.9
+def test_evidence_of_several_occurrences_adds_up() -> None:
+    """Of what came twice behind one token and what came once: 0.22 / (0.33 + 1), and half of that."""
+    index = SuffixIndex()
+    index.extend([1, 2, 3, 1, 4, 5, 1, 2, 6, 1])
+    tree = grow(index, None, nodes=2, top_k=2, shortest=1)
+    assert [each.token for each in tree] == [2, 4]
+    assert [each.probability for each in tree] == pytest.approx([0.22 / 1.33, 0.11 / 1.33])
+
+
+def test_a_table_has_the_shares_of_a_naive_count(tmp_path: Path) -> None:
+    texts = torch.randint(4, (30, 12), generator=torch.Generator().manual_seed(0)).tolist()
+    Trigrams.count(texts).save(tmp_path / "table.safetensors")
+    table = Trigrams.load(tmp_path / "table.safetensors")
+    assert table.vocabulary == 4
+    for a, b in itertools.product(range(4), repeat=2):
+        after_two = [text[i + 2] for text in texts for i in range(10) if text[i : i + 2] == [a, b]]
+        after_one = [text[i + 1] for text in texts for i in range(11) if text[i] == b]
+        for token, share in table([0, a, b]).items():
+            two = after_two.count(token) / (1 + len(after_two))
+            one = after_one.count(token) / (1 + len(after_one))
+            assert share == pytest.approx(two + (1 - len(after_two) / (1 + len(after_two))) * one, abs=1e-6)
+    bounded = Trigrams.count(texts, most=5)
+    assert len(bounded.ngrams) == 5 and (bounded.ngrams[:, 0] == -1).all(), "the most frequent"
+
+
+def test_a_corpus_is_drafted_from_and_no_token_changes(tmp_path: Path) -> None:
+    """Greedy, and drawn with the noise of each place; a corpus of the very texts is right every time."""
+    target, file = llama(), tmp_path / "table.safetensors"
+    for sampler in (Sampler(), Sampler(1.0)):
+        plain = decode(target, PROMPTS, NoDrafter(), SampleAndMatch(), sampler, max_new_tokens=24)
+        Trigrams.count([[*p, *o] for p, o in zip(PROMPTS, plain.outputs, strict=True)]).save(file)
+        run = decode(target, PROMPTS, CopyDrafter(corpus=file), SampleAndMatch(), sampler, max_new_tokens=24)
+        alone = decode(target, PROMPTS, CopyDrafter(), SampleAndMatch(), sampler, max_new_tokens=24)
+        assert run.outputs == plain.outputs
+        assert run.stats.acceptance_length > max(2.0, 1.2 * alone.stats.acceptance_length)
+
+
+def test_a_corpus_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "table.safetensors"
+    Trigrams.count([[1, 2, 64]]).save(file)
+    with pytest.raises(InputError, match="corpus: .* ids up to 64"):
+        CopyDrafter(corpus=file).fit(llama())
+    save_file({"ngrams": torch.zeros(2, 3)}, file)
+    for wrong in (file, tmp_path / "none.safetensors"):
+        with pytest.raises(InputError, match="corpus: .*a file of trigrams"):
+            CopyDrafter(corpus=wrong)
+    save_file({"ngrams": torch.zeros(2, 3), "shares": torch.ones(2)}, file)
+    with pytest.raises(InputError, match="int32"):
+        CopyDrafter(corpus=file)

@@ -1,0 +1,118 @@
+"""Table of the trigrams of a corpus: the likely successors of two tokens, and of one.
+
+The table of ADED (2407.12021), interpolated with that of bigrams. It is as good as the corpus is near to what
+the target says: its own replies to questions of the kind are the best.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mmspec.atomic_file import atomic_file
+from mmspec.errors import InputError
+
+MOST = 200_000  # n-grams that are kept: 3 MB
+SUCCESSORS = 12  # of a context, as in ADED
+Index = TypeVar("Index", int, Tensor)
+NONE = -1  # in place of the first token of a bigram
+
+
+def key_of(first: Index, second: Index) -> Index:
+    """Number by which a context of two tokens is sorted and found."""
+    return ((first + 1) << 32) + second
+
+
+class Trigrams:
+    """Successors of contexts of two tokens and of one, each with its share of what followed there.
+
+    Args:
+        ngrams: [N, 3] tokens; the first is -1 for a bigram.
+        shares: [N] of the last token among those that followed the first two, above 0, at most 1 in sum.
+    """
+
+    def __init__(self, ngrams: Tensor, shares: Tensor) -> None:
+        contexts = key_of(*ngrams[:, :2].long().unbind(-1)).numpy()
+        order = contexts.argsort(kind="stable")
+        self.ngrams, self.shares = ngrams[order], shares[order]
+        self._contexts = contexts[order]
+
+    @classmethod
+    def count(cls, texts: Iterable[Sequence[int]], most: int = MOST) -> Trigrams:
+        """Count the n-grams of texts; the most frequent are kept, 12 successors of a context at most.
+
+        A share is count / (1 + the context's count), so that a context that was rare leaves more to others.
+        """
+        counts: Counter[tuple[int, int, int]] = Counter()
+        for text in texts:
+            counts.update((NONE, *pair) for pair in zip(text, text[1:], strict=False))
+            counts.update(zip(text, text[1:], text[2:], strict=False))
+        totals, kept = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+        for (first, second, _), count in counts.items():
+            totals[first, second] += count
+        rows: list[tuple[tuple[int, int, int], float]] = []
+        for ngram, count in counts.most_common():
+            context = ngram[:2]
+            if kept[context] < SUCCESSORS and len(rows) < most:
+                kept[context] += 1
+                rows.append((ngram, count / (1 + totals[context])))
+        ngrams = torch.tensor([ngram for ngram, _ in rows], dtype=torch.int32).view(-1, 3)
+        return cls(ngrams, torch.tensor([share for _, share in rows], dtype=torch.float32))
+
+    def save(self, path: Path) -> None:
+        """Write the table as a safetensors file; errors as of `atomic_file`."""
+        with atomic_file(path) as temporary:
+            save_file({"ngrams": self.ngrams, "shares": self.shares}, temporary)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trigrams:
+        """Read a table from the file that `save` wrote.
+
+        Raises:
+            InputError: there is no such file, or it is no such table.
+        """
+        try:
+            content = load_file(path)
+            ngrams, shares = content["ngrams"], content["shares"]
+        except (OSError, SafetensorError, KeyError) as error:
+            allowed = f"a file of trigrams ({type(error).__name__}: {error})"
+            raise InputError("corpus", str(path), allowed) from error
+        fits = ngrams.dtype == torch.int32 and ngrams.shape == (len(shares), 3) and shares.dim() == 1
+        if (
+            not fits
+            or not ((shares > 0) & (shares <= 1)).all()
+            or (ngrams < torch.tensor([NONE, 0, 0])).any()
+        ):
+            raise InputError("corpus", str(path), "ngrams [N, 3] of int32 with shares [N] above 0, at most 1")
+        return cls(ngrams, shares)
+
+    @property
+    def vocabulary(self) -> int:
+        """Least size of a vocabulary that has all of its tokens."""
+        return int(self.ngrams.max()) + 1 if len(self.ngrams) else 0
+
+    def __call__(self, context: Sequence[int]) -> dict[int, float]:
+        """Probabilities of successors: shares behind two tokens, and what these leave by shares behind one.
+
+        Args:
+            context: the text so far, of which the last two tokens count.
+        """
+        found = self._shares(*context[-2:]) if len(context) > 1 else {}
+        rest = max(0.0, 1 - sum(found.values()))
+        for token, share in self._shares(NONE, context[-1]).items():
+            found[token] = found.get(token, 0.0) + rest * share
+        return found
+
+    def _shares(self, first: int, second: int) -> dict[int, float]:
+        key = key_of(first, second)
+        start, end = np.searchsorted(self._contexts, (key, key + 1)).tolist()
+        of_context = self.ngrams[start:end, 2].tolist(), self.shares[start:end].tolist()
+        return dict(zip(*of_context, strict=True))
