@@ -72,7 +72,7 @@ class PromptTokensLoss(LevelLoss):
             # nothing is committed: each node says which tokens of the sequence it sees
             state.cache.lengths.zero_()
             state.cache.longest = 0
-            state.queries = self.head.embeddings
+            state.queries = self.head.embeddings.to(target.dtype)
             logits = target.score_nodes(state, nodes_at(root, probes, length, target.vocabulary)).logits
         states = pad_sequence([hidden[0] for hidden in read.taps[HIDDEN]], batch_first=True)
         place = row.repeat_interleave(cuts, 0), ahead.flatten(0, 1)
