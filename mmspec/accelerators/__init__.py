@@ -72,7 +72,7 @@ class TreeOptions(TypedDict, total=False):
     tree: str | int | Sequence[int]
     sampling: str
     block: int | None
-    probes_per_node: float | None
+    probes_per_node: float
 
 
 def none() -> Accelerator:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import ProbedTree, Tree
 from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import TargetOutput
+from mmspec.decoding.interfaces import Target, TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.heads import HeadDrafter, HeadSession
@@ -125,10 +126,11 @@ class PromptTokensDrafter(HeadDrafter):
         num_draft_tokens, depth, top_k, tree: of the candidates, as of `HeadDrafter`; `tree` may be "measured"
             too. The deepest tree has as many levels as there are prompt tokens.
         sampling: "greedy" or "coupled", as of `HeadDrafter`.
-        probes_per_node: prompt tokens behind a candidate, on average; None for all behind each.
+        probes_per_node: prompt tokens behind a candidate on average, where they are worth most; the number of
+            prompt tokens puts all of them behind each.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value outside its range; when it is fitted, prompt tokens that are not finite.
     """
 
     title = "PPD's prompt tokens"
@@ -143,25 +145,36 @@ class PromptTokensDrafter(HeadDrafter):
         top_k: int | None = None,
         tree: str | int | Sequence[int] = "dynamic",
         sampling: str = "greedy",
-        probes_per_node: float | None = None,
+        probes_per_node: float = 1.0,
     ) -> None:
         super().__init__(model, num_draft_tokens, depth, top_k, tree, sampling)
         if self.kind in DRAWN:
             raise InputError("sampling", sampling, "greedy or coupled")
         self.probes = model.config.num_probes
-        if probes_per_node is not None:
-            require_number("probes_per_node", probes_per_node, 0.0, self.probes, f"0 to {self.probes}")
-        self.probes_per_node = self.probes if probes_per_node is None else probes_per_node
-        self.max_nodes += self.probes + ceil(self.probes_per_node * self.shape.num_draft_tokens)
-        self.branches = True  # probes of a node stand beside its candidates
+        require_number("probes_per_node", probes_per_node, 0.0, self.probes, f"0 to {self.probes}")
+        self.probes_per_node = probes_per_node
+        self.max_nodes += self.probes + ceil(probes_per_node * self.shape.num_draft_tokens)
 
     @property
     def deepest(self) -> tuple[int, str]:
         return self.model.config.num_probes, "the number of prompt tokens"
 
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        if not self.model.embeddings.isfinite().all():  # masked NaN is NaN at all nodes
+            raise InputError("drafter", "prompt tokens with NaN or infinity", "finite prompt tokens")
+
     def probed(self, tree: Tree, paths: Tensor) -> PromptTree:
         """Add prompt tokens to a tree, given the log-probabilities [B, n] of its paths."""
         count = self.probes + ceil(self.probes_per_node * (tree.valid.shape[1] - 1))
-        placed = place_probes(tree.parents, paths, self.model.config.worth, count)
-        vocabulary, same = self.fitted_target.vocabulary, (getattr(tree, each.name) for each in fields(Tree))
-        return PromptTree(*same, self.model.embeddings, vocabulary, *placed, paths, self.probed)
+        hosts, steps = place_probes(tree.parents, paths, self.model.config.worth, count)
+        same: dict[str, Any] = {each.name: getattr(tree, each.name) for each in fields(Tree)}
+        return PromptTree(
+            **same,
+            queries=self.model.embeddings,
+            vocabulary=self.fitted_target.vocabulary,
+            hosts=hosts,
+            steps=steps,
+            likelihoods=paths,
+            probed=self.probed,
+        )

@@ -56,7 +56,7 @@ class Drafts(list[Any]):
 
 
 @pytest.mark.parametrize(
-    "shape", [{}, {"num_draft_tokens": 5, "probes_per_node": 0.7}, {"tree": "3x2"}], ids=str
+    "shape", [{}, {"num_draft_tokens": 5, "probes_per_node": 0.3}, {"tree": "3x2"}], ids=str
 )
 def test_greedy_output_of_a_ragged_batch_is_that_of_generate(shape: dict[str, Any]) -> None:
     expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
@@ -86,7 +86,7 @@ def test_answers_about_images_are_those_of_generate() -> None:
 def test_levels_are_what_the_target_says_of_its_output_and_the_prompt_tokens() -> None:
     """Against forwards over the output so far without a cache, with prompt tokens in place of the root."""
     target, seen = precise(), Drafts()
-    drafter = seen.watch(drafter_for(target, num_draft_tokens=6, depth=3, top_k=2))
+    drafter = seen.watch(drafter_for(target, num_draft_tokens=6, depth=3, top_k=2, probes_per_node=3))
     decode(target, [PROMPTS[0]], drafter, max_new_tokens=24)
     for tokens, emitted, draft in seen[1:]:
         before = [*PROMPTS[0], *tokens[0, : int(emitted[0]) - 1].tolist()]
@@ -108,7 +108,7 @@ def test_probes_stand_where_a_round_is_likely_to_end() -> None:
     assert hosts.tolist() == [[2, 2, 3, 3], [0, 0, 3, 3]] and steps.tolist() == [[0, 1, 0, 1]] * 2
 
 
-def test_drawn_candidates_and_deeper_trees_are_refused() -> None:
+def test_drawn_candidates_deeper_trees_and_nan_are_refused() -> None:
     model = drafter_for(llama()).model
     for argument, value in (("sampling", "sampled"), ("depth", 4), ("probes_per_node", 3.5)):
         shape: dict[str, Any] = (
@@ -117,6 +117,9 @@ def test_drawn_candidates_and_deeper_trees_are_refused() -> None:
         with pytest.raises(InputError) as caught:
             PromptTokensDrafter(model, **shape)
         assert caught.value.argument == argument
+    model.embeddings[0, 0] = torch.nan
+    with pytest.raises(InputError, match="finite"):
+        PromptTokensDrafter(model).fit(llama())
 
 
 def test_prompt_tokens_that_know_a_periodic_text_give_all_their_levels_in_a_forward() -> None:
