@@ -25,6 +25,7 @@ class PromptTokensConfig(SizedHeadConfig):
     """Config of prompt tokens.
 
     Attributes:
+        top_k: as of `HeadConfig`.
         num_probes: n, the prompt tokens; the tree is as deep.
         hit_rates: by prompt token and rank, how often the target's own token was found there; measured at the
             end of the training.
@@ -32,6 +33,7 @@ class PromptTokensConfig(SizedHeadConfig):
 
     model_type = "mmspec_ppd"
 
+    top_k: int = 16  # few levels, of which none is sure: wider than other trees
     num_probes: int = 3
     hit_rates: list[list[float]] = field(default_factory=list)
 
