@@ -65,6 +65,20 @@ FAULTS = (
         DRAFTERS,
     ),
     Fault(
+        "prompt tokens see those behind other candidates",
+        "ProbedTree.nodes",
+        "self.hosts[:, :, None] == self.hosts[:, None]",
+        "self.hosts[:, :, None] >= self.hosts[:, None]",
+        DRAFTERS,
+    ),
+    Fault(
+        "prompt tokens learn with the token in sight that they stand in for",
+        "nodes_at",
+        "place < root",
+        "place <= root",
+        ("tests/training",),
+    ),
+    Fault(
         "chains that agree draw the same continuation",
         "SiblingDraws.__call__",
         "u.view(-1, nodes, count, 2)",

@@ -121,6 +121,13 @@ HEADS = {
         "2402.05109",
         "mmspec.models.published.levels:read_hydra",
     ),
+    "ppd": Head(
+        "mmspec.models.ppd:PromptTokens",
+        "mmspec.drafters.ppd:PromptTokensDrafter",
+        "mmspec.training.losses.ppd:PromptTokensLoss",
+        "trained prompt tokens behind every candidate draft the next ones in the target's own forward",
+        "2405.18628",
+    ),
     "cjd": Head(
         "mmspec.models.cjd:CorrectorHead",
         "mmspec.drafters.corrected:CorrectedDrafter",

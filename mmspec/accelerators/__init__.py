@@ -66,7 +66,7 @@ class WindowOptions(TypedDict, total=False):
 
 
 class TreeOptions(TypedDict, total=False):
-    """Options of a head's drafter; `tree` and `sampling` not of all, `block` of FLASH alone."""
+    """Options of a head's drafter; `tree` and `sampling` not of all, the last of FLASH and of PPD alone."""
 
     num_draft_tokens: int | None
     depth: int | None
@@ -74,6 +74,7 @@ class TreeOptions(TypedDict, total=False):
     tree: str | int | Sequence[int]
     sampling: str
     block: int | None
+    probes_per_node: float
 
 
 def none() -> Accelerator:

@@ -65,7 +65,7 @@ def drafter(
     method: Annotated[
         str,
         typer.Option(
-            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, specvlm, ssd or "
+            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, ppd, specvlm, ssd or "
             "vispec; with settings: flash:block=10."
         ),
     ] = "eagle",

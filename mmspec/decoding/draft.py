@@ -13,9 +13,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmspec.decoding.distribution import AnyDistribution, Distribution, PointMass
-from mmspec.decoding.indexing import take
+from mmspec.decoding.indexing import pick, take
 from mmspec.decoding.once import once
 from mmspec.decoding.random_stream import Purpose
 from mmspec.decoding.rows import Rows, named
@@ -260,6 +261,46 @@ class Tree(Draft):
     def deepest(self, passes: Tensor) -> Tensor:
         """[B] the deepest node whose whole path is True in `passes` [B, n]; the root, where no child is."""
         return deepest_node(passes, *self.paths)
+
+
+@dataclass(frozen=True)
+class ProbedTree(Tree):
+    """Tree with query nodes behind its nodes: the target's logits there are told to the drafter alone.
+
+    A query sees those before it of the same host, the host, and what the host sees. None is judged, and the
+    keys of none are kept.
+
+    Attributes:
+        queries: [Q, d] embeddings, of the ids from V on.
+        vocabulary: V.
+        hosts: [B, P] the node that each query stands behind, ascending.
+        steps: [B, P] which of the queries it is; those of a host are 0, 1, ...
+    """
+
+    queries: Tensor
+    vocabulary: int
+    hosts: Tensor
+    steps: Tensor
+
+    row_fields = named("hosts", "steps")
+
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes as a target reads them, those of the tree first."""
+        plain, more = super().nodes, self.hosts.shape[1]
+        count = plain.extent + more
+        together = (self.hosts[:, :, None] == self.hosts[:, None]) & (
+            self.steps[:, None] <= self.steps[..., None]
+        )
+        seen = torch.cat([pick(plain.visible, self.hosts), together], 2)
+        depths = self.depth.gather(1, self.hosts) + 1 + self.steps
+        return Nodes(
+            torch.cat([self.tokens, self.vocabulary + self.steps], 1),
+            torch.arange(count, device=seen.device).expand(len(seen), -1),
+            torch.cat([plain.depths, depths], 1),
+            torch.cat([pad(plain.visible, (0, more)), seen], 1),
+            self.max_depth + len(self.queries),
+        )
 
 
 @dataclass(frozen=True)

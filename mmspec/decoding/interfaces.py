@@ -72,10 +72,12 @@ class TargetOutput:
     Attributes:
         logits: [B, n, V] as the model gave them; [2B, n, V] under guidance.
         taps: layer index -> [B, n, d] hidden state that enters that layer; -1 is the final, normed one.
+        queried: [B, P, V] logits at the query nodes of a `ProbedTree`; none of other drafts.
     """
 
     logits: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
+    queried: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import Block, Draft, DraftKind, Nodes, Tree
+from mmspec.decoding.draft import Block, Draft, DraftKind, Nodes, ProbedTree, Tree
 from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Fill, Verdict
@@ -282,7 +282,13 @@ class CausalTarget(Target[Any]):
                 f"{type(self.model).__name__} keeps a recurrent state, which is of tokens in their order; "
                 "they cannot be decoded in another"
             )
-        return self.score_nodes(state, nodes.repeat_rows(cache.rows // len(nodes.tokens)))
+        if isinstance(draft, ProbedTree):
+            state.queries = draft.queries
+        output = self.score_nodes(state, nodes.repeat_rows(cache.rows // len(nodes.tokens)))
+        if not isinstance(draft, ProbedTree):
+            return output
+        own, queried = output.logits.split([draft.valid.shape[1], draft.hosts.shape[1]], 1)
+        return replace(output, logits=own.contiguous(), queried=queried)
 
     def score_nodes(self, state: CausalState, nodes: Nodes) -> TargetOutput:
         """Score nodes [R, n] of all rows, in one forward."""

@@ -23,7 +23,6 @@ __all__ = ["train_drafter", "train_on"]
 
 DEFAULT_MINUTES = 10.0
 MEASURED_BATCHES = 8
-RATE = 2.0  # one layer bears twice the rate of deep models
 
 
 @flush_subnormals()
@@ -159,7 +158,7 @@ def train_on(
         model.train()
         return {"acceptance": round(length, 3)}
 
-    rates: dict[str, Any] = {"slow": "head.", "slow_factor": RATE, "outer": learner.outer}
+    rates: dict[str, Any] = {"slow": "head.", "slow_factor": learner.rate, "outer": learner.outer}
     training.train(Stage(method, learner, make, check, **rates, halved=halved))
     unseen = (make(training.step + ahead).to(device) for ahead in range(MEASURED_BATCHES))
     with torch.autocast(device.type, torch.bfloat16, enabled=halved):

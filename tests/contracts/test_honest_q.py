@@ -197,7 +197,7 @@ def test_every_drafter_that_samples_is_counted_here() -> None:
     sampling = {name.split(",")[0] for name in made if made[name].kind in SAMPLED}
     vectors = {name for name in DRAFTERS if DRAFTERS[name].proposes == "vectors"}
     # joint distributions of the three are tested beside them; paths that are searched for have no q
-    others = {"assistant", "self_speculation", "any_subset", "masked_model", "states"}
+    others = {"assistant", "self_speculation", "any_subset", "masked_model", "states", "ppd"}
     untold = set(DRAFTERS) - {name.split(",")[0] for name in REGISTERED} - others - vectors
     assert {name.split(",")[0] for name in DRAFTS} == sampling | untold
 

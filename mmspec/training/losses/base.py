@@ -154,10 +154,12 @@ class DrafterLoss(nn.Module):
 
     Attributes:
         outer: names of matrices that read inputs or write outputs, which Muon is not for.
+        rate: factor of the optimizers' rates; one layer bears twice the rate of deep models.
         stored: hidden states of the target on these sequences; None runs the target along.
     """
 
     outer: ClassVar[tuple[str, ...]] = ()
+    rate: ClassVar[float] = 2.0
 
     def __init__(self, head: Any, target: CausalTarget) -> None:
         super().__init__()

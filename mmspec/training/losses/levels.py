@@ -1,4 +1,4 @@
-"""Losses of heads that each predict the token of one level of the tree: Medusa and Hydra."""
+"""Losses of heads that each predict the token of one level of the tree: Medusa and Hydra, and their base."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ class LevelLoss(DrafterLoss):
 
     Attributes:
         discount: weight of head i is discount^i.
-        soft: whether they learn what the target would say of each place, not only the token that is there.
     """
 
     discount: float
-    soft = True
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: how often each head's likeliest token is right."""
@@ -37,11 +35,28 @@ class LevelLoss(DrafterLoss):
         loss, agreement = token_loss(logits, goal, counted & known, self.discount)
         return loss, {"agreement": agreement}
 
+    @abstractmethod
     def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor | Goals, Tensor, Tensor]:
         """Logits of the heads and their goals, as `token_loss` takes them; which places are learnt, [m, K].
 
         And which of all places have a goal whose likeliest token is one that the heads draft.
         """
+
+    def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
+        """Measure how often each rank of each head is right, for static trees."""
+        return {"hit_rates": hit_rates(self, batches)}
+
+
+class StateLoss(LevelLoss):
+    """The loss of heads that read the target's hidden state before each root.
+
+    Attributes:
+        soft: whether they learn what the target would say of each place, not only the token that is there.
+    """
+
+    soft = True
+
+    def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor | Goals, Tensor, Tensor]:
         reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.head.config.num_heads)
         at = blocks.row[:, None], blocks.ahead
@@ -57,12 +72,8 @@ class LevelLoss(DrafterLoss):
     def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
         """[m, K, V or V'] logits of the heads in the blocks."""
 
-    def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
-        """Measure how often each rank of each head is right, for static trees."""
-        return {"hit_rates": hit_rates(self, batches)}
 
-
-class MedusaLoss(LevelLoss):
+class MedusaLoss(StateLoss):
     """The loss of Medusa's heads (Medusa-1: the target is frozen).
 
     Args:
@@ -83,7 +94,7 @@ class MedusaLoss(LevelLoss):
         return logits
 
 
-class HydraLoss(LevelLoss):
+class HydraLoss(StateLoss):
     """The loss of Hydra's heads (2402.05109, section 4: distillation).
 
     Args:
