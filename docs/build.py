@@ -166,6 +166,7 @@ def real_table(name: str) -> str:
 #: Records of `python -m reference evaluate diffusion`, by what their tables are called.
 DIFFUSION = {
     "Greedy": "diffusion-cpu",
+    "Greedy, 96 other scenes": "diffusion-others-cpu",
     "Temperature 1": "diffusion-sampled-cpu",
     "Keys of the image kept, by a model whose places all see each other": "diffusion-image-keys-cpu",
 }
