@@ -20,8 +20,8 @@ IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle", "cjd", "ssd
 VECTORS = {"scenes-nextstep": ("none", "shared_noise", "draft_model"), "scenes-mar": ("none", "masked")}
 BY_ORDER = ("low_confidence", "sequential", "threshold", "factor", "entropy_bound", "ascending", "prophet")
 MODES = {"blocks": ("none", "freedave", *BY_ORDER), "autoregressive": ("none", "self_speculation")}
-# Of a Gemma 4, a DiffusionGemma, models for gaps, any cells and clips none is shipped, nor `ppd`; `hydra` is behind
-# `medusa` on ours; the others need a filter, a token of ends or one of delimiters.
+# Of a Gemma 4, a DiffusionGemma, models for gaps, any cells and clips none is shipped, nor prompt tokens of
+# `ppd`; `hydra` is behind `medusa` on ours; the others need a filter, a token of ends or one of delimiters.
 NOT_TRAINED = ("assistant", "hydra", "ppd", "renoise", "assd", "lpd", "maskgit", "sparse_context")
 NOT_SHIPPED = (*NOT_TRAINED, "learned", "end_weight", "adablock")
 BOUNDS = 4  # copies of where the blocks of the rows begin and end, which the host knows
