@@ -189,6 +189,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
             raise InputError("prompt", "", "at least one token; give it some text")
         config = self.model.config.get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None)
+        positions = None if positions == -1 else positions  # XLNet, which has no last one
         self.accelerator.check(sampler)
         tokens = [request.prompt_tokens for request in requests]
         longest = max(map(len, tokens), default=0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from benchmarks.gaps import hide, loss_of
+from benchmarks.gaps import hide, loss_of, main
 from mmspec.targets.any_subset import AnySubsetTarget
 from tests.drafters.test_any_subset import MASK, WORDS, model
 
@@ -25,3 +27,9 @@ def test_the_loss_is_that_of_the_gaps_as_they_are_filled() -> None:
         log_p = made.predict(state, filled, state.ranks, ahead).log_softmax(-1)[0]
         nats += (-log_p.gather(1, row[hidden][:, None]))[:, 0].tolist()
     assert float(loss_of(model(), tokens, gaps, MASK)) == pytest.approx(sum(nats) / len(nats), abs=1e-4)
+
+
+def test_a_model_is_made_loaded_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An XLNet says -1 for the number of its positions: it has no last one."""
+    main(minutes=0.0, layers=1, width=32, texts=1, out=tmp_path)
+    assert "assd" in capsys.readouterr().out
