@@ -1,4 +1,4 @@
-"""Plants eighty-two faults in the package, one after the other, and reports which of them the tests find.
+"""Plants eighty-five faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
