@@ -48,7 +48,7 @@ class PromptTokensConfig(SizedHeadConfig):
 
     @property
     def worth(self) -> list[float]:
-        """How many tokens each prompt token adds to the next round, if those before it are there."""
+        """Tokens that each prompt token adds to the next round, if those before it are there."""
         rates = [sum(ranks[:RANKS]) for ranks in self.hit_rates] or [UNMEASURED] * self.num_probes
         return torch.tensor(rates).cumprod(0).tolist()
 

@@ -149,7 +149,7 @@ def test_a_draft_has_as_many_nodes_as_the_row_that_copies_most() -> None:
 
 
 def test_evidence_of_several_occurrences_adds_up() -> None:
-    """Of what came twice behind one token and what came once: 0.22 / (0.33 + 1), and half of that."""
+    """Tokens that came twice and once behind the same one have 0.22 / (0.33 + 1), and half of that."""
     index = SuffixIndex()
     index.extend([1, 2, 3, 1, 4, 5, 1, 2, 6, 1])
     tree = grow(index, None, nodes=2, top_k=2, shortest=1)

@@ -128,7 +128,7 @@ def test_what_is_chosen_gives_most_tokens_per_layer() -> None:
 def test_exits_are_tried_and_then_judged_by_what_was_accepted(
     rates: tuple[float, float], expected: int
 ) -> None:
-    """Of an exit after a quarter of the layers and one after three quarters, as drafts of them turn out."""
+    """An exit after a quarter of the layers and one after three quarters: their drafts decide which."""
     model = ExitRates((8, 24), 32, 0.5)
     assert model[8] == model[24] == 0.5
     generator, chosen = torch.Generator().manual_seed(1), []

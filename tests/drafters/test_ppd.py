@@ -123,7 +123,7 @@ def test_drawn_candidates_deeper_trees_and_nan_are_refused() -> None:
 
 
 def test_prompt_tokens_that_know_a_periodic_text_give_all_their_levels_in_a_forward() -> None:
-    """Of a model that has learnt to see through blanks, which is all that there is to learn for them."""
+    """The model has learnt to see through blanks, which is all that there is to learn for them."""
     text = torch.arange(40) % 3 + 2
     with torch.random.fork_rng():
         torch.manual_seed(0)
