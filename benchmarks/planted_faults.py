@@ -326,6 +326,13 @@ FAULTS = (
         DRAFTERS,
     ),
     Fault(
+        "a draft model of frequent tokens says them at the first places",
+        "FrequentLinear.forward",
+        "logits.index_copy(-1, self.tokens, said)",
+        "logits.index_copy(-1, torch.arange(len(self.tokens)), said)",
+        ("tests/training/test_draft_models.py",),
+    ),
+    Fault(
         "a block drafts its first offset everywhere",
         "FlashSession._tree",
         "logits[:, :, offset]",

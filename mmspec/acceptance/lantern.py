@@ -63,6 +63,10 @@ class Lantern(RelaxedSampling):
             require_number("lam", self.lam, 1.0, 1e6, "above 1, at most 1,000,000", open_below=True)
         check_neighbours(self.neighbours, self.metric)
 
+    @property
+    def keeps_greedy(self) -> bool:
+        return not self.reference
+
     def fit(self, target: Target[Any]) -> Lantern:
         rule = copy.copy(self)
         rule.table = neighbour_table(target, self.neighbours + self.reference, self.metric)

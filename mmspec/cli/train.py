@@ -161,7 +161,8 @@ def draft_model(
         ),
     ] = "layers:2",
     divergence: Annotated[
-        str, typer.Option(help="Of the two distributions: forward_kl, reverse_kl, jsd or tvd.")
+        str,
+        typer.Option(help="Of the two distributions: forward_kl, reverse_kl, jsd or tvd; or hard_labels."),
     ] = "forward_kl",
     beta: Annotated[float, typer.Option(help="Of jsd, weight of the target's part.")] = 0.5,
     own_share: Annotated[
@@ -190,6 +191,10 @@ def draft_model(
         Path | None,
         typer.Option(help="Folder that keeps the target's hidden states; with --own-share 0."),
     ] = None,
+    frequent_tokens: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens that it drafts, the most frequent of the data; 0 for all."),
+    ] = 0,
     accumulate: Annotated[int, typer.Option(min=1, help="So many batches make a step.")] = 1,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.")] = None,
     *,
@@ -222,6 +227,7 @@ def draft_model(
         dtype=dtype,
         save_dtype=save_dtype,
         states=states,
+        frequent_tokens=frequent_tokens,
         accumulate=accumulate,
         log_dir=log_dir,
         **training.plan,

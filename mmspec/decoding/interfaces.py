@@ -329,6 +329,11 @@ class AcceptanceRule(ABC):
         """Exactness with these arguments: "exact", "tv<=x" (per token), "approximate" or "lossy"."""
         return self.exactness
 
+    @property
+    def keeps_greedy(self) -> bool:
+        """True if the output at temperature 0 is that of plain decoding, however much is drafted."""
+        return self.exactness == "exact" or not self.greedy_only
+
     def fit(self, target: Target[Any]) -> AcceptanceRule:
         """Return this rule fitted to a target; rules that use the target's codebook take it here.
 

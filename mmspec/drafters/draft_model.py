@@ -26,6 +26,7 @@ from mmspec.drafters.session import ModelDrafter, PromptBatch
 from mmspec.drafters.siblings import SiblingDraws, kind_of
 from mmspec.drafters.tree import StaticTree, TreeGrowth, constant, drawable, static_tree
 from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.models.frequent_output import restrict_output
 from mmspec.targets import CausalTarget
 from mmspec.targets.mixers import find_mixers
 from mmspec.validation import check_draft_tokens
@@ -136,7 +137,8 @@ class DraftModelDrafter(ModelDrafter):
     """Drafts a chain or a tree of tokens with a smaller model.
 
     Args:
-        model: the draft model behind the Target interface.
+        model: the draft model behind the Target interface; `draft_tokens` of its config, if there are any,
+            are all that it drafts.
         num_draft_tokens: length of the chain; 5 if None.
         sampling: how the draft picks its tokens when the target samples. "coupled" draws with the
             target's own noise, so that both draw the same token wherever their distributions agree, and
@@ -170,6 +172,7 @@ class DraftModelDrafter(ModelDrafter):
             raise UnsupportedModelError(
                 f"{type(model.model).__name__} keeps a recurrent state; it can be a target, not a draft model"
             )
+        restrict_output(model.model)
         self.model = model
         self.sampling = sampling
         self.stop_below = 0.0

@@ -33,9 +33,10 @@ from mmspec.training.data.sources import Rows, is_language_model, open_target, p
 from mmspec.training.data.states import StoredStates
 from mmspec.training.drafter import drafter_training
 from mmspec.training.losses.distillation import Distillation, DraftModelLoss
+from mmspec.training.losses.vocabulary import token_counts
 from mmspec.training.record import training_record, write_record
 from mmspec.training.run import RunOptions, Stage, flush_subnormals
-from mmspec.validation import require_number
+from mmspec.validation import is_integer, require_number
 
 __all__ = ["shortened", "train_draft_model"]
 
@@ -61,6 +62,7 @@ def train_draft_model(
     dtype: str = "auto",
     save_dtype: str | None = None,
     states: str | Path | None = None,
+    frequent_tokens: int = 0,
     accumulate: int = 1,
     log_dir: str | Path | None = None,
     **how: Unpack[RunOptions],
@@ -82,6 +84,8 @@ def train_draft_model(
         max_length, regenerate, dtype, accumulate, log_dir: as of `train_drafter`.
         save_dtype: of the folder's weights; None for the target's.
         states: as of `train_drafter`, where the data's replies alone are learnt.
+        frequent_tokens: tokens that it drafts, those learnt most often in the data; 0 for all, or for what it
+            began with.
         how: see `RunOptions`; by default 10 minutes, of 8 sequences at once.
 
     Returns:
@@ -95,6 +99,10 @@ def train_draft_model(
     settings = Distillation(divergence, beta, own_share, new_tokens)
     if rate is not None:
         require_number("rate", rate, 0.0, 100.0, "above 0, at most 100", open_below=True)
+    if not is_integer(frequent_tokens) or frequent_tokens < 0:
+        raise InputError("frequent_tokens", frequent_tokens, "a number of tokens, or 0 for all")
+    if frequent_tokens and regenerate:
+        raise InputError("frequent_tokens", frequent_tokens, "0: replies are not there to be counted")
     if states is not None and own_share:
         raise InputError("states", str(states), "nothing: own replies are new in every step; own_share=0")
     layers = check_start(target, start)
@@ -123,10 +131,13 @@ def train_draft_model(
     learner = DraftModelLoss(model, teacher, settings, training.seed)
     learner.stored = None if states is None else StoredStates(teacher, states)
     trial = source.trial()
-    DraftModelDrafter(learner.reader)  # refuses what cannot draft
     asked = trial.requests[0].inputs
     check_logits(teacher, asked, "target")
     check_logits(learner.reader, learner.told(asked), "start")
+    if frequent_tokens:
+        count = token_counts(source.replies(), teacher.vocabulary)
+        model.config.draft_tokens = sorted(count.topk(min(frequent_tokens, len(count))).indices.tolist())
+    DraftModelDrafter(learner.reader)  # refuses what cannot draft
 
     def check(module: nn.Module) -> dict[str, float]:
         # as it will be run: in the target's precision
@@ -163,6 +174,7 @@ def train_draft_model(
             "dtype": None if dtype == "auto" else dtype,
             "save-dtype": save_dtype,
             "states": states,
+            "frequent-tokens": frequent_tokens or None,
             "accumulate": accumulate if accumulate > 1 else None,
         }
         about: dict[str, Any] = {"target": Path(target).name, "target_dtype": str(teacher.dtype)[6:]}

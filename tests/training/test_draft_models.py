@@ -17,6 +17,7 @@ from mmspec import MMSpecPipeline
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.errors import CheckpointError, InputError, MMSpecError, UnsupportedModelError
+from mmspec.models.frequent_output import restrict_output
 from mmspec.targets import CausalTarget, adapt
 from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader, ConversationRows
@@ -24,6 +25,7 @@ from mmspec.training.data.sequences import Trial, acceptance_length, decode
 from mmspec.training.draft_model import shortened, train_draft_model
 from mmspec.training.losses import distillation
 from mmspec.training.losses.distillation import DIVERGENCES, Distillation, DraftModelLoss, compare
+from mmspec.training.losses.vocabulary import token_counts
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import (
     save_family,
@@ -82,6 +84,7 @@ def direct(name: str, p: Tensor, q: Tensor, beta: float) -> Tensor:
         "reverse_kl": (q * (q / p).log()).sum(),
         "jsd": beta * (p * (p / mixed).log()).sum() + (1 - beta) * (q * (q / mixed).log()).sum(),
         "tvd": (p - q).abs().sum() / 2,
+        "hard_labels": -q[p.argmax()].log(),
     }
     return kl[name]
 
@@ -102,7 +105,8 @@ def test_divergences_are_those_of_the_paper(name: str, monkeypatch: pytest.Monke
     (ours,), (theirs,) = (torch.autograd.grad(each.sum(), draft) for each in (values, due))
     assert torch.allclose(ours, theirs, atol=1e-6) and ours[:, :9].any() and not ours[:, 9:].any()
     same, all_of_it = compare(target, target.clone(), formula)
-    assert torch.allclose(same, torch.zeros(5), atol=1e-6) and torch.allclose(all_of_it, torch.ones(5))
+    least = -target.log_softmax(-1).amax(-1) if name == "hard_labels" else torch.zeros(5)
+    assert torch.allclose(same, least, atol=1e-6) and torch.allclose(all_of_it, torch.ones(5))
 
 
 def test_tokens_that_a_model_excludes_have_finite_divergences() -> None:
@@ -195,6 +199,62 @@ def test_the_loss_is_the_mean_over_replies_of_the_mean_over_their_tokens(folder:
     loss.backward()
     assert all(each.grad is None for each in teacher.model.parameters())
     assert all(each.grad is not None for each in model.parameters())
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
+def test_a_restricted_output_says_some_tokens_as_before_and_no_others(make: Any) -> None:
+    model = make()
+    model.requires_grad_(True)
+    ids, few = torch.arange(2, 14)[None], [5, 3, 9]
+    whole, weights = model(ids).logits, model.state_dict()
+    model.config.draft_tokens = few
+    for _ in range(2):  # once more changes nothing
+        restrict_output(model)
+    logits = model(ids).logits
+    others = [token for token in range(whole.shape[-1]) if token not in few]
+    assert torch.allclose(logits[..., few], whole[..., few], atol=1e-6)
+    assert (logits[..., others] == -math.inf).all()
+    assert model.state_dict().keys() == weights.keys(), "it is saved as it was"
+    logits[..., few].sum().backward()
+    learnt = model.get_output_embeddings().weight.grad.any(-1).nonzero()[:, 0].tolist()
+    assert set(learnt) == set(few) if make is tiny_llama else set(few) <= set(learnt)
+    for wrong in ([], [3, 3], [-1], [whole.shape[-1]], [1.5], "abc"):
+        model.config.draft_tokens = wrong
+        with pytest.raises(CheckpointError, match="draft_tokens"):
+            restrict_output(model)
+
+
+def test_a_draft_model_of_frequent_tokens(folder: Path, tmp_path: Path) -> None:
+    """The loss is of the distributions given these; nothing else is drafted, and the output stays."""
+    data = data_of(folder)
+    teacher = data.reader.target
+    count = token_counts(data.replies(), teacher.vocabulary)
+    few = sorted(count.topk(12).indices.tolist())
+    model = shortened(teacher.model, 2)
+    model.config.draft_tokens = few
+    learner = DraftModelLoss(model, teacher, Distillation("tvd", own_share=0.0))
+    restrict_output(model)
+    batch = data.batch(0, 0)
+    due = []
+    for example in batch.examples:
+        ids, places = example.inputs["input_ids"], example.learnt.nonzero()[:, 0] - 1
+        p, q = (each(ids).logits[0, places][:, few].softmax(-1) for each in (teacher.model, model))
+        due.append((p - q).abs().sum(-1).mean() / 2)
+    assert torch.allclose(learner(batch)[0], torch.stack(due).mean(), atol=1e-5)
+    how: dict[str, Any] = {"steps": 2, "batch_size": 2, "new_tokens": 4}
+    out = train_draft_model(folder, tmp_path / "out", ROWS, frequent_tokens=12, **how)
+    drafting = MMSpecPipeline.from_pretrained(folder, accelerator="draft_model", drafter=out)
+    drafter = drafting.accelerator.drafter.model
+    assert drafter.model.config.draft_tokens == few and sum(count[few]) > 0.5 * count.sum()
+    assert (drafter.model(torch.arange(2, 9)[None]).logits.isfinite().sum(-1) == 12).all()
+    plain = MMSpecPipeline.from_pretrained(folder, accelerator="none")
+    for how in ({}, {"temperature": 1.0, "seed": 3}):
+        asked = ["tell 1 é", "the the the"]
+        assert (
+            drafting(asked, max_new_tokens=12, **how).tokens == plain(asked, max_new_tokens=12, **how).tokens
+        )
+    more = train_draft_model(folder, tmp_path / "more", ROWS, start=out, steps=1, batch_size=2)
+    assert AutoModelForCausalLM.from_pretrained(more).config.draft_tokens == few
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_qwen2_mixed_sliding])
@@ -325,6 +385,8 @@ def test_what_cannot_be_a_draft_model_is_refused_before_weights_are_read(
     refused("own_share: got 1.5", own_share=1.5)
     refused("new_tokens: got 0", new_tokens=0)
     refused("rate: got 0", rate=0)
+    refused("frequent_tokens: got -1", frequent_tokens=-1)
+    refused("frequent_tokens: got 9.* 0: replies", frequent_tokens=9, regenerate=4)
     refused("states: .*own_share=0", states=tmp_path / "states")
     refused("layers:1 to layers:3: the target has 4", start="layers:4")
     refused("layers:1 to layers:3", start="layers:0")

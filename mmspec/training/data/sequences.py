@@ -119,7 +119,7 @@ def decode(target: CausalTarget, drafter: Drafter, trial: Trial, seed: int = 0) 
     """Decode the trial with exact acceptance: the target's own output, whichever drafter is used."""
     stopping = Stopping(trial.new_tokens, trial.end_token_ids)
     random = RandomStream.from_seed(seed, len(trial.requests), target.device)
-    accelerator = pair("trial", drafter.fit(target))
+    accelerator = pair("trial", drafter.fit(target)).with_length("fixed")  # whatever else the machine does
     call = accelerator.call(target, trial.sampler, trial.requests, stopping, random)
     for _ in call.rounds():
         pass

@@ -21,6 +21,7 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.none import NoDrafter
 from mmspec.errors import InputError
 from mmspec.models.feature_head import HIDDEN
+from mmspec.models.frequent_output import draft_tokens_of
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
 from mmspec.training.data.conversations import ConversationRows
@@ -30,7 +31,16 @@ from mmspec.training.losses.base import read
 from mmspec.training.losses.goals import PIECE
 from mmspec.validation import is_integer, require_number
 
-__all__ = ["DIVERGENCES", "Distillation", "DraftModelLoss", "forward_kl", "jsd", "reverse_kl", "tvd"]
+__all__ = [
+    "DIVERGENCES",
+    "Distillation",
+    "DraftModelLoss",
+    "forward_kl",
+    "hard_labels",
+    "jsd",
+    "reverse_kl",
+    "tvd",
+]
 
 EXCLUDED = -1e4  # in place of -inf, which has no gradient
 OWN = 13  # tells the random numbers of own replies from those of the data
@@ -57,7 +67,18 @@ def tvd(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
 
 
-DIVERGENCES = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd, "tvd": tvd}
+def hard_labels(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Nats of the target's likeliest tokens alone: what a draft model learns from text, to compare with."""
+    return -log_q.gather(-1, log_p.argmax(-1, keepdim=True))[..., 0]
+
+
+DIVERGENCES = {
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jsd": jsd,
+    "tvd": tvd,
+    "hard_labels": hard_labels,
+}
 
 
 @dataclass(frozen=True)
@@ -100,7 +121,8 @@ class DraftModelLoss(nn.Module):
     """Divergence of a draft model's distributions from its target's, where replies are predicted.
 
     `forward` takes a `DrafterBatch` and returns the mean over sequences of the mean over their reply tokens,
-    and the figure "accepted": 1 - TVD, the mean over all tokens.
+    and the figure "accepted": 1 - TVD, the mean over all tokens. Of a model that drafts some tokens alone
+    (`restrict_output`) both are of the distributions given these.
 
     Args:
         model: learns; it reads what the target reads.
@@ -143,9 +165,13 @@ class DraftModelLoss(nn.Module):
         reading = read(self.target, batch.examples, (HIDDEN,), self.stored)
         states = self.reader.read([self.told(each.inputs) for each in batch.examples], (HIDDEN,))[HIDDEN]
         row, before = reading.learnt[:, 1:].nonzero(as_tuple=True)  # the place that predicts a learnt token
+        tokens = draft_tokens_of(self.model)
         with torch.no_grad():
-            said = self.target.head(reading.taps[HIDDEN][row, before])
-        divergence, accepted = compare(said, self.reader.head(states[row, before]), self.how.formula)
+            said = self.target.head_of(tokens)(reading.taps[HIDDEN][row, before])
+        drafted = self.reader.head(states[row, before])
+        if tokens is not None:
+            drafted = drafted[:, tokens.to(drafted.device)]
+        divergence, accepted = compare(said, drafted, self.how.formula)
         share = 1 / torch.bincount(row, minlength=len(batch.examples)).clamp_min(1)
         return (divergence * share[row]).sum() / len(batch.examples), {"accepted": accepted.mean()}
 

@@ -12,7 +12,7 @@ from mmspec.targets import CausalTarget
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import DrafterData
 
-__all__ = ["choose_vocabulary", "take_rows"]
+__all__ = ["choose_vocabulary", "take_rows", "token_counts"]
 
 VOCABULARY_BATCHES = 128
 
@@ -29,11 +29,17 @@ def choose_vocabulary(head: DraftingHead, data: DrafterData, batches: int = VOCA
     else:
         drawn = (example for step in range(batches) for example in data.batch(step, 0).examples)
         learnt = (example.inputs["input_ids"][0][example.learnt].cpu() for example in drawn)
-    count = torch.zeros(head.config.vocabulary, dtype=torch.long)
-    for tokens in learnt:
-        count += torch.bincount(tokens, minlength=len(count))
+    count = token_counts(learnt, head.config.vocabulary)
     often = count.sort(descending=True, stable=True).indices
     head.learn_vocabulary(often[: head.config.draft_size])
+
+
+def token_counts(texts: Iterable[Tensor], vocabulary: int) -> Tensor:
+    """[V] occurrences of each token in texts [L]."""
+    count = torch.zeros(vocabulary, dtype=torch.long)
+    for tokens in texts:
+        count += torch.bincount(tokens, minlength=len(count))
+    return count
 
 
 @torch.no_grad()
