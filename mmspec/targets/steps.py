@@ -216,14 +216,22 @@ class StaticCaches:
         self._caches: list[RaggedCache] = []
         self._owners: dict[int, weakref.ref[Any]] = {}
 
-    def take(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> RaggedCache:
+    def take(
+        self,
+        config: PreTrainedConfig,
+        rows: int,
+        capacity: int,
+        device: torch.device,
+        bits: int | None = None,
+    ) -> RaggedCache:
         """Return an empty cache that nobody decodes in, of the pool or new; arguments as of `RaggedCache`."""
         capacity = mask_width(max(capacity, LEAST_CAPACITY), device)
         for cache in self._caches:
-            if cache.rows == rows and cache.plan.capacity >= capacity and self._is_free(cache):
+            fits = cache.rows == rows and cache.plan.capacity >= capacity and cache.plan.bits == bits
+            if fits and self._is_free(cache):
                 cache.clear()
                 return cache
-        cache = RaggedCache(config, rows, capacity, device)
+        cache = RaggedCache(config, rows, capacity, device, bits)
         if cache.recurrent:
             return cache
         free = [each for each in self._caches if self._is_free(each)]
