@@ -54,7 +54,7 @@ class RaggedLayer(CacheLayerMixin):
     Where the plan says how many bits, buffers hold bytes, and all that is read of them was rounded.
     """
 
-    dtype: torch.dtype
+    exact_dtype: torch.dtype
 
     is_sliding = False  # the buffer holds every token; the window is part of the mask
     is_croppable = False
@@ -91,7 +91,7 @@ class RaggedLayer(CacheLayerMixin):
                 f"a layer caches {length} states for {plan.tokens} tokens; only models whose images stand at "
                 "tokens of the prompt can be decoded speculatively"
             )
-        self.dtype = key_states.dtype
+        self.exact_dtype = key_states.dtype
         new = self._kept(key_states), self._kept(value_states)
         if plan.prefill_row is not None:
             self.write(plan.prefill_row, *(each[0] for each in new))
@@ -122,7 +122,7 @@ class RaggedLayer(CacheLayerMixin):
     def _seen(self, kept: Tensor) -> Tensor:
         """The inverse of `_kept`, up to rounding."""
         bits = self.plan.bits
-        return (kept if bits is None else unpack_states(kept, bits, self.dtype)).transpose(1, 2)
+        return (kept if bits is None else unpack_states(kept, bits, self.exact_dtype)).transpose(1, 2)
 
     def grow(self) -> None:
         """Copy into buffers of the plan's new capacity."""

@@ -38,4 +38,5 @@ def unpack_states(packed: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
     least, step = bounds.split(1, -1)
-    return (least + step * codes).to(dtype)
+    states: Tensor = (least + step * codes).to(dtype)
+    return states
