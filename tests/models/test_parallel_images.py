@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen.conversion import convert_checkpoint
+from mmspec.models.llamagen.official_layout import heads_of
 from mmspec.models.mar import is_mar
 from mmspec.models.parallel_images import (
     LPDConfig,
@@ -52,9 +53,8 @@ def test_an_official_file_becomes_a_folder_of_its_kind(tmp_path: Path, kind: str
 
 
 def test_published_sizes_of_lpd_have_their_heads(tmp_path: Path) -> None:
-    from mmspec.models.llamagen.conversion import _heads
-
-    assert [_heads(tmp_path, *shape, None) for shape in ((24, 1024), (36, 1280), (48, 1536))] == [16, 20, 24]
+    sizes = (24, 1024), (36, 1280), (48, 1536)
+    assert [heads_of(tmp_path, *size, None) for size in sizes] == [16, 20, 24]
 
 
 @pytest.mark.parametrize(

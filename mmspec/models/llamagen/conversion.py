@@ -2,17 +2,16 @@
 
 Everything is read from the shapes but two numbers: the heads, looked up by width and depth, and the grid,
 which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`), or an LPD's positions; of a VAR heads and
-scales stand in the file. Folders of LANTERN
-(2410.03355) hold LlamaGen under the key names of Llama; their config claims `LlamaForCausalLM`, which would
-load them without raster positions and without the condition, but the embedding of the condition gives them
-away.
+scales stand in the file. Folders of LANTERN (2410.03355) hold LlamaGen under the key names of Llama; their
+config claims `LlamaForCausalLM`, which would load them without raster positions and without the condition, but
+the embedding of the condition gives them away.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,19 @@ from transformers import Dinov2Config
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.autoencoders import is_scale_vq, is_vq, scale_vq_from_official, vq_from_official
-from mmspec.models.llamagen.configuration import RESIZES, SIZES, LlamaGenConfig
+from mmspec.models.llamagen.configuration import RESIZES, LlamaGenConfig
 from mmspec.models.llamagen.modeling import LlamaGenForCausalLM
-from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint, read_config
-from mmspec.models.parallel_images import (
-    LPDConfig,
-    LPDForCausalLM,
-    NARConfig,
-    NARForCausalLM,
-    PARConfig,
-    PARForCausalLM,
-    VARConfig,
-    VARForCausalLM,
+from mmspec.models.llamagen.official_layout import (
+    build,
+    check_size,
+    config_of,
+    grid_size_of,
+    heads_of,
+    renamed,
 )
+from mmspec.models.official_files import find_tensors, measure, open_checkpoint, read_config
+from mmspec.models.parallel_images import NARConfig, NARForCausalLM, PARConfig, PARForCausalLM
+from mmspec.models.parallel_images.conversion import lpd_from_official, var_from_official
 
 CONDITIONS = {"c2i": "class", "t2i": "caption"}
 # fields that their config has under our names, where it has them
@@ -49,12 +48,6 @@ FIELDS = (
 
 CONTAINERS = ("model", "module", "state_dict")
 RAW_CODEBOOK_FILE = "raw_codebook.safetensors"  # key "codebook"; neighbour tables use unnormalised distances
-STRIDE = 16  # pixels per token side, in every published transformer
-# tables of the official class, and parts of ControlAR's that no forward reads
-NOT_NEEDED = (
-    r"freqs_cis|causal_mask|.*\.kv_cache\..*|condition_embeddings\.weight|condition_norm\.weight"
-    r"|condition_mlp\.uncond_embedding|lvl_1L|attn_bias_for_masking"
-)
 CONTROL = ("adapter.", "adapter_mlp.", "condition_layers.", "condition_mlp.cap_proj.")
 HEAD_WIDTH = 64  # of every published DINOv2
 # how the authors resize a control image, by what the file name says of its kind
@@ -87,49 +80,10 @@ RENAMES = (
     (r"\.post_attention_layernorm\.", ".ffn_norm."),
 )
 SPECIAL = "spe_tok_embeddings.special_embeddings.weight"  # of a PAR
-# the same of an LPD
-LPD_RENAMES = (
-    (r"^lm_head\.", "head."),
-    (r"^model\.(mask_token)", r"\1"),
-    (r"^model\.position_embedding\.weight", "pos_embed"),
-    (r"^model\.embedding_norm\.", "z_proj_ln."),
-    (r"^model\.embed_tokens\.", "token_emb."),
-    (r"^model\.cls_embedding\.embedding_table\.", "class_emb."),
-    (r"^model\.layers\.", "blocks."),
-    (r"^model\.", ""),
-    (r"\.self_attn\.[qkv]_proj\.", ".attn.qkv."),
-    (r"\.self_attn\.o_proj\.", ".attn.proj."),
-    (r"\.input_layernorm\.", ".norm1."),
-    (r"\.post_attention_layernorm\.", ".norm2."),
-)
-# the same of a VAR
-VAR_RENAMES = (
-    (r"^lm_head\.", "head."),
-    (r"^model\.start", "pos_start"),
-    (r"^model\.position_embedding\.weight", "pos_1LC"),
-    (r"^model\.level_embedding\.", "lvl_embed."),
-    (r"^model\.embed_tokens\.", "word_embed."),
-    (r"^model\.cls_embedding\.embedding_table\.", "class_emb."),
-    (r"^model\.head_modulation\.linear\.", "head_nm.ada_lin.1."),
-    (r"^model\.shared_modulation\.linear\.", "shared_ada_lin.1."),
-    (r"^model\.layers\.", "blocks."),
-    (r"\.self_attn\.[qkv]_proj\.weight", ".attn.mat_qkv.weight"),
-    (r"\.self_attn\.k_proj\.bias", ".attn.zero_k_bias"),
-    (r"\.self_attn\.([qv])_proj\.bias", r".attn.\1_bias"),
-    (r"\.self_attn\.o_proj\.", ".attn.proj."),
-    (r"\.self_attn\.log_scale", ".attn.scale_mul_1H11"),
-    (r"\.modulation\.linear\.", ".ada_lin.1."),
-    (r"\.offsets", ".ada_gss"),
-    (r"\.mlp\.", ".ffn."),
-)
-LEVELS = "lvl_1L"  # of a VAR: the scale of each place
-VAR_HEAD = 64  # width of a head in every published size
 MODELS: dict[type[LlamaGenConfig], type[LlamaGenForCausalLM]] = {
     LlamaGenConfig: LlamaGenForCausalLM,
-    LPDConfig: LPDForCausalLM,
     NARConfig: NARForCausalLM,
     PARConfig: PARForCausalLM,
-    VARConfig: VARForCausalLM,
 }
 
 
@@ -205,8 +159,8 @@ def convert_checkpoint(
     else:
         if is_lantern(tensors):
             config = config_from_lantern(path)
-            _check_size(image_size, config.grid_size)
-            model = _build(path, tensors, config, lambda name: name)
+            check_size(image_size, config.grid_size)
+            model = build(path, tensors, LlamaGenForCausalLM, config, lambda name: name)
         else:
             model = llamagen_from_official(path, tensors, image_size, num_heads, control_resize)
         summary = {"kind": model.config.condition_type, "grid_size": model.config.grid_size}
@@ -234,106 +188,12 @@ def llamagen_from_official(
 ) -> LlamaGenForCausalLM:
     """The model of an official state dict; `path` gives the image size, and names the file in messages."""
     if "fake_latent" in tensors:
-        return _lpd_from_official(path, tensors, image_size, num_heads)
+        return lpd_from_official(path, tensors, image_size, num_heads)
     if "pos_1LC" in tensors:
-        return _var_from_official(path, tensors, image_size, num_heads)
+        return var_from_official(path, tensors, image_size, num_heads)
     control = _control(path, tensors, control_resize) if is_controlled(tensors) else {}
-    config = _infer_config(path, tensors, _grid_size(path, image_size), num_heads, control)
-    return _build(path, tensors, config, partial(_renamed, RENAMES))
-
-
-def _lpd_from_official(
-    path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
-) -> LlamaGenForCausalLM:
-    width = measure(path, tensors, r"(z_proj_ln|norm)\.weight")
-    depth = len({match[1] for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))})
-    places = measure(path, tensors, r"pos_embed", axis=1)
-    grid = math.isqrt(places - 1)
-    _check_size(image_size, grid)
-    own = dict(tensors)
-    # the null class is the last one here, and vectors of positions have no batch
-    for name in ("mask_token", "pos_embed"):
-        if name in own and own[name].dim() == 3:
-            own[name] = own[name][0]
-    null, classes = own.pop("fake_latent"), own.get("class_emb.weight")
-    if classes is not None and null.shape == (1, *classes.shape[1:]):
-        own["class_emb.weight"] = torch.cat([classes, null])
-    config = _config(
-        path,
-        LPDConfig,
-        body="vit",
-        vocab_size=measure(path, tensors, r"(token_emb|head)\.weight"),
-        hidden_size=width,
-        intermediate_size=measure(path, tensors, r"blocks\.\d+\.mlp\.fc1\.weight"),
-        num_hidden_layers=depth,
-        num_attention_heads=_heads(path, depth, width, num_heads),
-        grid_size=grid,
-        num_classes=measure(path, tensors, r"class_emb\.weight"),
-    )
-    return _build(path, own, config, partial(_renamed, LPD_RENAMES))
-
-
-def _var_from_official(
-    path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
-) -> LlamaGenForCausalLM:
-    if LEVELS not in tensors:
-        raise CheckpointError("checkpoint", str(path), f"missing keys: {LEVELS}, which tells the scales")
-    sides = [math.isqrt(count) for count in tensors[LEVELS].flatten().long().bincount().tolist()]
-    _check_size(image_size, sides[-1])
-    own, lone = dict(tensors), r"pos_1LC|pos_start|.*\.(scale_mul_1H11|ada_gss)"
-    for name, tensor in tensors.items():  # these are broadcast over a batch
-        if re.fullmatch(lone, name) and tensor.shape[:1] == (1,):
-            own[name] = tensor.reshape(tensor.shape[-2:]) if name.endswith("ada_gss") else tensor[0]
-    width = measure(path, own, r"(class_emb|lvl_embed)\.weight", axis=1)
-    normalised = any(name.endswith("scale_mul_1H11") for name in own)
-    known = measure(path, own, r".*\.scale_mul_1H11") if normalised else max(1, width // VAR_HEAD)
-    config = _config(
-        path,
-        VARConfig,
-        patch_nums=sides,
-        latent_channels=measure(path, own, r"word_embed\.weight", axis=1),
-        shared_modulation="shared_ada_lin.1.weight" in own,
-        normalised_attention=normalised,
-        vocab_size=measure(path, own, r"head\.(weight|bias)"),
-        hidden_size=width,
-        intermediate_size=measure(path, own, r"blocks\.\d+\.ffn\.fc1\.(weight|bias)"),
-        num_hidden_layers=len({match[1] for name in own if (match := re.match(r"blocks\.(\d+)\.", name))}),
-        num_attention_heads=known if num_heads is None else num_heads,
-        num_classes=measure(path, own, r"class_emb\.weight") - 1,
-    )
-    return _build(path, own, config, partial(_renamed, VAR_RENAMES))
-
-
-def _build(
-    path: Path, tensors: Mapping[str, Tensor], config: LlamaGenConfig, source_name: Callable[[str], str]
-) -> LlamaGenForCausalLM:
-    """The model of this config with the tensors of a file; several own tensors may share a source."""
-    if config.num_hidden_layers > len(tensors):
-        allowed = f"{config.num_hidden_layers} layers, as its config says; it holds {len(tensors)} tensors"
-        raise CheckpointError("checkpoint", str(path), allowed)
-    with torch.device("meta"):
-        model = MODELS[type(config)](config)
-    expected: dict[str, tuple[int, ...]] = {}
-    places: dict[str, tuple[str, int]] = {}  # own name -> name in the file and first row in that tensor
-    for name, tensor in model.state_dict().items():
-        source = source_name(name)
-        first_row = expected[source][0] if source in expected else 0
-        places[name] = source, first_row
-        expected[source] = (first_row + tensor.shape[0], *tensor.shape[1:])
-    check_layout(path, tensors, expected, NOT_NEEDED)
-    own = {
-        name: tensors[source][first_row : first_row + model.state_dict()[name].shape[0]].clone()
-        for name, (source, first_row) in places.items()
-    }
-    model.load_state_dict(own, assign=True)
-    model.eval()
-    return model
-
-
-def _renamed(renames: Iterable[tuple[str, str]], name: str) -> str:
-    for pattern, replacement in renames:
-        name = re.sub(pattern, replacement, name)
-    return name
+    config = _infer_config(path, tensors, grid_size_of(path, image_size), num_heads, control)
+    return build(path, tensors, MODELS[type(config)], config, partial(renamed, RENAMES))
 
 
 def _infer_config(
@@ -353,7 +213,7 @@ def _infer_config(
         raise CheckpointError("checkpoint", str(path), f"missing keys: layers.{gap}.attention.*")
     width = measure(path, tensors, r"(layers\.\d+\.(attention|ffn)_norm|norm)\.weight")
     predicts_below = "medusa_norm.weight" in tensors  # by one layer more than the model's size says
-    heads = _heads(path, depth - predicts_below, width, num_heads)
+    heads = heads_of(path, depth - predicts_below, width, num_heads)
     head_dim = width // heads
     stacked = measure(path, tensors, r"layers\.\d+\.attention\.wqkv\.weight") - width
     key_value_heads, rest = divmod(stacked, 2 * head_dim)
@@ -364,7 +224,7 @@ def _infer_config(
     if SPECIAL in tensors:
         kind = PARConfig
         more["regions"] = 1 + measure(path, tensors, re.escape(SPECIAL))
-    return _config(
+    return config_of(
         path,
         kind,
         **more,
@@ -413,48 +273,3 @@ def _control(path: Path, tensors: Mapping[str, Tensor], resize: str | None) -> d
         patch_size=patch,
     )
     return {"control_config": vision, "control_resize": resize}
-
-
-def _config(path: Path, kind: type[LlamaGenConfig], **settings: Any) -> LlamaGenConfig:
-    try:
-        return kind(**settings)
-    except StrictDataclassError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise CheckpointError("checkpoint", str(path), f"sizes of such a model ({reason})") from error
-
-
-def _heads(path: Path, depth: int, width: int, given: int | None) -> int:
-    heads = _published_heads(path, depth, width) if given is None else given
-    if heads < 1 or width % (4 * heads):
-        raise InputError("num_heads", heads, f"heads of a multiple of 4 dimensions that divide {width}")
-    return heads
-
-
-def _published_heads(path: Path, depth: int, width: int) -> int:
-    for size in SIZES.values():
-        if (size.layers, size.width) == (depth, width):
-            return size.heads
-    allowed = f"a published size; {depth} layers of width {width} are none: say num_heads (--heads)"
-    raise CheckpointError("checkpoint", str(path), allowed)
-
-
-def _check_size(image_size: int | None, grid: int) -> None:
-    """Raise InputError for a size that contradicts the grid of a file."""
-    if image_size not in (None, STRIDE * grid):
-        allowed = f"{STRIDE * grid}, which this checkpoint was trained for"
-        raise InputError("image_size", image_size, allowed)
-
-
-def _grid_size(path: Path, image_size: int | None) -> int:
-    """Tokens per side, from the file name and from what the caller says."""
-    match = re.search(r"_(256|384|512)(?!\d)", path.stem)
-    named = int(match[1]) if match else None
-    if image_size is None and named is None:
-        allowed = "the pixels per side that it was trained for (--image-size): the file name does not say"
-        raise InputError("image_size", None, allowed)
-    if image_size is not None and named is not None and image_size != named:
-        raise InputError("image_size", image_size, f"{named}, which this checkpoint was trained for")
-    size = image_size if image_size is not None else named or 0
-    if size < STRIDE or size % STRIDE:
-        raise InputError("image_size", size, f"a multiple of {STRIDE}")
-    return size // STRIDE
