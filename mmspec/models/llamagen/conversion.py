@@ -3,8 +3,8 @@
 Everything is read from the shapes but two numbers: the heads, looked up by width and depth, and the grid,
 which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`), or an LPD's positions; of a VAR heads and
 scales stand in the file. Folders of LANTERN (2410.03355) hold LlamaGen under the key names of Llama; their
-config claims `LlamaForCausalLM`, which would load them without raster positions and without the condition, but
-the embedding of the condition gives them away.
+config claims `LlamaForCausalLM`, which would load them without raster positions and without the condition,
+but the embedding of the condition gives them away.
 """
 
 from __future__ import annotations
