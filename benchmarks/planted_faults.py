@@ -101,7 +101,7 @@ FAULTS = (
     ),
     Fault(
         "text behind visual tokens that are not read moves to their positions",
-        "CausalTarget.prefill",
+        "CausalTarget.prefill_part",
         "offset + whole[row] - lengths[row]",
         "offset",
         ("tests/targets/test_thinned.py",),

@@ -70,7 +70,11 @@ class DraftModelSession(DraftSession):
     def _read_prompts(self, places: Sequence[Tensor | None] | None) -> None:
         """Let the draft model read the prompts, or some places of them."""
         longest = max(prompt["input_ids"].shape[1] for prompt in self.prompts)
-        self.state, _ = self.drafter.model.prefill(self.prompts, longest, places=places)
+        model = self.drafter.model
+        if places is None:
+            self.state, _ = model.prefill(self.prompts, longest)
+        else:
+            self.state, _ = model.prefill_part(self.prompts, places, longest)
         self.prompt_lengths = self.state.cache.lengths.clone()
         self.waiting, self.prompts = None, []
 
@@ -193,6 +197,10 @@ class DraftModelDrafter(ModelDrafter):
         require_number("mass", self.mass, 0.0, 1.0, "from 0 to 1, a share of attention")
         if keep is not None:
             require_number("keep", keep, 0.0, 1.0, "from 0 to 1, a share of visual tokens")
+            if getattr(type(model), "prefill", CausalTarget.prefill) is not CausalTarget.prefill:
+                raise InputError(
+                    "keep", keep, "None: the draft model reads prompts in its own way, and whole"
+                )
         elif mass is not None:
             raise InputError("mass", mass, "nothing: it goes with keep")
         if find_mixers(model.model):

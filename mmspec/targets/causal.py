@@ -156,18 +156,19 @@ class CausalTarget(Target[Any]):
         return sum(states.node for states in measure_states(self.model))
 
     def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[CausalState, PromptOutput]:
+        """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
+        return self.prefill_part(prompts, [None] * len(prompts), capacity, taps)
+
+    def prefill_part(
         self,
         prompts: Sequence[Mapping[str, Tensor]],
+        places: Sequence[Tensor | None],
         capacity: int,
         taps: Sequence[int] = (),
-        places: Sequence[Tensor | None] | None = None,
     ) -> tuple[CausalState, PromptOutput]:
-        """Read the prompts, one forward each; of each only some `places`, where any are given.
-
-        Returns:
-            The state and the logits [B, 1, V] after them.
-        """
-        places = [None] * len(prompts) if places is None else places
+        """Read some places [K] of each prompt alone, each at its own position; None for all."""
         whole = [prompt["input_ids"].shape[1] for prompt in prompts]
         lengths = [all if part is None else len(part) for all, part in zip(whole, places, strict=True)]
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache

@@ -55,7 +55,7 @@ def test_what_is_not_read_is_as_if_no_token_saw_it(family: str) -> None:
     hidden = visual[::2]
     kept = torch.tensor(sorted(set(range(length)) - set(hidden.tolist())))
     with torch.inference_mode():
-        state, prompt = target.prefill([inputs], length, places=[kept])
+        state, prompt = target.prefill_part([inputs], [kept], length)
         chain = target.score(state, Tree.chain(torch.tensor([NEXT]), DraftKind.POINT))
         inputs.pop("attention_mask", None)
         expected = whole_forward(target, inputs, hidden).logits[:, -1 - len(NEXT) :]
