@@ -1,4 +1,4 @@
-"""Plants eighty-five faults in the package, one after the other, and reports which of them the tests find.
+"""Plants eighty-eight faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -105,6 +105,27 @@ FAULTS = (
         "[verdict.nodes[:, 1:-1]]",
         "[verdict.nodes[:, 1:-1] * 0 + 1]",
         DRAFTERS,
+    ),
+    Fault(
+        "text behind visual tokens that are not read moves to their positions",
+        "CausalTarget.prefill_part",
+        "offset + whole[row] - lengths[row]",
+        "offset",
+        ("tests/targets/test_thinned.py",),
+    ),
+    Fault(
+        "a part of a prompt is read as the whole that was read before",
+        "CausalTarget._read_prompt",
+        "self.prefix_cache if part is None else None",
+        "self.prefix_cache",
+        ("tests/targets/test_thinned.py",),
+    ),
+    Fault(
+        "evenly spread tokens are chosen among those that attention has chosen",
+        "guided_and_even",
+        "order[guided:].sort()",
+        "order.sort()",
+        ("tests/targets/test_thinned.py",),
     ),
     Fault(
         "an unlikely candidate is kept before its parent",

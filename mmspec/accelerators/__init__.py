@@ -94,13 +94,15 @@ def draft_model(
     num_draft_tokens: int | None = None,
     sampling: str | None = None,
     tree: str | int | Sequence[int] | None = None,
+    keep: float | None = None,
+    mass: float | None = None,
 ) -> Accelerator:
     """Drafts of a smaller model of the same tokenizer (2211.17192), or of the same continuous tokens.
 
     Args:
         model: the draft model; a masked language model drafts as DiffuSpec does (`MaskedModelDrafter`).
         num_draft_tokens: length of a draft; 5 if None.
-        tree: as of `DraftModelDrafter`; continuous tokens are drafted as chains.
+        tree, keep, mass: as of `DraftModelDrafter`; continuous tokens are drafted as chains.
         sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former, judged
             by `sample_and_match`, and "sampled" for the latter, judged by `reflection`. A MAR's drafts are
             sampled, and judged by `speculative_sampling` of whole chains; what they keep is one cell a
@@ -111,14 +113,18 @@ def draft_model(
     else:
         reader = model
     if isinstance(reader, MaskedTarget):
-        for name, value in (("sampling", sampling), ("tree", tree)):
+        for name, value in (("sampling", sampling), ("tree", tree), ("keep", keep), ("mass", mass)):
             if value is not None:
                 raise InputError(name, value, "None: a masked model drafts a path that is searched for")
         return pair("draft_model", MaskedModelDrafter(reader, num_draft_tokens))
     if not reader.vector_size:
-        return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled", tree))
-    if tree is not None:
-        raise InputError("tree", tree, "None: continuous tokens are drafted as chains")
+        how = sampling or "coupled", tree, keep, mass
+        return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, *how))
+    for name, value in (("tree", tree), ("keep", keep), ("mass", mass)):
+        if value is not None:
+            raise InputError(
+                name, value, "None: continuous tokens are drafted as chains, by all that is read"
+            )
     length = LENGTH if num_draft_tokens is None else num_draft_tokens
     if reader.any_order:
         cells = CellModelDrafter(reader, length)

@@ -7,7 +7,7 @@ several candidates for a place (SpecTr, 2310.15141; MCSD, 2401.06706).
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +29,12 @@ from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.frequent_output import restrict_output
 from mmspec.targets import CausalTarget
 from mmspec.targets.mixers import find_mixers
-from mmspec.validation import check_draft_tokens
+from mmspec.targets.thinned import attention_behind, guided_and_even
+from mmspec.validation import check_draft_tokens, require_number
+from mmspec.visual_tokens.spans import find_images
 
 LENGTH = 5  # of a chain, where nothing is asked for
+MASS = 0.4  # of the attention to visual tokens, as published (2508.16201)
 
 
 class DraftModelSession(DraftSession):
@@ -56,8 +59,25 @@ class DraftModelSession(DraftSession):
             {**inputs, "input_ids": inputs["input_ids"].clamp_max(last)}
             for inputs in (request.draft_inputs or request.inputs for request in batch.requests)
         ]
-        self.state, _ = drafter.model.prefill(prompts, max(p["input_ids"].shape[1] for p in prompts))
+        self.waiting: PromptBatch | None = batch  # for the target's state, which tells what is read of them
+        self.prompts: Sequence[Mapping[str, Tensor]] = prompts
+        if drafter.keep is None:
+            self._read_prompts(None)
+
+    def attach(self, state: Any) -> None:
+        if self.waiting is not None:
+            self._read_prompts(self.drafter.places(self.prompts, self.waiting, state))
+
+    def _read_prompts(self, places: Sequence[Tensor | None] | None) -> None:
+        """Let the draft model read the prompts, or some places of them."""
+        longest = max(prompt["input_ids"].shape[1] for prompt in self.prompts)
+        model = self.drafter.model
+        if places is None:
+            self.state, _ = model.prefill(self.prompts, longest)
+        else:
+            self.state, _ = model.prefill_part(self.prompts, places, longest)
         self.prompt_lengths = self.state.cache.lengths.clone()
+        self.waiting, self.prompts = None, []
 
     def propose(self, canvas: Canvas) -> Draft:
         # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row: the token
@@ -145,6 +165,10 @@ class DraftModelDrafter(ModelDrafter):
             the output stays bitwise that of plain sampling; "sampled" draws independently, for
             rejection rules; "without_replacement" draws each sibling of a tree from what the elder ones left,
             likewise; "greedy" takes the likeliest.
+        keep: share of the visual tokens of a prompt that the draft model reads, each where it stands; all if
+            None. The target reads all of them.
+        mass: share of the target's attention to them that the chosen ones have at least, if there are so many
+            to choose; 0.4 if None. What is left of `keep` is spread evenly over the others; with 0 all is.
         tree: a static tree in place of the chain: children of every node of each level as "4x2x2", a name in
             `NAMED_TREES`, or the parents of its nodes, the root (0) first.
 
@@ -159,6 +183,7 @@ class DraftModelDrafter(ModelDrafter):
     rows_move = True
     session = DraftModelSession
     model: CausalTarget
+    target: CausalTarget | None = None
 
     def __init__(
         self,
@@ -166,8 +191,20 @@ class DraftModelDrafter(ModelDrafter):
         num_draft_tokens: int | None = None,
         sampling: str = "coupled",
         tree: str | int | Sequence[int] | None = None,
+        keep: float | None = None,
+        mass: float | None = None,
     ) -> None:
         self.kind = kind_of(sampling)
+        self.keep, self.mass = keep, MASS if mass is None else mass
+        require_number("mass", self.mass, 0.0, 1.0, "from 0 to 1, a share of attention")
+        if keep is not None:
+            require_number("keep", keep, 0.0, 1.0, "from 0 to 1, a share of visual tokens")
+            if getattr(type(model), "prefill", CausalTarget.prefill) is not CausalTarget.prefill:
+                raise InputError(
+                    "keep", keep, "None: the draft model reads prompts in its own way, and whole"
+                )
+        elif mass is not None:
+            raise InputError("mass", mass, "nothing: it goes with keep")
         if find_mixers(model.model):
             raise UnsupportedModelError(
                 f"{type(model.model).__name__} keeps a recurrent state; it can be a target, not a draft model"
@@ -200,6 +237,49 @@ class DraftModelDrafter(ModelDrafter):
         if self.shape is not None and (most := self.shape.max_children) > target.vocabulary:
             raise InputError("tree", most, f"at most {target.vocabulary} children, the vocabulary")
 
+    def fit(self, target: Target[Any]) -> DraftModelDrafter:
+        self.check(target)
+        if self.keep is None:
+            return self
+        if not isinstance(target, CausalTarget):
+            raise InputError("keep", self.keep, "None: the target's attention cannot be read")
+        fitted = copy.copy(self)
+        fitted.target = target
+        return fitted
+
+    def places(
+        self, prompts: Sequence[Mapping[str, Tensor]], batch: PromptBatch, state: Any
+    ) -> list[Tensor | None]:
+        """The places of each prompt that the draft model is to read; None for all.
+
+        Args:
+            prompts: of the draft model.
+            batch: of the target.
+            state: of the target.
+
+        Raises:
+            InputError: the two models have different numbers of visual tokens for a prompt.
+        """
+        if self.target is None or self.keep is None:
+            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
+        whole = [request.inputs for request in batch.requests]
+        seen = [visual_places(self.target.config, prompt) for prompt in whole]
+        weights = torch.zeros(len(seen), max(prompt["input_ids"].shape[1] for prompt in whole))
+        if self.keep and self.mass and any(map(len, seen)):
+            weights = attention_behind(self.target, state, batch.prefill.logits.argmax(-1)).cpu()
+        chosen: list[Tensor | None] = []
+        for prompt, there, paid in zip(prompts, seen, weights, strict=False):
+            here = visual_places(self.model.config, prompt)
+            if len(here) != len(there):
+                counts = f"{len(here)} visual tokens where the target has {len(there)}"
+                raise InputError("keep", self.keep, f"None: the draft model has {counts}")
+            kept = guided_and_even(paid[there], round(self.keep * len(there)), self.mass)
+            is_read = torch.ones(prompt["input_ids"].shape[1], dtype=torch.bool)
+            is_read[here] = False
+            is_read[here[kept]] = True
+            chosen.append(is_read.nonzero()[:, 0].to(self.model.device) if len(here) else None)
+        return chosen
+
     def stopping_below(self, probability: float) -> DraftModelDrafter:
         cautious = copy.copy(self)
         if self.shape is None:
@@ -207,6 +287,12 @@ class DraftModelDrafter(ModelDrafter):
         else:
             cautious.shape = self.shape.stopping_below(probability)
         return cautious
+
+
+def visual_places(config: Any, prompt: Mapping[str, Tensor]) -> Tensor:
+    """Indices [N] of a prompt's visual tokens."""
+    spans = [range(span.start, span.stop) for span in find_images(config, prompt)]
+    return torch.tensor([place for span in spans for place in span], dtype=torch.long)
 
 
 def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:

@@ -30,6 +30,7 @@ from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
+from mmspec.targets.thinned import reading_only
 from mmspec.transformers_versions import cache_name
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,18 @@ class CausalTarget(Target[Any]):
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[CausalState, PromptOutput]:
         """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
-        lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
+        return self.prefill_part(prompts, [None] * len(prompts), capacity, taps)
+
+    def prefill_part(
+        self,
+        prompts: Sequence[Mapping[str, Tensor]],
+        places: Sequence[Tensor | None],
+        capacity: int,
+        taps: Sequence[int] = (),
+    ) -> tuple[CausalState, PromptOutput]:
+        """Read some places [K] of each prompt alone, each at its own position; None for all."""
+        whole = [prompt["input_ids"].shape[1] for prompt in prompts]
+        lengths = [all if part is None else len(part) for all, part in zip(whole, places, strict=True)]
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
         cache = caches(self.config, len(prompts), capacity, self.device, self.cache_bits)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
@@ -168,13 +180,13 @@ class CausalTarget(Target[Any]):
         try:
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
-                cache.begin_prefill(row, inputs["input_ids"].shape[1])
-                with turned(self._changing):
-                    last, hidden, known = self._read_prompt(inputs, cache, row, taps, states)
+                cache.begin_prefill(row, lengths[row])
+                with turned(self._changing), reading_only(self._decoder, places[row]):
+                    last, hidden, known = self._read_prompt(inputs, cache, row, taps, states, places[row])
                 logits.append(last)
                 tapped.append(hidden)
                 cached_tokens += known
-                offsets.append(offset)
+                offsets.append(offset + whole[row] - lengths[row])
         except BaseException:
             states.close()
             raise
@@ -229,13 +241,14 @@ class CausalTarget(Target[Any]):
         row: int,
         taps: Sequence[int],
         states: HiddenStates,
+        part: Tensor | None,
     ) -> tuple[Tensor, dict[int, Tensor], int]:
         """Read the prompt of one row, as much of it as is not known.
 
         Returns:
             Logits [1, 1, V] after it, its hidden states [1, L, d] by tap, and how many tokens were known.
         """
-        memory = self.prefix_cache
+        memory = self.prefix_cache if part is None else None
         if memory is not None and int(inputs["position_ids"].max()) >= self._change:
             memory = None  # its beginning is turned otherwise than that of a shorter prompt
         prompt = None if memory is None else identify(self.model, inputs)
