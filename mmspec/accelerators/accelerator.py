@@ -110,8 +110,7 @@ class Accelerator:
         """Return whether the size of drafts is chosen by cost, for this way of sampling on this device."""
         if self.length != "auto":
             return self.length == "cost"
-        keeps_greedy = self.rule.exactness == "exact" or not self.rule.greedy_only
-        any_size = sampler.greedy and keeps_greedy or isinstance(self.rule, SampleAndMatch)
+        any_size = sampler.greedy and self.rule.keeps_greedy or isinstance(self.rule, SampleAndMatch)
         return self._has_sizes and any_size and not runs_by_itself(device)
 
     @property

@@ -308,6 +308,7 @@ class AcceptanceRule(ABC):
             "lossy".
         bound: for other rules, what they keep to, in words: mostly a total variation (TV) per token.
         greedy_only: True if the claim holds at temperature 0 alone.
+        keeps_greedy: whether the output at temperature 0 is greedy decoding's, whatever is drafted.
         chains_only: True if the rule judges one candidate per place.
         judges: "tokens", "vectors" (of denoising heads), or "any" of them; "places" if it chooses among the
             open places of a block which to decide; "states" or "canvas", as of `Drafter.proposes`.
@@ -319,6 +320,7 @@ class AcceptanceRule(ABC):
     exactness: ClassVar[str] = "exact"
     bound: ClassVar[str | None] = None
     greedy_only: ClassVar[bool] = False
+    keeps_greedy: ClassVar[bool] = True
     chains_only: ClassVar[bool] = False
     judges: ClassVar[str] = "tokens"
     measures: ClassVar[str] = "tv"
