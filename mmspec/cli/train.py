@@ -290,8 +290,8 @@ def judge(
         ),
     ] = "auto",
     bar: Annotated[
-        float, typer.Option(help="Least F1 of the words behind the token, with it and without.")
-    ] = 0.5,
+        float, typer.Option(help="Least agreement of the words from a harmless token on (F1).")
+    ] = 0.7,
     tokens_per_prompt: Annotated[int, typer.Option(min=1, help="Draft tokens to label, at most.")] = 8,
     decay: Annotated[float, typer.Option(min=0.0, help="Of the squared weights.")] = 0.1,
     *,

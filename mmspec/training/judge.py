@@ -184,7 +184,7 @@ def train_judge(
     out: str | Path,
     *,
     answer: str = "auto",
-    bar: float = 0.5,
+    bar: float = 0.7,
     tokens_per_prompt: int = 8,
     decay: float = 0.1,
     record: dict[str, Any] | None = None,

@@ -59,7 +59,9 @@ class Sketches(SimpleDrafter):
             for row in history:
                 first, second = next_tokens(row)
                 hinted = first if len(row) % 3 else first + 9
-                rows.append([first + 3, hinted, first + 17, second + 1, second + 2, second, second + 5, first])
+                rows.append(
+                    [first + 3, hinted, first + 17, second + 1, second + 2, second, second + 5, first]
+                )
             tokens = torch.cat([root[:, None], torch.tensor(rows) % VOCABULARY], 1)
             self.seen.append((tree_of(tokens, self.parents, self.kind), [list(row) for row in history]))
             return self.seen[-1][0]

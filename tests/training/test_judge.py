@@ -20,7 +20,7 @@ PROMPTS = ["what colour is the circle ?", "how many", "is the red star left ?", 
 
 
 def call_of(prompt: str) -> dict[str, Any]:
-    return {"prompt": prompt, "apply_chat_template": False, "temperature": 0.0, "max_new_tokens": 20}
+    return {"prompt": prompt, "apply_chat_template": False, "temperature": 0.0, "max_new_tokens": 16}
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def test_a_label_is_of_the_reply_that_goes_on_behind_the_token(pipe: Any) -> Non
     call = call_of(PROMPTS[0])
     prompt = pipe.tokenizer(PROMPTS[0])["input_ids"]
     drafts = pipe.accelerator
-    labels = label_prompt(pipe, call, drafts, random.Random(0), 4, "words")
-    plain = generate(pipe.model, prompt, 20)
-    assert len(labels) == 4
+    labels = label_prompt(pipe, call, drafts, random.Random(0), 3, "words")
+    plain = generate(pipe.model, prompt, 16)
+    assert len(labels) == 3
     for label in labels:
         place, before = label["place"], [*prompt, *plain[: label["place"]]]
         assert label["token"] != plain[place]
-        behind = generate(pipe.model, [*before, label["token"]], 20 - place - 1) if place < 19 else []
+        behind = generate(pipe.model, [*before, label["token"]], 16 - place - 1) if place < 15 else []
         texts = [
             pipe.tokenizer.decode(ids, skip_special_tokens=True)
             for ids in (plain[place:], [label["token"], *behind])
@@ -76,7 +76,7 @@ def test_an_interrupted_training_goes_on_and_its_judge_decodes(pipe: Any, tmp_pa
         train_judge(pipe, calls, out, **{**how, "bar": 1.1})
     pipe.set_accelerator("copy", acceptance="judge", judge=str(out), threshold=0.1)
     output = pipe(**calls[0])
-    assert output.stats.exactness == "lossy" and len(output.tokens[0]) == 20
+    assert output.stats.exactness == "lossy" and len(output.tokens[0]) == 16
 
 
 def test_a_judge_learns_what_can_be_told_apart() -> None:
