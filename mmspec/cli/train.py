@@ -291,9 +291,9 @@ def judge(
     ] = "auto",
     bar: Annotated[
         float, typer.Option(help="Least agreement of the words from a harmless token on (F1).")
-    ] = 0.7,
+    ] = 0.5,
     tokens_per_prompt: Annotated[int, typer.Option(min=1, help="Draft tokens to label, at most.")] = 8,
-    decay: Annotated[float, typer.Option(min=0.0, help="Of the squared weights.")] = 0.1,
+    decay: Annotated[float, typer.Option(min=0.0, help="Of the squared weights.")] = 1.0,
     *,
     asked: Question,
     how: ModelOptions,

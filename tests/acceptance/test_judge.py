@@ -1,4 +1,4 @@
-"""The judge rule: its limits are the exact rule and the whole draft, between them a naive walk says the same."""
+"""The judge rule: at its limits the exact rule and the whole draft, between them what a naive walk says."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def next_tokens(ids: Sequence[int]) -> list[int]:
 
 
 class Sketches(SimpleDrafter):
-    """Trees of three levels, in whose siblings all tokens differ; the target's own is sometimes among them."""
+    """Trees of three levels; all siblings differ, and the target's own token is sometimes among them."""
 
     kind = DraftKind.POINT
     branches = True
