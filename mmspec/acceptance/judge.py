@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind, Tree
@@ -67,7 +67,7 @@ class Judge(AcceptanceRule):
             allowed = f"a judge for hidden states of {width} numbers, as this model's are"
             raise InputError("judge", f"{self.head.config.hidden_size} weights", allowed)
         fitted = copy.copy(self)
-        object.__setattr__(fitted, "head", copy.deepcopy(self.head).to(target.device))
+        object.__setattr__(fitted, "head", nn.Module.to(copy.deepcopy(self.head), target.device))
         return fitted
 
     @property

@@ -171,9 +171,9 @@ def label_prompt(
     labels = []
     for (place, token), other, state in zip(found, others, forced.states[0].float().cpu(), strict=True):
         start = 0 if answer == "number" else place  # what comes before is the same words
-        texts = [pipe.tokenizer.decode(ids[start:], skip_special_tokens=True) for ids in (plain, other)]
+        said, says = (pipe.tokenizer.decode(ids[start:], skip_special_tokens=True) for ids in (plain, other))
         label = {"place": place, "token": token, "answer": answer}
-        label |= {"agreement": round(agreement(*texts, answer), 4)}
+        label |= {"agreement": round(agreement(said, says, answer), 4)}
         labels.append({**label, "state": [float(f"{value:.5g}") for value in state.tolist()]})
     return labels
 
@@ -214,9 +214,11 @@ def train_judge(
         raise InputError("answer", answer, did_you_mean(answer, ANSWERS))
     folder, drafts = Path(out), pipe.accelerator
     folder.mkdir(parents=True, exist_ok=True)
-    file, made = folder / "labels.jsonl", {"answer": answer, "tokens_per_prompt": tokens_per_prompt}
-    made = {**(record or {}), **made}
-    labels = [each for _, each in json_lines(read_text(file, "out"), str)] if file.exists() else [made]
+    file = folder / "labels.jsonl"
+    made = {**(record or {}), "answer": answer, "tokens_per_prompt": tokens_per_prompt}
+    labels: list[dict[str, Any]] = [made]
+    if file.exists():
+        labels = [each for _, each in json_lines(read_text(file, "out"), "line {}".format)]
     if labels[0] != made:
         raise InputError("out", str(out), f"a new folder, or one whose labels were made with {made}")
     known = {label["prompt"] for label in labels[1:]}
