@@ -1,4 +1,4 @@
-"""Plants eighty-eight faults in the package, one after the other, and reports which of them the tests find.
+"""Plants many faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -258,6 +258,41 @@ FAULTS = (
         "near.where(p > 0, 0.0)",
         "near",
         RULES,
+    ),
+    Fault(
+        "a judge reads the state before the token",
+        "Judge.decide",
+        "self.head(hidden)",
+        "self.head(hidden.roll(1, 1))",
+        RULES,
+    ),
+    Fault(
+        "a trusted sibling is taken beside the target's own token",
+        "Judge.walk",
+        " & ~is_decided",
+        "",
+        RULES,
+    ),
+    Fault(
+        "a judge lets tokens pass that the request excludes",
+        "Judge.walk",
+        "draft.valid & (of_token > -math.inf)",
+        "draft.valid.clone()",
+        RULES,
+    ),
+    Fault(
+        "a judge learns of a token one place late",
+        "label_prompt",
+        "*plain[1:place]",
+        "*plain[:place]",
+        ("tests/training",),
+    ),
+    Fault(
+        "a judge's threshold is of states that are not centred",
+        "fit_judge",
+        "bias - (weight / scale * mean).sum()",
+        "bias",
+        ("tests/training",),
     ),
     Fault(
         "groups overlap",

@@ -15,6 +15,7 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "k_sequential": "mmspec.acceptance.rejection:KSequential",
         "typical": "mmspec.acceptance.typical:Typical",
         "top_beta": "mmspec.acceptance.top_beta:TopBeta",
+        "judge": "mmspec.acceptance.judge:Judge",
         "budget": "mmspec.acceptance.budget:Budget",
         "lantern": "mmspec.acceptance.lantern:Lantern",
         "lantern++": "mmspec.acceptance.lantern:LanternPlusPlus",

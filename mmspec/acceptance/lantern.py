@@ -62,10 +62,7 @@ class Lantern(RelaxedSampling):
         if self.lam is not None:
             require_number("lam", self.lam, 1.0, 1e6, "above 1, at most 1,000,000", open_below=True)
         check_neighbours(self.neighbours, self.metric)
-
-    @property
-    def keeps_greedy(self) -> bool:
-        return not self.reference
+        self.keeps_greedy = not self.reference
 
     def fit(self, target: Target[Any]) -> Lantern:
         rule = copy.copy(self)

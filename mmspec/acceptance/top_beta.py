@@ -41,6 +41,7 @@ class TopBeta(AcceptanceRule):
     exactness = "lossy"
     bound = "log-probability at most tau below the likeliest token's, per token"
     greedy_only = True
+    keeps_greedy = False
 
     def __post_init__(self) -> None:
         if not is_integer(self.beta) or self.beta < 1:

@@ -308,6 +308,7 @@ class AcceptanceRule(ABC):
             "lossy".
         bound: for other rules, what they keep to, in words: mostly a total variation (TV) per token.
         greedy_only: True if the claim holds at temperature 0 alone.
+        keeps_greedy: whether the output at temperature 0 is greedy decoding's, whatever is drafted.
         chains_only: True if the rule judges one candidate per place.
         judges: "tokens", "vectors" (of denoising heads), or "any" of them; "places" if it chooses among the
             open places of a block which to decide; "states" or "canvas", as of `Drafter.proposes`.
@@ -319,6 +320,7 @@ class AcceptanceRule(ABC):
     exactness: ClassVar[str] = "exact"
     bound: ClassVar[str | None] = None
     greedy_only: ClassVar[bool] = False
+    keeps_greedy: bool = True
     chains_only: ClassVar[bool] = False
     judges: ClassVar[str] = "tokens"
     measures: ClassVar[str] = "tv"
@@ -328,11 +330,6 @@ class AcceptanceRule(ABC):
     def promise(self) -> str:
         """Exactness with these arguments: "exact", "tv<=x" (per token), "approximate" or "lossy"."""
         return self.exactness
-
-    @property
-    def keeps_greedy(self) -> bool:
-        """True if the output at temperature 0 is that of plain decoding, however much is drafted."""
-        return self.exactness == "exact" or not self.greedy_only
 
     def fit(self, target: Target[Any]) -> AcceptanceRule:
         """Return this rule fitted to a target; rules that use the target's codebook take it here.
