@@ -1,4 +1,4 @@
-"""Plants eighty-five faults in the package, one after the other, and reports which of them the tests find.
+"""Plants eighty-nine faults in the package, one after the other, and reports which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
     python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
@@ -237,6 +237,34 @@ FAULTS = (
         "(0, surplus)).unflatten(-1, (-1, size))",
         "(0, surplus + size)).unfold(-1, 2 * size, size)",
         RULES,
+    ),
+    Fault(
+        "a joint ratio has no cap",
+        "weigh_prefixes",
+        "total - total.cummax(-1).values.clamp_min(0.0)",
+        "total.clamp_max(0.0)",
+        ("tests/acceptance/test_block.py",),
+    ),
+    Fault(
+        "what follows a kept prefix is as after token by token",
+        "BlockVerification.verify",
+        "weight[:, :-1, None] * p[:, :-1] - q",
+        "p[:, :-1] - q",
+        ("tests/acceptance/test_block.py",),
+    ),
+    Fault(
+        "uniforms of a refused draft come again",
+        "BlockVerification.verify",
+        "random.at(emitted[:, None])",
+        "random",
+        ("tests/acceptance/test_block.py",),
+    ),
+    Fault(
+        "candidates of a refused draft come again",
+        "DraftModelSession.propose",
+        "self.random.at(emitted[:, None])",
+        "self.random",
+        ("tests/acceptance/test_block.py",),
     ),
     Fault("the variance factor is upside down", "CSpD.last", "sign * std", "-sign * std", RULES),
     Fault("a reflected step is not mirrored", "reflect", "(z - 2 *", "(z - 0 *", RULES),

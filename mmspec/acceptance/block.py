@@ -29,12 +29,12 @@ class BlockVerification(AcceptanceRule):
     own; the longest accepted one, of length t, is kept and followed by y ~ norm((w_t p - q)+), or by y ~ p if
     it is the whole chain.
 
-    Exact: (1) A prefix that was drawn is kept, or a longer one is, with probability w_i. So it is for a whole
-    chain; and if it is at i + 1, a longer one is kept with sum of q min(1, w_i p / q) = w_i - S_i, else i with
-    h_i: (w_i - S_i) + (1 - w_i + S_i) h_i = w_i. (2) After a prefix that is kept, y follows as a candidate
-    with q(y) min(1, w_i p(y) / q(y)) = min(q, w_i p), and as a draw of its own with (1 - w_i + S_i) h_i
-    (w_i p - q)+ / S_i = (w_i p - q)+: together w_i p(y), which is p(y) of all that is kept. Where the chain
-    ends may depend on the prefix and on nothing after it.
+    Exact: (1) A prefix that was drawn is kept, alone or with more, with probability w_i. That holds for a
+    whole chain; and if it holds at i + 1, more is kept with sum of q min(1, w_i p / q) = w_i - S_i, and else
+    i alone with h_i: (w_i - S_i) + (1 - w_i + S_i) h_i = w_i. (2) After a prefix that is kept, y follows as a
+    candidate with q(y) min(1, w_i p(y) / q(y)) = min(q, w_i p), and as a draw of its own with
+    (1 - w_i + S_i) h_i (w_i p - q)+ / S_i = (w_i p - q)+: together w_i p(y), a share p(y) of what is kept.
+    Where a chain ends may depend on what came before, and on nothing after it.
 
     Most is accepted that can be: by (2), any rule that keeps prefixes with a_i and draws one token of its own
     obeys a_{i+1} q <= a_i p, hence a_i <= w_i. Token by token it is the product of min(1, r_j), never more.

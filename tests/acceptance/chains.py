@@ -15,7 +15,7 @@ from torch import Tensor
 from mmspec.decoding.distribution import Categorical, Scores
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.decoding.random_stream import Purpose
 from tests.acceptance.exact_distribution import BISECTIONS, Dial, caught_draws
 from tests.contracts.toy import dirichlet
 from tests.oracles import tree_of
@@ -133,9 +133,8 @@ def judge(rule: AcceptanceRule, chains: Chains) -> tuple[Tensor, list[Tensor]]:
     return torch.stack(passes, 1), finals
 
 
-def integrate(rule: AcceptanceRule, chains: Chains) -> tuple[Tensor, float]:
-    """[V] * (K + 1) joint distribution of the next tokens under a rule, and the mean of tokens accepted."""
-    passes, finals = judge(rule, chains)
+def integrate(chains: Chains, passes: Tensor, finals: list[Tensor]) -> tuple[Tensor, float]:
+    """[V] * (K + 1) joint distribution of the next tokens, and the mean of tokens accepted; of `judge`."""
     out, mean, longer = torch.zeros_like(chains.joint()), 0.0, torch.ones_like(chains.weight)
     for kept in reversed(range(passes.shape[1])):
         mass = chains.weight * longer * passes[:, kept]
