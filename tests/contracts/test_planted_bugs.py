@@ -60,7 +60,7 @@ BUGS = {
         few_of_a_model,
         f"{DRAFTING}.propose",
         (
-            "scores.sample(self.random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0]",
+            "scores.sample(random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0]",
             "scores.p[:, 0].argmax(-1)",
         ),
     ),
