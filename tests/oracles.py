@@ -206,6 +206,8 @@ class SampledTreeDrafter(SimpleDrafter):
         kind: IID, or WITHOUT_REPLACEMENT by the Gumbel top-k trick (Kool et al., 1903.06059).
     """
 
+    draws_anew = True
+
     def __init__(self, distribution: Tensor, widths: Sequence[int], kind: DraftKind) -> None:
         self.distribution, self.widths, self.kind = distribution, widths, kind
         self.branches = max(widths) > 1
@@ -222,7 +224,8 @@ class SampledTreeDrafter(SimpleDrafter):
             tokens, distributions = [root[:, None]], list[Tensor]()
             for depth, width in enumerate(self.widths):
                 distribution = self.distribution[tokens[-1]]  # [B, nodes of this level, V]
-                tokens.append(self.siblings(distribution, width, random, emitted + depth))
+                anew = random.at(emitted[:, None])
+                tokens.append(self.siblings(distribution, width, anew, emitted + depth))
                 distributions.append(distribution.repeat_interleave(width, 1))
             q, flat = torch.cat(distributions, 1), torch.cat(tokens, 1)
             draft = tree_of(flat, self.parents, self.kind, Categorical(q))

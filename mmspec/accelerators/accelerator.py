@@ -58,6 +58,8 @@ class Accelerator:
             rules = ACCEPTANCE_RULES
             sound = sorted(rule for rule in rules if is_sound(rules[rule], self.drafter))
             shape = "trees" if self.drafter.branches else "chains"
+            if self.rule.judges_whole and not self.drafter.draws_anew:
+                shape += " whose candidates outlive a round"
             allowed = (
                 f"it is not sound for {self.drafter.kind.value} {shape} and would bias the output; "
                 f"for {self.name} with these options use one of: {', '.join(sound)}"
@@ -226,7 +228,9 @@ def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
     """True if the rule's promise holds for what is proposed."""
     if rule.judges != drafter.proposes and not OF_BLOCKS.isdisjoint((rule.judges, drafter.proposes)):
         return False
-    return drafter.kind in rule.sound_for and not (rule.chains_only and drafter.branches)
+    if rule.chains_only and drafter.branches or rule.judges_whole and not drafter.draws_anew:
+        return False
+    return drafter.kind in rule.sound_for
 
 
 def default_rule(drafter: Drafter) -> AcceptanceRule:

@@ -13,6 +13,7 @@ ACCEPTANCE_RULES: Registry[type[AcceptanceRule]] = Registry(
         "speculative_sampling": "mmspec.acceptance.rejection:SpeculativeSampling",
         "recursive_rejection": "mmspec.acceptance.rejection:RecursiveRejection",
         "k_sequential": "mmspec.acceptance.rejection:KSequential",
+        "block": "mmspec.acceptance.block:BlockVerification",
         "typical": "mmspec.acceptance.typical:Typical",
         "top_beta": "mmspec.acceptance.top_beta:TopBeta",
         "judge": "mmspec.acceptance.judge:Judge",

@@ -234,6 +234,7 @@ class Drafter(ABC):
         rates_paths: whether sessions say how likely each candidate is (`likelihoods`), so that a draft, of
             which nothing was drawn, can be pruned.
         rows_move: whether rows may enter and leave its sessions between rounds (`Rows`).
+        draws_anew: whether candidates are drawn by noise of their round alone, and none outlives it.
     """
 
     kind: DraftKind
@@ -246,6 +247,7 @@ class Drafter(ABC):
     runs_ahead: bool = False
     rates_paths: bool = False
     rows_move: ClassVar[bool] = False
+    draws_anew: ClassVar[bool] = False
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""
@@ -310,6 +312,8 @@ class AcceptanceRule(ABC):
         greedy_only: True if the claim holds at temperature 0 alone.
         keeps_greedy: whether the output at temperature 0 is greedy decoding's, whatever is drafted.
         chains_only: True if the rule judges one candidate per place.
+        judges_whole: True if what is refused beyond an accepted path decided about it: then neither noise nor
+            candidates may come again, as of `Drafter.draws_anew`.
         judges: "tokens", "vectors" (of denoising heads), or "any" of them; "places" if it chooses among the
             open places of a block which to decide; "states" or "canvas", as of `Drafter.proposes`.
         measures: what `measure` gives: "tv" or "drift".
@@ -322,6 +326,7 @@ class AcceptanceRule(ABC):
     greedy_only: ClassVar[bool] = False
     keeps_greedy: bool = True
     chains_only: ClassVar[bool] = False
+    judges_whole: ClassVar[bool] = False
     judges: ClassVar[str] = "tokens"
     measures: ClassVar[str] = "tv"
     taps: tuple[int, ...] = ()

@@ -95,6 +95,7 @@ class DraftModelSession(DraftSession):
             return self._tree(canvas, self.drafter.shape, step)
         tokens, distributions, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
         valid = [sound]
+        random = self.random.at(emitted[:, None])
         likely, going = torch.ones_like(root, dtype=torch.float32), sound
         for depth in range(self.num_draft_tokens):
             last = Tree.chain(step[:, -1:], DraftKind.POINT)
@@ -107,7 +108,7 @@ class DraftModelSession(DraftSession):
                     break
             if self.drafter.kind is DraftKind.IID:
                 distributions.append(scores.at(torch.zeros_like(emitted)))
-                tokens.append(scores.sample(self.random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0])
+                tokens.append(scores.sample(random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0])
             else:
                 tokens.append(scores.choose(last, self.random, emitted + depth)[:, 0])
             sound = sound & scores.is_finite()[:, 0]
@@ -181,6 +182,7 @@ class DraftModelDrafter(ModelDrafter):
 
     runs_ahead = True
     rows_move = True
+    draws_anew = True
     session = DraftModelSession
     model: CausalTarget
     target: CausalTarget | None = None

@@ -105,6 +105,7 @@ class HeadDrafter(TrainedDrafter):
 
     runs_ahead = True
     rows_move = True
+    draws_anew = True
     model: DraftingHead
     more_taps: ClassVar[tuple[int, ...]] = ()
     read_out: Callable[[Tensor], Tensor]

@@ -43,8 +43,9 @@ def kind_of(sampling: str) -> DraftKind:
 class SiblingDraws:
     """Draws of one round's candidates, level by level.
 
-    Noise is keyed by output index. Rules visit one node of a level, so that all may share it; but equal
-    siblings that were drawn independently have their children together, whose draws are therefore apart.
+    Noise is keyed by output index, and by that of the round's first, so that none comes again. Rules visit
+    one node of a level, so that all may share it; but equal siblings that were drawn independently have their
+    children together, whose draws are therefore apart.
 
     Attributes:
         kind: POINT for the likeliest; COUPLED by the target's noise; IID; or WITHOUT_REPLACEMENT by the
@@ -68,14 +69,14 @@ class SiblingDraws:
         greedy = self.sampler.is_greedy(log_p)
         if greedy is True or self.kind is DraftKind.POINT:
             return log_p.topk(count).indices
-        place = (self.first + (level - 1))[:, None]
+        place, random = (self.first + (level - 1))[:, None], self.random.at(self.first[:, None])
         if self.kind is DraftKind.IID:
             nodes = log_p.shape[1]
-            u = self.random.uniform(place, Purpose.DRAFT, 2 * count * nodes, torch.float64)
+            u = random.uniform(place, Purpose.DRAFT, 2 * count * nodes, torch.float64)
             drawn = invert_often(log_p.exp(), u.view(-1, nodes, count, 2))
         else:
             purpose = Purpose.TARGET if self.kind is DraftKind.COUPLED else Purpose.DRAFT
-            noise = self.random.gumbel(place, purpose, self.vocabulary, log_p.dtype)  # [B, 1, V]
+            noise = random.gumbel(place, purpose, self.vocabulary, log_p.dtype)  # [B, 1, V]
             drawn = (log_p + (noise if self.names is None else noise[..., self.names])).topk(count).indices
         return drawn if greedy is False else torch.where(greedy, log_p.topk(count).indices, drawn)
 

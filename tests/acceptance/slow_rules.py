@@ -119,3 +119,32 @@ def joint_runs(p_x: Distribution, q_x: Distribution, u: Sequence[float], confide
             return accepted
         accepted = trimmed
     return accepted
+
+
+def hierarchical(
+    p: Sequence[Distribution], q: Sequence[Distribution], x: Sequence[int]
+) -> tuple[list[float], list[Distribution]]:
+    """HSD by its equations (2601.05724): acceptance of prefixes 1 to K; resampling after 0 to K - 1 tokens.
+
+    Nothing is resampled after a prefix that is never accepted.
+    """
+
+    def capped(tokens: Sequence[int]) -> float:
+        """r* of equation 16, by definitions 4 and 5."""
+        joint = [1.0]
+        for place, token in enumerate(tokens):
+            joint.append(joint[-1] * p[place][token] / q[place][token])
+        m = max(range(len(tokens)), key=lambda i: joint[i])
+        return min(joint[m], 1.0) * joint[-1] / joint[m]
+
+    accept, resample = [], []
+    for t in range(len(x)):
+        drawn = 1.0
+        for place in range(t):
+            drawn *= q[place][x[place]]
+        branch = [(capped([*x[:t], y]) - 1) * drawn * q[t][y] for y in range(len(q[t]))]
+        deficient = sum(max(each, 0.0) for each in branch)  # 17
+        excess = sum(max(-each, 0.0) for each in branch)  # 18
+        accept.append(deficient / excess)  # 19
+        resample.append([max(each, 0.0) / deficient for each in branch] if deficient else [])  # 20
+    return [*accept[1:], min(capped(x), 1.0)], resample

@@ -60,7 +60,7 @@ BUGS = {
         few_of_a_model,
         f"{DRAFTING}.propose",
         (
-            "scores.sample(self.random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0]",
+            "scores.sample(random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0]",
             "scores.p[:, 0].argmax(-1)",
         ),
     ),
@@ -195,10 +195,16 @@ BUGS = {
     "noise of the draft reused for the residual": bug(
         checks.speculative_distribution,
         "tests.oracles:SampledTreeDrafter.siblings",
-        ("Purpose.DRAFT", "Purpose.RESIDUAL"),
+        (
+            "random.gumbel(index[:, None], Purpose.DRAFT",
+            "random.at(0).gumbel(index[:, None], Purpose.RESIDUAL",
+        ),
     ),
     "noise of the draft reused to accept it": bug(
-        few_of_a_model, f"{DRAFTING}.propose", ("Purpose.DRAFT", "Purpose.ACCEPT")
+        few_of_a_model,
+        f"{DRAFTING}.propose",
+        ("Purpose.DRAFT", "Purpose.ACCEPT"),
+        ("self.random.at(emitted[:, None])", "self.random"),
     ),
     "k-SEQ without rho": bug(
         few_k_sequential,
