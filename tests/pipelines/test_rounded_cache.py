@@ -112,8 +112,14 @@ def test_buffers_are_smaller(checkpoints: Path) -> None:
     assert sizes[8] / sizes[None] == (width + 8) / (4 * width) and sizes[4] < sizes[8]
 
 
-def test_what_keeps_no_rounded_cache_is_refused(checkpoints: Path) -> None:
+def test_other_bits_and_other_models_are_refused(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe: Any = MMSpecPipeline.from_pretrained(checkpoints / "llava")
     for wrong in (2, 16, True, "8"):
         with pytest.raises(InputError, match="bits: got .*8, 4, or None"):
             pipe.quantize_cache(wrong)
+    for name, value in (("by_blocks", True), ("vector_size", 8)):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(pipe.target), name, value)
+            with pytest.raises(InputError, match="one token after the other"):
+                pipe.quantize_cache(8)
+    assert pipe.target.cache_bits is None
