@@ -58,13 +58,6 @@ PIPELINES = ("tests/pipelines",)
 FAULTS = (
     # the loop and its distributions
     Fault(
-        "prompts attend to keys that are not rounded yet",
-        "RaggedLayer.update",
-        "return self._seen(new[0]), self._seen(new[1])",
-        "return key_states, value_states",
-        ("tests/pipelines/test_rounded_cache.py",),
-    ),
-    Fault(
         "a pruned tree hangs its nodes at the places of old parents",
         "Tree.part_of",
         "place.gather(1, self.parents.gather(1, index))",

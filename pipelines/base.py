@@ -22,7 +22,6 @@ from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.accelerators.tuned import AUTO, check_tuned_for, find_tuned
 from mmspec.atomic_file import new_folder
 from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.rounded_states import BITS
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads import HEADS
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
@@ -95,7 +94,6 @@ class MMSpecPipeline:
         self.draft_processor: Any = None
         self._folder: Path | None = None
         self._prefix_bytes: int | None = None
-        self._cache_bits: int | None = None
         self._is_compiled = False
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
@@ -390,29 +388,6 @@ class MMSpecPipeline:
             self._prefix_bytes = None
             self._attach_prefix_caches()
 
-    def quantize_cache(self, bits: int | None) -> None:
-        """Keep keys and values of the model in 8 or 4 bits; None keeps them as they are again.
-
-        It is another model then, a little: every key and value is rounded when it is written, before anything
-        attends to it (`pack_states`). Exact accelerators keep the output of plain decoding with the same
-        bits. It saves memory, not time: what is read is unpacked for each layer. A draft model's cache stays
-        as it is.
-
-        Raises:
-            InputError: other bits; or the model draws continuous tokens, or decodes by blocks or scales.
-            PipelineBusyError: a call is running.
-        """
-        if bits is not None and (not is_integer(bits) or bits not in BITS):
-            raise InputError("bits", bits, "8, 4, or None for keys and values as they are")
-        one_by_one = isinstance(self.target, CausalTarget) and not self.target.by_blocks
-        if bits is not None and (not one_by_one or self.target.vector_size):
-            allowed = "None: only models that predict one token after the other keep rounded keys and values"
-            raise InputError("bits", bits, allowed)
-        with self._busy():
-            self._cache_bits = bits
-            self.target.prefix_cache = None  # what it holds was rounded otherwise
-            self._attach()
-
     def compile(self, batch_sizes: Sequence[int] = (1,)) -> Self:
         """Compile decoding steps, of the model and of a draft model; outputs stay the same up to rounding.
 
@@ -465,8 +440,7 @@ class MMSpecPipeline:
         raise NotImplementedError
 
     def _attach(self) -> None:
-        """Attach what was asked for to target and drafter: a rounded cache, prefix caches, compiled steps."""
-        self.target.cache_bits = self._cache_bits
+        """Attach what was asked for to target and drafter: prefix caches, compiled steps."""
         self._attach_prefix_caches()
         if self._is_compiled:
             if self.target.steps is None:

@@ -90,13 +90,6 @@ class ModelOptions:
             help="Of a model that was trained for both: blocks or autoregressive.", show_default="blocks"
         ),
     ] = None
-    cache_bits: Annotated[
-        int | None,
-        typer.Option(
-            help="Round the model's keys and values to 8 or 4 bits, to save memory.",
-            show_default="not rounded",
-        ),
-    ] = None
     as_json: AsJson = False
 
 

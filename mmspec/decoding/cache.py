@@ -20,7 +20,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer, States
-from mmspec.decoding.rounded_states import pack_states, unpack_states
 from mmspec.decoding.rows import Rows, concat, select
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import compact_cache
@@ -31,7 +30,7 @@ MASKABLE_LAYERS = {"full_attention", "sliding_attention"}
 STATELESS_LAYERS = {"mlp", "moe"}
 
 RowStates = dict[int, tuple[Tensor, Tensor]]
-"""Layer -> keys and values of one row, each [n, heads, head_dim], or rounded ones as buffers hold them."""
+"""Layer -> keys and values of one row, each [n, heads, head_dim]."""
 
 
 @dataclass
@@ -45,16 +44,10 @@ class WritePlan:
     keeps: bool = True  # False if nothing is written at all
     slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # [B * n] of new nodes
     width: int = 0  # columns that attention looks at
-    bits: int | None = None  # of keys and values; None keeps them as they are
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one place.
-
-    Where the plan says how many bits, buffers hold bytes, and all that is read of them was rounded.
-    """
-
-    exact_dtype: torch.dtype
+    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one place."""
 
     is_sliding = False  # the buffer holds every token; the window is part of the mask
     is_croppable = False
@@ -72,7 +65,7 @@ class RaggedLayer(CacheLayerMixin):
 
     def _allocate(self, states: Tensor) -> Tensor:
         # zeros, not empty: a masked NaN is still NaN in 0 * NaN
-        return states.new_zeros(self.plan.rows, self.plan.capacity, *states.shape[2:])
+        return states.new_zeros(self.plan.rows, self.plan.capacity, states.shape[1], states.shape[3])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -85,44 +78,22 @@ class RaggedLayer(CacheLayerMixin):
         plan = self.plan
         if not plan.keeps:
             return key_states, value_states
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
         length = key_states.shape[2]
         if length != plan.tokens:
             raise UnsupportedModelError(
                 f"a layer caches {length} states for {plan.tokens} tokens; only models whose images stand at "
                 "tokens of the prompt can be decoded speculatively"
             )
-        self.exact_dtype = key_states.dtype
-        new = self._kept(key_states), self._kept(value_states)
         if plan.prefill_row is not None:
-            self.write(plan.prefill_row, *(each[0] for each in new))
-            return self._seen(new[0]), self._seen(new[1])
-        if not self.is_initialized:
-            self.lazy_initialization(*new)
+            self.keys[plan.prefill_row, :length] = key_states[0].transpose(0, 1)
+            self.values[plan.prefill_row, :length] = value_states[0].transpose(0, 1)
+            return key_states, value_states
         slots = plan.slots.to(key_states.device)  # a device_map may put layers on several devices
-        for buffer, states in zip((self.keys, self.values), new, strict=True):
-            buffer.flatten(0, 1).index_copy_(0, slots, states.flatten(0, 1))
-        return self.seen(plan.width)
-
-    def write(self, row: int, keys: Tensor, values: Tensor) -> None:
-        """Write the first tokens of a row, [n, heads, ..] as buffers hold them."""
-        if not self.is_initialized:
-            self.lazy_initialization(keys[None], values[None])
-        self.keys[row, : len(keys)] = keys
-        self.values[row, : len(values)] = values
-
-    def seen(self, width: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, heads, width, head_dim] of the first places, as attention sees them."""
-        return self._seen(self.keys[:, :width]), self._seen(self.values[:, :width])
-
-    def _kept(self, states: Tensor) -> Tensor:
-        """States [B, heads, n, head_dim] as buffers hold them, [B, n, heads, ..]."""
-        by_token = states.transpose(1, 2)
-        return by_token if self.plan.bits is None else pack_states(by_token, self.plan.bits)
-
-    def _seen(self, kept: Tensor) -> Tensor:
-        """The inverse of `_kept`, up to rounding."""
-        bits = self.plan.bits
-        return (kept if bits is None else unpack_states(kept, bits, self.exact_dtype)).transpose(1, 2)
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            buffer.flatten(0, 1).index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
+        return self.keys[:, : plan.width].transpose(1, 2), self.values[:, : plan.width].transpose(1, 2)
 
     def grow(self) -> None:
         """Copy into buffers of the plan's new capacity."""
@@ -174,20 +145,12 @@ class RaggedCache(Cache, Rows):
         rows: batch size B (twice that under guidance).
         capacity: tokens per row to allocate at first; grows in blocks of 256.
         device: of the lengths; buffers follow the model.
-        bits: 8 or 4 to round keys and values (`pack_states`), before anything attends to them.
 
     Raises:
         UnsupportedModelError: the model has layers whose state is of an unknown kind.
     """
 
-    def __init__(
-        self,
-        config: PreTrainedConfig,
-        rows: int,
-        capacity: int,
-        device: torch.device,
-        bits: int | None = None,
-    ) -> None:
+    def __init__(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> None:
         text = config.get_text_config(decoder=True)
         kinds = check_layer_types(text)
         # of masks: a layer that attends beside a mixer has that of either
@@ -197,7 +160,7 @@ class RaggedCache(Cache, Rows):
             for mask in (("full_attention", "linear_attention") if kind == HYBRID_LAYER else (kind,))
         ]
         self.sliding_window: int | None = getattr(text, "sliding_window", None)
-        self.plan = WritePlan(rows, round_up(capacity, CAPACITY_BLOCK), bits=bits)
+        self.plan = WritePlan(rows, round_up(capacity, CAPACITY_BLOCK))
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         # The host's upper bound of max(lengths): exact after each round's one read, never too small.
         self.longest = 0
@@ -244,10 +207,9 @@ class RaggedCache(Cache, Rows):
 
     def load(self, states: RowStates) -> None:
         """Write keys and values of a prefix of the prompt, known from before, after `begin_prefill`."""
-        row = self.plan.prefill_row
-        if row is not None:
-            for layer, (keys, values) in states.items():
-                self.ragged[layer].write(row, keys, values)
+        for layer, (keys, values) in states.items():
+            self.plan.tokens = len(keys)
+            self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
 
     @contextmanager
     def recurrent_from(self, states: Sequence[States]) -> Iterator[None]:

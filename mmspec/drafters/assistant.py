@@ -71,7 +71,7 @@ class AssistantSession(StateSession):
         states = {}
         for kind, layer in self.layers.items():
             stored: Any = cache.layers[layer]
-            states[kind] = stored.seen(width)
+            states[kind] = stored.keys[:, :width].transpose(1, 2), stored.values[:, :width].transpose(1, 2)
         return states, {kind: additive_mask(seen[kind], self.hidden.dtype) for kind in self.layers}
 
 

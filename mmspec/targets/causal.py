@@ -113,7 +113,6 @@ class CausalTarget(Target[Any]):
     Attributes:
         vocabulary, device, grid, codebook, vector_size: as of `Target`.
         prefix_cache: prompts that were read before, of all batches; None, the default, keeps none.
-        cache_bits: of keys and values, 8 or 4; None, the default, does not round them.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
@@ -130,7 +129,6 @@ class CausalTarget(Target[Any]):
         self.device = execution_device(model, model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
-        self.cache_bits: int | None = None
         self._decoder = model.get_decoder()
         self._cache_name = cache_name(model.forward, self._decoder.forward)
         self._takes_positions = takes(model, "position_ids")
@@ -174,7 +172,7 @@ class CausalTarget(Target[Any]):
         whole = [prompt["input_ids"].shape[1] for prompt in prompts]
         lengths = [all if part is None else len(part) for all, part in zip(whole, places, strict=True)]
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
-        cache = caches(self.config, len(prompts), capacity, self.device, self.cache_bits)
+        cache = caches(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
         states = self._reader(taps)
         try:
@@ -275,7 +273,7 @@ class CausalTarget(Target[Any]):
             [1, 1, V] logits after it; all of its keys are in the row that `begin_prefill` named.
         """
         length = inputs["input_ids"].shape[1]
-        alone = RaggedCache(self.config, 1, length, self.device, self.cache_bits)
+        alone = RaggedCache(self.config, 1, length, self.device)
         alone.begin_prefill(0, known.length)
         alone.load(known.states)
         rest: dict[str, Any] = rest_of(inputs, known)

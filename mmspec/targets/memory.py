@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths
-from mmspec.decoding.rounded_states import RANGE_BYTES
 from mmspec.errors import InputError
 from mmspec.models.weights import execution_device
 from mmspec.targets.mixers import closed_form, find_mixers, mixer_on_tree
@@ -27,16 +26,10 @@ __all__ = ["MemoryPlan", "StateMemory", "cached_bytes", "check_draft", "free_byt
 TABLES = 4  # of numbers for every token of the vocabulary at a node: logits, their warped form, p, q
 
 
-def cached_bytes(config: Any, dtype: torch.dtype, bits: int | None = None) -> int:
-    """Bytes of keys and values that one token of one row takes in the layers that cache any.
-
-    Args:
-        config: of the model.
-        dtype: of keys and values.
-        bits: where they are rounded.
-    """
+def cached_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of keys and values that one token of one row takes in the layers that cache any."""
     text = config.get_text_config(decoder=True)
-    count, size = text.num_hidden_layers, 0
+    count, numbers = text.num_hidden_layers, 0
     kinds = getattr(text, "layer_types", None) or [""] * count
     configs = getattr(text, "per_layer_config", None) or [text] * count  # layers of one model may differ
     for layer in range(count - (getattr(text, "num_kv_shared_layers", None) or 0)):
@@ -44,9 +37,8 @@ def cached_bytes(config: Any, dtype: torch.dtype, bits: int | None = None) -> in
             own = configs[layer]
             heads = getattr(own, "num_key_value_heads", None) or own.num_attention_heads
             width = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
-            head = width * dtype.itemsize if bits is None else width * bits // 8 + RANGE_BYTES
-            size += 2 * heads * head
-    return size
+            numbers += 2 * heads * width
+    return numbers * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -80,10 +72,10 @@ class MemoryPlan:
         weights = {
             id(one): one.nbytes for model in models for one in model.parameters()
         }  # heads may share some
-        token = cached_bytes(target.model.config, target.model.dtype, getattr(target, "cache_bits", None))
+        caches = not target.any_order
         return cls(
             sum(weights.values()),
-            0 if target.any_order else rows * tokens * token,
+            rows * tokens * cached_bytes(target.model.config, target.model.dtype) if caches else 0,
             0 if target.vector_size else rows * nodes * target.vocabulary * TABLES * torch.float32.itemsize,
         )
 

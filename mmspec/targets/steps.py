@@ -216,22 +216,14 @@ class StaticCaches:
         self._caches: list[RaggedCache] = []
         self._owners: dict[int, weakref.ref[Any]] = {}
 
-    def take(
-        self,
-        config: PreTrainedConfig,
-        rows: int,
-        capacity: int,
-        device: torch.device,
-        bits: int | None = None,
-    ) -> RaggedCache:
+    def take(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> RaggedCache:
         """Return an empty cache that nobody decodes in, of the pool or new; arguments as of `RaggedCache`."""
         capacity = mask_width(max(capacity, LEAST_CAPACITY), device)
         for cache in self._caches:
-            fits = cache.rows == rows and cache.plan.capacity >= capacity and cache.plan.bits == bits
-            if fits and self._is_free(cache):
+            if cache.rows == rows and cache.plan.capacity >= capacity and self._is_free(cache):
                 cache.clear()
                 return cache
-        cache = RaggedCache(config, rows, capacity, device, bits)
+        cache = RaggedCache(config, rows, capacity, device)
         if cache.recurrent:
             return cache
         free = [each for each in self._caches if self._is_free(each)]
