@@ -31,6 +31,7 @@ from mmspec.evaluation.machine import environment
 from mmspec.evaluation.speed.record import ratio_interval
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import describe, sample_scene, training_seeds
+from mmspec.training.run import flush_subnormals
 
 __all__ = ["hide", "loss_of", "train", "windows"]
 
@@ -69,10 +70,10 @@ def loss_of(model: PreTrainedModel, tokens: Tensor, gaps: Tensor, mask: int) -> 
     return F.cross_entropy(predicted, tokens[gaps])
 
 
+@flush_subnormals()
 def train(tokenizer: Any, minutes: float, layers: int, width: int, batch: int = 16) -> PreTrainedModel:
     """Train an XLNet on descriptions of scenes that no table is of."""
     torch.manual_seed(0)
-    torch.set_flush_denormal(True)
     config = XLNetConfig(
         vocab_size=len(tokenizer),
         d_model=width,

@@ -77,8 +77,7 @@ def naive_round(draft: Draft, row: int, ids: list[int], head: JudgeHead, thresho
         children = [k for k, above in enumerate(Sketches.parents) if k and above == node]
         tokens = {k: int(draft.tokens[row, k]) for k in children}
         states = {
-            k: llama().model(torch.tensor([[*text, tokens[k]]]), output_hidden_states=True).hidden_states[-1]
-            for k in children
+            k: llama().model.model(torch.tensor([[*text, tokens[k]]])).last_hidden_state for k in children
         }
         sure = {k: float(head(states[k][0, -1]).sigmoid()) for k in children}
         matching = [k for k in children if tokens[k] == choice]
