@@ -101,7 +101,7 @@ def test_what_was_refused_does_not_come_again() -> None:
 
 @torch.inference_mode()
 def test_drafters_draw_anew_in_every_round() -> None:
-    """Of a draft model that finds all tokens alike, only the noise tells two rounds' candidates apart."""
+    """A draft model that finds all tokens alike: only the noise tells two rounds' candidates apart."""
     model = tiny_lm()
     model.get_output_embeddings().weight.zero_()
     small, rows = CausalTarget(model), 8
