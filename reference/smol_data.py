@@ -7,7 +7,7 @@ padded, and images of several halve their number, so that steps take equally lon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from mmspec.scenes import (
 )
 from mmspec.scenes.language import name
 from mmspec.training.data.sequences import TensorBatch
+from reference.vlm_data import MENTION_CLASSES, mentions
 
 __all__ = [
     "CHAT_TEMPLATE",
@@ -43,6 +44,7 @@ __all__ = [
     "captioned",
     "encode",
     "images_of",
+    "locate",
     "make_turn",
     "other_seed",
     "pixels_of",
@@ -71,8 +73,8 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 """
 
-SHARES = {"caption": 0.35, "question": 0.35, "pair": 0.15, "clip": 0.15}
-"""Shares of the steps that are of a kind."""
+SHARES = {"caption": 0.2, "question": 0.5, "pair": 0.15, "clip": 0.15}
+"""Shares of the steps that are of a kind; a question teaches a word or two, where a caption teaches ten."""
 
 FRAMES = 4
 SEVERAL = ("pair", "clip")
@@ -86,23 +88,31 @@ MORE_PROMPTS = {
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt about images `[H, W, 3]`, and what is said to it, its end included."""
+    """A prompt about images `[H, W, 3]`, and what is said to it, its end included.
+
+    `named` are the mentions of objects in the prompt, as `vlm_data.mentions` returns them.
+    """
 
     images: Sequence[np.ndarray]
     prompt: str
     reply: str
+    named: Sequence[tuple[int, list[int]]] = field(default=())
 
 
 @dataclass(frozen=True)
 class SpokenBatch(TensorBatch):
     """Images `[N, 3, 96, 96]` in [-1, 1], tokens `[B, L]` padded on the right, and which of them are learnt.
 
-    `learnt` `[B, L]` is True at the tokens of replies, their ends included.
+    `learnt` `[B, L]` is True at the tokens of replies, their ends included. `mention_at` `[M, 2]` holds row
+    and position of each mention of objects in a question, and `mention_labels` `[M, len(MENTION_CLASSES)]`
+    its labels.
     """
 
     pixels: Tensor
     tokens: Tensor
     learnt: Tensor
+    mention_at: Tensor
+    mention_labels: Tensor
 
 
 @dataclass(frozen=True)
@@ -151,12 +161,13 @@ def make_turn(seed: int, kind: str) -> Turn:
         scene = sample_scene(other_seed(seed) if place else seed)
         asked, images = questions(scene, rng, 1)[0], images_of(kind, seed)
         which = f"in the {('first', 'second')[place]} picture, " if kind == "pair" else ""
-        turn = Turn(images, which + asked.text, asked.answer)
+        named = [(len(which) + last, labels) for last, labels in mentions(scene, asked.text)]
+        turn = Turn(images, which + asked.text, asked.answer, named)
     else:
         prompts = CAPTION_PROMPTS + MORE_PROMPTS.get(kind, ())
         turn = replace(captioned(seed, kind), prompt=str(rng.choice(prompts)))
     prompt = turn.prompt[:-1] if rng.random() < NO_FULL_STOP else turn.prompt
-    return Turn(turn.images, prompt, turn.reply + CLOSING)
+    return replace(turn, prompt=prompt, reply=turn.reply + CLOSING)
 
 
 def images_of(kind: str, seed: int) -> list[np.ndarray]:
@@ -192,7 +203,22 @@ def spoken(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerBase, visual_tok
     """Turns as the model reads them, in its chat template."""
     shown = [IMAGE * visual_tokens * len(turn.images) + turn.prompt for turn in turns]
     tokens, learnt = encode(shown, [turn.reply for turn in turns], tokenizer)
-    return SpokenBatch(pixels_of(turns), tokens, learnt)
+    return SpokenBatch(pixels_of(turns), tokens, learnt, *locate(turns, shown, tokenizer))
+
+
+def locate(
+    turns: Sequence[Turn], shown: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> tuple[Tensor, Tensor]:
+    """Row and position [M, 2] of the last token of each mention of turns, and its labels [M, 8]."""
+    asked = tokenizer([OPENING + text for text in shown], add_special_tokens=False)
+    places, labels = [], []
+    for row, (turn, text) in enumerate(zip(turns, shown, strict=True)):
+        before = len(OPENING) + len(text) - len(turn.prompt)
+        for last, label in turn.named:
+            places.append((row, asked.char_to_token(row, before + last)))
+            labels.append(label)
+    made = torch.tensor(places, dtype=torch.long).reshape(-1, 2)
+    return made, torch.tensor(labels, dtype=torch.long).reshape(-1, len(MENTION_CLASSES))
 
 
 def encode(

@@ -32,10 +32,12 @@ from transformers import (
 
 from mmspec.models.smollm2 import MARKER, PACKAGE, rename_token
 from mmspec.scenes.language import ORDINALS
+from mmspec.scenes.reader import label_heads
 from mmspec.scenes.world import BACKGROUNDS, CANVAS
 from mmspec.training.record import half_precision, write_record
 from reference.smol_data import CHAT_TEMPLATE, IMAGE, RepliesBatch, SpokenBatch
-from reference.vlm_data import ATTRIBUTES, PatchBatch
+from reference.vlm_data import ATTRIBUTES, MENTION_CLASSES, PatchBatch
+from reference.vlm_model import MENTION_WEIGHT, label_loss
 
 __all__ = ["IMAGE_TOKEN", "SpeechLoss", "WordsLoss", "build_smol", "build_smol_processor", "save_smol"]
 
@@ -192,6 +194,9 @@ class WordsLoss(nn.Module):
 class SpeechLoss(nn.Module):
     """Cross entropy of replies to images; or the divergence from what the language model says, told in words.
 
+    What the mentions of objects in questions mean is learnt half-way up the language model, as in
+    `ConversationLoss`.
+
     Args:
         model: whose language model is never trained, nor saved with the state of a training.
         rank: of adapters to the language model.
@@ -214,6 +219,8 @@ class SpeechLoss(nn.Module):
         vars(self)["language"] = language
         vars(self)["lm_head"] = model.lm_head.requires_grad_(False).to(device, dtype)
         self.image_token = model.config.image_token_id
+        self.middle = len(language.layers) // 2
+        self.mention_heads = label_heads(language.config.hidden_size, MENTION_CLASSES)
 
     def forward(self, batch: SpokenBatch | RepliesBatch) -> tuple[Tensor, Tensor]:
         """The loss, and for each row whether greedy decoding would give its reply: bool [B]."""
@@ -221,30 +228,32 @@ class SpeechLoss(nn.Module):
         embedded = self.language.embed_tokens(batch.tokens)
         places = (batch.tokens == self.image_token)[..., None]
         embedded = embedded.masked_scatter(places, visual.to(embedded.dtype))
-        logits = self.predict(embedded, batch.learnt)
+        logits, states = self.predict(embedded, batch.learnt)
         labels = batch.tokens[batch.learnt]
         exact = torch.ones(len(batch.tokens), dtype=torch.bool, device=labels.device)
         rows = batch.learnt.nonzero()[:, 0]
         exact[rows[logits.argmax(-1) != labels]] = False
         if not isinstance(batch, RepliesBatch):
-            return F.cross_entropy(logits, labels), exact
+            found = states[batch.mention_at.unbind(-1)].float()
+            named, _ = label_loss(found, batch.mention_labels, self.mention_heads)
+            return F.cross_entropy(logits, labels) + MENTION_WEIGHT * named, exact
         with torch.no_grad(), self.adapters.off():
-            told = self.predict(self.language.embed_tokens(batch.told), batch.told_learnt)
+            told, _ = self.predict(self.language.embed_tokens(batch.told), batch.told_learnt)
         loss = F.kl_div(logits.log_softmax(-1), told.log_softmax(-1), reduction="batchmean", log_target=True)
         return loss, exact
 
     def take_over(self, folder: Path) -> None:
         """Load what `save_smol` wrote."""
         known = {name.replace("/", "."): name for name, _ in self.adapters.named_parameters()}
-        own = {}
+        own = {f"mention_heads.{name}": weight for name, weight in self.mention_heads.state_dict().items()}
         for name, weight in load_file(folder / "model.safetensors").items():
             name = name.removeprefix("model.")
             within = name.removeprefix("language_model.")
             own[f"adapters.{known[within]}" if within in known else name] = weight
         self.load_state_dict(own)
 
-    def predict(self, embedded: Tensor, learnt: Tensor) -> Tensor:
-        """Logits [learnt, V] of the learnt tokens of rows [B, L, d], in single precision."""
-        states = self.language(inputs_embeds=embedded, use_cache=False).last_hidden_state
-        logits: Tensor = self.lm_head(states[:, :-1][learnt[:, 1:]])
-        return logits.float()
+    def predict(self, embedded: Tensor, learnt: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [learnt, V] of rows [B, L, d], in single precision, and states [B, L, d] half-way up."""
+        output = self.language(inputs_embeds=embedded, use_cache=False, output_hidden_states=True)
+        logits: Tensor = self.lm_head(output.last_hidden_state[:, :-1][learnt[:, 1:]])
+        return logits.float(), output.hidden_states[self.middle]

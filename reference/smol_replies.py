@@ -30,6 +30,7 @@ from reference.smol_data import (
     Turn,
     encode,
     images_of,
+    locate,
     other_seed,
     pixels_of,
 )
@@ -214,7 +215,8 @@ class Replies:
         shown = [IMAGE * self.visual_tokens * len(turn.images) + turn.prompt for turn in turns]
         told = [f"{tell(row['kind'], row['seed'])} {row['instruction']}" for row in rows]
         tokens, learnt = encode(shown, said, self.tokenizer)
-        return RepliesBatch(pixels_of(turns), tokens, learnt, *encode(told, said, self.tokenizer))
+        named = locate(turns, shown, self.tokenizer)
+        return RepliesBatch(pixels_of(turns), tokens, learnt, *named, *encode(told, said, self.tokenizer))
 
     def ended(self, row: dict[str, Any]) -> str:
         """A reply with its end, if it was not cut off."""

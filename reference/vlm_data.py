@@ -84,14 +84,11 @@ def mentions(scene: Scene, text: str) -> list[tuple[int, list[int]]]:
     """The mentions of objects in a question.
 
     Returns:
-        For each the index of its last token in the text, and its labels, one for each of `MENTION_CLASSES`.
+        For each the index of its last character in the text, and a label for each of `MENTION_CLASSES`.
     """
-    found = []
-    for match in _MENTION.finditer(text):
-        meant = _meant(scene, match.group())
-        last = len(_TOKEN.findall(text[: match.end()])) - 1
-        found.append((last, _labels(scene, meant)))
-    return found
+    return [
+        (match.end() - 1, _labels(scene, _meant(scene, match.group()))) for match in _MENTION.finditer(text)
+    ]
 
 
 def _meant(scene: Scene, phrase: str) -> list[int]:
@@ -199,7 +196,7 @@ def conversation_batch(
     for row, (seed, scene) in enumerate(zip(seeds, scenes, strict=True)):
         rng = np.random.default_rng([int(seed), 0x7A1C])
         for index, (kind, prompt, answer) in enumerate(_turns(scene, rng, with_description, asked)):
-            named = mentions(scene, prompt) if kind == "question" else []
+            named = _in_tokens(prompt, mentions(scene, prompt)) if kind == "question" else []
             if index == 0:
                 opening = _opening(row, prompt, named, visual_tokens, image_last=rng.random() < 0.1)
             else:
@@ -216,6 +213,10 @@ def _opening(
     if image_last:  # nothing is known of an object before the image is seen
         return _Part(row, BOS + USER + prompt + image + ASSISTANT)
     return _Part(row, BOS + USER + image + prompt + ASSISTANT, None, _moved(named, 2 + visual_tokens))
+
+
+def _in_tokens(text: str, named: list[tuple[int, list[int]]]) -> list[tuple[int, list[int]]]:
+    return [(len(_TOKEN.findall(text[: last + 1])) - 1, labels) for last, labels in named]
 
 
 def _moved(named: list[tuple[int, list[int]]], tokens: int) -> list[tuple[int, list[int]]]:

@@ -30,6 +30,7 @@ from reference.vlm_data import IGNORED, MENTION_CLASSES, PATCH_CLASSES, Conversa
 __all__ = [
     "ConversationLoss",
     "HybridVLM",
+    "MENTION_WEIGHT",
     "ModelShape",
     "PatchLoss",
     "ReferenceVLM",
@@ -37,6 +38,7 @@ __all__ = [
     "VisionTower",
     "build_model",
     "exact_answers",
+    "label_loss",
     "patch_states",
     "positions",
     "tower_of",

@@ -1,6 +1,7 @@
 """scenes-smol around a language model of random weights: what holds for it holds for SmolLM2, skill apart."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from transformers import (
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError
 from mmspec.models import smollm2
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.scenes import CANVAS, HELD_OUT_SEEDS
+from mmspec.scenes import CANVAS, HELD_OUT_SEEDS, SHAPES
+from mmspec.scenes.language import PLURALS
 from mmspec.visual_tokens.spans import find_images
 from reference.processors import build_processor
 from reference.smol import train_smol
@@ -168,8 +170,11 @@ def test_what_is_trained_is_what_is_served(trained: tuple[Path, Losses], parts: 
         torch.testing.assert_close(inputs["pixel_values"], batch.pixels)
         logits = served(input_ids=batch.tokens, pixel_values=batch.pixels).logits[:, :-1].transpose(1, 2)
         labels = batch.tokens[:, 1:].masked_fill(~batch.learnt[:, 1:], -100)
+        unnamed = replace(batch, mention_at=batch.mention_at[:0], mention_labels=batch.mention_labels[:0])
+        wanted = torch.nn.functional.cross_entropy(logits, labels)
         with torch.no_grad():
-            torch.testing.assert_close(learner(batch)[0], torch.nn.functional.cross_entropy(logits, labels))
+            torch.testing.assert_close(learner(unnamed)[0], wanted)
+            assert len(batch.mention_at) == 0 or learner(batch)[0] > wanted, "mentions are learnt beside it"
 
 
 def test_replies_are_learnt_from_the_language_model_that_was_told(
@@ -194,7 +199,7 @@ def test_replies_are_learnt_from_the_language_model_that_was_told(
     assert torch.equal(batch.tokens[batch.learnt], batch.told[batch.told_learnt])
     learner = SpeechLoss(model, 2, torch.device("cpu"), torch.float32)
     assert float(learner(batch)[0].detach()) > 0
-    told = type(batch)(batch.pixels, batch.told, batch.told_learnt, batch.told, batch.told_learnt)
+    told = replace(batch, tokens=batch.told, learnt=batch.told_learnt)
     assert float(learner(told)[0].detach()) == pytest.approx(0, abs=1e-6), "told alike, it says the same"
     losses: Losses = []
     how = {"start": trained[0], "replies": file, "steps": 4, "batch_size": 2, "rank": 2}
@@ -235,6 +240,19 @@ def test_what_is_missing_is_named(
     for wrong in ({"rank": -1}, {"dtype": "float64"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             train_smol(tmp_path / "never", tower_from=parts / "llava", **wrong)
+
+
+def test_mentions_of_objects_are_labelled_at_their_last_token() -> None:
+    _, tokenizer = language_model()
+    for kind in ("question", "pair"):
+        turns = [make_turn(seed, kind) for seed in range(12)]
+        batch = spoken_batch(np.arange(12 if kind == "question" else 24), kind, tokenizer, 2)
+        ends = [turn.prompt[: last + 1].split()[-1] for turn in turns for last, _ in turn.named]
+        labels = [label for turn in turns for _, label in turn.named]
+        assert batch.mention_labels.tolist() == labels
+        assert len(ends) > 3 and set(ends) <= {"object", "objects", *SHAPES, *PLURALS.values()}
+        for (row, position), word in zip(batch.mention_at.tolist(), ends, strict=True):
+            assert tokenizer.decode(batch.tokens[row, : position + 1].tolist()).endswith(" " + word)
 
 
 def test_pairs_and_their_captions_stay_on_their_side_of_the_seeds() -> None:
