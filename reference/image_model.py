@@ -28,6 +28,7 @@ __all__ = [
     "build_caption_tokenizer",
     "build_text_encoder",
     "build_transformer",
+    "caption_vectors",
     "place_loss",
 ]
 
@@ -200,6 +201,16 @@ class ImageLoss(nn.Module):
         loss, right = label_loss(pooled, labels, self.caption_heads)
         images = len(batch.tokens)
         return vectors[:images], batch.word_mask[:images], loss, right
+
+
+def caption_vectors(decoder: Any, text_encoder: Any, batch: ImageBatch) -> Tensor:
+    """Condition slots [B, n, D] of the captions of a batch, by a text encoder that does not learn."""
+    with torch.no_grad():
+        features = text_encoder(input_ids=batch.words, attention_mask=batch.word_mask).last_hidden_state
+        null = decoder.cls_embedding.uncond_embedding
+        features = torch.where(batch.dropped[:, None, None], null, features)
+    vectors: Tensor = decoder.cls_embedding.cap_proj(features)
+    return vectors
 
 
 def place_loss(states: Tensor, batch: ImageBatch, heads: nn.ModuleDict) -> tuple[Tensor, Tensor]:

@@ -38,11 +38,20 @@ from mmspec.training.record import float8_matrices, save_trained
 from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image import READER
 from reference.image_data import ImageBatch, image_batch
-from reference.image_model import BESIDE_OBJECT, place_loss
+from reference.image_model import BESIDE_OBJECT, caption_vectors, place_loss
 from reference.trainer import finish, train_on_scenes
 from reference.vlm_data import PATCH_CLASSES
 
-__all__ = ["QueryLoss", "begin_with", "queries_see", "sample_groups", "train_parallel"]
+__all__ = [
+    "SHARED",
+    "QueryLoss",
+    "begin_with",
+    "queries_see",
+    "sample_groups",
+    "share",
+    "train_parallel",
+    "trained_llamagen",
+]
 
 STAGE = 14  # that no other training draws its scenes by
 CHECK_SCENES = 32
@@ -170,12 +179,7 @@ class QueryLoss(nn.Module):
     def read(self, batch: ImageBatch, order: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """[B, N, V] logits and [B, N, D] states half-way up, of the queries in their order."""
         decoder: Any = self.transformer.model
-        with torch.no_grad():
-            encoder: Any = self.text_encoder
-            features = encoder(input_ids=batch.words, attention_mask=batch.word_mask).last_hidden_state
-            null = decoder.cls_embedding.uncond_embedding
-            features = torch.where(batch.dropped[:, None, None], null, features)
-        vectors = decoder.cls_embedding.cap_proj(features)
+        vectors = caption_vectors(decoder, self.text_encoder, batch)
         slots, known = vectors.shape[1], order[:, : order.shape[1] - sizes[-1]]
         queries = decoder.mask_token.expand(*order.shape, -1)
         embedded = [vectors, decoder.embed_tokens(batch.tokens.gather(1, known)), queries]
@@ -214,18 +218,29 @@ def beside_decided(covered: Tensor, when: Tensor) -> Tensor:
     return (earliest.flatten(1) < when).long()
 
 
+def trained_llamagen(folder: Path, layers: int, argument: str = "layers") -> LlamaGenForCausalLM:
+    """Load a LlamaGen of captions, from which so many layers are taken over.
+
+    Raises:
+        InputError: it is conditioned on something else, or has fewer layers.
+    """
+    trained: LlamaGenForCausalLM = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = trained.config
+    if config.condition_type != "caption":
+        raise InputError("from", str(folder), "a LlamaGen of captions")
+    if not 1 <= layers <= config.num_hidden_layers:
+        raise InputError(argument, layers, f"1 to {config.num_hidden_layers}, those of {folder}")
+    return trained
+
+
 def begin_with(folder: Path, layers: int) -> LPDForCausalLM:
     """A model with queries that begins with some layers of a trained LlamaGen of captions, evenly spread.
 
     Raises:
         InputError: it is conditioned on something else, or has fewer layers.
     """
-    trained = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    trained = trained_llamagen(folder, layers)
     own: LlamaGenConfig = trained.config
-    if own.condition_type != "caption":
-        raise InputError("from", str(folder), "a LlamaGen of captions")
-    if not 1 <= layers <= own.num_hidden_layers:
-        raise InputError("layers", layers, f"1 to {own.num_hidden_layers}, those of {folder}")
     kept = [round(place) for place in np.linspace(0, own.num_hidden_layers - 1, layers)]
     trained.model.layers = nn.ModuleList(trained.model.layers[place] for place in kept)
     settings = {name: getattr(own, name) for name in SHARED}

@@ -270,3 +270,30 @@ def parallel(
 
     folder = train_parallel(out, start=start, layers=layers, **training.plan)
     training.report(folder, "score it: python -m reference evaluate image")
+
+
+@train_app.command()
+@unpack_options
+def coarse(
+    out: Out,
+    start: Annotated[
+        Path,
+        typer.Option("--from", help="Trained LlamaGen of captions that it begins with, and its parts."),
+    ] = Path("assets/scenes-llamagen"),
+    clusters: Annotated[int, typer.Option(min=1, help="Coarse tokens, clusters of the codebook.")] = 128,
+    refiner_layers: Annotated[int, typer.Option(min=1, help="Layers of the refiner.")] = 4,
+    *,
+    training: TrainingOptions,
+) -> None:
+    """Train a LlamaGen of coarse tokens, and the refiner of their fine ones (CTF).
+
+    Resumable; writes a folder with transformer, text encoder, tokenizer and
+    image tokenizer. By default it takes 30 minutes, 16 examples at once.
+
+    Example:
+        python -m reference train coarse --from assets/scenes-llamagen --out my-scenes-coarse
+    """
+    from reference.coarse import train_coarse
+
+    folder = train_coarse(out, start=start, clusters=clusters, refiner_layers=refiner_layers, **training.plan)
+    training.report(folder, "score it: python -m reference evaluate image")

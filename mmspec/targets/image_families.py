@@ -59,6 +59,7 @@ class Family:
 #: Families of discrete tokens; those of transformers and our own are named as their `model_type`.
 IMAGE_FAMILIES = {
     "llamagen": Family("mmspec.targets.llamagen:LlamaGenTarget", answers=False, vq_apart=True),
+    "ctf": Family("mmspec.targets.coarse_to_fine:CTFTarget", answers=False, vq_apart=True),
     **{
         name: Family(f"mmspec.targets.parallel_images:{target}", answers=False, vq_apart=True)
         for name, target in {

@@ -96,15 +96,20 @@ class ImageTokenTarget(CausalTarget, ABC):
     ) -> None:
         super().__init__(model)
         own = None if vq is None else stored_weight(vq, CODEBOOK)
-        for part, vectors in (("codebook", codebook), ("vq", own)):
-            if vectors is not None and len(vectors) != grid.codebook_size:
-                name = type(model).__name__
-                allowed = f"a codebook of {grid.codebook_size} entries, as many as {name} predicts"
-                raise CheckpointError(part, f"{len(vectors)} entries", allowed)
         self.grid, self.syntax, self.stride, self.vq = grid, syntax, stride, vq
+        for part, vectors in (("codebook", codebook), ("vq", own)):
+            if vectors is not None and len(vectors) != self.entries:
+                name = type(model).__name__
+                allowed = f"a codebook of {self.entries} entries, as many as {name} predicts"
+                raise CheckpointError(part, f"{len(vectors)} entries", allowed)
         codebook = own if codebook is None else codebook
         self.codebook = None if codebook is None else codebook.detach().to(self.device)
         self.vocabulary = grid.codebook_size + syntax
+
+    @property
+    def entries(self) -> int:
+        """Entries that the image tokenizer has to have."""
+        return self.grid.codebook_size
 
     @property
     def image_size(self) -> tuple[int, int]:

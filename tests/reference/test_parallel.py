@@ -18,13 +18,10 @@ from mmspec.drafters.image_orders import DecodingOrder
 from mmspec.errors import InputError
 from mmspec.models.parallel_images import LPDForCausalLM
 from mmspec.pipelines import MMSpecPipeline
-from reference.image import save_image_model
 from reference.image_data import ImageBatch, image_batch
 from reference.image_model import (
     SHAPES_BY_SIZE,
-    ImageLoss,
     build_caption_tokenizer,
-    build_text_encoder,
     build_transformer,
 )
 from reference.parallel import (
@@ -36,23 +33,9 @@ from reference.parallel import (
     sample_groups,
     train_parallel,
 )
-from reference.vq import build_vq
 
 TINY = SHAPES_BY_SIZE["tiny"]
 GRID = ImageGrid(TINY.grid, TINY.grid, TINY.entries)
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny LlamaGen of captions with random weights, as `train image` writes it."""
-    folder = tmp_path_factory.mktemp("start") / "llamagen"
-    torch.manual_seed(0)
-    tokenizer = build_caption_tokenizer()
-    transformer, encoder = build_transformer(TINY, "caption"), build_text_encoder(TINY, tokenizer)
-    ImageLoss(transformer, encoder).write_null_embedding()
-    build_vq("tiny").save_pretrained(folder / "own-vq")
-    save_image_model(transformer, encoder, tokenizer, folder, {"stages": []}, vq=folder / "own-vq")
-    return folder
 
 
 def batch_of(seeds: range) -> ImageBatch:

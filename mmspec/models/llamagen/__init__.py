@@ -5,6 +5,7 @@ Importing it makes the auto classes of transformers know the folders that `mmspe
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from mmspec.models.llamagen.coarse import CTFConfig, CTFForCausalLM
 from mmspec.models.llamagen.configuration import CONTROLLED_LAYERS, SIZES, LlamaGenConfig
 from mmspec.models.llamagen.modeling import (
     LlamaGenForCausalLM,
@@ -17,6 +18,8 @@ from mmspec.models.llamagen.modeling import (
 
 __all__ = [
     "CONTROLLED_LAYERS",
+    "CTFConfig",
+    "CTFForCausalLM",
     "SIZES",
     "LlamaGenConfig",
     "LlamaGenForCausalLM",
@@ -27,6 +30,7 @@ __all__ = [
     "null_caption_prompt",
 ]
 
-AutoConfig.register(LlamaGenConfig.model_type, LlamaGenConfig, exist_ok=True)
 AutoModel.register(LlamaGenConfig, LlamaGenModel, exist_ok=True)
-AutoModelForCausalLM.register(LlamaGenConfig, LlamaGenForCausalLM, exist_ok=True)
+for config, model in ((LlamaGenConfig, LlamaGenForCausalLM), (CTFConfig, CTFForCausalLM)):
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoModelForCausalLM.register(config, model, exist_ok=True)

@@ -1,0 +1,193 @@
+"""Training of a reference model that draws coarse tokens and refines them: CTF (2503.16194).
+
+It begins with a LlamaGen of captions, whose text encoder and image tokenizer stay as they are. Coarse tokens
+are clusters of code vectors by k-means, and begin as the mean of what was known of their entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoTokenizer, T5EncoderModel
+
+from mmspec.errors import InputError
+from mmspec.models.autoencoders import encode_image
+from mmspec.models.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
+from mmspec.models.llamagen import CTFConfig, CTFForCausalLM
+from mmspec.training.data.images import DROPPED
+from mmspec.training.record import float8_matrices, save_trained
+from mmspec.training.run import RunOptions, Training, flush_subnormals
+from reference.image_data import ImageBatch, image_batch
+from reference.image_model import BESIDE_OBJECT, beside_objects, caption_vectors
+from reference.parallel import SHARED, share, trained_llamagen
+from reference.trainer import finish, train_on_scenes
+
+__all__ = ["CoarseLoss", "cluster_codes", "coarsened", "train_coarse"]
+
+STAGE = 15  # that no other training draws its scenes by
+CHECK_SCENES = 32
+DEFAULT_MINUTES = 30.0
+ITERATIONS = 100
+
+
+def cluster_codes(codebook: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Find the cluster [V] of each code vector [V, d] by k-means; none of the `count` clusters is empty.
+
+    Raises:
+        InputError: more clusters than entries.
+    """
+    if not 1 <= count <= len(codebook):
+        raise InputError("clusters", count, f"1 to {len(codebook)}, the entries of the codebook")
+    noise = torch.Generator().manual_seed(seed)
+    vectors = codebook.detach().double().cpu()
+    if count == len(vectors):
+        return torch.arange(count)
+    centres = vectors[torch.randint(len(vectors), (1,), generator=noise)]
+    while len(centres) < count:  # each far from those before it: k-means++
+        apart = torch.cdist(vectors, centres).amin(1).square().clamp_min(1e-12)
+        centres = torch.cat([centres, vectors[torch.multinomial(apart, 1, generator=noise)]])
+    found = torch.full((len(vectors),), -1)
+    for _ in range(ITERATIONS):
+        distances = torch.cdist(vectors, centres)
+        nearest = distances.argmin(1)
+        for empty in (nearest.bincount(minlength=count) == 0).nonzero().flatten():
+            alone = nearest.bincount(minlength=count)[nearest] == 1
+            own = distances.gather(1, nearest[:, None])[:, 0].masked_fill(alone, -1)
+            nearest[own.argmax()] = empty
+        if torch.equal(nearest, found):
+            break
+        found = nearest
+        centres = torch.stack([vectors[found == cluster].mean(0) for cluster in range(count)])
+    return found
+
+
+@torch.no_grad()
+def coarsened(folder: Path, clusters: Tensor, refiner_layers: int) -> CTFForCausalLM:
+    """A model of coarse tokens that begins with a trained LlamaGen of captions, as its refiner does.
+
+    Args:
+        folder: the LlamaGen.
+        clusters: [V] of the entries of its codebook.
+        refiner_layers: that the refiner begins with, evenly spread over those of the LlamaGen.
+
+    Raises:
+        InputError: it is conditioned on something else, or has fewer layers.
+    """
+    trained = trained_llamagen(folder, refiner_layers, "refiner_layers")
+    own = trained.config
+    count = 1 + int(clusters.max())
+    shape = {name: getattr(own, name) for name in SHARED} | {"vocab_size": count}
+    layers = {"num_hidden_layers": own.num_hidden_layers, "refiner_layers": refiner_layers}
+    model = CTFForCausalLM(CTFConfig(codebook_size=own.vocab_size, **layers, **shape))
+    weights = trained.state_dict()
+    whole = ("model.embed_tokens.weight", "lm_head.weight")
+    shares = F.one_hot(clusters, count).T.float()
+    means = {name: shares @ weights[name] / shares.sum(1, keepdim=True) for name in whole}
+    missing, _ = model.load_state_dict(weights | means, strict=False)
+    if any(not name.startswith("refiner.") for name in missing):
+        raise ValueError(f"weights that a LlamaGen lacks: {missing}")
+    refiner = model.refiner
+    refiner.cluster_of.copy_(clusters)
+    refiner.embed_tokens.weight.copy_(means[whole[0]])
+    refiner.lm_head.load_state_dict(trained.lm_head.state_dict())
+    refiner.norm.load_state_dict(trained.model.norm.state_dict())
+    kept = np.linspace(0, own.num_hidden_layers - 1, refiner_layers).round().astype(int)
+    for layer, place in zip(refiner.layers, kept.tolist(), strict=True):
+        layer.load_state_dict(trained.model.layers[place].state_dict())
+    model.generation_config = trained.generation_config
+    return model
+
+
+class CoarseLoss(nn.Module):
+    """Cross entropy of coarse tokens, and of the fine ones that the refiner predicts from them.
+
+    Args:
+        transformer: learns, and its refiner.
+        text_encoder: of the captions; stays as it is.
+    """
+
+    def __init__(self, transformer: CTFForCausalLM, text_encoder: T5EncoderModel) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.text_encoder = text_encoder.requires_grad_(False)
+
+    def forward(self, batch: ImageBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and figures: nats a coarse token, nats a fine one, share of fine ones that are right."""
+        decoder: Any = self.transformer.model
+        refiner, tokens = self.transformer.refiner, batch.tokens
+        coarse = refiner.cluster_of[tokens]
+        vectors = caption_vectors(decoder, self.text_encoder, batch)
+        slots = vectors.shape[1]
+        seen = F.pad(batch.word_mask, (0, coarse.shape[1] - 1), value=1)
+        read = torch.cat([vectors, decoder.embed_tokens(coarse[:, :-1])], dim=1)
+        states = decoder(inputs_embeds=read, attention_mask=seen, use_cache=False).last_hidden_state
+        logits = self.transformer.lm_head(states[:, slots - 1 :]).float()
+        losses = F.cross_entropy(logits.transpose(1, 2), coarse, reduction="none")
+        weights = 1 + (BESIDE_OBJECT - 1) * beside_objects(batch.place_labels[..., 0] > 0)
+        refined = refiner(coarse)
+        fine = F.cross_entropy(refined.transpose(1, 2), tokens, reduction="none")
+        loss = ((losses + fine) * weights).sum() / weights.sum()
+        right = (refined.argmax(-1) == tokens).float()
+        return loss, {"nats": losses.mean(), "fine": fine.mean(), "refined": right.mean()}
+
+
+@flush_subnormals()
+def train_coarse(
+    out: str | Path,
+    *,
+    start: str | Path,
+    clusters: int = 128,
+    refiner_layers: int = 4,
+    **how: Unpack[RunOptions],
+) -> Path:
+    """Train a reference model of coarse tokens with its refiner, and save it as one folder.
+
+    Args:
+        out: the folder to write; its matrices are stored in float8.
+        start: the trained LlamaGen of captions that it begins with, whose text encoder, tokenizers and reader
+            it keeps.
+        clusters: coarse tokens.
+        refiner_layers: of the refiner.
+        how: see `RunOptions`; by default 30 minutes, of 16 images a step and process.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+
+    Raises:
+        InputError: it begins with a model that is no LlamaGen of captions, or has fewer layers or entries.
+    """
+    out, start = Path(out), Path(start)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    device = training.accelerator.device
+    images = load_vq(str(start), start / VQ).requires_grad_(False).to(device)
+    found = cluster_codes(images.quantize.embedding.weight, clusters, training.seed)
+    model = coarsened(start, found, refiner_layers)
+    tokenizer = AutoTokenizer.from_pretrained(start / TOKENIZER)
+    encoder = T5EncoderModel.from_pretrained(start / TEXT_ENCODER, dtype=torch.float32)
+
+    def batch_of(seeds: np.ndarray, **which: Any) -> ImageBatch:
+        batch = image_batch(seeds, tokenizer, grid=model.config.grid_size, **which).to(device)
+        return replace(batch, tokens=encode_image(images, batch.pixels).flatten(1))
+
+    train_on_scenes(
+        training,
+        CoarseLoss(model, encoder),
+        partial(batch_of, dropped=DROPPED),
+        batch_of(np.arange(CHECK_SCENES), dropped=0.0),
+        title="coarse tokens, and their refiner",
+        stage=STAGE,
+    )
+
+    def save(record: dict[str, Any]) -> None:
+        save_trained(model, out, record, weights=float8_matrices(model, ".layers."))
+        share(start, out)
+
+    options = {"from": start, "clusters": clusters, "refiner-layers": refiner_layers, **training.length}
+    return finish(training, out, save, command="coarse", options=options, model=model)

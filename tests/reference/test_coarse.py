@@ -1,0 +1,133 @@
+"""Coarse tokens and their refiner (CTF): clusters, what is begun with, the target, a tiny training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.llamagen import CTFForCausalLM
+from mmspec.models.llamagen.coarse import CTFRefiner
+from mmspec.pipelines import ImagePipeline, MMSpecPipeline
+from reference.coarse import CoarseLoss, cluster_codes, coarsened, train_coarse
+from reference.image_data import image_batch
+from reference.image_model import SHAPES_BY_SIZE, build_caption_tokenizer, build_text_encoder
+
+TINY = SHAPES_BY_SIZE["tiny"]
+PROMPT = "a small red star"
+CLUSTERS = 8
+
+
+@pytest.fixture(scope="module")
+def trained(start: Path) -> tuple[Path, list[float]]:
+    losses: list[float] = []
+    how = {"clusters": CLUSTERS, "refiner_layers": 1, "steps": 6, "batch_size": 4}
+    out = start.parent / "coarse"
+    train_coarse(out, start=start, on_step=lambda step, loss: losses.append(loss), **how)
+    return out, losses
+
+
+@pytest.fixture(scope="module")
+def pipe(trained: tuple[Path, list[float]]) -> ImagePipeline:
+    return MMSpecPipeline.from_pretrained(trained[0], accelerator="none")
+
+
+def test_clusters_are_of_what_lies_together_and_none_is_empty() -> None:
+    noise = torch.Generator().manual_seed(1)
+    centres = 10 * torch.randn(5, 8, generator=noise)
+    own = torch.arange(60) % 5
+    found = cluster_codes(centres[own] + 0.1 * torch.randn(60, 8, generator=noise), 5, seed=3)
+    assert all(len(set(found[own == one].tolist())) == 1 for one in range(5)) and len(found.unique()) == 5
+    equal = cluster_codes(torch.ones(12, 4), 5)  # nothing tells them apart
+    assert sorted(equal.unique().tolist()) == [0, 1, 2, 3, 4]
+    with pytest.raises(InputError, match="clusters.*1 to 12"):
+        cluster_codes(torch.ones(12, 4), 13)
+
+
+def test_with_a_cluster_for_each_entry_images_are_those_of_the_llamagen(
+    start: Path,
+) -> None:
+    model = coarsened(start, torch.arange(TINY.entries), 1)
+    plain = MMSpecPipeline.from_pretrained(start, accelerator="none")
+    images = ImagePipeline(model, plain.processor, "none", vq=plain.vq, text_encoder=plain.text_encoder)
+    one, other = (each(PROMPT, seed=3, output_type="pt") for each in (plain, images))
+    assert one.tokens == other.tokens and torch.equal(one.images, other.images)
+
+
+def test_every_cell_of_the_refiner_sees_all_others(trained: tuple[Path, list[float]]) -> None:
+    model = CTFForCausalLM.from_pretrained(trained[0], dtype=torch.float64)
+    coarse = torch.randint(CLUSTERS, (1, 256), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = model.refiner(coarse)
+        for cell in (0, 255):
+            changed = coarse.clone()
+            changed[0, cell] = (coarse[0, cell] + 1) % CLUSTERS
+            after = model.refiner(changed)
+            inside = before.isfinite() & after.isfinite()
+            differs = ((before - after).abs() > 1e-12).where(inside, False).any(-1)[0]
+            assert differs.sum() >= 255
+        alone = torch.cat([model.refiner(row[None]) for row in torch.cat([coarse, changed])])
+        torch.testing.assert_close(model.refiner(torch.cat([coarse, changed])), alone)
+
+
+def test_images_are_the_refined_coarse_tokens_and_drafts_change_nothing(pipe: ImagePipeline) -> None:
+    drawn = pipe(PROMPT, seed=5, output_type="pt")
+    codes = torch.tensor(drawn.tokens)
+    assert int(codes.max()) < CLUSTERS and drawn.stats.target_forwards == codes.shape[1]
+    fine = pipe.target.refine(codes)
+    assert torch.equal(pipe.model.refiner.cluster_of[fine], codes), "each entry lies in its cluster"
+    means = [
+        pipe.vq.quantize.embedding.weight[pipe.model.refiner.cluster_of == one].mean(0) for one in (0, 7)
+    ]
+    torch.testing.assert_close(pipe.target.codebook[[0, 7]], torch.stack(means))
+    greedy = pipe(PROMPT, temperature=0.0, output_type="pt")
+    for name, wanted, how in (("copy", drawn, {"seed": 5}), ("sjd", greedy, {"temperature": 0.0})):
+        pipe.set_accelerator(name)
+        again = pipe(PROMPT, output_type="pt", **how)
+        assert again.tokens == wanted.tokens and torch.equal(again.images, wanted.images)
+    pipe.set_accelerator("none")
+
+
+def test_the_loss_is_of_what_decodes(pipe: ImagePipeline) -> None:
+    """A perfect refiner has no loss, a wrong one has; unlearnt rows of captions are those of decoding."""
+    encoder = build_text_encoder(TINY, build_caption_tokenizer())
+    learner = CoarseLoss(CTFForCausalLM(pipe.model.config), encoder)
+    batch = image_batch(np.arange(2), build_caption_tokenizer(), dropped=0.0)
+    entries = torch.arange(TINY.entries)
+    batch = replace(batch, tokens=entries.repeat(2, 4))
+    loss, figures = learner(batch)
+    assert loss.isfinite() and figures["refined"] < 0.9
+    logits = torch.nn.functional.one_hot(batch.tokens, TINY.entries) * 50.0
+    learner.transformer.refiner.forward = lambda coarse: logits
+    _, perfect = learner(batch)
+    assert perfect["fine"] < 1e-6 and perfect["refined"] == 1 and perfect["nats"] == figures["nats"]
+
+
+def test_a_tiny_training_learns_and_its_folder_says_how(trained: tuple[Path, list[float]]) -> None:
+    folder, losses = trained
+    assert np.mean(losses[-2:]) < np.mean(losses[:2])
+    record = json.loads((folder / "training.json").read_text())
+    assert "train coarse" in record["command"] and "--clusters 8" in record["command"]
+    weights = load_file(folder / "model.safetensors")
+    assert weights["refiner.layers.0.mlp.up_proj.weight"].dtype == torch.float8_e4m3fn
+    assert isinstance(MMSpecPipeline.from_pretrained(folder).model.refiner, CTFRefiner)
+
+
+def test_clusters_that_cannot_be_are_refused(trained: tuple[Path, list[float]], tmp_path: Path) -> None:
+    folder = trained[0]
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in folder.iterdir():
+        (broken / file.name).symlink_to(file.resolve())
+    (broken / "model.safetensors").unlink()
+    weights = load_file(folder / "model.safetensors")
+    weights["refiner.cluster_of"] = weights["refiner.cluster_of"].clamp_min(1)
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="none of them empty"):
+        MMSpecPipeline.from_pretrained(broken)
