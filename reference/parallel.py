@@ -9,7 +9,6 @@ whole rest, of which a decoding by confidence decides the surest cells.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -170,7 +169,7 @@ class QueryLoss(nn.Module):
         covered = batch.place_labels[..., 0] > 0
         group = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
         when = torch.empty_like(order).scatter_(1, order, group.expand_as(order))
-        weights = 1 + (BESIDE_OBJECT - 1) * beside_decided(covered, when).gather(1, order)
+        weights = 1 + (BESIDE_OBJECT - 1) * beside_decided(covered, when, self.grid.columns).gather(1, order)
         raster = torch.empty_like(states).scatter_(1, order[..., None].expand_as(states), states)
         places, placed = place_loss(raster, batch, self.place_heads)
         loss = (losses * weights).sum() / weights.sum() + PLACE_WEIGHT * places
@@ -200,21 +199,22 @@ class QueryLoss(nn.Module):
         return logits, read.hidden_states[self.middle][:, -count:]
 
 
-def beside_decided(covered: Tensor, when: Tensor) -> Tensor:
+def beside_decided(covered: Tensor, when: Tensor, columns: int) -> Tensor:
     """Mark cells with a neighbour on an object that is decided before them.
 
     Args:
-        covered: [B, N] whether an object covers each cell of a square.
+        covered: [B, N] whether an object covers each cell of a grid.
         when: [B, N] group of each.
+        columns: of the grid.
 
     Returns:
         [B, N] 0 or 1.
     """
-    side = math.isqrt(covered.shape[1])
     late = when.max() + 1
-    time = F.pad(when.where(covered, late).unflatten(1, (side, side)), (1, 1, 1, 1), value=int(late))
+    time = when.where(covered, late).unflatten(1, (-1, columns))
+    rows, padded = time.shape[1], F.pad(time, (1, 1, 1, 1), value=int(late))
     shifts = [(down, across) for down in range(3) for across in range(3) if (down, across) != (1, 1)]
-    earliest = torch.stack([time[:, i : i + side, j : j + side] for i, j in shifts]).amin(0)
+    earliest = torch.stack([padded[:, i : i + rows, j : j + columns] for i, j in shifts]).amin(0)
     return (earliest.flatten(1) < when).long()
 
 

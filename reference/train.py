@@ -297,3 +297,29 @@ def coarse(
 
     folder = train_coarse(out, start=start, clusters=clusters, refiner_layers=refiner_layers, **training.plan)
     training.report(folder, "score it: python -m reference evaluate image")
+
+
+@train_app.command()
+@unpack_options
+def clips(
+    out: Out,
+    start: Annotated[
+        Path,
+        typer.Option("--from", help="Trained LlamaGen of captions that it begins with, and its parts."),
+    ] = Path("assets/scenes-llamagen"),
+    frames: Annotated[int, typer.Option(min=2, help="Frames of a clip.")] = 5,
+    *,
+    training: TrainingOptions,
+) -> None:
+    """Train a LlamaGen to draw clips, a row of a frame in each forward (NBP).
+
+    Resumable; writes a folder with transformer, text encoder, tokenizer and
+    image tokenizer. By default it takes 60 minutes, 4 clips at once.
+
+    Example:
+        python -m reference train clips --from assets/scenes-llamagen --out my-scenes-clips
+    """
+    from reference.clips import train_clips
+
+    folder = train_clips(out, start=start, frames=frames, **training.plan)
+    training.report(folder, "score it: python -m reference evaluate clips")

@@ -261,11 +261,18 @@ class Clip:
 
 
 def sample_clip(seed: int, *, frames: int = 8) -> Clip:
-    """Sample a clip in which nothing collides or leaves the image; equal arguments give equal clips."""
+    """Sample a scene and set it in motion; see `animate`."""
+    return animate(sample_scene(seed), frames)
+
+
+def animate(scene: Scene, frames: int) -> Clip:
+    """Sample where the objects of a scene go; equal scenes go the same ways.
+
+    Nothing collides or leaves the image, or else nothing moves.
+    """
     if not 1 <= frames <= 256:
         raise InputError("frames", frames, "1 to 256 frames")
-    scene = sample_scene(seed)
-    rng = np.random.default_rng([seed, 0xC119])
+    rng = np.random.default_rng([scene.seed, 0xC119])
     for _ in range(ATTEMPTS):
         drawn = rng.choice(list(DIRECTIONS), size=len(scene.objects))
         clip = Clip(scene, tuple(str(direction) for direction in drawn), frames)

@@ -96,7 +96,7 @@ def test_no_query_depends_on_tokens_of_its_group_or_later(learner: QueryLoss) ->
 
 def test_weights_depend_on_cells_decided_before() -> None:
     covered = torch.tensor([[True, False, False, False]])  # 2 x 2, the object at the top left
-    assert beside_decided(covered, torch.tensor([[1, 0, 2, 1]])).tolist() == [[0, 0, 1, 0]]
+    assert beside_decided(covered, torch.tensor([[1, 0, 2, 1]]), 2).tolist() == [[0, 0, 1, 0]]
 
 
 def test_what_is_learnt_is_what_decodes(learner: QueryLoss, start: Path) -> None:

@@ -1,0 +1,269 @@
+"""Training and scores of the reference model of clips: next-block prediction (NBP, 2502.07737).
+
+It begins with a LlamaGen of captions, whose text encoder and image tokenizer stay as they are. A caption says
+what a clip shows, but not where its objects go: that, the model has to decide and to keep to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+from transformers import AutoTokenizer, T5EncoderModel
+
+from mmspec.cli.choice import parse_choice
+from mmspec.errors import InputError
+from mmspec.evaluation.quality.attributes import AttributeJudge
+from mmspec.evaluation.quality.drift import video_drift
+from mmspec.models.autoencoders import encode_image
+from mmspec.models.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
+from mmspec.models.parallel_images import NBPConfig, NBPForCausalLM
+from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
+from mmspec.scenes.render import animate, render_clip
+from mmspec.training.data.images import DROPPED
+from mmspec.training.data.scenes import PromptedScenes
+from mmspec.training.record import float8_matrices, save_trained
+from mmspec.training.run import RunOptions, Training, flush_subnormals
+from reference.image_data import IMAGE_SIZE, STRIDE, ImageBatch
+from reference.image_model import BESIDE_OBJECT, caption_vectors
+from reference.image_scores import FIRST_SEED, load_pipeline
+from reference.parallel import SHARED, beside_decided, share, trained_llamagen
+from reference.trainer import finish, train_on_scenes
+from reference.vlm_data import patch_labels
+
+__all__ = ["BlockLoss", "begin_clips", "blocks_see", "clip_batch", "score_clips", "train_clips"]
+
+STAGE_CLIPS = 16  # that no other training draws its scenes by
+CHECK_CLIPS = 8
+DEFAULT_MINUTES = 60.0
+DEFAULT_FRAMES = 5
+
+
+def clip_batch(seeds: np.ndarray, tokenizer: Any, frames: int, *, dropped: float = DROPPED) -> ImageBatch:
+    """Clips of scenes with prompts: an `ImageBatch` whose images are frames, and places those of whole clips.
+
+    `pixels` are [B T, 3, 64, 64], `place_labels` [B, T N, labels of a patch]; `caption_labels` are left out.
+    """
+    told = PromptedScenes.of(seeds, dropped=dropped)
+    clips = [animate(scene, frames) for scene in told.scenes]
+    images = np.concatenate([render_clip(clip, IMAGE_SIZE) for clip in clips])
+    moved = [[replace(clip.scene, objects=clip.at(frame)) for frame in range(frames)] for clip in clips]
+    labels = [np.concatenate([patch_labels(scene, STRIDE, IMAGE_SIZE) for scene in row]) for row in moved]
+    words, mask = told.words(tokenizer)
+    return ImageBatch(
+        pixels=rearrange(torch.from_numpy(images), "n h w c -> n c h w").float() / 127.5 - 1,
+        tokens=torch.empty(len(clips), 0, dtype=torch.long),
+        words=words,
+        word_mask=mask,
+        dropped=told.dropped,
+        caption_labels=torch.empty(len(clips), 0, dtype=torch.long),
+        place_labels=torch.from_numpy(np.stack(labels)),
+        class_labels=torch.tensor([scene.class_label for scene in told.scenes]),
+    )
+
+
+def blocks_see(slots: int, size: int, cells: int) -> Tensor:
+    """[S, S] what each place of a clip that is read at once sees, where it is read block by block.
+
+    Args:
+        slots: S0 of the condition, read by the causal mask as the first block but its last token is.
+        size: tokens n of a block.
+        cells: tokens N of the clip, of which the last block is not read: S = S0 + N - 1, with the n - 1
+            special tokens behind the first block.
+    """
+    alone = slots + size - 1
+    block = torch.arange(slots + cells - 1)
+    block = torch.where(block < alone, block, alone + (block - alone) // size)
+    return block[:, None] >= block
+
+
+@torch.no_grad()
+def begin_clips(folder: Path, frames: int, block_size: int | None = None) -> NBPForCausalLM:
+    """A model of clips that begins with a trained LlamaGen of captions.
+
+    Raises:
+        InputError: it is conditioned on something else.
+    """
+    trained = trained_llamagen(folder, 1)
+    shape = {name: getattr(trained.config, name) for name in SHARED}
+    layers = trained.config.num_hidden_layers
+    config = NBPConfig(frames=frames, block_size=block_size, num_hidden_layers=layers, **shape)
+    model = NBPForCausalLM(config)
+    model.load_state_dict(trained.state_dict(), strict=False)
+    decoder: Any = model.model
+    decoder.special_tokens.weight.copy_(
+        decoder.embed_tokens.weight.mean(0).expand_as(decoder.special_tokens.weight)
+    )
+    model.generation_config = trained.generation_config
+    model.generation_config.max_new_tokens = config.image_tokens
+    return model
+
+
+class BlockLoss(nn.Module):
+    """Cross entropy of the tokens of clips, each predicted by the token at its place of the block before.
+
+    Cells beside what was decided of an object weigh more, as in `QueryLoss`.
+
+    Args:
+        transformer: learns.
+        text_encoder: of the captions; stays as it is.
+    """
+
+    def __init__(self, transformer: NBPForCausalLM, text_encoder: T5EncoderModel) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.text_encoder = text_encoder.requires_grad_(False)
+
+    def forward(self, batch: ImageBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and figures: nats a token of first frames, and of the others."""
+        config, tokens = self.transformer.config, batch.tokens
+        losses = F.cross_entropy(self.read(batch).transpose(1, 2), tokens, reduction="none")
+        cell = torch.arange(tokens.shape[1], device=tokens.device)
+        when = torch.where(cell < config.group_size, cell, config.group_size - 1 + cell // config.group_size)
+        covered = batch.place_labels[..., 0] > 0
+        beside = beside_decided(covered, when.expand_as(tokens), config.grid_size)
+        weights = 1 + (BESIDE_OBJECT - 1) * beside
+        frame = config.grid_size**2
+        figures = {"first": losses[:, :frame].mean(), "later": losses[:, frame:].mean()}
+        return (losses * weights).sum() / weights.sum(), figures
+
+    def read(self, batch: ImageBatch) -> Tensor:
+        """[B, N, V] logits of all tokens of clips, in one forward."""
+        decoder: Any = self.transformer.model
+        config, tokens = self.transformer.config, batch.tokens
+        size, cells = config.group_size, config.image_tokens
+        vectors = caption_vectors(decoder, self.text_encoder, batch)
+        slots = vectors.shape[1]
+        special = decoder.special_tokens.weight.expand(len(tokens), -1, -1)
+        first, rest = decoder.embed_tokens(tokens[:, : cells - size]).split([size, cells - 2 * size], 1)
+        place = torch.arange(slots + cells - size, device=tokens.device)
+        beyond = config.max_position_embeddings + torch.arange(size - 1, device=tokens.device)
+        places = torch.cat([place[: slots + size], beyond, place[slots + size :]])
+        sees = blocks_see(slots, size, cells).to(tokens.device)
+        heard = F.pad(batch.word_mask.bool(), (0, len(sees) - slots), value=True)
+        itself = torch.eye(len(sees), dtype=torch.bool, device=tokens.device)
+        states = decoder(
+            inputs_embeds=torch.cat([vectors, first, special, rest], 1),
+            position_ids=places.expand(len(tokens), -1),
+            attention_mask=(sees & heard[:, None] | itself)[:, None],  # padding has to see something
+            use_cache=False,
+        ).last_hidden_state
+        logits: Tensor = self.transformer.lm_head(states[:, slots - 1 :]).float()
+        return logits
+
+
+@flush_subnormals()
+def train_clips(
+    out: str | Path,
+    *,
+    start: str | Path,
+    frames: int = DEFAULT_FRAMES,
+    **how: Unpack[RunOptions],
+) -> Path:
+    """Train a reference model of clips, and save it as one folder.
+
+    Args:
+        out: the folder to write; its matrices are stored in float8.
+        start: the trained LlamaGen of captions that it begins with, whose text encoder, tokenizers and reader
+            it keeps.
+        frames: of a clip; a block is a row of one.
+        how: see `RunOptions`; by default 60 minutes, of 4 clips a step and process.
+
+    Returns:
+        The folder. Its `training.json` records how it was made.
+
+    Raises:
+        InputError: it begins with a model that is no LlamaGen of captions, or clips have fewer than 2 frames.
+    """
+    if frames < 2:
+        raise InputError("frames", frames, "at least 2")
+    out, start = Path(out), Path(start)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=4, checkpoint_s=120.0)
+    device = training.accelerator.device
+    images = load_vq(str(start), start / VQ).requires_grad_(False).to(device)
+    model = begin_clips(start, frames)
+    tokenizer = AutoTokenizer.from_pretrained(start / TOKENIZER)
+    encoder = T5EncoderModel.from_pretrained(start / TEXT_ENCODER, dtype=torch.float32)
+
+    def batch_of(seeds: np.ndarray, **which: Any) -> ImageBatch:
+        batch = clip_batch(seeds, tokenizer, frames, **which).to(device)
+        return replace(batch, tokens=encode_image(images, batch.pixels).reshape(len(seeds), -1))
+
+    train_on_scenes(
+        training,
+        BlockLoss(model, encoder),
+        batch_of,
+        batch_of(np.arange(CHECK_CLIPS), dropped=0.0),
+        title="clips, block by block",
+        stage=STAGE_CLIPS,
+        outer=("special_tokens",),
+    )
+
+    def save(record: dict[str, Any]) -> None:
+        save_trained(model, out, record, weights=float8_matrices(model, ".layers."))
+        share(start, out)
+
+    options = {"from": start, "frames": frames, **training.length}
+    return finish(training, out, save, command="clips", options=options, model=model)
+
+
+def score_clips(
+    folder: str | Path,
+    scenes: int = 100,
+    seed: int = FIRST_SEED,
+    *,
+    accelerators: Sequence[str] = ("none",),
+    guidance_scale: float | None = None,
+    batch_size: int = 16,
+) -> dict[str, Any]:
+    """Draw clips of held-out captions, and read every frame of them.
+
+    Args:
+        folder: that `train_clips` wrote.
+        scenes: captions, with the seeds `seed`, `seed + 1`, ...
+        seed: first seed, within `HELD_OUT_SEEDS`.
+        accelerators: names with options, as `mmspec bench` takes them; "none" is plain decoding.
+        guidance_scale: None is the model's own.
+        batch_size: clips at once.
+
+    Returns:
+        For each accelerator, and for `real` clips: `frames`, the share of facts that each frame shows, the
+        `drift` of these shares, and of drawn ones `forwards` a clip. And `scenes`, `seed`, `seconds`.
+
+    Raises:
+        InputError: the scenes are not held-out ones.
+        CheckpointError: the folder lacks a part.
+    """
+    if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
+        raise InputError("seed", (seed, scenes), f"scenes within the seeds 0 to {HELD_OUT_SEEDS.stop - 1}")
+    began = time.monotonic()
+    pipe, judge = load_pipeline(folder), AttributeJudge.of_model(folder)
+    drawn = [sample_scene(seed + index, profile=IMAGE_TOKENS) for index in range(scenes)]
+    captions, seeds = [caption(scene) for scene in drawn], [scene.seed for scene in drawn]
+    count = pipe.model.config.frames
+    real = np.stack([render_clip(animate(scene, count), IMAGE_SIZE) for scene in drawn])
+    shown = {"real": rearrange(torch.from_numpy(real), "n t h w c -> n t c h w").float() / 255}
+    forwards: dict[str, float] = {}
+    settings = {} if guidance_scale is None else {"guidance_scale": guidance_scale}
+    for name in tqdm(accelerators, desc="accelerators"):
+        choice = parse_choice(name)
+        pipe.set_accelerator(choice.name, **choice.options)
+        clips = pipe(captions, seed=seeds, batch_size=batch_size, output_type="pt", **settings)
+        shown[name] = clips.frames.cpu()
+        forwards[name] = clips.stats.target_forwards / -(-scenes // batch_size)
+    scores: dict[str, Any] = {}
+    for name, frames in shown.items():
+        read = [judge.score(frames[:, frame], captions) for frame in range(count)]
+        shares = [each.share for each in read]
+        scores[name] = {"frames": shares, "drift": video_drift(shares), "last": asdict(read[-1])}
+        scores[name] |= {"forwards": forwards[name]} if name in forwards else {}
+    return scores | {"scenes": scenes, "seed": seed, "seconds": round(time.monotonic() - began, 1)}
