@@ -582,13 +582,6 @@ FAULTS = (
         ("tests/reference/test_coarse.py",),
     ),
     Fault(
-        "a block of a clip is learnt with its own tokens in sight",
-        "blocks_see",
-        "alone = slots + size - 1",
-        "alone = slots",
-        ("tests/reference/test_clips.py",),
-    ),
-    Fault(
         "masks of one block do not see each other",
         "BlockTree.nodes",
         "plain.visible | (block[:, None] == block)",
