@@ -18,26 +18,24 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, T5EncoderModel
+from transformers import T5EncoderModel
 
 from mmspec.cli.choice import parse_choice
 from mmspec.errors import InputError
 from mmspec.evaluation.quality.attributes import AttributeJudge
 from mmspec.evaluation.quality.drift import video_drift
-from mmspec.models.autoencoders import encode_image
-from mmspec.models.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
 from mmspec.models.parallel_images import NBPConfig, NBPForCausalLM
 from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
 from mmspec.scenes.render import animate, render_clip
 from mmspec.training.data.images import DROPPED
 from mmspec.training.data.scenes import PromptedScenes
-from mmspec.training.record import float8_matrices, save_trained
 from mmspec.training.run import RunOptions, Training, flush_subnormals
+from reference.begun import Kept, shape_of, trained_llamagen
 from reference.image_data import IMAGE_SIZE, STRIDE, ImageBatch
 from reference.image_model import BESIDE_OBJECT, caption_vectors
 from reference.image_scores import FIRST_SEED, load_pipeline
-from reference.parallel import SHARED, beside_decided, share, trained_llamagen
-from reference.trainer import finish, train_on_scenes
+from reference.parallel import beside_decided
+from reference.trainer import train_on_scenes
 from reference.vlm_data import patch_labels
 
 __all__ = ["BlockLoss", "begin_clips", "blocks_see", "clip_batch", "score_clips", "train_clips"]
@@ -93,10 +91,9 @@ def begin_clips(folder: Path, frames: int, block_size: int | None = None) -> NBP
     Raises:
         InputError: it is conditioned on something else.
     """
-    trained = trained_llamagen(folder, 1)
-    shape = {name: getattr(trained.config, name) for name in SHARED}
-    layers = trained.config.num_hidden_layers
-    config = NBPConfig(frames=frames, block_size=block_size, num_hidden_layers=layers, **shape)
+    trained = trained_llamagen(folder)
+    depth, shape = trained.config.num_hidden_layers, shape_of(trained)
+    config = NBPConfig(frames=frames, block_size=block_size, num_hidden_layers=depth, **shape)
     model = NBPForCausalLM(config)
     model.load_state_dict(trained.state_dict(), strict=False)
     decoder: Any = model.model
@@ -188,32 +185,22 @@ def train_clips(
         raise InputError("frames", frames, "at least 2")
     out, start = Path(out), Path(start)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=4, checkpoint_s=120.0)
-    device = training.accelerator.device
-    images = load_vq(str(start), start / VQ).requires_grad_(False).to(device)
     model = begin_clips(start, frames)
-    tokenizer = AutoTokenizer.from_pretrained(start / TOKENIZER)
-    encoder = T5EncoderModel.from_pretrained(start / TEXT_ENCODER, dtype=torch.float32)
+    kept = Kept(start, training.accelerator.device)
 
     def batch_of(seeds: np.ndarray, **which: Any) -> ImageBatch:
-        batch = clip_batch(seeds, tokenizer, frames, **which).to(device)
-        return replace(batch, tokens=encode_image(images, batch.pixels).reshape(len(seeds), -1))
+        return kept.with_tokens(clip_batch(seeds, kept.tokenizer, frames, **which))
 
     train_on_scenes(
         training,
-        BlockLoss(model, encoder),
+        BlockLoss(model, kept.text_encoder),
         batch_of,
         batch_of(np.arange(CHECK_CLIPS), dropped=0.0),
         title="clips, block by block",
         stage=STAGE_CLIPS,
         outer=("special_tokens",),
     )
-
-    def save(record: dict[str, Any]) -> None:
-        save_trained(model, out, record, weights=float8_matrices(model, ".layers."))
-        share(start, out)
-
-    options = {"from": start, "frames": frames, **training.length}
-    return finish(training, out, save, command="clips", options=options, model=model)
+    return kept.finish(training, model, out, "clips", {"frames": frames})
 
 
 def score_clips(

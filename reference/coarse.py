@@ -6,7 +6,6 @@ are clusters of code vectors by k-means, and begin as the mean of what was known
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -15,19 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoTokenizer, T5EncoderModel
+from transformers import T5EncoderModel
 
 from mmspec.errors import InputError
-from mmspec.models.autoencoders import encode_image
-from mmspec.models.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
 from mmspec.models.llamagen import CTFConfig, CTFForCausalLM
 from mmspec.training.data.images import DROPPED
-from mmspec.training.record import float8_matrices, save_trained
 from mmspec.training.run import RunOptions, Training, flush_subnormals
+from reference.begun import Kept, evenly_spread, shape_of, trained_llamagen
 from reference.image_data import ImageBatch, image_batch
 from reference.image_model import BESIDE_OBJECT, beside_objects, caption_vectors
-from reference.parallel import SHARED, share, trained_llamagen
-from reference.trainer import finish, train_on_scenes
+from reference.trainer import train_on_scenes
 
 __all__ = ["CoarseLoss", "cluster_codes", "coarsened", "train_coarse"]
 
@@ -81,11 +77,9 @@ def coarsened(folder: Path, clusters: Tensor, refiner_layers: int) -> CTFForCaus
         InputError: it is conditioned on something else, or has fewer layers.
     """
     trained = trained_llamagen(folder, refiner_layers, "refiner_layers")
-    own = trained.config
-    count = 1 + int(clusters.max())
-    shape = {name: getattr(own, name) for name in SHARED} | {"vocab_size": count}
-    layers = {"num_hidden_layers": own.num_hidden_layers, "refiner_layers": refiner_layers}
-    model = CTFForCausalLM(CTFConfig(codebook_size=own.vocab_size, **layers, **shape))
+    depth, count = trained.config.num_hidden_layers, 1 + int(clusters.max())
+    shape = shape_of(trained) | {"vocab_size": count, "codebook_size": trained.config.vocab_size}
+    model = CTFForCausalLM(CTFConfig(num_hidden_layers=depth, refiner_layers=refiner_layers, **shape))
     weights = trained.state_dict()
     whole = ("model.embed_tokens.weight", "lm_head.weight")
     shares = F.one_hot(clusters, count).T.float()
@@ -98,8 +92,7 @@ def coarsened(folder: Path, clusters: Tensor, refiner_layers: int) -> CTFForCaus
     refiner.embed_tokens.weight.copy_(means[whole[0]])
     refiner.lm_head.load_state_dict(trained.lm_head.state_dict())
     refiner.norm.load_state_dict(trained.model.norm.state_dict())
-    kept = np.linspace(0, own.num_hidden_layers - 1, refiner_layers).round().astype(int)
-    for layer, place in zip(refiner.layers, kept.tolist(), strict=True):
+    for layer, place in zip(refiner.layers, evenly_spread(refiner_layers, depth), strict=True):
         layer.load_state_dict(trained.model.layers[place].state_dict())
     model.generation_config = trained.generation_config
     return model
@@ -165,29 +158,21 @@ def train_coarse(
     """
     out, start = Path(out), Path(start)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
-    device = training.accelerator.device
-    images = load_vq(str(start), start / VQ).requires_grad_(False).to(device)
-    found = cluster_codes(images.quantize.embedding.weight, clusters, training.seed)
+    kept = Kept(start, training.accelerator.device)
+    found = cluster_codes(kept.vq.quantize.embedding.weight, clusters, training.seed)
     model = coarsened(start, found, refiner_layers)
-    tokenizer = AutoTokenizer.from_pretrained(start / TOKENIZER)
-    encoder = T5EncoderModel.from_pretrained(start / TEXT_ENCODER, dtype=torch.float32)
 
     def batch_of(seeds: np.ndarray, **which: Any) -> ImageBatch:
-        batch = image_batch(seeds, tokenizer, grid=model.config.grid_size, **which).to(device)
-        return replace(batch, tokens=encode_image(images, batch.pixels).flatten(1))
+        return kept.with_tokens(image_batch(seeds, kept.tokenizer, grid=model.config.grid_size, **which))
 
     train_on_scenes(
         training,
-        CoarseLoss(model, encoder),
+        CoarseLoss(model, kept.text_encoder),
         partial(batch_of, dropped=DROPPED),
         batch_of(np.arange(CHECK_SCENES), dropped=0.0),
         title="coarse tokens, and their refiner",
         stage=STAGE,
     )
-
-    def save(record: dict[str, Any]) -> None:
-        save_trained(model, out, record, weights=float8_matrices(model, ".layers."))
-        share(start, out)
-
-    options = {"from": start, "clusters": clusters, "refiner-layers": refiner_layers, **training.length}
-    return finish(training, out, save, command="coarse", options=options, model=model)
+    return kept.finish(
+        training, model, out, "coarse", {"clusters": clusters, "refiner-layers": refiner_layers}
+    )

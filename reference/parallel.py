@@ -9,8 +9,6 @@ whole rest, of which a decoding by confidence decides the surest cells.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,36 +19,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoTokenizer, T5EncoderModel
+from transformers import T5EncoderModel
 
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.random_stream import RandomStream
 from mmspec.drafters.image_orders import DecodingOrder, cells_by_forward, diagonal_order, group_sizes
-from mmspec.errors import InputError
-from mmspec.models.autoencoders import encode_image
-from mmspec.models.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
-from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.models.parallel_images import LPDConfig, LPDForCausalLM
 from mmspec.scenes.reader import label_heads
 from mmspec.training.data.images import DROPPED
-from mmspec.training.record import float8_matrices, save_trained
 from mmspec.training.run import RunOptions, Training, flush_subnormals
-from reference.image import READER
+from reference.begun import Kept, evenly_spread, shape_of, trained_llamagen
 from reference.image_data import ImageBatch, image_batch
 from reference.image_model import BESIDE_OBJECT, caption_vectors, place_loss
-from reference.trainer import finish, train_on_scenes
+from reference.trainer import train_on_scenes
 from reference.vlm_data import PATCH_CLASSES
 
-__all__ = [
-    "SHARED",
-    "QueryLoss",
-    "begin_with",
-    "queries_see",
-    "sample_groups",
-    "share",
-    "train_parallel",
-    "trained_llamagen",
-]
+__all__ = ["QueryLoss", "begin_with", "beside_decided", "queries_see", "sample_groups", "train_parallel"]
 
 STAGE = 14  # that no other training draws its scenes by
 CHECK_SCENES = 32
@@ -62,12 +46,6 @@ MOST_STEPS = 64  # of an image of 16 x 16 tokens
 ITERATIONS = (4, 16)  # fewest and most, of a decoding by confidence
 PLACE_WEIGHT = 0.5
 POSITION_SCALE = 0.02
-#: Fields of a config that a model has of the one that it begins with.
-SHARED = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
-    *("grid_size", "condition_type", "num_classes", "caption_length", "caption_dim", "rope_base"),
-    "rms_norm_eps",
-)
 
 
 def sample_groups(grid: ImageGrid, batch: int, noise: np.random.Generator) -> tuple[Tensor, list[int]]:
@@ -218,21 +196,6 @@ def beside_decided(covered: Tensor, when: Tensor, columns: int) -> Tensor:
     return (earliest.flatten(1) < when).long()
 
 
-def trained_llamagen(folder: Path, layers: int, argument: str = "layers") -> LlamaGenForCausalLM:
-    """Load a LlamaGen of captions, from which so many layers are taken over.
-
-    Raises:
-        InputError: it is conditioned on something else, or has fewer layers.
-    """
-    trained: LlamaGenForCausalLM = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    config = trained.config
-    if config.condition_type != "caption":
-        raise InputError("from", str(folder), "a LlamaGen of captions")
-    if not 1 <= layers <= config.num_hidden_layers:
-        raise InputError(argument, layers, f"1 to {config.num_hidden_layers}, those of {folder}")
-    return trained
-
-
 def begin_with(folder: Path, layers: int) -> LPDForCausalLM:
     """A model with queries that begins with some layers of a trained LlamaGen of captions, evenly spread.
 
@@ -240,31 +203,17 @@ def begin_with(folder: Path, layers: int) -> LPDForCausalLM:
         InputError: it is conditioned on something else, or has fewer layers.
     """
     trained = trained_llamagen(folder, layers)
-    own: LlamaGenConfig = trained.config
-    kept = [round(place) for place in np.linspace(0, own.num_hidden_layers - 1, layers)]
+    kept = evenly_spread(layers, trained.config.num_hidden_layers)
     trained.model.layers = nn.ModuleList(trained.model.layers[place] for place in kept)
-    settings = {name: getattr(own, name) for name in SHARED}
-    model = LPDForCausalLM(LPDConfig(num_hidden_layers=layers, **settings))
+    model = LPDForCausalLM(LPDConfig(num_hidden_layers=layers, **shape_of(trained)))
     model.load_state_dict(trained.state_dict(), strict=False)
     decoder: Any = model.model
     with torch.no_grad():
         decoder.mask_token.copy_(decoder.embed_tokens.weight.mean(0, keepdim=True))
         decoder.position_embedding.weight.normal_(std=POSITION_SCALE)
-        decoder.position_embedding.weight[: own.prefix_length] = 0.0
+        decoder.position_embedding.weight[: model.config.prefix_length] = 0.0
     model.generation_config = trained.generation_config
     return model
-
-
-def share(start: Path, out: Path) -> None:
-    """Put the parts that were not trained beside the model: as links, if both folders lie side by side."""
-    for part in (TEXT_ENCODER, TOKENIZER, VQ, READER):
-        source, place = start / part, out / part
-        if not source.is_dir() or place.exists():
-            continue
-        if out.resolve().parent == start.resolve().parent:
-            os.symlink(Path("..") / start.resolve().name / part, place)
-        else:
-            shutil.copytree(source, place)
 
 
 @flush_subnormals()
@@ -288,32 +237,21 @@ def train_parallel(
     """
     out, start = Path(out), Path(start)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
-    device = training.accelerator.device
     model = begin_with(start, layers)
-    images = load_vq(str(start), start / VQ).requires_grad_(False).to(device)
-    tokenizer = AutoTokenizer.from_pretrained(start / TOKENIZER)
-    encoder = T5EncoderModel.from_pretrained(start / TEXT_ENCODER, dtype=torch.float32)
-    grid = ImageGrid(model.config.grid_size, model.config.grid_size, model.config.vocab_size)
+    kept = Kept(start, training.accelerator.device)
 
     def batch_of(seeds: np.ndarray, order: DecodingOrder | None = None, **which: Any) -> SeededImages:
-        batch = image_batch(seeds, tokenizer, grid=grid.rows, **which).to(device)
-        batch = replace(batch, tokens=encode_image(images, batch.pixels).flatten(1))
-        return SeededImages(batch, int(seeds[0]), order)
+        batch = image_batch(seeds, kept.tokenizer, grid=model.config.grid_size, **which)
+        return SeededImages(kept.with_tokens(batch), int(seeds[0]), order)
 
     own = DecodingOrder(repulsion_threshold=model.config.repulsion_threshold)
     train_on_scenes(
         training,
-        QueryLoss(model, encoder),
+        QueryLoss(model, kept.text_encoder),
         partial(batch_of, dropped=DROPPED),
         batch_of(np.arange(CHECK_SCENES), order=own, dropped=0.0),
         title="image tokens, asked for in any order",
         stage=STAGE,
         outer=("mask_token",),
     )
-
-    def save(record: dict[str, Any]) -> None:
-        save_trained(model, out, record, weights=float8_matrices(model, ".layers."))
-        share(start, out)
-
-    options = {"from": start, "layers": layers, **training.length}
-    return finish(training, out, save, command="parallel", options=options, model=model)
+    return kept.finish(training, model, out, "parallel", {"layers": layers})

@@ -17,6 +17,10 @@ Size = Annotated[str, typer.Option(help="base or tiny.")]
 ComparingReader = Annotated[
     Path | None, typer.Option(help="Trained reader whose features are compared too.", show_default=False)
 ]
+BegunWith = Annotated[
+    Path, typer.Option("--from", help="Trained LlamaGen of captions that it begins with, and its parts.")
+]
+LLAMAGEN = Path("assets/scenes-llamagen")
 
 train_app = typer.Typer(
     help="Train models; several GPUs, also with FSDP 2, through `accelerate launch -m reference train ...`.",
@@ -250,10 +254,7 @@ def image(
 @unpack_options
 def parallel(
     out: Out,
-    start: Annotated[
-        Path,
-        typer.Option("--from", help="Trained LlamaGen of captions that it begins with, and its parts."),
-    ] = Path("assets/scenes-llamagen"),
+    start: BegunWith = LLAMAGEN,
     layers: Annotated[int, typer.Option(min=1, help="So many of its layers are kept.")] = 6,
     *,
     training: TrainingOptions,
@@ -276,10 +277,7 @@ def parallel(
 @unpack_options
 def coarse(
     out: Out,
-    start: Annotated[
-        Path,
-        typer.Option("--from", help="Trained LlamaGen of captions that it begins with, and its parts."),
-    ] = Path("assets/scenes-llamagen"),
+    start: BegunWith = LLAMAGEN,
     clusters: Annotated[int, typer.Option(min=1, help="Coarse tokens, clusters of the codebook.")] = 128,
     refiner_layers: Annotated[int, typer.Option(min=1, help="Layers of the refiner.")] = 4,
     *,
@@ -303,10 +301,7 @@ def coarse(
 @unpack_options
 def clips(
     out: Out,
-    start: Annotated[
-        Path,
-        typer.Option("--from", help="Trained LlamaGen of captions that it begins with, and its parts."),
-    ] = Path("assets/scenes-llamagen"),
+    start: BegunWith = LLAMAGEN,
     frames: Annotated[int, typer.Option(min=2, help="Frames of a clip.")] = 5,
     *,
     training: TrainingOptions,
