@@ -81,7 +81,7 @@ class Kept:
     def finish(
         self, training: Training, model: Any, out: Path, command: str, options: Mapping[str, Any]
     ) -> Path:
-        """Save a trained model, its matrices in float8, with the kept parts beside it; see `trainer.finish`."""
+        """Save a trained model, its matrices in float8, with these parts beside it; see `trainer.finish`."""
 
         def save(record: dict[str, Any]) -> None:
             save_trained(model, out, record, weights=float8_matrices(model, ".layers."))

@@ -55,11 +55,10 @@ class CTFRefiner(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            LlamaGenDecoderLayer(config, index) for index in range(config.refiner_layers)
-        )
-        for layer in self.layers:
+        layers = [LlamaGenDecoderLayer(config, index) for index in range(config.refiner_layers)]
+        for layer in layers:
             layer.self_attn.is_causal = False
+        self.layers = nn.ModuleList(layers)
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.codebook_size, bias=False)
         self.register_buffer("cluster_of", torch.arange(config.codebook_size) % config.vocab_size)
@@ -72,9 +71,8 @@ class CTFRefiner(nn.Module):
         cos, sin = raster_rotation(places[None], self.config)
         for layer in self.layers:
             states = layer(states, rotation=(cos.to(precise), sin.to(precise)))
-        logits = self.lm_head(self.norm(states)).float()
-        outside: Tensor = self.cluster_of != coarse[..., None]
-        return logits.masked_fill(outside, -torch.inf)
+        logits: Tensor = self.lm_head(self.norm(states)).float()
+        return logits.masked_fill(self.cluster_of != coarse[..., None], -torch.inf)
 
 
 class CTFForCausalLM(LlamaGenForCausalLM):
