@@ -114,7 +114,7 @@ def score_image_model(
             generators = [np.random.default_rng([scene.seed, 0xA5]) for scene in drawn]
             texts = [sample_image_prompt(one, rng).text for one, rng in zip(drawn, generators, strict=True)]
             scores["prompts"] = asdict(judge.score(draw(pipe, texts, seeds, batch_size), texts))
-        codes = torch.cat([encode_image(pipe.vq, part) for part in real.split(32)])
+        codes = pipe.target.tokens_of(torch.cat([encode_image(pipe.vq, part) for part in real.split(32)]))
         made = (pipe.pixels(pipe.target.grid, codes.cpu()) + 1) / 2
         scores["reconstructed"] = asdict(judge.score(made, captions))
         if is_raster:

@@ -50,6 +50,10 @@ class CTFTarget(LlamaGenTarget):
         """Entries of the codebook, of which coarse tokens are clusters."""
         return self.config.codebook_size
 
+    def tokens_of(self, entries: Tensor) -> Tensor:
+        """The clusters that entries of the codebook are in."""
+        return self.model.refiner.cluster_of[entries]
+
     def decode_output(self, codes: Tensor, grid: ImageGrid) -> Tensor:
         """Refine the coarse codes [B, cells], and decode them into images [B, 3, H, W], about [-1, 1]."""
         return super().decode_output(self.refine(codes), grid)

@@ -111,6 +111,10 @@ class ImageTokenTarget(CausalTarget, ABC):
         """Entries that the image tokenizer has to have."""
         return self.grid.codebook_size
 
+    def tokens_of(self, entries: Tensor) -> Tensor:
+        """The tokens that stand for entries of the image tokenizer's codebook, of any shape."""
+        return entries
+
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width in pixels of an image, or a frame, on the default grid."""

@@ -15,13 +15,16 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.models.llamagen import CTFForCausalLM
 from mmspec.models.llamagen.coarse import CTFRefiner
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
+from mmspec.training.data.scenes import scene_data
+from mmspec.training.drafter import train_drafter
 from reference.coarse import CoarseLoss, cluster_codes, coarsened, train_coarse
 from reference.image_data import image_batch
 from reference.image_model import SHAPES_BY_SIZE, build_caption_tokenizer, build_text_encoder
+from reference.image_scores import score_image_model
 
 TINY = SHAPES_BY_SIZE["tiny"]
 PROMPT = "a small red star"
-CLUSTERS = 8
+CLUSTERS = 48  # a tree of 40 siblings fits
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +83,9 @@ def test_images_are_the_refined_coarse_tokens_and_drafts_change_nothing(pipe: Im
     drawn = pipe(PROMPT, seed=5, output_type="pt")
     codes = torch.tensor(drawn.tokens)
     assert int(codes.max()) < CLUSTERS and drawn.stats.target_forwards == codes.shape[1]
-    fine = pipe.target.refine(codes)
-    assert torch.equal(pipe.model.refiner.cluster_of[fine], codes), "each entry lies in its cluster"
+    assert torch.equal(pipe.target.tokens_of(pipe.target.refine(codes)), codes), (
+        "entries are of their clusters"
+    )
     means = [
         pipe.vq.quantize.embedding.weight[pipe.model.refiner.cluster_of == one].mean(0) for one in (0, 7)
     ]
@@ -113,10 +117,22 @@ def test_a_tiny_training_learns_and_its_folder_says_how(trained: tuple[Path, lis
     folder, losses = trained
     assert np.mean(losses[-2:]) < np.mean(losses[:2])
     record = json.loads((folder / "training.json").read_text())
-    assert "train coarse" in record["command"] and "--clusters 8" in record["command"]
+    assert "train coarse" in record["command"] and "--clusters 48" in record["command"]
     weights = load_file(folder / "model.safetensors")
     assert weights["refiner.layers.0.mlp.up_proj.weight"].dtype == torch.float8_e4m3fn
     assert isinstance(MMSpecPipeline.from_pretrained(folder).model.refiner, CTFRefiner)
+
+
+def test_it_is_scored_and_drafted_for_by_its_coarse_tokens(trained: tuple[Path, list[float]]) -> None:
+    scores = score_image_model(trained[0], 3, guidance_scales=(2.0,), batch_size=4)
+    assert 0 < scores["entropy_mean"] < np.log(CLUSTERS) and 0 <= scores["reconstructed"]["share"] <= 1
+    out = trained[0].parent / "head"
+    train_drafter(trained[0], out, scene_data, steps=1, batch_size=2)
+    plain, drafted = (
+        MMSpecPipeline.from_pretrained(trained[0], accelerator=name, **which)(PROMPT, seed=1).tokens
+        for name, which in (("none", {}), ("eagle", {"drafter": out}))
+    )
+    assert drafted == plain
 
 
 def test_clusters_that_cannot_be_are_refused(trained: tuple[Path, list[float]], tmp_path: Path) -> None:

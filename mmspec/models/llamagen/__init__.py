@@ -5,7 +5,7 @@ Importing it makes the auto classes of transformers know the folders that `mmspe
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from mmspec.models.llamagen.coarse import CTFConfig, CTFForCausalLM
+from mmspec.models.llamagen.coarse import CTFConfig, CTFForCausalLM, CTFModel
 from mmspec.models.llamagen.configuration import CONTROLLED_LAYERS, SIZES, LlamaGenConfig
 from mmspec.models.llamagen.modeling import (
     LlamaGenForCausalLM,
@@ -20,6 +20,7 @@ __all__ = [
     "CONTROLLED_LAYERS",
     "CTFConfig",
     "CTFForCausalLM",
+    "CTFModel",
     "SIZES",
     "LlamaGenConfig",
     "LlamaGenForCausalLM",
@@ -30,7 +31,10 @@ __all__ = [
     "null_caption_prompt",
 ]
 
-AutoModel.register(LlamaGenConfig, LlamaGenModel, exist_ok=True)
-for config, model in ((LlamaGenConfig, LlamaGenForCausalLM), (CTFConfig, CTFForCausalLM)):
+for config, decoder, whole in (
+    (LlamaGenConfig, LlamaGenModel, LlamaGenForCausalLM),
+    (CTFConfig, CTFModel, CTFForCausalLM),
+):
     AutoConfig.register(config.model_type, config, exist_ok=True)
-    AutoModelForCausalLM.register(config, model, exist_ok=True)
+    AutoModel.register(config, decoder, exist_ok=True)
+    AutoModelForCausalLM.register(config, whole, exist_ok=True)

@@ -15,9 +15,14 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from mmspec.models.llamagen.configuration import LlamaGenConfig
-from mmspec.models.llamagen.modeling import LlamaGenDecoderLayer, LlamaGenForCausalLM, raster_rotation
+from mmspec.models.llamagen.modeling import (
+    LlamaGenDecoderLayer,
+    LlamaGenForCausalLM,
+    LlamaGenModel,
+    raster_rotation,
+)
 
-__all__ = ["CTFConfig", "CTFForCausalLM", "CTFRefiner"]
+__all__ = ["CTFConfig", "CTFForCausalLM", "CTFModel", "CTFRefiner"]
 
 
 @strict
@@ -75,6 +80,13 @@ class CTFRefiner(nn.Module):
         return logits.masked_fill(self.cluster_of != coarse[..., None], -torch.inf)
 
 
+class CTFModel(LlamaGenModel):
+    """LlamaGen's transformer over coarse tokens, without head and refiner."""
+
+    config: CTFConfig
+    config_class = CTFConfig
+
+
 class CTFForCausalLM(LlamaGenForCausalLM):
     """LlamaGen over coarse tokens, which `refiner` turns into those of the image tokenizer.
 
@@ -87,6 +99,7 @@ class CTFForCausalLM(LlamaGenForCausalLM):
 
     config: CTFConfig
     config_class = CTFConfig
+    decoder_class = CTFModel
 
     def __init__(self, config: CTFConfig) -> None:
         super().__init__(config)

@@ -21,8 +21,11 @@ from mmspec.decoding.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError, MediaError
 from mmspec.media import load_image
 from mmspec.models.autoencoders import encode_image
+from mmspec.models.checkpoint import load_config, load_model
 from mmspec.models.image_parts import load_text_encoder, load_vq
-from mmspec.models.llamagen import LlamaGenForCausalLM, caption_prompt, class_prompt, null_caption_prompt
+from mmspec.models.llamagen import caption_prompt, class_prompt, null_caption_prompt
+from mmspec.models.parallel_images import ParallelImageConfig
+from mmspec.targets import image_target
 from mmspec.targets.causal import to_device
 from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.text_file import json_lines, read_text
@@ -74,7 +77,7 @@ class LlamaGenImages(ABC):
         self, asked: Sequence[Tensor | int], dropped: Sequence[bool], pixels: Tensor
     ) -> tuple[TrainingExample, ...]:
         """Training examples of images [B, 3, H, W] in [-1, 1], each after its prompt or the empty one."""
-        codes = encode_image(self.vq, pixels.to(self.target.device)).flatten(1)
+        codes = self.target.tokens_of(encode_image(self.vq, pixels.to(self.target.device)).flatten(1))
         examples = []
         for said, is_dropped, tokens in zip(asked, dropped, codes, strict=True):
             prompt = self.condition(said, dropped=is_dropped)
@@ -255,15 +258,17 @@ def open_llamagen(folder: Path, device: torch.device) -> LlamaGenTarget:
     """Load the frozen target of a folder, in single precision, with its image tokenizer.
 
     Raises:
-        CheckpointError: a part is missing or damaged.
+        CheckpointError: a part is missing or damaged, or it draws in another order than the raster's.
     """
-    try:
-        model = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise CheckpointError("target", str(folder), f"a whole model ({error})"[:300]) from error
-    model.eval().requires_grad_(False)
+    config = load_config(str(folder), argument="target")
+    if isinstance(config, ParallelImageConfig):
+        raise CheckpointError("target", config.model_type, "a model that draws token by token")
+    model = load_model(str(folder), config, argument="target", dtype=torch.float32)
     vq = load_vq(str(folder)).requires_grad_(False)
-    return LlamaGenTarget(on_device(model, device), on_device(vq, device))
+    made = image_target(on_device(model.requires_grad_(False), device), on_device(vq, device))
+    if not isinstance(made, LlamaGenTarget):
+        raise CheckpointError("target", config.model_type, "a LlamaGen")
+    return made
 
 
 def on_device(module: M, device: torch.device) -> M:
