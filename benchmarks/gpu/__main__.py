@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu --out DIR                      # tests, ceilings, kernels, steps, cjd
     python -m benchmarks.gpu --out DIR --part steps --shape llava-1.5-7b
-    python -m benchmarks.gpu --out DIR --part reference     # needs diffusers and assets/
+    python -m benchmarks.gpu --out DIR --part reference     # needs diffusers and assets/, as does models
     python -m benchmarks.gpu --out DIR --tiny               # a rehearsal, on a CPU too
 
 DIR gets PART.json of every part, with the device, the versions and the ceilings, and PART.png.
@@ -77,6 +77,7 @@ PARTS: dict[str, Callable[[Setting], Rows]] = {
     "tests": _commands(commands.test_commands),
     "reference": _commands(commands.reference_commands),
     "drafters": _commands(commands.drafter_commands),
+    "models": _commands(commands.model_commands),
 }
 PLOTS = {"kernels": plots.draw_kernels, "steps": plots.draw_steps}
 

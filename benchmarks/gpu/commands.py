@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-__all__ = ["drafter_commands", "reference_commands", "run_all", "test_commands"]
+__all__ = ["drafter_commands", "model_commands", "reference_commands", "run_all", "test_commands"]
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@pytest.mark.gpu"
@@ -79,6 +79,21 @@ def drafter_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
         *("--max-new-tokens", "256"),
         *("--accelerators", ",".join(["none", "copy", *named]), "--out", str(out / "drafters-large.json")),
     ]
+
+
+def model_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
+    """Models begun with scenes-llamagen, trained and scored here; they stay in `out`. Needs diffusers."""
+    for name, minutes, scored in (
+        ("parallel", "2.5", ("image", "--guidance-scales", "4")),
+        ("coarse", "1.5", ("image", "--guidance-scales", "4")),
+        ("clips", "2.5", ("clips",)),
+    ):
+        length = ("--steps", "1", "--batch-size", "1") if tiny else ("--minutes", minutes)
+        folder = str(out / f"scenes-{name}")
+        yield ["-m", "reference", "train", name, "--out", folder, *length]
+        if not tiny:
+            kind, *how = scored
+            yield ["-m", "reference", "evaluate", kind, folder, "--scenes", "200", *how, "--json"]
 
 
 def run_all(commands: Iterator[list[str]] | Sequence[list[str]], limit: float) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.ceilings import Ceilings
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu.commands import drafter_commands, reference_commands, run_all
+from benchmarks.gpu.commands import drafter_commands, model_commands, reference_commands, run_all
 from benchmarks.gpu.commands import test_commands as commands_of_tests
 from benchmarks.gpu.correctors import time_correctors
 from benchmarks.gpu.kernel_cases import CASES
@@ -130,7 +130,8 @@ def test_the_commands_name_files_and_options_that_there_are(tmp_path):
     from mmspec.cli.application import app
     from reference.__main__ import app as reference
 
-    commands = [*reference_commands(tmp_path, False), *drafter_commands(tmp_path, False)]
+    made = (reference_commands, drafter_commands, model_commands)
+    commands = [command for each in made for command in each(tmp_path, False)]
     for command in commands:
         group = get_command({"mmspec": app, "reference": reference}[command[1]])
         words = command[2:]
