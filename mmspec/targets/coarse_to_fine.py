@@ -61,4 +61,5 @@ class CTFTarget(LlamaGenTarget):
     @torch.no_grad()
     def refine(self, codes: Tensor) -> Tensor:
         """Choose the likeliest fine code [B, cells] of each cell, given all coarse ones, in one forward."""
-        return self.model.refiner(codes).argmax(-1)
+        fine: Tensor = self.model.refiner(codes).argmax(-1)
+        return fine

@@ -15,6 +15,7 @@ from transformers import AutoModel
 
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.errors import CheckpointError, InputError, MediaError
+from mmspec.models.parallel_images import LPDConfig
 from mmspec.training.data import images as image_data
 from mmspec.training.data.images import ImageFile
 from mmspec.training.data.scenes import SceneImages, scene_data
@@ -90,6 +91,13 @@ def test_a_drafter_may_begin_with_another(
     assert len(record["stages"]) == 2 and "--from" in record["command"]
     with pytest.raises(CheckpointError, match="start"):
         train_drafter(target, tmp_path / "third", scene_data, start=target, steps=1)
+
+
+def test_models_of_other_orders_are_refused_before_their_weights_are_read(tmp_path: Path) -> None:
+    LPDConfig(hidden_size=32, num_attention_heads=2, vocab_size=64).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match="lpd.*token by token"):
+        train_drafter(tmp_path, tmp_path / "out", scene_data, steps=1)
 
 
 @pytest.mark.parametrize(("condition", "asked"), [("caption", "a red ring"), ("class", 7)])
