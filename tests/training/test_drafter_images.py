@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from mmspec.decoding.draft import DraftKind, Tree
@@ -95,7 +95,7 @@ def test_a_drafter_may_begin_with_another(
 
 def test_models_of_other_orders_are_refused_before_their_weights_are_read(tmp_path: Path) -> None:
     LPDConfig(hidden_size=32, num_attention_heads=2, vocab_size=64).save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").touch()
+    save_file({"none": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="lpd.*token by token"):
         train_drafter(tmp_path, tmp_path / "out", scene_data, steps=1)
 
