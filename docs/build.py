@@ -133,7 +133,10 @@ def image_tables() -> str:
 
 
 #: Records of `mmspec bench` on Spec-Bench with a real language model, by what their tables are called.
-REAL = {"Greedy, two cores": "real-words-cpu"}
+REAL = {
+    "Greedy, two cores": "real-words-cpu",
+    "Greedy, one core, two questions of each task": "real-words-one-core-cpu",
+}
 #: The same, decoded in batches on a machine that did other work, so that their times say nothing.
 UNTIMED = {
     "All 60 questions, greedy, 24 tokens": "real-words-60-cpu",
