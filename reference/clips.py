@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -40,7 +40,7 @@ from reference.vlm_data import patch_labels
 
 __all__ = ["BlockLoss", "begin_clips", "blocks_see", "clip_batch", "score_clips", "train_clips"]
 
-STAGE_CLIPS = 16  # that no other training draws its scenes by
+STAGE = 16  # that no other training draws its scenes by
 CHECK_CLIPS = 8
 DEFAULT_MINUTES = 60.0
 DEFAULT_FRAMES = 5
@@ -85,15 +85,15 @@ def blocks_see(slots: int, size: int, cells: int) -> Tensor:
 
 
 @torch.no_grad()
-def begin_clips(folder: Path, frames: int, block_size: int | None = None) -> NBPForCausalLM:
-    """A model of clips that begins with a trained LlamaGen of captions.
+def begin_clips(folder: Path, frames: int) -> NBPForCausalLM:
+    """A model of clips, a row of a frame in each block, that begins with a trained LlamaGen of captions.
 
     Raises:
         InputError: it is conditioned on something else.
     """
     trained = trained_llamagen(folder)
     depth, shape = trained.config.num_hidden_layers, shape_of(trained)
-    config = NBPConfig(frames=frames, block_size=block_size, num_hidden_layers=depth, **shape)
+    config = NBPConfig(frames=frames, num_hidden_layers=depth, **shape)
     model = NBPForCausalLM(config)
     model.load_state_dict(trained.state_dict(), strict=False)
     decoder: Any = model.model
@@ -197,7 +197,7 @@ def train_clips(
         batch_of,
         batch_of(np.arange(CHECK_CLIPS), dropped=0.0),
         title="clips, block by block",
-        stage=STAGE_CLIPS,
+        stage=STAGE,
         outer=("special_tokens",),
     )
     return kept.finish(training, model, out, "clips", {"frames": frames})
@@ -249,8 +249,7 @@ def score_clips(
         forwards[name] = clips.stats.target_forwards / -(-scenes // batch_size)
     scores: dict[str, Any] = {}
     for name, frames in shown.items():
-        read = [judge.score(frames[:, frame], captions) for frame in range(count)]
-        shares = [each.share for each in read]
-        scores[name] = {"frames": shares, "drift": video_drift(shares), "last": asdict(read[-1])}
+        shares = [judge.score(frames[:, frame], captions).share for frame in range(count)]
+        scores[name] = {"frames": shares, "drift": video_drift(shares)}
         scores[name] |= {"forwards": forwards[name]} if name in forwards else {}
     return scores | {"scenes": scenes, "seed": seed, "seconds": round(time.monotonic() - began, 1)}

@@ -66,12 +66,12 @@ def cluster_codes(codebook: Tensor, count: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def coarsened(folder: Path, clusters: Tensor, refiner_layers: int) -> CTFForCausalLM:
-    """A model of coarse tokens that begins with a trained LlamaGen of captions, as its refiner does.
+    """A model of coarse tokens, itself and its refiner begun with a trained LlamaGen of captions.
 
     Args:
         folder: the LlamaGen.
         clusters: [V] of the entries of its codebook.
-        refiner_layers: that the refiner begins with, evenly spread over those of the LlamaGen.
+        refiner_layers: of the refiner, evenly spread over those of the LlamaGen.
 
     Raises:
         InputError: it is conditioned on something else, or has fewer layers.
@@ -113,22 +113,26 @@ class CoarseLoss(nn.Module):
 
     def forward(self, batch: ImageBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and figures: nats a coarse token, nats a fine one, share of fine ones that are right."""
-        decoder: Any = self.transformer.model
         refiner, tokens = self.transformer.refiner, batch.tokens
         coarse = refiner.cluster_of[tokens]
-        vectors = caption_vectors(decoder, self.text_encoder, batch)
-        slots = vectors.shape[1]
-        seen = F.pad(batch.word_mask, (0, coarse.shape[1] - 1), value=1)
-        read = torch.cat([vectors, decoder.embed_tokens(coarse[:, :-1])], dim=1)
-        states = decoder(inputs_embeds=read, attention_mask=seen, use_cache=False).last_hidden_state
-        logits = self.transformer.lm_head(states[:, slots - 1 :]).float()
-        losses = F.cross_entropy(logits.transpose(1, 2), coarse, reduction="none")
+        losses = F.cross_entropy(self.read(batch, coarse).transpose(1, 2), coarse, reduction="none")
         weights = 1 + (BESIDE_OBJECT - 1) * beside_objects(batch.place_labels[..., 0] > 0)
         refined = refiner(coarse)
         fine = F.cross_entropy(refined.transpose(1, 2), tokens, reduction="none")
         loss = ((losses + fine) * weights).sum() / weights.sum()
         right = (refined.argmax(-1) == tokens).float()
         return loss, {"nats": losses.mean(), "fine": fine.mean(), "refined": right.mean()}
+
+    def read(self, batch: ImageBatch, coarse: Tensor) -> Tensor:
+        """[B, N, K] logits of coarse tokens [B, N], each given the caption and the tokens before it."""
+        decoder: Any = self.transformer.model
+        vectors = caption_vectors(decoder, self.text_encoder, batch)
+        slots = vectors.shape[1]
+        seen = F.pad(batch.word_mask, (0, coarse.shape[1] - 1), value=1)
+        read = torch.cat([vectors, decoder.embed_tokens(coarse[:, :-1])], dim=1)
+        states = decoder(inputs_embeds=read, attention_mask=seen, use_cache=False).last_hidden_state
+        logits: Tensor = self.transformer.lm_head(states[:, slots - 1 :]).float()
+        return logits
 
 
 @flush_subnormals()

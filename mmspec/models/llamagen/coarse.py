@@ -7,8 +7,6 @@ No code and no weights were published: the layout is this package's own.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -105,9 +103,3 @@ class CTFForCausalLM(LlamaGenForCausalLM):
         super().__init__(config)
         self.refiner = CTFRefiner(config)
         self.post_init()
-
-    def _init_weights(self, module: Any) -> None:
-        super()._init_weights(module)
-        if isinstance(module, CTFRefiner):
-            entries = torch.arange(self.config.codebook_size, device=module.cluster_of.device)
-            module.cluster_of.copy_(entries % self.config.vocab_size)
