@@ -277,6 +277,10 @@ class Drafter(ABC):
         """Depths of the drafts that sessions can be set to between rounds, the largest first; () if fixed."""
         return ()
 
+    def probes_of(self, candidates: int) -> int:
+        """Probes that a draft of so many candidates carries, which make the next one; most have none."""
+        return 0
+
     def stopping_below(self, probability: float) -> Drafter:
         """Return this drafter with an early stop, where it gives every path less than that probability.
 

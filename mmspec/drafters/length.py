@@ -50,7 +50,7 @@ class RoundCosts:
     """Costs of rounds by size, in plain rounds, of which the latest are the measure.
 
     Args:
-        sizes: candidates, or depth, of each choice: 0 for a plain round, then the largest, and so on.
+        sizes: nodes, or depth, of each choice: 0 for a plain round, then the largest, and so on.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -235,16 +235,19 @@ class PruningModel:
     A round gives 1 + the sum of the probabilities that the paths to its candidates are right. It takes more
     time the more there are: the likeliest n are kept for which the tokens, less those that their time would
     give otherwise, are the most. Where drafting has lost three plain rounds and gives less than 1.02 times
-    what plain rounds do, it pauses as of `CostModel`.
+    what plain rounds do, it pauses as of `CostModel`. A drafter that reads probes has candidates only after a
+    round with probes: its rounds are plain in pauses alone, and cost what the probes cost, too.
 
     Args:
         nodes: the most candidates that each size keeps, the largest first. Choices are 0, and then 1, 2, ...
             for these.
+        probes: of a draft of each of these sizes; none by default.
     """
 
-    def __init__(self, nodes: Sequence[int]) -> None:
+    def __init__(self, nodes: Sequence[int], probes: Sequence[int] = ()) -> None:
         self.nodes = (0, *nodes)
-        self.cost, self._pauses = RoundCosts(self.nodes), Pauses()
+        sizes = [size + read for size, read in zip(nodes, probes or [0] * len(nodes), strict=True)]
+        self.cost, self._pauses, self._probes = RoundCosts((0, *sizes)), Pauses(), any(probes)
         self.calibrate = Calibration()
         self._tokens = self._time = 1 / (1 - KEEP)  # of late, in tokens and plain rounds
         self._since_plain = 0
@@ -292,7 +295,7 @@ class PruningModel:
     def choose(self, sums: Sequence[Sequence[float]]) -> int:
         """Choose a size for a draft of which the tokens are expected that the likeliest 0, 1, ... give."""
         worth, best = self.worth, PLAIN
-        most = 1.0 - worth
+        most = -math.inf if self._probes else 1.0 - worth
         for size in range(len(self.nodes) - 1, 0, -1):
             expected = fmean(row[min(self.nodes[size], len(row) - 1)] for row in sums)
             gain = expected - worth * self.cost(size)
@@ -435,9 +438,13 @@ class PacedDrafter(SessionDrafter):
 
     def new_model(self) -> AnyModel:
         """Make a model that knows nothing yet."""
-        if self.inner.rates_paths:
+        if not self.inner.rates_paths:
+            return CostModel(self.inner.sizes)
+        if not (probes := self.inner.probes_of)(0):
             return PruningModel(half_lengths(self.max_nodes - 1))
-        return CostModel(self.inner.sizes)
+        largest = max(size for size in range(self.max_nodes) if size + probes(size) < self.max_nodes)
+        sizes = (*half_lengths(largest), 0)
+        return PruningModel(sizes, [probes(size) for size in sizes])
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         self.inner.admit(requests, sampler, stopping)

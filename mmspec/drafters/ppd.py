@@ -153,11 +153,14 @@ class PromptTokensDrafter(HeadDrafter):
         self.probes = model.config.num_probes
         require_number("probes_per_node", probes_per_node, 0.0, self.probes, f"0 to {self.probes}")
         self.probes_per_node = probes_per_node
-        self.max_nodes += self.probes + ceil(probes_per_node * self.shape.num_draft_tokens)
+        self.max_nodes += self.probes_of(self.shape.num_draft_tokens)
 
     @property
     def deepest(self) -> tuple[int, str]:
         return self.model.config.num_probes, "the number of prompt tokens"
+
+    def probes_of(self, candidates: int) -> int:
+        return self.probes + ceil(self.probes_per_node * candidates)
 
     def check(self, target: Target[Any]) -> None:
         super().check(target)
@@ -166,7 +169,7 @@ class PromptTokensDrafter(HeadDrafter):
 
     def probed(self, tree: Tree, paths: Tensor) -> PromptTree:
         """Add prompt tokens to a tree, given the log-probabilities [B, n] of its paths."""
-        count = self.probes + ceil(self.probes_per_node * (tree.valid.shape[1] - 1))
+        count = self.probes_of(tree.valid.shape[1] - 1)
         hosts, steps = place_probes(tree.parents, paths, self.model.config.worth, count)
         same: dict[str, Any] = {each.name: getattr(tree, each.name) for each in fields(Tree)}
         return PromptTree(

@@ -203,6 +203,29 @@ def test_a_drafter_that_costs_more_than_it_gives_rests():
     )
 
 
+@pytest.mark.parametrize(("node", "share", "least"), [(0.2, 0.5, 0.96), (0.01, 0.8, 2.2)])
+def test_rounds_of_probes_alone_are_no_plain_ones(node: float, share: float, least: float) -> None:
+    """Probes give the candidates of the next round: they are read in all rounds but those of a pause."""
+    sizes, probes, dice = (4, 2, 1, 0), (7, 5, 4, 3), random.Random(0)
+    model, known, rests, tokens, time = PruningModel(sizes, probes), False, 0, 0, 0.0
+    for _ in range(2000):
+        choice = 0
+        if resting := model.rests():
+            rests += 1
+        else:
+            paths = [share**depth for depth in range(1, 5)] if known else []
+            choice = model.choose([list(accumulate(paths, initial=1.0))])
+            assert choice, "a round without probes leaves the next one without candidates"
+        nodes = model.nodes[choice] if known else 0
+        right = next((n for n in range(nodes) if dice.random() >= share), nodes)
+        seconds = 1.0 if resting else 1.0 + node * (model.nodes[choice] + probes[choice - 1])
+        model.record(choice, [1 + right], seconds, 0.0, levels=0)
+        known, tokens, time = not resting, tokens + 1 + right, time + seconds
+    assert model.cost(0) == model.cost.plain(1.0) == pytest.approx(1.0)
+    assert model.cost(len(sizes)) == pytest.approx(1 + 3 * node)
+    assert tokens / time > least and (rests > 1900 if least < 1 else rests < 120)
+
+
 def test_a_drafter_that_rates_itself_too_high_is_found_out():
     calibrate = Calibration()
     assert calibrate(0.95) == pytest.approx(0.95)
