@@ -7,6 +7,7 @@ SmolLM2-135M-Instruct (Apache-2.0) is inside a package of the index, as a GGUF f
     python -m benchmarks.real_language replies runs/smollm2 instructions.jsonl --out runs/replies.jsonl
     python -m benchmarks.real_language heads runs/smollm2 runs/replies.jsonl --out runs/heads --minutes 60
     python -m benchmarks.real_language trigrams runs/smollm2 runs/replies.jsonl --out runs/ngrams.safetensors
+    python -m benchmarks.real_language drafts runs/smollm2 runs/replies.jsonl --out runs/drafts
 
 All go on where they were stopped, on a CPU or a GPU. A machine without the package takes its file: `model
 runs/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf`.
@@ -35,10 +36,21 @@ from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sources import open_target
 from mmspec.training.data.states import StoredStates
+from mmspec.training.draft_model import train_draft_model
 from mmspec.training.drafter import train_drafter
 from mmspec.training.methods import METHODS
 
-__all__ = ["HEADS", "gguf_file", "train_heads", "store_states", "write_folder", "write_replies"]
+__all__ = [
+    "DRAFTS",
+    "HEADS",
+    "gguf_file",
+    "prompts_as_text",
+    "store_states",
+    "train_drafts",
+    "train_heads",
+    "write_folder",
+    "write_replies",
+]
 
 LONGEST_PROMPT = 256
 LONGEST_ROW = 512  # tokens that heads learn from
@@ -53,6 +65,17 @@ HEADS: dict[str, dict[str, Any]] = {
     "medusa": {},
 }
 OWN_MATRIX = {"eagle3"}  # always; its setting has another name
+#: Draft models that are compared: what they learn from, by which divergence, and the share of steps on own
+#: replies in the second half.
+DRAFTS: dict[str, tuple[str, str, float]] = {
+    "text": ("prompts", "hard_labels", 0.0),
+    "labels": ("replies", "hard_labels", 0.0),
+    "kl": ("replies", "forward_kl", 0.0),
+    "own": ("replies", "forward_kl", 0.5),
+}
+DRAFT_RATE = 0.3  # of layers that have lost others between them
+SHORTEST_TEXT = 30  # words of a prompt that is learnt as text
+LONGEST_DRAFTED = 256  # tokens that draft models learn from
 
 app = typer.Typer(help="Measure on a real language model.", no_args_is_help=True)
 
@@ -181,6 +204,51 @@ def train_heads(
         )
 
 
+def prompts_as_text(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Conversations of text that no model wrote: a third of each prompt asks, the rest answers."""
+    words = [prompt.split(" ") for prompt in dict.fromkeys(row["prompt"] for row in rows)]
+    return [
+        {"prompt": " ".join(each[: len(each) // 3]), "response": " ".join(each[len(each) // 3 :])}
+        for each in words
+        if len(each) >= SHORTEST_TEXT
+    ]
+
+
+def train_drafts(model: str, data: Path, out: Path, layers: int, steps: int, **how: Any) -> None:
+    """Train the draft models of `DRAFTS` from the same layers of the target, in as many steps each.
+
+    Every second half begins anew with the weights of a first half, in which no model replies itself; what is
+    there already stays.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    texts = out / "prompts.jsonl"
+    texts.write_text("".join(json.dumps(row) + "\n" for row in prompts_as_text(read_rows(data))))
+    first: dict[tuple[str, str], Path] = {}
+    for name, (source, divergence, own_share) in DRAFTS.items():
+        half = first.setdefault((source, divergence), out / f"{name}-half")
+        for folder, start, own in ((half, f"layers:{layers}", 0.0), (out / name, str(half), own_share)):
+            if (folder / "config.json").exists():
+                note(f"{folder} is there")
+                continue
+            note(f"{folder}: {divergence} of {source}, own replies in {own:.0%} of the steps")
+            train_draft_model(
+                model,
+                folder,
+                texts if source == "prompts" else data,
+                start=start,
+                divergence=divergence,
+                own_share=own,
+                rate=DRAFT_RATE,
+                steps=steps // 2,
+                seed=int(folder != half),
+                max_length=LONGEST_DRAFTED,
+                states=None if own or divergence == "hard_labels" else out / "states",
+                resume=(out / f"{folder.name}.training.pt").exists(),
+                check_s=CHECK_S,
+                **how,
+            )
+
+
 @app.command()
 def model(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
@@ -252,6 +320,20 @@ def heads(
         "minutes": 60.0 if steps is None and minutes is None else minutes,
     }
     train_heads(model, data, out, name or list(HEADS), frequent_tokens, threads=threads, **length)
+
+
+@app.command()
+def drafts(
+    model: Annotated[str, typer.Argument(help="Folder of the model that they draft for.")],
+    data: Annotated[Path, typer.Argument(help="JSONL file of its replies.")],
+    out: Annotated[Path, typer.Option(help="Folder of their folders; training goes on with what it holds.")],
+    layers: Annotated[int, typer.Option(min=1, help="Of the model, that each begins with.")] = 18,
+    steps: Annotated[int, typer.Option(min=2, help="Of each.")] = 40,
+    batch_size: Annotated[int, typer.Option(min=1, help="Conversations of a step.")] = 8,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+) -> None:
+    """Train draft models by several objectives from the same start (DistillSpec), equally long."""
+    train_drafts(model, data, out, layers, steps, batch_size=batch_size, threads=threads)
 
 
 if __name__ == "__main__":

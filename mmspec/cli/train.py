@@ -156,8 +156,8 @@ def draft_model(
         str,
         typer.Option(
             "--from",
-            help="Folder or hub id of a small model of the same tokenizer; or layers:3, the target itself "
-            "with its first two layers and its last.",
+            help="Folder or hub id of a small model of the same tokenizer; or layers:4, the target itself "
+            "with its first two layers and its last two.",
         ),
     ] = "layers:2",
     divergence: Annotated[

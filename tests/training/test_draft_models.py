@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def data_of(folder: Path, rows: list[Any] = ROWS, seed: int = 0) -> Conversation
     return ConversationRows(reader, read_conversations(rows, with_images=False), 3, seed)
 
 
-def direct(name: str, p: Tensor, q: Tensor, beta: float) -> Tensor:
+def direct(name: str, p: Tensor, q: Tensor, label: int = 0, beta: float = 0.5) -> Tensor:
     """The divergences of two vectors as the paper writes them."""
     mixed = beta * p + (1 - beta) * q
     kl = {
@@ -84,7 +85,7 @@ def direct(name: str, p: Tensor, q: Tensor, beta: float) -> Tensor:
         "reverse_kl": (q * (q / p).log()).sum(),
         "jsd": beta * (p * (p / mixed).log()).sum() + (1 - beta) * (q * (q / mixed).log()).sum(),
         "tvd": (p - q).abs().sum() / 2,
-        "hard_labels": -q[p.argmax()].log(),
+        "hard_labels": -q[label].log(),
     }
     return kl[name]
 
@@ -105,8 +106,7 @@ def test_divergences_are_those_of_the_paper(name: str, monkeypatch: pytest.Monke
     (ours,), (theirs,) = (torch.autograd.grad(each.sum(), draft) for each in (values, due))
     assert torch.allclose(ours, theirs, atol=1e-6) and ours[:, :9].any() and not ours[:, 9:].any()
     same, all_of_it = compare(target, target.clone(), formula)
-    least = -target.log_softmax(-1).amax(-1) if name == "hard_labels" else torch.zeros(5)
-    assert torch.allclose(same, least, atol=1e-6) and torch.allclose(all_of_it, torch.ones(5))
+    assert torch.allclose(same, torch.zeros(5), atol=1e-6) and torch.allclose(all_of_it, torch.ones(5))
 
 
 def test_tokens_that_a_model_excludes_have_finite_divergences() -> None:
@@ -183,7 +183,7 @@ def test_the_loss_is_the_mean_over_replies_of_the_mean_over_their_tokens(folder:
     data = data_of(folder, [TWO_TURNS] * 4 + ROWS[:1] + [TWO_TURNS] * 4)
     teacher = data.reader.target
     model = shortened(teacher.model, 2)
-    for name in DIVERGENCES:
+    for name in (*DIVERGENCES, "hard_labels"):
         learner = DraftModelLoss(model, teacher, Distillation(name, own_share=0.0))
         batch = data.batch(0, 0)
         loss, figures = learner(batch)
@@ -191,11 +191,14 @@ def test_the_loss_is_the_mean_over_replies_of_the_mean_over_their_tokens(folder:
         for example in batch.examples:
             ids, places = example.inputs["input_ids"], example.learnt.nonzero()[:, 0] - 1
             p, q = (each(ids).logits[0, places].softmax(-1) for each in (teacher.model, model))
-            rows = [direct(name, *row, beta=0.5) for row in zip(p, q, strict=True)]
+            labels = ids[0, places + 1].tolist()
+            rows = [direct(name, *row) for row in zip(p, q, labels, strict=True)]
             due.append(torch.stack(rows).mean())
             shares.append(torch.minimum(p, q).sum(-1))
         assert torch.allclose(loss, torch.stack(due).mean(), atol=1e-5), name
-        assert torch.allclose(figures["accepted"], torch.cat(shares).mean(), atol=1e-5)
+        due_figures = {"accepted": torch.cat(shares).mean()} if name in DIVERGENCES else {}
+        assert figures.keys() == due_figures.keys()
+        assert all(torch.allclose(figures[each], value, atol=1e-5) for each, value in due_figures.items())
     loss.backward()
     assert all(each.grad is None for each in teacher.model.parameters())
     assert all(each.grad is not None for each in model.parameters())
@@ -235,12 +238,18 @@ def test_a_draft_model_of_frequent_tokens(folder: Path, tmp_path: Path) -> None:
     learner = DraftModelLoss(model, teacher, Distillation("tvd", own_share=0.0))
     restrict_output(model)
     batch = data.batch(0, 0)
-    due = []
+    due, hard, unsaid = [], [], 0
     for example in batch.examples:
         ids, places = example.inputs["input_ids"], example.learnt.nonzero()[:, 0] - 1
         p, q = (each(ids).logits[0, places][:, few].softmax(-1) for each in (teacher.model, model))
         due.append((p - q).abs().sum(-1).mean() / 2)
+        said = [few.index(token) if token in few else -1 for token in ids[0, places + 1].tolist()]
+        rows = [-row[label].log() for row, label in zip(q, said, strict=True) if label >= 0]
+        unsaid += len(said) - len(rows)
+        hard.append(torch.stack(rows).mean())
     assert torch.allclose(learner(batch)[0], torch.stack(due).mean(), atol=1e-5)
+    learner.how = Distillation("hard_labels", own_share=0.0)
+    assert unsaid and torch.allclose(learner(batch)[0], torch.stack(hard).mean(), atol=1e-5)
     how: dict[str, Any] = {"steps": 2, "batch_size": 2, "new_tokens": 4}
     out = train_draft_model(folder, tmp_path / "out", ROWS, frequent_tokens=12, **how)
     drafting = MMSpecPipeline.from_pretrained(folder, accelerator="draft_model", drafter=out)
@@ -268,10 +277,12 @@ def test_a_shortened_model_is_the_target_with_layers_left_out(make: Any, tmp_pat
         made.save_pretrained(tmp_path / str(count))
         again = AutoModelForCausalLM.from_pretrained(tmp_path / str(count))
         assert torch.equal(again(ids).logits, made(ids).logits) and type(made) is type(model)
-        kept = {name: weight for name, weight in made.state_dict().items() if f".{count - 1}." in name}
-        last = model.state_dict()
-        for name, weight in kept.items():
-            assert torch.equal(weight, last[name.replace(f".{count - 1}.", f".{depth - 1}.", 1)]), name
+        places = [*range(count // 2), *range(depth - (count - count // 2), depth)]
+        whole, weights = model.state_dict(), made.state_dict()
+        for name, weight in weights.items():
+            place = re.search(r"(?<=\.)\d+(?=\.)", name)
+            origin = name if place is None else re.sub(r"(?<=\.)\d+(?=\.)", str(places[int(place[0])]), name)
+            assert torch.equal(weight, whole[origin]), name
     assert torch.allclose(made(ids).logits, model(ids).logits, atol=1e-6), "all layers are the target"
 
 
@@ -384,6 +395,7 @@ def test_what_cannot_be_a_draft_model_is_refused_before_weights_are_read(
     refused("beta: got 1.0", beta=1.0)
     refused("own_share: got 1.5", own_share=1.5)
     refused("new_tokens: got 0", new_tokens=0)
+    refused("own_share: got 0.5; .*0: its own tokens", divergence="hard_labels")
     refused("rate: got 0", rate=0)
     refused("frequent_tokens: got -1", frequent_tokens=-1)
     refused("frequent_tokens: got 9.* 0: replies", frequent_tokens=9, regenerate=4)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -33,10 +35,10 @@ from mmspec.validation import is_integer, require_number
 
 __all__ = [
     "DIVERGENCES",
+    "HARD_LABELS",
     "Distillation",
     "DraftModelLoss",
     "forward_kl",
-    "hard_labels",
     "jsd",
     "reverse_kl",
     "tvd",
@@ -67,18 +69,8 @@ def tvd(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
 
 
-def hard_labels(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Nats of the target's likeliest tokens alone: what a draft model learns from text, to compare with."""
-    return -log_q.gather(-1, log_p.argmax(-1, keepdim=True))[..., 0]
-
-
-DIVERGENCES = {
-    "forward_kl": forward_kl,
-    "reverse_kl": reverse_kl,
-    "jsd": jsd,
-    "tvd": tvd,
-    "hard_labels": hard_labels,
-}
+DIVERGENCES = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd, "tvd": tvd}
+HARD_LABELS = "hard_labels"
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,8 @@ class Distillation:
     """Settings of a distillation.
 
     Args:
-        divergence: a name in `DIVERGENCES`.
+        divergence: a name in `DIVERGENCES`; or "hard_labels", the cross entropy of the data's tokens, which
+            needs no target.
         beta: of "jsd", weight of the target's part.
         own_share: share of the steps whose replies the draft model writes itself, from its weights of that
             step; the others learn replies of the data.
@@ -102,16 +95,18 @@ class Distillation:
     new_tokens: int = 64
 
     def __post_init__(self) -> None:
-        if self.divergence not in DIVERGENCES:
-            raise InputError("divergence", self.divergence, did_you_mean(self.divergence, DIVERGENCES))
+        if self.divergence not in (known := [*DIVERGENCES, HARD_LABELS]):
+            raise InputError("divergence", self.divergence, did_you_mean(self.divergence, known))
         require_number("beta", self.beta, 1e-3, 0.999, "0.001 to 0.999")
         require_number("own_share", self.own_share, 0.0, 1.0, "0 (replies of the data alone) to 1")
         if not is_integer(self.new_tokens) or self.new_tokens < 1:
             raise InputError("new_tokens", self.new_tokens, "a positive integer")
+        if self.divergence == HARD_LABELS and self.own_share:
+            raise InputError("own_share", self.own_share, "0: its own tokens as labels teach a model nothing")
 
     @property
     def formula(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The divergence as a function of log p and log q."""
+        """The divergence as a function of log p and log q; there is none for hard labels."""
         if self.divergence == "jsd":
             return lambda log_p, log_q: jsd(log_p, log_q, self.beta)
         return DIVERGENCES[self.divergence]
@@ -122,7 +117,8 @@ class DraftModelLoss(nn.Module):
 
     `forward` takes a `DrafterBatch` and returns the mean over sequences of the mean over their reply tokens,
     and the figure "accepted": 1 - TVD, the mean over all tokens. Of a model that drafts some tokens alone
-    (`restrict_output`) both are of the distributions given these.
+    (`restrict_output`) both are of the distributions given these, and other tokens are no hard labels. Hard
+    labels have no figure.
 
     Args:
         model: learns; it reads what the target reads.
@@ -162,18 +158,36 @@ class DraftModelLoss(nn.Module):
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss on a batch, and its figures."""
-        reading = read(self.target, batch.examples, (HIDDEN,), self.stored)
-        states = self.reader.read([self.told(each.inputs) for each in batch.examples], (HIDDEN,))[HIDDEN]
-        row, before = reading.learnt[:, 1:].nonzero(as_tuple=True)  # the place that predicts a learnt token
-        tokens = draft_tokens_of(self.model)
-        with torch.no_grad():
-            said = self.target.head_of(tokens)(reading.taps[HIDDEN][row, before])
-        drafted = self.reader.head(states[row, before])
-        if tokens is not None:
-            drafted = drafted[:, tokens.to(drafted.device)]
-        divergence, accepted = compare(said, drafted, self.how.formula)
+        values, row, figures = (self.hard if self.how.divergence == HARD_LABELS else self.soft)(batch)
         share = 1 / torch.bincount(row, minlength=len(batch.examples)).clamp_min(1)
-        return (divergence * share[row]).sum() / len(batch.examples), {"accepted": accepted.mean()}
+        return (values * share[row]).sum() / len(batch.examples), figures
+
+    def soft(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Divergences at reply tokens [n], their rows of the batch [n], and figures."""
+        reading = read(self.target, batch.examples, (HIDDEN,), self.stored)
+        row, before = reading.learnt[:, 1:].nonzero(as_tuple=True)  # the place that predicts a learnt token
+        with torch.no_grad():
+            said = self.target.head_of(draft_tokens_of(self.model))(reading.taps[HIDDEN][row, before])
+        values, accepted = compare(said, self.logits(batch, row, before), self.how.formula)
+        return values, row, {"accepted": accepted.mean()}
+
+    def hard(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The same with the nats of reply tokens that the model drafts, and without figures."""
+        ids = pad_sequence([each.inputs["input_ids"][0] for each in batch.examples], batch_first=True)[:, 1:]
+        learnt = pad_sequence([each.learnt for each in batch.examples], batch_first=True)[:, 1:]
+        output: Any = self.model.get_output_embeddings()
+        tokens = draft_tokens_of(self.model)
+        tokens = (torch.arange(output.out_features) if tokens is None else tokens).to(ids.device)
+        row, before = (learnt & torch.isin(ids, tokens)).nonzero(as_tuple=True)
+        labels = torch.searchsorted(tokens, ids[row, before])
+        return F.cross_entropy(self.logits(batch, row, before).float(), labels, reduction="none"), row, {}
+
+    def logits(self, batch: DrafterBatch, row: Tensor, before: Tensor) -> Tensor:
+        """[n, V'] logits of the draft model at places of a batch, of the tokens that it drafts."""
+        states = self.reader.read([self.told(each.inputs) for each in batch.examples], (HIDDEN,))[HIDDEN]
+        drafted = self.reader.head(states[row, before])
+        tokens = draft_tokens_of(self.model)
+        return drafted if tokens is None else drafted[:, tokens.to(drafted.device)]
 
     def told(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inputs of a sequence in the precision of the draft model."""
