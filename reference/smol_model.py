@@ -34,7 +34,7 @@ from mmspec.models.smollm2 import MARKER, PACKAGE, rename_token
 from mmspec.scenes.language import ORDINALS
 from mmspec.scenes.reader import label_heads
 from mmspec.scenes.world import BACKGROUNDS, CANVAS
-from mmspec.training.record import half_precision, write_record
+from mmspec.training.record import float8_matrices, half_precision, write_record
 from reference.smol_data import CHAT_TEMPLATE, IMAGE, RepliesBatch, SpokenBatch
 from reference.vlm_data import ATTRIBUTES, MENTION_CLASSES, PatchBatch
 from reference.vlm_model import MENTION_WEIGHT, label_loss
@@ -95,13 +95,13 @@ def save_smol(
     folder: Path,
     record: Mapping[str, Any],
 ) -> None:
-    """Save all but the language model, in half precision; `mmspec.models.smollm2` makes it whole again."""
+    """Save all but the language model, matrices in float8; `mmspec.models.smollm2` makes it whole again."""
     folder.mkdir(parents=True, exist_ok=True)
-    parts = {name: getattr(model.model, name) for name in ("vision_tower", "multi_modal_projector")}
+    matrices = {"vision_tower": "encoder.layers.", "multi_modal_projector": "linear_"}
     weights = {
         f"model.{part}.{name}": weight
-        for part, module in parts.items()
-        for name, weight in half_precision(module).items()
+        for part, within in matrices.items()
+        for name, weight in float8_matrices(getattr(model.model, part), within).items()
     }
     for name, weight in half_precision(adapters).items():
         weights[f"model.language_model.{name.replace('/', '.')}"] = weight

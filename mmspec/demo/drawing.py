@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["CommitMap", "Drawing", "Methods", "draw", "heat_image", "heat_map"]
 
 OPEN = -1
+#: Methods with other options, which draw other images of the same seed.
+ORDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lpd:order=diagonal": ("lpd", {"order": "diagonal"}),
+    "lpd:order=raster": ("lpd", {"order": "raster"}),
+    "maskgit:iterations=16": ("maskgit", {"iterations": 16}),
+}
 #: Dark to bright, evenly spaced and told apart by the colour-blind; one cell per forward to the most.
 COLOURS = np.array([(49, 46, 129), (37, 99, 165), (16, 152, 151), (92, 200, 99), (250, 204, 21)], float)
 
@@ -143,10 +149,11 @@ class Methods:
         self._pipe, self._drafters = pipe, dict(drafters or {})
         self._made: dict[str, tuple[dict[str, Any], Accelerator]] = {}
         self.names = [name for name in ACCELERATORS if self._fits(name)]
+        self.names += [label for label, (name, _) in ORDERS.items() if name in self.names]
 
     def takes(self, name: str, option: str) -> bool:
         """Whether a method has an option of the page: "window", of Jacobi windows alone, or "delta"."""
-        options = find_preset(name).options
+        options = find_preset(preset_of(name)[0]).options
         return option in options and "zipar_window" not in options
 
     def taking(self, option: str) -> list[str]:
@@ -160,12 +167,13 @@ class Methods:
             InputError: no such method here, or a value out of range.
         """
         own = {key: value for key, value in options.items() if self.takes(name, key)}
-        own |= self._drafters.get(name, {})
+        preset, more = preset_of(name)
+        own |= more | dict(self._drafters.get(name, {}))
         made = self._made.get(name)
         if made is not None and made[0] == own:
             self._pipe.set_accelerator(made[1])
         else:
-            self._pipe.set_accelerator(name, **own)
+            self._pipe.set_accelerator(preset, **own)
             self._made[name] = own, self._pipe.accelerator
         return self._pipe.accelerator
 
@@ -175,6 +183,11 @@ class Methods:
         except MMSpecError:
             return False
         return True
+
+
+def preset_of(method: str) -> tuple[str, dict[str, Any]]:
+    """The preset of a method, and the options that it is given."""
+    return ORDERS.get(method, (method, {}))
 
 
 def draw(

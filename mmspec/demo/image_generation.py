@@ -12,7 +12,7 @@ import gradio as gr
 from PIL import Image
 
 from mmspec.demo.buttons import QUICK, Stops, connect
-from mmspec.demo.drawing import Drawing, Methods, draw, heat_map
+from mmspec.demo.drawing import ORDERS, Drawing, Methods, draw, heat_map
 from mmspec.demo.gallery import NOTHING, gallery, report
 from mmspec.demo.theme import heading, page
 from mmspec.errors import InputError
@@ -22,7 +22,7 @@ __all__ = ["ImageGeneration"]
 
 SAID = "Many tokens in one forward of the model (NFE): watch which, and what a method promises."
 MOST_CHARACTERS, MOST_SEED, MOST_METHODS = 1000, 2**31 - 1, 8
-COMPARED = ("none", "sjd", "gsd", "lantern", "zipar", "shared_noise", "masked")
+COMPARED = ("none", "sjd", "gsd", "lantern", "zipar", "shared_noise", "masked", "maskgit", *ORDERS)
 OPTIONS = {"window": "places drafted in a forward", "delta": "total variation allowed per token"}
 SECONDS_BETWEEN_UPDATES = 0.15
 EMPTY = '<p class="mm-empty">The forwards that commit the cells of the image are shown here.</p>'
