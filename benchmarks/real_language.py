@@ -69,9 +69,9 @@ OWN_MATRIX = {"eagle3"}  # always; its setting has another name
 #: replies in the second half.
 DRAFTS: dict[str, tuple[str, str, float]] = {
     "text": ("prompts", "hard_labels", 0.0),
-    "labels": ("replies", "hard_labels", 0.0),
     "kl": ("replies", "forward_kl", 0.0),
     "own": ("replies", "forward_kl", 0.5),
+    "labels": ("replies", "hard_labels", 0.0),
 }
 DRAFT_RATE = 0.3  # of layers that have lost others between them
 SHORTEST_TEXT = 30  # words of a prompt that is learnt as text
