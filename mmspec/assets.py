@@ -37,6 +37,10 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
         for name in ("dflash", "dspark")
     },
     "scenes-llamagen": ("text to image", "python -m reference train image"),
+    "scenes-parallel": (
+        "text to image, any cells in a forward",
+        "python -m reference train parallel --from assets/scenes-llamagen",
+    ),
     "scenes-nextstep": ("text to image, continuous tokens", "python -m reference train latents"),
     "scenes-nextstep-draft": (
         "draft of scenes-nextstep",

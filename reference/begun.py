@@ -79,12 +79,18 @@ class Kept:
         return replace(batch, tokens=tokens)
 
     def finish(
-        self, training: Training, model: Any, out: Path, command: str, options: Mapping[str, Any]
+        self,
+        training: Training,
+        model: Any,
+        out: Path,
+        command: str,
+        options: Mapping[str, Any],
+        within: str = ".layers.",
     ) -> Path:
-        """Save a trained model, its matrices in float8, with these parts beside it; see `trainer.finish`."""
+        """Save a trained model with these parts beside it, matrices of `within` in float8; see `finish`."""
 
         def save(record: dict[str, Any]) -> None:
-            save_trained(model, out, record, weights=float8_matrices(model, ".layers."))
+            save_trained(model, out, record, weights=float8_matrices(model, within))
             self.share(out)
 
         options = {"from": self.folder, **options, **training.length}

@@ -254,4 +254,4 @@ def train_parallel(
         stage=STAGE,
         outer=("mask_token",),
     )
-    return kept.finish(training, model, out, "parallel", {"layers": layers})
+    return kept.finish(training, model, out, "parallel", {"layers": layers}, within="")

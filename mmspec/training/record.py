@@ -101,11 +101,11 @@ def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def float8_matrices(model: nn.Module, within: str) -> dict[str, torch.Tensor]:
-    """The weights with matrices in float8 (e4m3) where `within` is part of their names, all else in fp16."""
+    """The weights: matrices in float8 (e4m3) if `within` is part of their names ("" is), all else in fp16."""
     stored = half_precision(model)
-    for name in stored:
-        if stored[name].dim() == 2 and within in name:
-            stored[name] = model.get_parameter(name).detach().cpu().to(torch.float8_e4m3fn).contiguous()
+    for name, weight in model.state_dict().items():
+        if weight.dim() == 2 and weight.is_floating_point() and within in name:
+            stored[name] = weight.detach().cpu().to(torch.float8_e4m3fn).contiguous()
     return stored
 
 

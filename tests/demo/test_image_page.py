@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmspec.demo.drawing import draw
+from mmspec.demo.drawing import ORDERS, draw
 from mmspec.demo.image_generation import ImageGeneration
 from mmspec.errors import InputError
 from mmspec.pipelines import ImagePipeline
@@ -136,3 +137,15 @@ def test_what_the_pipeline_refuses_is_refused(demo):
         next(draw(demo.pipe, demo.methods, "sjd", {"window": 1000}, what, threading.Event()))
     with pytest.raises(InputError, match="methods"):
         next(demo.compare(PROMPT, [], 16, 0.1, 4.0, 1.0, 0, threading.Event()))
+
+
+def test_orders_of_a_model_with_queries_are_compared_on_one_seed() -> None:
+    pipe = ImagePipeline.from_pretrained("assets/scenes-parallel", accelerator="none", dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    demo = ImageGeneration(pipe, "scenes-parallel", [PROMPT])
+    assert {"none", "maskgit", *ORDERS} <= set(demo.methods.names) and "sjd" not in demo.methods.names
+    asked = ["maskgit:iterations=16", "lpd:order=diagonal", "none"]
+    *_, shown = demo.compare(PROMPT, asked, 16, 0.1, 4.0, 1.0, 0, threading.Event())
+    cards = re.findall(r'data-method="([^"]+)" data-state="done".*?<dt>NFE</dt><dd>(\d+)</dd>', shown)
+    assert cards == [("plain decoding", "20"), ("lpd:order=diagonal", "31"), ("maskgit:iterations=16", "16")]
+    assert len(set(re.findall(r'class="mm-picture"[^>]*src="([^"]+)"', shown))) == 3, "other images"
