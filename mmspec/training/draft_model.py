@@ -32,7 +32,7 @@ from mmspec.training.data.sequences import acceptance_length
 from mmspec.training.data.sources import Rows, is_language_model, open_target, pick_dtype
 from mmspec.training.data.states import StoredStates
 from mmspec.training.drafter import drafter_training
-from mmspec.training.losses.distillation import Distillation, DraftModelLoss
+from mmspec.training.losses.distillation import HARD_LABELS, Distillation, DraftModelLoss
 from mmspec.training.losses.vocabulary import token_counts
 from mmspec.training.record import training_record, write_record
 from mmspec.training.run import RunOptions, Stage, flush_subnormals
@@ -105,6 +105,8 @@ def train_draft_model(
         raise InputError("frequent_tokens", frequent_tokens, "0: replies are not there to be counted")
     if states is not None and own_share:
         raise InputError("states", str(states), "nothing: own replies are new in every step; own_share=0")
+    if states is not None and divergence == HARD_LABELS:
+        raise InputError("states", str(states), "nothing: hard labels need no states of the target")
     layers = check_start(target, start)
     training = drafter_training(Path(out), how, accumulate, log_dir)
     accelerator = training.accelerator

@@ -400,6 +400,12 @@ def test_what_cannot_be_a_draft_model_is_refused_before_weights_are_read(
     refused("frequent_tokens: got -1", frequent_tokens=-1)
     refused("frequent_tokens: got 9.* 0: replies", frequent_tokens=9, regenerate=4)
     refused("states: .*own_share=0", states=tmp_path / "states")
+    refused(
+        "states: .*hard labels need no states",
+        divergence="hard_labels",
+        own_share=0.0,
+        states=tmp_path / "states",
+    )
     refused("layers:1 to layers:3: the target has 4", start="layers:4")
     refused("layers:1 to layers:3", start="layers:0")
     refused("start: .*no local folder|neither a local folder", CheckpointError, start="no/where")
