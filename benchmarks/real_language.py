@@ -162,6 +162,11 @@ def store_states(model: str, data: Path, folder: Path, methods: dict[str, dict[s
             stored.summary(together, states)
 
 
+def states_folder(out: Path) -> Path | None:
+    """Where the target's hidden states are kept: nowhere with a GPU, which computes them faster."""
+    return None if torch.cuda.is_available() else out / "states"
+
+
 def train_heads(
     model: str, data: Path, out: Path, names: Sequence[str], frequent_tokens: int, **how: Any
 ) -> None:
@@ -185,8 +190,9 @@ def train_heads(
             note(f"{out / name} is there")
         else:
             missing[name] = settings
-    if missing:
-        store_states(model, data, out / "states", missing)
+    states = states_folder(out)
+    if missing and states is not None:
+        store_states(model, data, states, missing)
     for name, settings in missing.items():
         folder, state = out / name, out / f"{name}.training.pt"
         note(f"{name}: {settings}")
@@ -197,7 +203,7 @@ def train_heads(
             settings=settings,
             data=data,
             max_length=LONGEST_ROW,
-            states=out / "states",
+            states=states,
             resume=state.exists(),
             check_s=CHECK_S,
             **how,
@@ -214,8 +220,10 @@ def prompts_as_text(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
-def train_drafts(model: str, data: Path, out: Path, layers: int, steps: int, **how: Any) -> None:
-    """Train the draft models of `DRAFTS` from the same layers of the target, in as many steps each.
+def train_drafts(
+    model: str, data: Path, out: Path, layers: int, steps: int, names: Sequence[str] = (*DRAFTS,), **how: Any
+) -> None:
+    """Train draft models of `DRAFTS` from the same layers of the target, in as many steps each.
 
     Every second half begins anew with the weights of a first half, in which no model replies itself; what is
     there already stays.
@@ -223,9 +231,10 @@ def train_drafts(model: str, data: Path, out: Path, layers: int, steps: int, **h
     out.mkdir(parents=True, exist_ok=True)
     texts = out / "prompts.jsonl"
     texts.write_text("".join(json.dumps(row) + "\n" for row in prompts_as_text(read_rows(data))))
-    first: dict[tuple[str, str], Path] = {}
-    for name, (source, divergence, own_share) in DRAFTS.items():
-        half = first.setdefault((source, divergence), out / f"{name}-half")
+    for name in names:
+        source, divergence, own_share = DRAFTS[name]
+        begun = next(other for other, (*learns, _) in DRAFTS.items() if learns == [source, divergence])
+        half = out / f"{begun}-half"
         for folder, start, own in ((half, f"layers:{layers}", 0.0), (out / name, str(half), own_share)):
             if (folder / "config.json").exists():
                 note(f"{folder} is there")
@@ -242,7 +251,7 @@ def train_drafts(model: str, data: Path, out: Path, layers: int, steps: int, **h
                 steps=steps // 2,
                 seed=int(folder != half),
                 max_length=LONGEST_DRAFTED,
-                states=None if own or divergence == "hard_labels" else out / "states",
+                states=None if own or divergence == "hard_labels" else states_folder(out),
                 resume=(out / f"{folder.name}.training.pt").exists(),
                 check_s=CHECK_S,
                 **how,
@@ -310,6 +319,7 @@ def heads(
     minutes: Annotated[float | None, typer.Option(help="Of each.", show_default="60")] = None,
     steps: Annotated[int | None, typer.Option(help="Of each, instead; reproducible.")] = None,
     frequent_tokens: Annotated[int, typer.Option(min=0, help="That each drafts; 0 for all.")] = 8192,
+    batch_size: Annotated[int, typer.Option(min=1, help="Conversations of a step.")] = 8,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
     """Train heads of several kinds for a model, equally long and on the same replies."""
@@ -319,7 +329,8 @@ def heads(
         "steps": steps,
         "minutes": 60.0 if steps is None and minutes is None else minutes,
     }
-    train_heads(model, data, out, name or list(HEADS), frequent_tokens, threads=threads, **length)
+    length |= {"threads": threads, "batch_size": batch_size}
+    train_heads(model, data, out, name or list(HEADS), frequent_tokens, **length)
 
 
 @app.command()
@@ -330,10 +341,17 @@ def drafts(
     layers: Annotated[int, typer.Option(min=1, help="Of the model, that each begins with.")] = 18,
     steps: Annotated[int, typer.Option(min=2, help="Of each.")] = 40,
     batch_size: Annotated[int, typer.Option(min=1, help="Conversations of a step.")] = 8,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A draft model to train.", show_default=", ".join(DRAFTS))
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
     """Train draft models by several objectives from the same start (DistillSpec), equally long."""
-    train_drafts(model, data, out, layers, steps, batch_size=batch_size, threads=threads)
+    if unknown := set(name or ()) - set(DRAFTS):
+        raise InputError("--name", sorted(unknown), " or ".join(DRAFTS))
+    train_drafts(
+        model, data, out, layers, steps, name or list(DRAFTS), batch_size=batch_size, threads=threads
+    )
 
 
 if __name__ == "__main__":

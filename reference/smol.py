@@ -13,7 +13,13 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from mmspec.assets import reference_models
 from mmspec.errors import CheckpointError, InputError
@@ -60,7 +66,8 @@ def train_smol(
         replies: JSONL file of `python -m reference replies`; every other step learns from it, and the rest is
             as without.
         start: a folder that this function wrote, to begin with.
-        tower_from: a trained LLaVA whose tower is taken over; None is scenes-llava in assets/.
+        tower_from: a trained LLaVA whose tower is taken over where there is no `start`; None is scenes-llava
+            in assets/.
         rank: of a LoRA of the language model; 0 leaves it as it is.
         dtype: of the language model while it is learnt from: "float32", or "bfloat16", which takes half the
             time on CPUs with AMX and on GPUs, and many times as long on others.
@@ -79,7 +86,8 @@ def train_smol(
     out = Path(out)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, check_s=1200.0)
     language, tokenizer = smollm2.read_language_model()
-    model = build_smol(language, tokenizer, read_tower(tower_from))
+    tower = read_tower(tower_from) if start is None else tower_of(start)
+    model = build_smol(language, tokenizer, tower)
     processor = build_smol_processor(tokenizer, model.config)
     said = None if replies is None else Replies.read(Path(replies), processor.tokenizer, VISUAL_TOKENS)
     words = WordsLoss(model, processor.tokenizer)
@@ -159,4 +167,13 @@ def read_tower(folder: str | Path | None) -> PreTrainedModel:
         tower: PreTrainedModel = donor.model.vision_tower
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError("tower_from", str(source), "a folder with a trained LLaVA") from error
+    return tower
+
+
+def tower_of(start: str | Path) -> PreTrainedModel:
+    """A vision tower of the shape of a trained model's, whose weights are read later."""
+    try:
+        tower: PreTrainedModel = AutoModel.from_config(AutoConfig.from_pretrained(start).vision_config)
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError("start", str(start), "a folder that `reference train smol` wrote") from error
     return tower

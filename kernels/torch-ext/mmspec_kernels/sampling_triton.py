@@ -21,7 +21,6 @@ TILE = 4096  # of longer rows
 COUNTS = ("batch", "rows", "settings_rows", "nodes", "places")  # they vary from call to call
 NEG_INF = tl.constexpr(float("-inf"))
 INF = tl.constexpr(float("inf"))
-NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -193,7 +192,7 @@ def _row_kernel(
         value, first = tl.where(is_drawn, value, NEG_INF), tl.where(is_drawn, first, 0)
         x = tl.where((x > value) | ((x == value) & (index >= first)), x, NEG_INF)
     if warped_ptr is not None:
-        tl.store(warped_ptr + row * size + index, tl.where(is_finite, x, NAN), mask=inside)
+        tl.store(warped_ptr + row * size + index, tl.where(is_finite, x, float("nan")), mask=inside)
     else:
         if key_ptr is not None:
             node = tl.load(node_ptr + row) if node_ptr is not None else row % nodes
@@ -349,7 +348,7 @@ def _tile_kernel(
         value, first = tl.load(cuts_ptr + row * 2), tl.load(cuts_ptr + row * 2 + 1).to(tl.int32)
         x = tl.where((x > value) | ((x == value) & (index >= first)), x, NEG_INF)
     if warped_ptr is not None:
-        tl.store(warped_ptr + row * size + index, tl.where(is_finite, x, NAN), mask=inside)
+        tl.store(warped_ptr + row * size + index, tl.where(is_finite, x, float("nan")), mask=inside)
     else:
         if key_ptr is not None:
             setting = tl.where(settings_rows > 1, row // rows, 0)
