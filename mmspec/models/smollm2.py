@@ -69,6 +69,9 @@ def read_language_model(file: Path | None = None) -> tuple[PreTrainedModel, Toke
     tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **where)
     read: PreTrainedModel = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
     config = read.config
+    for kind in ("bos", "eos", "pad"):  # some versions of transformers take others from the file
+        token = tokenizer.convert_ids_to_tokens(getattr(config, f"{kind}_token_id"))
+        setattr(tokenizer, f"{kind}_token", token)
     del config.quantization_config  # transformers would not save what it calls quantised
     model = type(read)(config)
     model.load_state_dict(read.state_dict())
