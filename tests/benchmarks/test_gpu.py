@@ -13,7 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.ceilings import Ceilings
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu.commands import drafter_commands, model_commands, reference_commands, run_all
+from benchmarks.gpu.commands import (
+    drafter_commands,
+    language_commands,
+    model_commands,
+    reference_commands,
+    run_all,
+)
 from benchmarks.gpu.commands import test_commands as commands_of_tests
 from benchmarks.gpu.correctors import time_correctors
 from benchmarks.gpu.kernel_cases import CASES
@@ -127,13 +133,15 @@ def test_commands_run_one_after_the_other_and_keep_their_output():
 def test_the_commands_name_files_and_options_that_there_are(tmp_path):
     from typer.main import get_command
 
+    from benchmarks.real_language import app as real_language
     from mmspec.cli.application import app
     from reference.__main__ import app as reference
 
-    made = (reference_commands, drafter_commands, model_commands)
+    apps = {"mmspec": app, "reference": reference, "benchmarks.real_language": real_language}
+    made = (reference_commands, drafter_commands, model_commands, language_commands)
     commands = [command for each in made for command in each(tmp_path, False)]
     for command in commands:
-        group = get_command({"mmspec": app, "reference": reference}[command[1]])
+        group = get_command(apps[command[1]])
         words = command[2:]
         while hasattr(group, "commands"):
             named = words[0] in group.commands  # else its first one, as of bench
