@@ -44,7 +44,6 @@ __all__ = [
     "DRAFTS",
     "HEADS",
     "gguf_file",
-    "prompts_as_text",
     "store_states",
     "train_drafts",
     "train_heads",
@@ -65,17 +64,14 @@ HEADS: dict[str, dict[str, Any]] = {
     "medusa": {},
 }
 OWN_MATRIX = {"eagle3"}  # always; its setting has another name
-#: Draft models that are compared: what they learn from, by which divergence, and the share of steps on own
+#: Draft models that are compared, on the same replies: their divergence, and the share of steps on own
 #: replies in the second half.
-DRAFTS: dict[str, tuple[str, str, float]] = {
-    "labels": ("replies", "hard_labels", 0.0),
-    "kl": ("replies", "forward_kl", 0.0),
-    "own": ("replies", "forward_kl", 0.5),
-    "text": ("prompts", "hard_labels", 0.0),
+DRAFTS: dict[str, tuple[str, float]] = {
+    "labels": ("hard_labels", 0.0),
+    "kl": ("forward_kl", 0.0),
+    "own": ("forward_kl", 0.5),
 }
-TEXT_STEPS = 2  # for one of replies: a prompt has half as many tokens to learn
 DRAFT_RATE = 0.3  # of layers that have lost others between them
-SHORTEST_TEXT = 30  # words of a prompt that is learnt as text
 LONGEST_DRAFTED = 256  # tokens that draft models learn from
 
 app = typer.Typer(help="Measure on a real language model.", no_args_is_help=True)
@@ -211,45 +207,31 @@ def train_heads(
         )
 
 
-def prompts_as_text(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Conversations of text that no model wrote: a third of each prompt asks, the rest answers."""
-    words = [prompt.split(" ") for prompt in dict.fromkeys(row["prompt"] for row in rows)]
-    return [
-        {"prompt": " ".join(each[: len(each) // 3]), "response": " ".join(each[len(each) // 3 :])}
-        for each in words
-        if len(each) >= SHORTEST_TEXT
-    ]
-
-
 def train_drafts(
     model: str, data: Path, out: Path, layers: int, steps: int, names: Sequence[str] = (*DRAFTS,), **how: Any
 ) -> None:
-    """Train draft models of `DRAFTS` from the same layers of the target, each on as many tokens.
+    """Train draft models of `DRAFTS` from the same layers of the target, in as many steps each.
 
     Every second half begins anew with the weights of a first half, in which no model replies itself; what is
     there already stays.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    texts = out / "prompts.jsonl"
-    texts.write_text("".join(json.dumps(row) + "\n" for row in prompts_as_text(read_rows(data))))
     for name in names:
-        source, divergence, own_share = DRAFTS[name]
-        half = out / f"{next(each for each, row in DRAFTS.items() if row[:2] == DRAFTS[name][:2])}-half"
-        count = steps // 2 * (TEXT_STEPS if source == "prompts" else 1)
+        divergence, own_share = DRAFTS[name]
+        half = out / f"{next(first for first, (other, _) in DRAFTS.items() if other == divergence)}-half"
         for folder, start, own in ((half, f"layers:{layers}", 0.0), (out / name, str(half), own_share)):
             if (folder / "config.json").exists():
                 note(f"{folder} is there")
                 continue
-            note(f"{folder}: {divergence} of {source}, own replies in {own:.0%} of the steps")
+            note(f"{folder}: {divergence}, own replies in {own:.0%} of the steps")
             train_draft_model(
                 model,
                 folder,
-                texts if source == "prompts" else data,
+                data,
                 start=start,
                 divergence=divergence,
                 own_share=own,
                 rate=DRAFT_RATE,
-                steps=count,
+                steps=steps // 2,
                 seed=int(folder != half),
                 max_length=LONGEST_DRAFTED,
                 states=None if own or divergence == "hard_labels" else states_folder(out),
@@ -340,7 +322,7 @@ def drafts(
     data: Annotated[Path, typer.Argument(help="JSONL file of its replies.")],
     out: Annotated[Path, typer.Option(help="Folder of their folders; training goes on with what it holds.")],
     layers: Annotated[int, typer.Option(min=1, help="Of the model, that each begins with.")] = 18,
-    steps: Annotated[int, typer.Option(min=2, help="Of replies; text has twice as many.")] = 40,
+    steps: Annotated[int, typer.Option(min=2, help="Of each.")] = 40,
     batch_size: Annotated[int, typer.Option(min=1, help="Conversations of a step.")] = 8,
     name: Annotated[
         list[str] | None, typer.Option(help="A draft model to train.", show_default=", ".join(DRAFTS))

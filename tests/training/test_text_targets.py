@@ -171,17 +171,14 @@ def test_heads_to_compare_draft_the_same_tokens_and_are_not_trained_twice(
 def test_draft_models_to_compare_share_their_start_and_learn_what_they_say(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts = [" ".join(f"word{place + row}" for place in range(33)) for row in range(6)]
     rows = [{"prompt": f"tell {row}", "response": f"what the model says {row}"} for row in range(6)]
     data, out = tmp_path / "replies.jsonl", tmp_path / "drafts"
-    data.write_text("\n".join(map(json.dumps, [*rows, *({**rows[0], "prompt": each} for each in prompts)])))
+    data.write_text("\n".join(map(json.dumps, rows)))
     train_drafts(str(folder), data, out, 1, 6, ["kl"], batch_size=2)
     assert not (out / "own").exists()
     train_drafts(str(folder), data, out, 1, 6, batch_size=2)
-    texts = [json.loads(line) for line in (out / "prompts.jsonl").read_text().splitlines()]
-    assert [f"{row['prompt']} {row['response']}" for row in texts] == prompts
     weights = {name: load_file(out / name / "model.safetensors") for name in DRAFTS}
-    assert len({tuple(each["lm_head.weight"].flatten()[:99].tolist()) for each in weights.values()}) == 4
+    assert len({tuple(each["lm_head.weight"].flatten()[:99].tolist()) for each in weights.values()}) == 3
     made = {
         name: json.loads((out / name / "training.json").read_text())["command"]
         for name in (*DRAFTS, "kl-half")
@@ -189,8 +186,7 @@ def test_draft_models_to_compare_share_their_start_and_learn_what_they_say(
     assert f"--from {out / 'kl-half'} " in made["kl"] and f"--from {out / 'kl-half'} " in made["own"]
     assert "--from layers:1" in made["kl-half"] and not (out / "own-half").exists()
     assert "--own-share 0.5" in made["own"] and "--divergence hard_labels" in made["labels"]
-    assert f"--data {out / 'prompts.jsonl'}" in made["text"] and f"--data {data}" in made["labels"]
-    assert "--steps 6 " in made["text"] and "--steps 3 " in made["labels"]  # prompts have fewer tokens
+    assert all(f"--data {data}" in each for each in made.values())
     train_drafts(str(folder), data, out, 1, 9, batch_size=2)
     assert "own is there" in capsys.readouterr().err
     assert load_file(out / "own" / "model.safetensors").keys() == weights["own"].keys()
