@@ -160,7 +160,7 @@ def store_states(model: str, data: Path, folder: Path, methods: dict[str, dict[s
 
 
 def states_folder(out: Path) -> Path | None:
-    """Where the target's hidden states are kept: nowhere with a GPU, which computes them faster."""
+    """The folder of the target's hidden states; none with a GPU, which computes them faster than it reads."""
     return None if torch.cuda.is_available() else out / "states"
 
 
