@@ -22,6 +22,7 @@ from transformers import (
 
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError
 from mmspec.models import smollm2
+from mmspec.models.smollm2 import read_language_model
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import CANVAS, HELD_OUT_SEEDS, SHAPES
 from mmspec.scenes.language import PLURALS
@@ -206,16 +207,14 @@ def test_replies_are_learnt_from_the_language_model_that_was_told(
     assert float(learner(told)[0].detach()) == pytest.approx(0, abs=1e-6), "told alike, it says the same"
     losses: Losses = []
     how = {"start": trained[0], "replies": file, "steps": 4, "batch_size": 2, "rank": 2}
-    out = train_smol(
-        parts / "talks", tower_from=parts / "llava", on_step=lambda *step: losses.append(step), **how
-    )
+    out = train_smol(parts / "talks", on_step=lambda *step: losses.append(step), **how)
     record = json.loads((out / "training.json").read_text())
     assert [stage["stage"] for stage in record["stages"]] == ["words", "speech", "speech"] and len(
         losses
     ) == 4
     file.write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
     with pytest.raises(InputError, match="at least 64 rows"):
-        train_smol(parts / "never", tower_from=parts / "llava", **how)
+        train_smol(parts / "never", **how)
 
 
 def test_scores_of_pairs_and_clips_come_with_those_of_single_pictures(trained: tuple[Path, Losses]) -> None:
@@ -243,6 +242,16 @@ def test_what_is_missing_is_named(
     for wrong in ({"rank": -1}, {"dtype": "float64"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             train_smol(tmp_path / "never", tower_from=parts / "llava", **wrong)
+
+
+def test_tokens_of_a_file_are_those_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = language_model()
+    model.config.quantization_config = {}
+    found.eos_token, found.pad_token = SPECIAL[1], None  # as transformers 5.17 reads SmolLM2's
+    monkeypatch.setattr(smollm2.AutoTokenizer, "from_pretrained", lambda *_, **__: found)
+    monkeypatch.setattr(smollm2.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
+    _, tokenizer = read_language_model(Path("SmolLM2.gguf"))
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (*SPECIAL[1:3], SPECIAL[2])
 
 
 def test_mentions_of_objects_are_labelled_at_their_last_token() -> None:
