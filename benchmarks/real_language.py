@@ -8,6 +8,8 @@ SmolLM2-135M-Instruct (Apache-2.0) is inside a package of the index, as a GGUF f
     python -m benchmarks.real_language heads runs/smollm2 runs/replies.jsonl --out runs/heads --minutes 60
     python -m benchmarks.real_language trigrams runs/smollm2 runs/replies.jsonl --out runs/ngrams.safetensors
     python -m benchmarks.real_language drafts runs/smollm2 runs/replies.jsonl --out runs/drafts
+    python -m benchmarks.real_language text instructions.jsonl --out runs/text.jsonl
+    python -m benchmarks.real_language drafts runs/smollm2 runs/text.jsonl --out runs/plain --name labels
 
 All go on where they were stopped, on a CPU or a GPU. A machine without the package takes its file: `model
 runs/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf`.
@@ -43,6 +45,7 @@ from mmspec.training.methods import METHODS
 __all__ = [
     "DRAFTS",
     "HEADS",
+    "as_text",
     "gguf_file",
     "store_states",
     "train_drafts",
@@ -73,6 +76,7 @@ DRAFTS: dict[str, tuple[str, float]] = {
 }
 DRAFT_RATE = 0.3  # of layers that have lost others between them
 LONGEST_DRAFTED = 256  # tokens that draft models learn from
+SHORTEST_TEXT = 45  # words: what is learnt of instructions as text is then as long as the replies, 86 tokens
 
 app = typer.Typer(help="Measure on a real language model.", no_args_is_help=True)
 
@@ -131,6 +135,16 @@ def write_replies(
                 file.flush()
                 written += sum(map(len, said.tokens))
     return written
+
+
+def as_text(prompts: Sequence[str]) -> list[dict[str, str]]:
+    """Conversations of text that no target wrote: a third of each long prompt asks, the rest answers."""
+    words = [prompt.split(" ") for prompt in dict.fromkeys(prompts)]
+    return [
+        {"prompt": " ".join(each[: len(each) // 3]), "response": " ".join(each[len(each) // 3 :])}
+        for each in words
+        if len(each) >= SHORTEST_TEXT
+    ]
 
 
 @torch.no_grad()
@@ -276,6 +290,17 @@ def replies(
         pipe, read_rows(data)[:samples], out, temperatures=temperature or (0.0, 1.0), **how
     )
     note(f"written: {out}, {written} tokens more")
+
+
+@app.command()
+def text(
+    data: Annotated[Path, typer.Argument(help="JSONL file of prompts.")],
+    out: Annotated[Path, typer.Option(help="JSONL file to write.")],
+) -> None:
+    """Write conversations of the words of prompts, which draft models learn from that are not distilled."""
+    rows = as_text([row["prompt"] for row in read_rows(data)])
+    out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    note(f"written: {out}, {len(rows)} conversations")
 
 
 @app.command()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.real_language import DRAFTS, train_drafts, train_heads
+from benchmarks.real_language import DRAFTS, as_text, train_drafts, train_heads
 from mmspec import MMSpecPipeline
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets import CausalTarget
@@ -190,3 +190,10 @@ def test_draft_models_to_compare_share_their_start_and_learn_what_they_say(
     train_drafts(str(folder), data, out, 1, 9, batch_size=2)
     assert "own is there" in capsys.readouterr().err
     assert load_file(out / "own" / "model.safetensors").keys() == weights["own"].keys()
+
+
+def test_text_that_is_not_distilled_is_every_long_prompt_once_and_whole() -> None:
+    long = " ".join(f"word{index}" for index in range(60))
+    rows = as_text([long, "too short to learn from", long])
+    assert [" ".join((row["prompt"], row["response"])) for row in rows] == [long]
+    assert len(rows[0]["prompt"].split()) == 20
