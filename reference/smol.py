@@ -39,7 +39,7 @@ WORDS_SEEDS, SPEECH_SEEDS = 40, 41  # of seeds: no other training draws the same
 WORDS, SPEECH = 0, 1
 WORDS_SHARE = 0.25
 WORDS_ROWS = 4  # times the batch size: they are far cheaper
-TOWER_FACTOR = 0.3  # the tower has learnt what it needs
+TOWER_FACTOR = 0.3  # of the rates: the tower has learnt what it needs, and all of it where replies are learnt
 CHECK_ROWS = 24
 VISUAL_TOKENS = 16  # of an image: 96 pixels a side, 12 a patch, merged two by two
 DEFAULT_MINUTES = 240.0
@@ -63,8 +63,8 @@ def train_smol(
 
     Args:
         out: the folder to write, which holds no language model.
-        replies: JSONL file of `python -m reference replies`; every other step learns from it, and the rest is
-            as without.
+        replies: JSONL file of `python -m reference replies`; every other step learns from half as many of its
+            rows, all at three tenths of the rates, and the rest is as without.
         start: a folder that this function wrote, to begin with.
         tower_from: a trained LLaVA whose tower is taken over where there is no `start`; None is scenes-llava
             in assets/.
@@ -154,7 +154,8 @@ def speech_stage(
             figures["divergence"] = round(float(torch.stack(losses).mean()), 3)
         return figures
 
-    return Stage("speech", learner, make, check, slow="vision_tower", slow_factor=TOWER_FACTOR)
+    slow = "vision_tower" if replies is None else ""  # which is in every name
+    return Stage("speech", learner, make, check, slow=slow, slow_factor=TOWER_FACTOR)
 
 
 def read_tower(folder: str | Path | None) -> PreTrainedModel:

@@ -19,7 +19,15 @@ from benchmarks.real_language import read_rows, write_replies
 from mmspec.errors import InputError
 from mmspec.models.smollm2 import gguf_file
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.scenes import DESCRIPTION_PROMPTS, Scene, SceneObject, sample_clip, sample_scene, training_seeds
+from mmspec.scenes import (
+    DESCRIPTION_PROMPTS,
+    STORY_PROMPTS,
+    Scene,
+    SceneObject,
+    sample_clip,
+    sample_scene,
+    training_seeds,
+)
 from mmspec.scenes.language import name
 from reference.smol_data import (
     CHAT_TEMPLATE,
@@ -44,11 +52,10 @@ CUT = 4  # tokens fewer than the most: a reply of so many was cut off, whatever 
 
 INSTRUCTIONS = (
     *DESCRIPTION_PROMPTS,
-    "What do you see?",
+    *STORY_PROMPTS,
     "Describe what is shown.",
     "Describe it in one sentence.",
     "Describe it in three sentences.",
-    "Describe it to a child.",
     "Describe it to someone who cannot see it.",
     "Describe it as a poet would.",
     "Describe it as a scientist would.",
@@ -60,19 +67,15 @@ INSTRUCTIONS = (
     "Write a caption for a museum.",
     "Write a title and a short paragraph.",
     "Write an alt text for a web page.",
-    "Tell a story about it.",
-    "Tell a short story for children about it.",
     "Write the first paragraph of a novel that begins here.",
     "Write a poem about it.",
     "Write a rhyme of four lines about it.",
     "Write a haiku about it.",
     "Write a song about it.",
-    "Write a letter to a friend about it.",
     "Write a dialogue between the things that are shown.",
     "Write a riddle about it.",
     "Write a news report about it.",
     "Write an advertisement for it.",
-    "Write a diary entry about the day when you saw this.",
     "Write instructions for drawing it, step by step.",
     "Write a Python dictionary that describes it.",
     "Compare the things that are shown.",
@@ -81,7 +84,6 @@ INSTRUCTIONS = (
     "What does it remind you of?",
     "What mood does it have?",
     "What could it be used for?",
-    "What could happen next?",
     "What would you ask a pupil about it?",
     "Where could one find something like this?",
     "Explain it to an alien.",

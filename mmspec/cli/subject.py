@@ -46,7 +46,7 @@ class Question:
         str | None,
         typer.Option(
             help="Without prompts of your own, on scenes: caption, describe, question, two_images, clip, "
-            "some with commas between, all, or mixed; or generate, for models that draw."
+            "story, some with commas between, all, or mixed; or generate, for models that draw."
         ),
     ] = None
     samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8

@@ -16,6 +16,7 @@ from mmspec.scenes import (
     DESCRIPTION_PROMPTS,
     HELD_OUT_SEEDS,
     IMAGE_TOKENS,
+    STORY_PROMPTS,
     caption,
     questions,
     render,
@@ -26,11 +27,12 @@ from mmspec.scenes import (
 
 __all__ = ["TASKS", "Example", "held_out_captions", "own_examples", "read_tasks", "scene_examples"]
 
-TASKS = ("caption", "describe", "question", "two_images", "clip", "mixed")
+TASKS = ("caption", "describe", "question", "two_images", "clip", "story", "mixed")
 FIRST_SEED = 20_000  # held out, and apart from the scenes that `mmspec evaluate` scores
 FIRST_IMAGE_SEED = 500_000  # held out too, of the captions that image models draw
 OTHER_SEEDS = 1_000_003  # added to seeds for a second sample of the same distribution
 FRAMES = 4
+PROMPTS = {"caption": CAPTION_PROMPTS, "story": STORY_PROMPTS}  # of other tasks: for descriptions
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
 
     Args:
         task: "caption" (one sentence), "describe" (over 100 tokens), "question" (a word or two), "two_images"
-            (a description of two scenes), "clip" (of four frames as four images) or "mixed" (the first
-            three in turn). The reference model has learnt from single images; its texts about several are
-            fluent and often wrong, and as good as any text to decode.
+            (a description of two scenes), "clip" (of four frames as four images), "story" (free text, which
+            scenes-smol alone has learnt) or "mixed" (the first three in turn). scenes-llava has learnt from
+            single images; its texts about several are fluent and often wrong, and as good as any to decode.
         count: how many.
         seed: other seeds give other scenes.
 
@@ -83,13 +85,13 @@ def _check_held_out(count: int, seed: int, first: int) -> None:
 
 
 def read_tasks(text: str, *others: str) -> tuple[str, ...]:
-    """Read tasks with commas between; "all" is every single one; an error may suggest `others` too.
+    """Read tasks with commas between; "all" are those of the grammar of scenes; errors suggest `others` too.
 
     Raises:
         InputError: no such task.
     """
     if text == "all":
-        return tuple(task for task in TASKS if task != "mixed")
+        return TASKS[: TASKS.index("story")]
     asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for task in asked:
         if task not in TASKS:
@@ -108,7 +110,7 @@ def _scene_example(task: str, seed: int, index: int) -> Example:
     if task == "question":
         prompt = questions(scenes[0], np.random.default_rng([seed, 0xBE]), 1)[0].text
     else:
-        prompts = CAPTION_PROMPTS if task == "caption" else DESCRIPTION_PROMPTS
+        prompts = PROMPTS.get(task, DESCRIPTION_PROMPTS)
         prompt = prompts[index % len(prompts)]
     images = tuple(Image.fromarray(render(scene)) for scene in scenes)
     return Example((prompt,), images, category=task, identifier=name)

@@ -25,6 +25,7 @@ from mmspec.scenes.world import (
 __all__ = [
     "CAPTION_PROMPTS",
     "DESCRIPTION_PROMPTS",
+    "STORY_PROMPTS",
     "KINDS",
     "Question",
     "ask",
@@ -101,6 +102,14 @@ DESCRIPTION_PROMPTS = (
     "describe everything in the picture.",
     "write a long description of the picture.",
     "write a detailed description of this image.",
+)
+STORY_PROMPTS = (
+    "Tell a story about it.",
+    "Tell a short story for children about it.",
+    "Write a letter to a friend about it.",
+    "Write a diary entry about the day when you saw this.",
+    "Describe it to a child.",
+    "What could happen next?",
 )
 PLURALS = {shape: shape + ("es" if shape.endswith("s") else "s") for shape in SHAPES}
 MAX_QUESTIONS = 16
