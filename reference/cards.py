@@ -162,6 +162,8 @@ def write_vlm_card(folder: str | Path, scores: Mapping[str, Any], command: str) 
     rows += [
         (f"{what} right to the word", scores[name]) for name, what in more_kinds.items() if name in scores
     ]
+    for name, how in (("stories", "shown"), ("told_stories", "told in words, with no picture")):
+        rows += [(f"things named in stories, {how}", scores[name])] if name in scores else []
     rows += [(f"answers about {kind}", share) for kind, share in scores["answers_by_kind"].items()]
     rows += [(f"{name} of an object, in captions", share) for name, share in scores["attributes"].items()]
     rows.append(("number of objects, in captions", scores["count"]))

@@ -33,6 +33,10 @@ def vlm(
     several: Annotated[
         bool, typer.Option(help="Ask for captions of pairs and of clips too, of a model that learnt them.")
     ] = False,
+    stories: Annotated[
+        bool,
+        typer.Option(help="Ask for stories too, shown and told in words, of a model that learnt replies."),
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts in one call of generate.")] = 50,
     card: Card = False,
     as_json: AsJson = False,
@@ -49,13 +53,13 @@ def vlm(
 
     source = model or reference_model()
     load_config(check_source(source))  # refuses what is no checkpoint, in one line
-    scores = score_vlm(
-        source, scenes, seed, descriptions=descriptions, several=several, batch_size=batch_size
-    )
+    asked = {"descriptions": descriptions, "several": several, "stories": stories}
+    scores = score_vlm(source, scenes, seed, batch_size=batch_size, **asked)
     if card:
         from reference.cards import write_vlm_card
 
-        flags = ("" if descriptions else " --no-descriptions") + (" --several" if several else "")
+        flags = "" if descriptions else " --no-descriptions"
+        flags += "".join(f" --{name}" for name in ("several", "stories") if asked[name])
         command = f"python -m reference evaluate vlm {source} --scenes {scenes} --seed {seed}{flags}"
         write_vlm_card(source, scores, command)
     rows = []

@@ -27,6 +27,7 @@ from mmspec.scenes import (
     PATTERNS,
     SHAPES,
     SIZES,
+    STORY_PROMPTS,
     Question,
     Scene,
     caption,
@@ -35,15 +36,17 @@ from mmspec.scenes import (
     render,
     sample_scene,
 )
+from mmspec.scenes.language import PLURALS
 from reference.smol_data import captioned
+from reference.smol_replies import tell
 
-__all__ = ["FIRST_SEED", "score_vlm"]
+__all__ = ["FIRST_SEED", "named", "score_vlm"]
 
 FIRST_SEED = 10_000
 CAPTION_PROMPT = "describe the picture."
 DESCRIPTION_PROMPT = "describe the picture in detail."
 QUESTIONS_PER_SCENE = 4
-MAX_NEW_TOKENS = {"caption": 64, "question": 12, "description": 320, "pair": 128, "clip": 80}
+MAX_NEW_TOKENS = {"caption": 64, "question": 12, "description": 320, "pair": 128, "clip": 80, "story": 96}
 ATTRIBUTES = ("size", "colour", "pattern", "shape")
 _NAME = "a " + " ".join(f"({'|'.join(values)})" for values in (SIZES, COLOURS, PATTERNS, SHAPES))
 _CAPTION = re.compile(
@@ -58,6 +61,7 @@ def score_vlm(
     *,
     descriptions: bool = True,
     several: bool = False,
+    stories: bool = False,
     batch_size: int = 50,
     device: str | torch.device | None = None,
 ) -> dict[str, Any]:
@@ -69,13 +73,15 @@ def score_vlm(
         seed: first seed, within `HELD_OUT_SEEDS`.
         descriptions: whether to ask for descriptions too, which takes most of the time.
         several: whether to ask for captions of pairs of pictures and of clips too.
+        stories: whether to ask for stories and the like too, with the picture and told of it in words.
         batch_size: prompts in one `generate` call.
         device: a GPU where there is one by default, else the CPU.
 
     Returns:
         Shares between 0 and 1: `captions`, `descriptions`, `pairs` and `clips` that are right to the word,
         `answers`, `answers_by_kind`, `attributes` (of all objects, as read from the captions), `count`,
-        `background`; then `scenes`, `questions`, `seed`, `device` and `seconds`.
+        `background`; `stories` and `told_stories`, of the things that are shown the share whose colour and
+        shape these name; then `scenes`, `questions`, `seed`, `device` and `seconds`.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
         allowed = f"scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
@@ -104,6 +110,12 @@ def score_vlm(
         turns = [captioned(scene.seed, kind) for scene in drawn]
         said = reader.read(kind, [(turn.images, CAPTION_PROMPT) for turn in turns])
         scores[f"{kind}s"] = _share([one == turn.reply for one, turn in zip(said, turns, strict=True)])
+    if stories:
+        asks = [STORY_PROMPTS[index % len(STORY_PROMPTS)] for index in range(scenes)]
+        both = list(zip(drawn, asks, strict=True))
+        said = reader.read("story", [([render(scene)], ask) for scene, ask in both])
+        told = reader.read("story", [([], f"{tell('single', scene.seed)} {ask}") for scene, ask in both])
+        scores |= {"stories": named(said, drawn), "told_stories": named(told, drawn)}
     return scores | {
         "scenes": scenes,
         "questions": len(asked),
@@ -126,7 +138,7 @@ class _Reader:
     def read(self, kind: str, tasks: Sequence[tuple[Sequence[np.ndarray], str]]) -> list[str]:
         """The model's replies to images with their prompts, as text."""
         replies: list[str] = []
-        with tqdm(total=len(tasks), desc=f"{kind}s") as bar:
+        with tqdm(total=len(tasks), desc=f"replies: {kind}") as bar:
             for start in range(0, len(tasks), self.batch_size):
                 batch = tasks[start : start + self.batch_size]
                 replies += self._reply(batch, MAX_NEW_TOKENS[kind])
@@ -141,7 +153,7 @@ class _Reader:
             message = {"role": "user", "content": content}
             prompts.append(self.processor.apply_chat_template([message], add_generation_prompt=True))
         images = [Image.fromarray(image) for shown, _ in batch for image in shown]
-        inputs = self.processor(text=prompts, images=images, padding=True, return_tensors="pt")
+        inputs = self.processor(text=prompts, images=images or None, padding=True, return_tensors="pt")
         inputs = inputs.to(self.model.device, self.model.dtype)
         tokens = self.model.generate(**inputs, do_sample=False, max_new_tokens=new_tokens)
         new = tokens[:, inputs["input_ids"].shape[1] :]
@@ -170,6 +182,16 @@ def _score_parts(captions: list[str], scenes: list[Scene]) -> dict[str, Any]:
         "count": _share(counts),
         "background": _share(backgrounds),
     }
+
+
+def named(texts: Sequence[str], scenes: Sequence[Scene]) -> float:
+    """Share of the things in scenes whose colour and shape a text about them names."""
+    found = []
+    for text, scene in zip(texts, scenes, strict=True):
+        words = set(re.findall(r"[a-z]+", text.lower()))
+        for thing in scene.objects:
+            found.append(thing.colour in words and not words.isdisjoint((thing.shape, PLURALS[thing.shape])))
+    return _share(found)
 
 
 def _share(right: list[bool] | np.ndarray) -> float:

@@ -24,7 +24,7 @@ from mmspec.errors import CheckpointError, InputError, MissingDependencyError
 from mmspec.models import smollm2
 from mmspec.models.smollm2 import read_language_model
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.scenes import CANVAS, HELD_OUT_SEEDS, SHAPES
+from mmspec.scenes import CANVAS, HELD_OUT_SEEDS, SHAPES, sample_scene
 from mmspec.scenes.language import PLURALS
 from mmspec.visual_tokens.spans import find_images
 from reference.processors import build_processor
@@ -33,7 +33,7 @@ from reference.smol_data import SHARES, images_of, make_turn, other_seed, spoken
 from reference.smol_model import IMAGE_TOKEN, SpeechLoss, build_smol, build_smol_processor
 from reference.smol_replies import INSTRUCTIONS, Replies, reply_rows
 from reference.vlm_model import SHAPES_BY_SIZE, build_model
-from reference.vlm_scores import score_vlm
+from reference.vlm_scores import named, score_vlm
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>", IMAGE_TOKEN)
 OPTIONS: dict[str, Any] = {"steps": 24, "batch_size": 2, "rank": 2}
@@ -218,8 +218,21 @@ def test_replies_are_learnt_from_the_language_model_that_was_told(
 
 
 def test_scores_of_pairs_and_clips_come_with_those_of_single_pictures(trained: tuple[Path, Losses]) -> None:
-    scores = score_vlm(trained[0], scenes=2, descriptions=False, several=True)
+    scores = score_vlm(trained[0], scenes=2, descriptions=False, several=True, stories=True)
     assert scores["pairs"] == scores["clips"] == 0 and scores["questions"] == 8
+    assert scores["stories"] == scores["told_stories"] == 0, "it has learnt nothing yet"
+
+
+def test_a_story_names_a_thing_by_its_colour_and_its_shape() -> None:
+    scene = next(one for one in map(sample_scene, range(50)) if len(one.objects) == 1)
+    thing = scene.objects[0]
+    texts = (
+        f"Once a {thing.colour.upper()}, proud {thing.shape}.",
+        f"Many {thing.colour} {PLURALS[thing.shape]}",
+        f"a {thing.colour} thing",
+        f"a {thing.shape}less tale of {thing.colour}",
+    )
+    assert [named([text], [scene]) for text in texts] == [1, 1, 0, 0]
 
 
 def test_what_is_missing_is_named(
