@@ -106,4 +106,4 @@ def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     if size < 1_000:  # a Git LFS pointer weighs 130 bytes
         return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
-    return {"name": name, "ok": True, "detail": f"{role}; {folder}, {size / 1e6:.2f} MB"}
+    return {"name": name, "ok": True, "detail": f"{role}; {folder}, {size / 1e6:.3g} MB"}
