@@ -51,8 +51,9 @@ is that of Aya Vision, with the processor of LLaVA.
 OWN_TOKENIZER = 'processor.tokenizer = PreTrainedTokenizerFast.from_pretrained("{folder}")  # not Qwen\'s\n'
 SMOL_LIMITS = """\
 It sees nothing but scenes: textured images of one to three simple objects, drawn by `mmspec.scenes`, alone,
-in pairs and as clips of four frames. Captions and answers follow the grammar of `mmspec.scenes`; all else is
-the language model's own, and no better than that.
+in pairs and as clips of four frames. Captions and answers follow the grammar of `mmspec.scenes`. Asked for
+anything else it says what SmolLM2-135M would say if it were told of the image in words (replies to 800 such
+prompts, `python -m reference replies --rows 800 --max-new-tokens 96`), which is no better than that model.
 """
 DIFFUSION_USE = """\
 ```python
