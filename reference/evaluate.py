@@ -53,7 +53,7 @@ def vlm(
 
     source = model or reference_model()
     load_config(check_source(source))  # refuses what is no checkpoint, in one line
-    asked = {"descriptions": descriptions, "several": several, "stories": stories}
+    asked: dict[str, Any] = {"descriptions": descriptions, "several": several, "stories": stories}
     scores = score_vlm(source, scenes, seed, batch_size=batch_size, **asked)
     if card:
         from reference.cards import write_vlm_card
