@@ -51,10 +51,10 @@ is that of Aya Vision, with the processor of LLaVA.
 OWN_TOKENIZER = 'processor.tokenizer = PreTrainedTokenizerFast.from_pretrained("{folder}")  # not Qwen\'s\n'
 SMOL_LIMITS = """\
 It sees nothing but scenes: textured images of one to three simple objects, drawn by `mmspec.scenes`, alone,
-in pairs and as clips of four frames. Captions and answers follow the grammar of `mmspec.scenes`. Asked for
-anything else it says what SmolLM2-135M would say if it were told of the image in words (replies to 800 such
-prompts, `python -m reference replies --rows 800 --max-new-tokens 96`), which is no better than that model.
+in pairs and as clips of four frames. Captions and answers follow the grammar of `mmspec.scenes`; all else is
+the language model's own, and no better than that{talk}.
 """
+SMOL_TALK = ": it has learnt from what that replied when it was told of images in words"
 DIFFUSION_USE = """\
 ```python
 from mmspec import MMSpecPipeline
@@ -155,7 +155,8 @@ def write_vlm_card(folder: str | Path, scores: Mapping[str, Any], command: str) 
     if record["size"] == "smol":
         tags, visual, tokens = "aya_vision", "16 visual tokens", "the vocabulary of SmolLM2"
         about = f"A vision tower and a projector, {_millions(record)} million parameters before SmolLM2-135M,"
-        use, limits = SMOL_USE.format(folder=where), SMOL_LIMITS
+        talk = SMOL_TALK if "--replies" in record["command"] else ""
+        use, limits = SMOL_USE.format(folder=where), SMOL_LIMITS.format(talk=talk)
     role = "a draft model for scenes-llava" if record["size"] == "small" else "a reference model"
     rows = [("short captions right to the word", scores["captions"]), ("answers right", scores["answers"])]
     more_kinds = {"descriptions": "long descriptions", "pairs": "captions of two pictures"}

@@ -25,8 +25,8 @@ from mmspec.scenes.world import (
 __all__ = [
     "CAPTION_PROMPTS",
     "DESCRIPTION_PROMPTS",
-    "STORY_PROMPTS",
     "KINDS",
+    "STORY_PROMPTS",
     "Question",
     "ask",
     "caption",

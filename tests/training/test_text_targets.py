@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.real_language import DRAFTS, as_text, train_drafts, train_heads
+from benchmarks.real_language import DRAFTS, as_text, model, train_drafts, train_heads
 from mmspec import MMSpecPipeline
+from mmspec.assets import own_drafters, reference_models
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets import CausalTarget
 from mmspec.training.data.conversation_file import read_conversations
@@ -197,3 +198,11 @@ def test_text_that_is_not_distilled_is_every_long_prompt_once_and_whole() -> Non
     rows = as_text([long, "too short to learn from", long])
     assert [" ".join((row["prompt"], row["response"])) for row in rows] == [long]
     assert len(rows[0]["prompt"].split()) == 20
+
+
+def test_the_folder_of_the_real_model_names_the_shipped_drafter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.real_language.write_folder", lambda file, out: out.mkdir())
+    model(tmp_path / "smollm2", tmp_path / "any.gguf")
+    assert own_drafters(tmp_path / "smollm2").source_for("ppd") == str(reference_models()["smollm2-ppd"])
