@@ -10,6 +10,8 @@ SmolLM2-135M-Instruct (Apache-2.0) is inside a package of the index, as a GGUF f
     python -m benchmarks.real_language drafts runs/smollm2 runs/replies.jsonl --out runs/drafts
     python -m benchmarks.real_language text instructions.jsonl --out runs/text.jsonl
     python -m benchmarks.real_language drafts runs/smollm2 runs/text.jsonl --out runs/plain --name labels
+    python -m benchmarks.real_language scenes assets/scenes-smol --out runs/scenes/replies.jsonl
+    python -m benchmarks.real_language heads assets/scenes-smol runs/scenes/replies.jsonl --out runs/eyes
 
 All go on where they were stopped, on a CPU or a GPU. A machine without the package takes its file: `model
 runs/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf`.
@@ -32,6 +34,7 @@ from mmspec import MMSpecPipeline
 from mmspec.cli.console import note
 from mmspec.drafters.trigrams import Trigrams
 from mmspec.errors import InputError
+from mmspec.evaluation.examples import scene_examples
 from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
 from mmspec.models.smollm2 import gguf_file, write_folder
 from mmspec.text_file import json_lines, read_text
@@ -55,17 +58,21 @@ __all__ = [
 ]
 
 LONGEST_PROMPT = 256
+SCENE_TASKS = ("caption", "describe", "question", "two_images", "clip", "story")
+SCENE_SEED = 5_000  # apart from those of `mmspec bench`
 LONGEST_ROW = 512  # tokens that heads learn from
 CHECK_S = 600.0  # between two looks at the acceptance length, which decode
 READ_TOGETHER = 16  # sequences of a batch whose states are stored
 #: Heads that are compared, with their settings; all draft equally many frequent tokens.
 HEADS: dict[str, dict[str, Any]] = {
-    "eagle3": {},
+    "eagle3": {"steps": 3},
     "dflash": {"block": 8, "num_layers": 2},
     "eagle": {},
-    "mtp": {},
+    "mtp": {"steps": 3},
     "medusa": {},
 }
+#: Heads that read images otherwise than `eagle`, for a target that sees some.
+IMAGE_HEADS: dict[str, dict[str, Any]] = {"msd": {}, "specvlm": {}, "vispec": {}}
 OWN_MATRIX = {"eagle3"}  # always; its setting has another name
 #: Draft models that are compared, on the same replies: their divergence, and the share of steps on own
 #: replies in the second half.
@@ -99,7 +106,8 @@ def write_replies(
 
     Args:
         pipe: of text.
-        rows: with a `prompt`; prompts of about the same length are answered together.
+        rows: with a `prompt`, and paths of images where the prompt is about some, beginning at the file;
+            prompts of about the same length are answered together.
         out: the file; its rows are those of `rows`, with `response`, `temperature` and `index`.
         max_new_tokens: longest reply.
         batch_size: prompts that are answered together.
@@ -123,8 +131,10 @@ def write_replies(
     with out.open("a", encoding="utf-8") as file:
         for temperature, together in tqdm(batches, desc="replies", unit="batch"):
             if left := [index for index in together if index not in known]:
+                shown = [[str(out.parent / path) for path in rows[index].get("image", ())] for index in left]
                 said = pipe(
                     [rows[index]["prompt"] for index in left],
+                    images=shown if any(shown) else None,
                     max_new_tokens=max_new_tokens,
                     temperature=temperature,
                     seed=left,
@@ -135,6 +145,28 @@ def write_replies(
                 file.flush()
                 written += sum(map(len, said.tokens))
     return written
+
+
+def scene_rows(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Write the images of scenes that no table is of, and return that many prompts about them, of all tasks.
+
+    Args:
+        folder: for `images`, a folder in it, that the paths begin at.
+        count: of the rows.
+    """
+    each, rest = divmod(count, len(SCENE_TASKS))
+    rows = []
+    for turn, task in enumerate(SCENE_TASKS):
+        if not (own := each + (turn < rest)):
+            continue
+        for index, example in enumerate(scene_examples(task, own, SCENE_SEED)):
+            paths = [f"images/{task}-{index}-{shown}.png" for shown in range(len(example.images))]
+            for path, image in zip(paths, example.images, strict=True):
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                image.save(folder / path)
+            rows.append({"image": paths, "prompt": example.turns[0], "source": task})
+    random.Random(0).shuffle(rows)
+    return rows
 
 
 def as_text(prompts: Sequence[str]) -> list[dict[str, str]]:
@@ -187,14 +219,14 @@ def train_heads(
         model: folder of the target.
         data: JSONL file of `write_replies`.
         out: folder of their folders, and of the target's hidden states, which all of them read.
-        names: of `HEADS`.
+        names: of `HEADS` and `IMAGE_HEADS`.
         frequent_tokens: that each of them drafts; 0 for all.
         how: as of `RunOptions`, a length among them.
     """
     methods = {}
     for name in names:
         few = "draft_vocabulary" if name in OWN_MATRIX else "frequent_tokens"
-        methods[name] = {**HEADS[name], **({few: frequent_tokens} if frequent_tokens else {})}
+        methods[name] = {**(HEADS | IMAGE_HEADS)[name], **({few: frequent_tokens} if frequent_tokens else {})}
     missing = {}
     for name, settings in methods.items():
         if (out / name / "config.json").exists():
@@ -295,6 +327,24 @@ def replies(
 
 
 @app.command()
+def scenes(
+    model: Annotated[str, typer.Argument(help="Folder of the model that replies.")],
+    out: Annotated[Path, typer.Option(help="JSONL file to write, or to go on with; images lie beside it.")],
+    rows: Annotated[int, typer.Option(min=1, help="Prompts about scenes, of all tasks.")] = 500,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 96,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are answered together.")] = 32,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+) -> None:
+    """Write the replies of a model to prompts about images, which its drafters learn from."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    pipe = MMSpecPipeline.from_pretrained(model, accelerator="none")
+    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "temperatures": (0.0,)}
+    written = write_replies(pipe, scene_rows(out.parent, rows), out, **how)
+    note(f"written: {out}, {written} tokens more")
+
+
+@app.command()
 def text(
     data: Annotated[Path, typer.Argument(help="JSONL file of prompts.")],
     out: Annotated[Path, typer.Option(help="JSONL file to write.")],
@@ -333,8 +383,8 @@ def heads(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
     """Train heads of several kinds for a model, equally long and on the same replies."""
-    if unknown := set(name or ()) - set(HEADS):
-        raise InputError("--name", sorted(unknown), " or ".join(HEADS))
+    if unknown := set(name or ()) - {*HEADS, *IMAGE_HEADS}:
+        raise InputError("--name", sorted(unknown), " or ".join((*HEADS, *IMAGE_HEADS)))
     length: dict[str, Any] = {
         "steps": steps,
         "minutes": 60.0 if steps is None and minutes is None else minutes,
