@@ -89,8 +89,8 @@ def front_words() -> str:
     )
     told = (
         "A real language model, greedy: tokens of full drafts, 60 questions; time where only what pays is "
-        f"drafted, median of 12. Heads had 18 minutes of a core. About images `eagle` is "
-        f"{seen['over_plain']['median']:.2f}x as fast."
+        "drafted, median of 12. Heads had 18 minutes of a core. About images of a toy "
+        f"world `eagle` is {seen['over_plain']['median']:.2f}x as fast."
     )
     return f"{table(names, shown)}\n\n{told} [By task](docs/real-words.md)."
 
