@@ -89,7 +89,7 @@ def front_words() -> str:
     )
     told = (
         "A real language model, greedy: tokens of full drafts, 60 questions; time where only what pays is "
-        "drafted, median of 12. Heads had 18 minutes of a core. About images of a toy "
+        "drafted, median of 12, other core busy. Heads had 18 minutes of a core. About images of a toy "
         f"world `eagle` is {seen['over_plain']['median']:.2f}x as fast."
     )
     return f"{table(names, shown)}\n\n{told} [By task](docs/real-words.md)."
