@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -185,6 +185,15 @@ class DraftSession(Rows, ABC):
     likelihoods: Tensor
     rule: AcceptanceRule | None = None
 
+    def part(self, rows: Sequence[int], count: int | None = None) -> Self:
+        self.prepare()
+        return super().part(rows, count)
+
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        self.prepare()
+        other.prepare()
+        return super().joined(other, counts)
+
     def attach(self, state: Any) -> None:
         """Give the session the target's state, before the first round and after rows moved. Optional."""
         return None
@@ -192,6 +201,10 @@ class DraftSession(Rows, ABC):
     def resize(self, choice: int) -> None:
         """Set the size of the next drafts, by its place in the drafter's `sizes`."""
         raise InputError("choice", choice, f"none: drafts of {type(self).__name__} have one size")
+
+    def prepare(self) -> None:
+        """Read the prompts, if that was put off until the first draft, which may never come. Optional."""
+        return None
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         """Set how much is worth drafting in the next round. Optional: a hint, to save time.

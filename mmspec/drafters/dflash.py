@@ -34,9 +34,13 @@ class BlockSession(CachingSession):
 
     def __init__(self, drafter: DFlashDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
-        head, device = self.head, self.target.device
-        self.additive = head.dtype if device.type == "cpu" else None
-        known = self._known(batch)
+        device = self.target.device
+        self.additive = self.head.dtype if device.type == "cpu" else None
+        self.features = torch.cat(self._known(batch, slice(0)))
+        self.accepted = torch.full((len(batch.requests),), -1, device=device)
+
+    def _read_prompts(self, batch: PromptBatch) -> None:
+        head, device, known = self.head, self.target.device, self._known(batch)
         lengths = [rows.shape[1] for rows in known]
         capacity = max(lengths) + 2 * head.config.block
         cache = RaggedCache(head.layers_config, len(known), capacity, device)
@@ -46,10 +50,9 @@ class BlockSession(CachingSession):
         offset = torch.zeros(len(known), dtype=torch.long, device=device)
         # the newest token counts, as its row follows
         self.state = CacheState(cache, offset, [length + 1 for length in lengths])
-        self.features = torch.cat([rows[:, :0] for rows in known])
-        self.accepted = torch.full((len(batch.requests),), -1, device=device)
 
     def propose(self, canvas: Canvas) -> Draft:
+        self.prepare()
         self.passes += 1
         first = 0 if self.head.config.anchor_predicts else 1
         hidden = self._denoise(canvas)[:, first:]  # [R, D, d]

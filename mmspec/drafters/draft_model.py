@@ -61,25 +61,27 @@ class DraftModelSession(DraftSession):
         ]
         self.waiting: PromptBatch | None = batch  # for the target's state, which tells what is read of them
         self.prompts: Sequence[Mapping[str, Tensor]] = prompts
-        if drafter.keep is None:
-            self._read_prompts(None)
+        self.places: Sequence[Tensor | None] | None = None
 
     def attach(self, state: Any) -> None:
-        if self.waiting is not None:
-            self._read_prompts(self.drafter.places(self.prompts, self.waiting, state))
+        if self.waiting is not None and self.drafter.keep is not None:
+            self.places = self.drafter.places(self.prompts, self.waiting, state)
+        self.waiting = None
 
-    def _read_prompts(self, places: Sequence[Tensor | None] | None) -> None:
-        """Let the draft model read the prompts, or some places of them."""
+    def prepare(self) -> None:
+        if not self.prompts:
+            return
         longest = max(prompt["input_ids"].shape[1] for prompt in self.prompts)
         model = self.drafter.model
-        if places is None:
+        if self.places is None:
             self.state, _ = model.prefill(self.prompts, longest)
         else:
-            self.state, _ = model.prefill_part(self.prompts, places, longest)
+            self.state, _ = model.prefill_part(self.prompts, self.places, longest)
         self.prompt_lengths = self.state.cache.lengths.clone()
-        self.waiting, self.prompts = None, []
+        self.prompts, self.places = [], None
 
     def propose(self, canvas: Canvas) -> Draft:
+        self.prepare()
         # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row: the token
         # before the root may be the draft's own last one, which it has not read yet. Every round that
         # nothing was drafted for has one token more.

@@ -73,6 +73,7 @@ class ParallelSession(EagleSession):
 
     def _read_ahead(self, canvas: Canvas) -> Tensor:
         """Read what was committed since the last time, and a mask behind it, which is not kept."""
+        self.prepare()
         mask = self.shape.depth - 1
         places = self.accepted[:, None] + torch.arange(mask + 1, device=self.tokens.device)
         ahead = torch.full_like(places, self.head.config.mask_token)

@@ -5,7 +5,7 @@ A drafter of this kind adds a session that says how its head proposes; everythin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from mmspec.decoding.indexing import take
 from mmspec.decoding.interfaces import TargetOutput
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Path
-from mmspec.drafters.heads import CachingSession, HeadDrafter
+from mmspec.drafters.heads import NEWEST, CachingSession, HeadDrafter
 from mmspec.drafters.session import PromptBatch
 from mmspec.models.feature_head import EMBEDDINGS, FeatureHead, Prompts
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
@@ -64,7 +64,7 @@ class FeatureSession(CachingSession):
             known. Rounds that nothing was drafted for make them longer.
         features: [R, D + 1, d] of the token before each; R = B, or 2B under guidance.
         accepted: [B] which of them the root is; later ones are padding.
-        summary: [R, s] what the head keeps of the prompts' images; None if nothing.
+        summary: [R, s] what the head keeps of the prompts' images; None if nothing, or before it read them.
     """
 
     row_fields = named("tokens", "summary")
@@ -76,13 +76,12 @@ class FeatureSession(CachingSession):
         self.steps = drafter.steps
         self.additive = mask_dtype(self.head.decoder)
         self.plain = attends_plainly(self.head.decoder)
-        known = self._known(batch)
-        self.state, self.summary = self._read_prompts(batch, known)
-        last = torch.cat([features[:, -1:] for features in known])
+        last = torch.cat(self._known(batch, NEWEST))
         self.features = pad(last, (0, 0, 0, self.shape.depth))
         size = len(batch.requests), self.shape.depth + 1
         self.tokens = torch.zeros(size, dtype=torch.long, device=last.device)
         self.accepted = self.tokens[:, 0]
+        self.summary: Tensor | None = None
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         tokens = draft.tokens.gather(1, verdict.nodes)
@@ -94,12 +93,10 @@ class FeatureSession(CachingSession):
             self.tokens = pad(self.tokens, (0, more)).scatter(1, places, tokens)
         super().observe(draft, output, scores, verdict)
 
-    def _read_prompts(
-        self, batch: PromptBatch, features: Sequence[Tensor]
-    ) -> tuple[CacheState, Tensor | None]:
-        """Read R prompts [1, L_r, d] into a cache, one at a time as the target does; it and their summary."""
+    def _read_prompts(self, batch: PromptBatch) -> None:
         prompts, embeddings, device = batch.prompts, batch.prefill.taps[EMBEDDINGS], self.target.device
-        read = [self._prompt_rows(*each) for each in zip(prompts, embeddings, features, strict=True)]
+        known = zip(prompts, embeddings, self._known(batch), strict=True)
+        read = [self._prompt_rows(*each) for each in known]
         lengths = [made.lengths[0] + 1 for made in read]  # the newest token, whose row follows, counts
         capacity = max(lengths) + 2 * self.shape.num_draft_tokens
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
@@ -118,10 +115,10 @@ class FeatureSession(CachingSession):
                 cache.begin_prefill(row, count)
                 self.head(made.rows, positions, cache=cache)
         told = [made.summary for made in read if made.summary is not None]
-        state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
+        self.summary = torch.cat(told) if told else None
+        self.state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
         if isinstance(self.steps, CapturedForward):
-            self.steps.caches.lend(cache, state.offset)
-        return state, torch.cat(told) if told else None
+            self.steps.caches.lend(cache, self.state.offset)
 
     def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
         """The rows of one prompt [1, L, d]."""
@@ -132,6 +129,7 @@ class FeatureSession(CachingSession):
 
     def _read_committed(self, canvas: Canvas) -> Tensor:
         """Read what was committed since the last time, the root included; the head's state there, [R, d]."""
+        self.prepare()
         tokens = self.tokens.scatter(1, self.accepted[:, None], canvas.root[:, None])
         chain = Tree.chain(tokens, DraftKind.POINT)
         hidden = self._read(self.features, chain.nodes)

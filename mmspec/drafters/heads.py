@@ -6,6 +6,7 @@ A head was trained for one target, whose embedding and output matrix it uses.
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -29,7 +30,9 @@ from mmspec.models.feature_head import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets.causal import CacheState, CausalTarget
 from mmspec.validation import MAX_DRAFT_TOKENS
 
-__all__ = ["CachingSession", "HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
+__all__ = ["NEWEST", "CachingSession", "HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
+
+EVERYWHERE, NEWEST = slice(None), slice(-1, None)
 
 
 class TrainedDrafter(SessionDrafter):
@@ -225,8 +228,11 @@ class StateSession(HeadSession):
 class CachingSession(HeadSession):
     """A head with a cache of its own, which reads what the target made of every committed token.
 
+    Prompts are read when the first draft is asked for: where none pays, none is.
+
     Attributes:
-        state: its cache.
+        unread: the batch whose prompts the head has not read; None once it has.
+        state: its cache, behind the prompts; as long as these are not read, there is none.
         features: [R, c, d] that the target made of tokens which were committed since the head last read.
         accepted: [B] which of them is the newest, -1 for none; later ones are padding.
         has_read: whether the head has read them.
@@ -240,9 +246,22 @@ class CachingSession(HeadSession):
     accepted: Tensor
     has_read = False
 
-    def _known(self, batch: PromptBatch) -> list[Tensor]:
-        """Features of the R prompts, [1, L_r, d] each."""
-        taps = [batch.prefill.taps[tap] for tap in self.head.taps]
+    def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.unread: PromptBatch | None = batch
+
+    def prepare(self) -> None:
+        if self.unread is not None:
+            batch, self.unread = self.unread, None
+            self._read_prompts(batch)
+
+    @abstractmethod
+    def _read_prompts(self, batch: PromptBatch) -> None:
+        """Read the R prompts of a batch into a cache, one at a time as the target does: `state`."""
+
+    def _known(self, batch: PromptBatch, places: slice = EVERYWHERE) -> list[Tensor]:
+        """Features of the R prompts at these places, [1, L_r, d] each; by default at all of them."""
+        taps = [[states[:, places] for states in batch.prefill.taps[tap]] for tap in self.head.taps]
         return [self.head.join(states) for states in zip(*taps, strict=True)]
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:

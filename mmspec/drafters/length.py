@@ -335,7 +335,8 @@ AnyModel = CostModel | PruningModel
 class PacedSession(DraftSession):
     """Wraps a session: sets its size before every round, prunes what it drafts, or drafts nothing.
 
-    A round lasts from one proposal to the next: only then has the host read what it gave.
+    A round lasts from one proposal to the next: only then has the host read what it gave. Reading the
+    prompts, once in a call, is no part of it: that takes as long however much is drafted.
     """
 
     def __init__(self, drafter: PacedDrafter, batch: PromptBatch) -> None:
@@ -354,20 +355,27 @@ class PacedSession(DraftSession):
     def propose(self, canvas: Canvas) -> Draft:
         now, lengths, before = self.drafter.clock(), list(canvas.output_lengths), self.lengths
         grown = [] if self.choice is None else [new - old for new, old in zip(lengths, before, strict=True)]
-        counts, seconds = [count for count in grown if count], now - self.started
+        counts, seconds, self.started = [count for count in grown if count], now - self.started, now
         if isinstance(self.model, PruningModel):
             if self.choice is not None:
                 self.model.record(self.choice, counts, seconds, self.drafted, self.levels)
-            draft: Draft = self._pruned(canvas, self.model, grown, now)
+            draft: Draft = self._pruned(canvas, self.model, grown)
         else:
             if self.choice is not None:
                 self.model.record(self.choice, counts, seconds)
             self.choice = self.model.choose()
-            if self.choice != PLAIN:
+            if self.choice == PLAIN:
+                draft = self._nothing(canvas)
+            else:
+                self.prepare()
                 self.inner.resize(self.choice - 1)
-            draft = self._nothing(canvas) if self.choice == PLAIN else self.inner.propose(canvas)
-        self.started, self.lengths, self.passes = now, lengths, self.inner.passes
+                draft = self.inner.propose(canvas)
+        self.lengths, self.passes = lengths, self.inner.passes
         return draft
+
+    def prepare(self) -> None:
+        self.inner.prepare()
+        self.started = self.drafter.clock()
 
     def attach(self, state: TargetState) -> None:
         self.inner.attach(state)
@@ -378,7 +386,7 @@ class PacedSession(DraftSession):
     def _nothing(self, canvas: Canvas) -> Tree:
         return Tree.chain(canvas.root[:, None], self.drafter.kind, self.nothing)
 
-    def _pruned(self, canvas: Canvas, model: PruningModel, grown: Sequence[int], now: float) -> Tree:
+    def _pruned(self, canvas: Canvas, model: PruningModel, grown: Sequence[int]) -> Tree:
         """Draft, and keep what pays."""
         for row, (count, candidates) in enumerate(zip(grown, self.candidates, strict=bool(self.candidates))):
             if count:
@@ -387,6 +395,7 @@ class PacedSession(DraftSession):
         self.choice = PLAIN
         if model.rests():
             return self._nothing(canvas)
+        self.prepare()
         self.inner.limit(model.limit, model.least)
         draft = cast(Tree, self.inner.propose(canvas))  # of drafters that rate paths
         self.levels = draft.max_depth if self.inner.passes > before else 0
@@ -400,7 +409,7 @@ class PacedSession(DraftSession):
             most = min(size for size in model.nodes if size >= most)
         if most + 1 < draft.tokens.shape[1]:
             draft = draft.part_of(kept, most)
-        self.drafted = self.drafter.clock() - now
+        self.drafted = self.drafter.clock() - self.started
         return draft
 
     def _rated(self, draft: Tree, model: PruningModel) -> list[list[Candidate]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmspec.drafters.length import AnyModel, CostModel, PacedDrafter, PruningModel
 
-PACE = (1, 0, 2, 0, 0, 3, 1, 0, 4, 4)
+PACE = (0, 0, 1, 0, 2, 0, 0, 3, 1, 0, 4, 4)
 
 
 class Script(CostModel):

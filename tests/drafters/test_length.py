@@ -15,8 +15,10 @@ from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.decoding.draft import DraftKind
 from mmspec.decoding.sampling import Sampler
+from mmspec.drafters.dflash import BlockSession
 from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.drafters.eagle import EagleDrafter
+from mmspec.drafters.feature_session import FeatureSession
 from mmspec.drafters.heads import HeadDrafter
 from mmspec.drafters.length import (
     LONG_TRIAL,
@@ -30,13 +32,14 @@ from mmspec.drafters.length import (
     PruningModel,
 )
 from mmspec.drafters.none import NoDrafter
+from mmspec.targets.causal import CausalTarget
 from tests.contracts.checks import PROMPTS, check_words, llama
 from tests.contracts.running import FanOutTarget, decode, random_prompts
-from tests.drafters import flash_checks
+from tests.drafters import dflash_checks, flash_checks
 from tests.drafters.eagle_checks import WORDS, Examined, Gullible, SlowWay, few_words, head_for, paths_of
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.heads_checks import drafter_for
-from tests.drafters.length_checks import Script, paced
+from tests.drafters.length_checks import PruningScript, Script, Scripts, paced
 from tests.drafters.naive_eagle import NaiveEagle
 from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
 from tests.oracles import tree_of
@@ -260,6 +263,51 @@ def test_a_round_lasts_from_one_proposal_to_the_next_and_gives_what_a_row_grew_b
     ]
     assert {seconds for _, _, seconds in rounds} == {1.0}
     assert run.stats.draft_passes > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash", "draft_model"])
+def test_prompts_are_read_before_the_first_draft_and_on_no_rounds_clock(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, now, read, seconds = llama(), [0.0], list[str](), list[float]()
+    inner: Any = {
+        "eagle": lambda: EagleDrafter(head_for(target)).fit(target),
+        "dflash": lambda: dflash_checks.drafter_for(target),
+        "draft_model": lambda: DraftModelDrafter(CausalTarget(llama().model), 3),
+    }[kind]()
+    reader, name = {
+        "eagle": (FeatureSession, "_read_prompts"),
+        "dflash": (BlockSession, "_read_prompts"),
+        "draft_model": (inner.model, "prefill"),
+    }[kind]
+    untimed = getattr(reader, name)
+
+    def timed(*args: Any) -> Any:
+        read.append(kind)
+        now[0] += 100.0
+        return untimed(*args)
+
+    def watched(record: Callable[..., None]) -> Callable[..., None]:
+        def recorded(model: Any, *told: Any) -> None:
+            seconds.append(told[2])
+            record(model, *told)
+
+        return recorded
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    monkeypatch.setattr(reader, name, timed)
+    decode(target, PROMPTS, paced(inner, [0]), max_new_tokens=12)
+    assert not read, "nothing was drafted"
+    drafter = PacedDrafter(inner, Scripts((0, 0, 2, 1)), clock)
+    for model in (Script, PruningScript):
+        monkeypatch.setattr(model, "record", watched(model.record))
+    decode(target, PROMPTS, drafter, max_new_tokens=12)
+    assert read == [kind], "once, for the first draft"
+    assert len(seconds) >= 3
+    assert max(seconds) < 100.0
 
 
 def test_measured_costs_outlive_a_call_and_not_a_change_of_target():
