@@ -221,7 +221,7 @@ def train_heads(
         out: folder of their folders, and of the target's hidden states, which all of them read.
         names: of `HEADS` and `IMAGE_HEADS`.
         frequent_tokens: that each of them drafts; 0 for all.
-        how: as of `RunOptions`, a length among them.
+        how: as of `train_drafter`, a length among them.
     """
     methods = {}
     for name in names:
@@ -381,6 +381,9 @@ def heads(
     frequent_tokens: Annotated[int, typer.Option(min=0, help="That each drafts; 0 for all.")] = 8192,
     batch_size: Annotated[int, typer.Option(min=1, help="Conversations of a step.")] = 8,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    learn_prompts: Annotated[
+        bool, typer.Option("--learn-prompts", help="Learn all text, not replies alone.")
+    ] = False,
 ) -> None:
     """Train heads of several kinds for a model, equally long and on the same replies."""
     if unknown := set(name or ()) - {*HEADS, *IMAGE_HEADS}:
@@ -389,7 +392,7 @@ def heads(
         "steps": steps,
         "minutes": 60.0 if steps is None and minutes is None else minutes,
     }
-    length |= {"threads": threads, "batch_size": batch_size}
+    length |= {"threads": threads, "batch_size": batch_size, "learn_prompts": learn_prompts}
     train_heads(model, data, out, name or list(HEADS), frequent_tokens, **length)
 
 

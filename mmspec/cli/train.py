@@ -83,6 +83,9 @@ def drafter(
     regenerate: Annotated[
         int, typer.Option(min=0, help="Longest reply that the target writes itself; 0 learns the data's.")
     ] = 0,
+    learn_prompts: Annotated[
+        bool, typer.Option("--learn-prompts", help="Learn all text of the conversations, not replies alone.")
+    ] = False,
     dtype: Annotated[
         str, typer.Option(help="Of the target: float32, bfloat16, float16; auto is bfloat16 on a GPU.")
     ] = "auto",
@@ -134,6 +137,7 @@ def drafter(
         data=source,
         max_length=max_length,
         regenerate=regenerate,
+        learn_prompts=learn_prompts,
         dtype=dtype,
         states=states,
         start=start,

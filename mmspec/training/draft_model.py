@@ -137,7 +137,7 @@ def train_draft_model(
     check_logits(teacher, asked, "target")
     check_logits(learner.reader, learner.told(asked), "start")
     if frequent_tokens:
-        count = token_counts(source.replies(), teacher.vocabulary)
+        count = token_counts(source.learnt_texts(), teacher.vocabulary)
         model.config.draft_tokens = sorted(count.topk(min(frequent_tokens, len(count))).indices.tolist())
     DraftModelDrafter(learner.reader)  # refuses what cannot draft
 

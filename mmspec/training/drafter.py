@@ -35,6 +35,7 @@ def train_drafter(
     settings: Mapping[str, Any] | None = None,
     max_length: int | None = None,
     regenerate: int = 0,
+    learn_prompts: bool = False,
     dtype: str = "auto",
     states: str | Path | None = None,
     start: str | Path | None = None,
@@ -56,6 +57,8 @@ def train_drafter(
         max_length: conversations of more tokens are skipped; None takes as many as the target can.
         regenerate: longest reply, in tokens, that the target writes itself in place of those of the data; 0
             learns the data's. A drafter imitates its target, whoever wrote the data.
+        learn_prompts: whether the drafter learns what the target expects of all text of the conversations,
+            and not of the replies alone: more to learn from where these are few.
         dtype: of the target: "float32", "bfloat16", "float16", or "auto" (see `pick_dtype`). The drafter is
             trained in single precision, under bfloat16 autocast on a GPU and where the target is not.
         states: folder that keeps the target's hidden states of every sequence, so that further trainings on
@@ -81,7 +84,7 @@ def train_drafter(
     training = drafter_training(out, how, accumulate, log_dir)
     accelerator = training.accelerator
     reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
-    reading["states"] = states
+    reading |= {"states": states, "learn_prompts": learn_prompts}
     reading["image_method"] = method if METHODS[method].record.of_images else None
     teacher, source = open_target(
         target, accelerator.device, training.batch_size, training.seed, data, **reading
@@ -102,6 +105,7 @@ def train_drafter(
             "data": data if isinstance(data, str | Path) else getattr(data, "file", None),
             "max-length": max_length,
             "regenerate": regenerate or None,
+            "learn-prompts": learn_prompts or None,
             "dtype": None if dtype == "auto" else dtype,
             "states": states,
             "accumulate": accumulate if accumulate > 1 else None,

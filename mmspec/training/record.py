@@ -39,13 +39,16 @@ def training_record(
 
     Args:
         command: without its options, such as `mmspec train drafter`.
-        options: of the command, by name; those that are None are left out.
+        options: of the command, by name; those that are None are left out, and True is a flag.
         training: that is done.
         model: whose parameters are counted.
         before: stages of the model that it began with.
         more: entries of the record.
     """
-    given = " ".join(f"--{name} {_shown(value)}" for name, value in options.items() if value is not None)
+    asked = {name: value for name, value in options.items() if value is not None}
+    given = " ".join(
+        f"--{name}" if value is True else f"--{name} {_shown(value)}" for name, value in asked.items()
+    )
     accelerator = training.accelerator
     if accelerator.device.type == "cuda":
         device = f"{accelerator.num_processes} x {torch.cuda.get_device_name()}"

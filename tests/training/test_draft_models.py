@@ -231,7 +231,7 @@ def test_a_draft_model_of_frequent_tokens(folder: Path, tmp_path: Path) -> None:
     """The loss is of the distributions given these; nothing else is drafted, and the output stays."""
     data = data_of(folder)
     teacher = data.reader.target
-    count = token_counts(data.replies(), teacher.vocabulary)
+    count = token_counts(data.learnt_texts(), teacher.vocabulary)
     few = sorted(count.topk(12).indices.tolist())
     model = shortened(teacher.model, 2)
     model.config.draft_tokens = few

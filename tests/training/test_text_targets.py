@@ -97,7 +97,7 @@ def test_a_reduced_vocabulary_is_that_of_all_replies_of_a_file(folder: Path) -> 
     data = ConversationRows(reader, read_conversations(ROWS, with_images=False), 2, 0)
     read = [reader.example(row) for row in data.rows]
     learnt = [made.inputs["input_ids"][0][made.learnt] for made in read]
-    assert [each.tolist() for each in data.replies()] == [each.tolist() for each in learnt]
+    assert [each.tolist() for each in data.learnt_texts()] == [each.tolist() for each in learnt]
     settings = {"draft_vocabulary": 20}
     head = METHODS["eagle3"].build(reader.target, **settings)
     choose_vocabulary(head, data, batches=0)

@@ -26,6 +26,7 @@ from mmspec.targets import CausalTarget
 from mmspec.targets.causal import to_device
 from mmspec.training.data.rows import DamagedFiles
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial, decode
+from mmspec.visual_tokens.spans import find_images
 
 __all__ = ["Conversation", "ConversationReader", "ConversationRows", "Message", "check_written", "message"]
 
@@ -153,6 +154,13 @@ class ConversationReader:
             )
         return TrainingExample(whole, int(learnt.long().argmax()), learnt)
 
+    def text_places(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[L] True at the tokens of a sequence that no image stands for."""
+        is_text = torch.ones_like(inputs["input_ids"][0], dtype=torch.bool)
+        for span in find_images(self.target.config, inputs):
+            is_text[span.start : span.stop] = False
+        return is_text
+
     def shared(self, ids: Tensor, text: str, beginning: Conversation, *, answering: bool) -> int:
         """Number of a conversation's tokens [L] that it shares with its beginning."""
         if not text.startswith(written(self.processor, beginning, answering=answering)):
@@ -191,6 +199,8 @@ class ConversationRows:
         seed: of what is drawn for each step.
         max_length: longer sequences, in tokens, are skipped with a warning; None takes what the target can.
         regenerate: longest reply that the target writes itself, in place of the row's; 0 keeps the rows'.
+        learn_prompts: whether all text is learnt, who ever says it, and not the replies alone. The target
+            says what it expects of any text.
 
     Attributes:
         skipped: rows that are too long, by index, of those that were drawn so far.
@@ -210,8 +220,10 @@ class ConversationRows:
         *,
         max_length: int | None = None,
         regenerate: int = 0,
+        learn_prompts: bool = False,
     ) -> None:
         self.reader, self.batch_size, self.seed, self.regenerate = reader, batch_size, seed, regenerate
+        self.learn_prompts = learn_prompts
         text = reader.target.config.get_text_config(decoder=True)
         self.max_length = max_length or getattr(text, "max_position_embeddings", None)
         if len(rows) <= TRIAL_ROWS:
@@ -269,12 +281,13 @@ class ConversationRows:
         requests = [Request(self.reader.inputs(each, answering=True)) for each in told]
         return Trial(requests, Sampler(), TRIAL_TOKENS, self.reader.end_token_ids)
 
-    def replies(self) -> Iterator[Tensor]:
-        """Tokens [n] of every reply of the rows that are not held out, each by itself, with what ends it."""
+    def learnt_texts(self) -> Iterator[Tensor]:
+        """Tokens [n] of every text that is learnt of the rows that are not held out, with what ends it."""
         ends = torch.tensor(sorted(self.reader.end_token_ids), dtype=torch.long)
         for row in self.rows:
-            for turn in row.replies:
-                text = "".join(part["text"] for part in row.messages[turn]["content"])
+            for turn in range(len(row.messages)) if self.learn_prompts else row.replies:
+                content = row.messages[turn]["content"]
+                text = "".join(part["text"] for part in content if part["type"] == "text")
                 ids = self.reader.tokenizer(text, add_special_tokens=False)["input_ids"]
                 yield torch.cat([torch.tensor(ids, dtype=torch.long), ends])
 
@@ -299,6 +312,8 @@ class ConversationRows:
         if opened is None:
             return None
         example = self.reader.example(opened)
+        if self.learn_prompts:
+            example = replace(example, only=self.reader.text_places(example.inputs))
         length = len(example.learnt)
         if self.max_length is None or length <= self.max_length:
             return example

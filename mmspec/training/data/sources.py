@@ -50,6 +50,7 @@ def open_target(
     dtype: str = "auto",
     max_length: int | None = None,
     regenerate: int = 0,
+    learn_prompts: bool = False,
     image_method: str | None = None,
     states: str | Path | None = None,
 ) -> tuple[CausalTarget, DrafterData]:
@@ -66,8 +67,14 @@ def open_target(
     config = load_config(name, argument="target")
     if states and (callable(data) or image_method is not None or isinstance(config, LlamaGenConfig)):
         raise InputError("states", str(states), "nothing: these data are made anew in every step")
+    if learn_prompts and callable(data):
+        raise InputError("learn_prompts", True, "False: these data are made anew in every step")
     if isinstance(config, LlamaGenConfig):
-        for argument, value in (("max_length", max_length), ("regenerate", regenerate)):
+        for argument, value in (
+            ("max_length", max_length),
+            ("regenerate", regenerate),
+            ("learn_prompts", learn_prompts),
+        ):
             if value:
                 raise InputError(argument, value, "nothing: the target draws images")
         if dtype not in ("auto", "float32"):
@@ -117,8 +124,8 @@ def open_target(
     check_vocabulary(reader.tokenizer, model)
     if callable(data):
         return target, data(target, reader, batch_size, seed, regenerate)
-    rows = ConversationRows(reader, told, batch_size, seed, max_length=max_length, regenerate=regenerate)
-    return target, rows
+    how: dict[str, Any] = {"max_length": max_length, "regenerate": regenerate, "learn_prompts": learn_prompts}
+    return target, ConversationRows(reader, told, batch_size, seed, **how)
 
 
 def is_language_model(config: PreTrainedConfig) -> bool:

@@ -20,12 +20,12 @@ VOCABULARY_BATCHES = 128
 def choose_vocabulary(head: DraftingHead, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
     """Let a new head of a reduced vocabulary know the tokens that are learnt most often, then the first ones.
 
-    Every process counts the same: all replies that are given, or batches of data that are made in each step.
+    Every process counts the same: all texts that are given, or batches of data that are made in each step.
     """
     if head.draft_tokens is None:
         return
     if isinstance(data, ConversationRows) and not data.regenerate:
-        learnt: Iterable[Tensor] = data.replies()
+        learnt: Iterable[Tensor] = data.learnt_texts()
     else:
         drawn = (example for step in range(batches) for example in data.batch(step, 0).examples)
         learnt = (example.inputs["input_ids"][0][example.learnt].cpu() for example in drawn)
