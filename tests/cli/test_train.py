@@ -18,14 +18,22 @@ def test_options_of_drafters_are_those_of_the_trainer(run, run_json, monkeypatch
     monkeypatch.setattr(drafter, "train_drafter", train_drafter)
     train = ("train", "drafter", "--target", "llava-hf/llava-1.5-7b-hf", "--method")
     asked = ["--data", "a.jsonl", "--max-length", 9, "--regenerate", 64, "--dtype", "bfloat16"]
-    asked += ["--accumulate", 4, "--log-dir", tmp_path / "logs", "--states", tmp_path / "states"]
+    asked += [
+        "--learn-prompts",
+        "--accumulate",
+        4,
+        "--log-dir",
+        tmp_path / "logs",
+        "--states",
+        tmp_path / "states",
+    ]
     result = run(*train, "flash", *asked)
     assert result.exit_code == 0 and set(called) <= known
     assert str(called["out"]) == "llava-1.5-7b-hf-flash", "nothing else is needed"
     assert called["target"] == "llava-hf/llava-1.5-7b-hf" and called["data"].name == "a.jsonl"
     assert (called["max_length"], called["regenerate"], called["accumulate"]) == (9, 64, 4)
     assert (called["dtype"], called["log_dir"]) == ("bfloat16", tmp_path / "logs")
-    assert called["states"] == tmp_path / "states"
+    assert called["states"] == tmp_path / "states" and called["learn_prompts"] is True
     method = "flash:block=10:compressor=latent"
     assert run_json(*train, method, "--out", tmp_path / "x")["method"] == method
     assert (called["method"], called["settings"]) == ("flash", {"block": 10, "compressor": "latent"})

@@ -68,8 +68,11 @@ def test_heads_of_language_models_are_trained_and_draft(method: str, folder: Pat
     how: dict[str, Any] = {"steps": 2, "batch_size": 2, "on_step": lambda step, loss: losses.append(loss)}
     if name == "eagle":
         how["regenerate"] = 6
+    how["learn_prompts"] = name == "mtp"
     out = train_drafter(folder, tmp_path / "out", ROWS, method=name, settings=settings, **how)
     assert len(losses) == 2 and all(0 < loss < 100 for loss in losses)
+    command = json.loads((out / "training.json").read_text())["command"]
+    assert command.endswith("--learn-prompts") is (name == "mtp"), command
     asked = ["tell 1 é", "the the the"]
     plain = MMSpecPipeline.from_pretrained(folder, accelerator="none")(asked, max_new_tokens=20)
     drafting = MMSpecPipeline.from_pretrained(folder, accelerator=name, drafter=out)
@@ -149,6 +152,7 @@ def test_what_a_language_model_cannot_learn_from_is_refused_first(folder: Path, 
     file.write_text("\n".join(map(json.dumps, [*ROWS, {**ROWS[0], "image": "a.png"}, of_parts])))
     refused(file, r"data, line 8: .*sees no images.*data, line 9: .*sees no images")
     refused(ROWS, "learns from images", method="cjd")
+    refused(scene_data, "learn_prompts: got True", learn_prompts=True)
     refused(ROWS, "missing keys")
     (kept / "chat_template.jinja").unlink()
     refused(ROWS, "a tokenizer with a chat template")
