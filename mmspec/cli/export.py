@@ -53,7 +53,7 @@ def export(
     The folder appears complete or not at all.
 
     Example:
-        mmspec export assets/scenes-llava-eagle3 head --to speculators --target assets/scenes-llava
+        mmspec export my-eagle3 head --to speculators --target my-model
         mmspec export my-mtp my-model-with-mtp --to checkpoint --target my-model
         mmspec export assets/scenes-llava-small assistant --to transformers
     """

@@ -81,6 +81,9 @@ class RoundCosts:
 class Pauses:
     """Pauses of drafting where it does not pay: 32 plain rounds, twice as many after every trial in vain.
 
+    They are as many times longer as a trial cost more than the three plain rounds that end it, which it does
+    where the drafter read the prompts first.
+
     Args:
         longest: rounds until a trial is in vain whatever it cost.
     """
@@ -88,6 +91,7 @@ class Pauses:
     def __init__(self, longest: float = math.inf) -> None:
         self.longest, self._left, self._next = longest, 0, PAUSE
         self._tried, self._lost = 0, 0.0  # rounds since the last pause, and the plain rounds they cost
+        self._read = 0.0  # plain rounds that reading prompts took
 
     def goes_on(self) -> bool:
         """Count a round of the pause; False where there is none."""
@@ -98,13 +102,18 @@ class Pauses:
         """Record a round of a trial, and the plain rounds that it cost beyond the tokens that it gave."""
         self._tried, self._lost = self._tried + 1, self._lost + lost
 
+    def read(self, lost: float) -> None:
+        """Record the plain rounds that reading the prompts took, before drafts that may yet pay."""
+        self._read += lost
+
     def judge(self, pays: bool) -> bool:
         """Begin a pause where drafting does not pay and a trial has been long enough; True if one begins."""
         if pays:
-            self._next, self._lost = PAUSE, 0.0
+            self._next, self._lost, self._read = PAUSE, 0.0, 0.0
         elif self._tried >= self.longest or self._lost >= TRIAL_LOSS:
-            self._tried, self._lost = 0, 0.0
-            self._left = self._next
+            times = max(1.0, (self._lost + self._read) / TRIAL_LOSS)
+            self._left = min(round(times * self._next), LONGEST_PAUSE)
+            self._tried, self._lost, self._read = 0, 0.0, 0.0
             self._next = min(2 * self._next, LONGEST_PAUSE)
             return True
         return False
@@ -149,6 +158,10 @@ class CostModel:
         self._drafted += 1
         visits, rest = divmod(self._drafted, REVISIT)
         return best if rest else visits % len(self.depths)
+
+    def read(self, seconds: float) -> None:
+        """Record what reading the prompts took."""
+        self._pauses.read(self.cost.plain(seconds))
 
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
         """Record a round: the tokens of each row, and the seconds of all."""
@@ -303,6 +316,10 @@ class PruningModel:
                 best, most = size, gain
         return best
 
+    def read(self, seconds: float) -> None:
+        """Record what reading the prompts took."""
+        self._pauses.read(self.cost.plain(seconds))
+
     def record(
         self, choice: int, tokens: Sequence[int], seconds: float, drafting: float, levels: int
     ) -> None:
@@ -374,8 +391,10 @@ class PacedSession(DraftSession):
         return draft
 
     def prepare(self) -> None:
+        begun = self.drafter.clock()
         self.inner.prepare()
         self.started = self.drafter.clock()
+        self.model.read(self.started - begun)
 
     def attach(self, state: TargetState) -> None:
         self.inner.attach(state)

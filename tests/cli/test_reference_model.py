@@ -37,12 +37,8 @@ def test_copies_of_the_models_have_their_drafters(run_json, tmp_path):
 
     model = copied("scenes-llava", tmp_path)
     found = {label: (one.name, one.options["drafter"]) for label, one in own_drafters(str(model)).items()}
-    heads = {name: name for name in ("eagle", "eagle3", "medusa", "vispec", "flash")}
-    expected = {
-        label: (label if label != "vispec" else "eagle", f"assets/scenes-llava-{name}")
-        for label, name in {"draft_model": "small", **heads}.items()
-    }
-    assert found == expected
+    named = {"draft_model": "small", "eagle": "eagle", "flash": "flash"}
+    assert found == {label: (label, f"assets/scenes-llava-{name}") for label, name in named.items()}
     flash = copied("scenes-llava-flash", tmp_path)
     assert own_drafters(str(model))["flash"].options == {"drafter": str(flash)}, "one of its own comes first"
     (record,) = run_json("caption", "--model", model, "--compare", "--max-new-tokens", 16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, count
+from itertools import accumulate, count, takewhile
 from typing import Any
 
 import pytest
@@ -204,6 +204,20 @@ def test_a_drafter_that_costs_more_than_it_gives_rests():
     assert model.cost(1) == pytest.approx(2.2), (
         "of the round without the drafter, whose time is spent by then"
     )
+
+
+@pytest.mark.parametrize(("read", "pause"), [(0.0, 43), (2.0, 64), (11.0, 160), (900.0, LONGEST_PAUSE)])
+def test_a_pause_is_longer_after_a_trial_for_which_long_prompts_were_read(read: float, pause: int) -> None:
+    """A trial whose rounds lose 4 plain ones, after a reading that took others."""
+    model = PruningModel((4, 2, 1))
+    for _ in range(TRIALS):
+        model.record(0, [1], 0.5, 0.0, 0)
+    assert not model.rests()
+    model.read(0.5 * read)
+    model.record(1, [1], 2.5, 0.0, 0)
+    rests = list(takewhile(bool, (model.rests() for _ in range(2 * LONGEST_PAUSE))))
+
+    assert len(rests) == pause
 
 
 @pytest.mark.parametrize(("node", "share", "least"), [(0.2, 0.5, 0.96), (0.01, 0.8, 2.2)])

@@ -91,10 +91,7 @@ def plain(model: str) -> list[list[int]]:
     ("name", "accelerator"),
     [
         ("scenes-llava-eagle", "eagle"),
-        ("scenes-llava-eagle3", "eagle3"),
-        ("scenes-llava-vispec", "eagle"),
         ("scenes-llava-flash", "flash"),
-        ("scenes-llava-medusa", "medusa"),
         ("scenes-hybrid-dflash", "dflash"),
         ("scenes-hybrid-dspark", "dspark"),
         ("scenes-hybrid", "mtp"),
