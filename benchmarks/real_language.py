@@ -294,9 +294,9 @@ def model(
         Path | None, typer.Option(help="GGUF file of the model.", show_default="the installed package's")
     ] = None,
 ) -> None:
-    """Write the model of a GGUF file as a folder, which names the drafter in assets/."""
+    """Write the model of a GGUF file as a folder, which names the drafters in assets/."""
     write_folder(gguf or gguf_file(), out)
-    named = {"ppd": {"accelerator": "ppd", "drafter": "../smollm2-ppd"}}
+    named = {name: {"accelerator": name, "drafter": f"../smollm2-{name}"} for name in ("mtp", "ppd")}
     (out / "drafters.json").write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
     note(f"written: {out}")
 

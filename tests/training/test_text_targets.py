@@ -204,9 +204,11 @@ def test_text_that_is_not_distilled_is_every_long_prompt_once_and_whole() -> Non
     assert len(rows[0]["prompt"].split()) == 20
 
 
-def test_the_folder_of_the_real_model_names_the_shipped_drafter(
+def test_the_folder_of_the_real_model_names_the_shipped_drafters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.real_language.write_folder", lambda file, out: out.mkdir())
     model(tmp_path / "smollm2", tmp_path / "any.gguf")
-    assert own_drafters(tmp_path / "smollm2").source_for("ppd") == str(reference_models()["smollm2-ppd"])
+    found = own_drafters(tmp_path / "smollm2")
+    for name in ("mtp", "ppd"):
+        assert found.source_for(name) == str(reference_models()[f"smollm2-{name}"])
