@@ -12,6 +12,7 @@ import torch
 from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.scenes import render, sample_scene
+from tests.drafters.heads_checks import medusa_for
 from tests.tiny_models import tiny_images, tiny_qwen3_5_vl
 from tests.tiny_models.llamagen import tiny_llamagen, tiny_vq
 
@@ -22,7 +23,7 @@ PROMPTS = [
     "Describe the image.",
     "How many objects are there?",
 ]
-TEXT = ["copy", "draft_model", "eagle3", "medusa"]  # sessions of each kind
+TEXT = ["copy", "draft_model", "eagle", "medusa"]  # sessions of each kind
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +69,8 @@ def run(batch: Any, entries: list[tuple[int, str | None, dict[str, Any]]]) -> di
 
 @pytest.mark.parametrize("name", TEXT)
 @pytest.mark.every(2)
-def test_text_of_each_request_is_that_of_a_call(text: VisionLanguagePipeline, name: str) -> None:
-    text.set_accelerator(name)
+def test_text_of_each_request_is_that_of_a_call(text: Any, name: str) -> None:
+    text.set_accelerator(name, **({"drafter": medusa_for(text.target)} if name == "medusa" else {}))
     requests = text_requests()
     alone = [text(prompt, **arguments) for prompt, arguments in requests]
     entries = [(3 * index, *request) for index, request in enumerate(requests)]
