@@ -216,7 +216,6 @@ def test_a_pause_is_longer_after_a_trial_for_which_long_prompts_were_read(read: 
     model.read(0.5 * read)
     model.record(1, [1], 2.5, 0.0, 0)
     rests = list(takewhile(bool, (model.rests() for _ in range(2 * LONGEST_PAUSE))))
-
     assert len(rests) == pause
 
 
