@@ -38,6 +38,7 @@ REVISIT = 64  # rounds of the best size until another choice has one
 REMEASURE = 32  # rounds until a plain one is measured again: contexts grow, and machines are busy
 GUESS = 0.06  # cost of a candidate where it is not measured
 LEAST_SPEEDUP = 1.02
+STALLED = 2.0  # times what rounds of its kind cost that one counts for: beyond that, other work took the time
 PAUSE, LONGEST_PAUSE = 32, 1024  # plain rounds where nothing pays; twice as many after every trial in vain
 LONG_TRIAL, TRIAL_LOSS = 16, 3.0  # rounds until a trial is in vain, or plain rounds that it may cost
 RATE = 0.7  # at which a candidate is right behind a path that is, for a look ahead
@@ -340,7 +341,8 @@ class PruningModel:
             self._kept.append(max(LEAST_NODES, self.nodes[choice]))
         if not tokens:
             return
-        given, time = fmean(tokens), self.cost.plain(seconds)
+        usual = self.cost(choice) + levels * self._level
+        given, time = fmean(tokens), min(self.cost.plain(seconds), STALLED * usual)
         if not self.cost.begins and (choice or levels):
             self._pauses.record(time - given)
         self._tokens, self._time = KEEP * self._tokens + given, KEEP * self._time + time

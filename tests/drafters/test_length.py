@@ -219,6 +219,18 @@ def test_a_pause_is_longer_after_a_trial_for_which_long_prompts_were_read(read: 
     assert len(rests) == pause
 
 
+def test_drafting_that_pays_goes_on_where_other_work_stops_a_round():
+    """A round in ten takes 40 seconds more; where all of them do, drafting rests."""
+
+    def plain_rounds(stalls: int) -> int:
+        model, rounds, drafted = PruningModel((8, 4, 2, 1)), Rounds(steps, 0.3, (0.9,)), count()
+        rounds.run(model, 50)
+        rounds.seconds = lambda nodes: steps(nodes) + 40 * (nodes > 0 and next(drafted) % stalls == 0)
+        return rounds.run(model, 200)[0].count(0)
+
+    assert plain_rounds(stalls=10) < 20 and plain_rounds(stalls=1) > 140
+
+
 @pytest.mark.parametrize(("node", "share", "least"), [(0.2, 0.5, 0.96), (0.01, 0.8, 2.2)])
 def test_rounds_of_probes_alone_are_no_plain_ones(node: float, share: float, least: float) -> None:
     """Probes give the candidates of the next round: they are read in all rounds but those of a pause."""
