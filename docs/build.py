@@ -154,6 +154,7 @@ def image_tables() -> str:
 #: are called.
 REAL = {
     "Greedy, two cores, two questions of each task": "real-words-cpu",
+    "Greedy, one core, four questions of each task": "real-words-one-core-cpu",
     "About images (scenes-smol), greedy, one core, five prompts of each task": "scenes-smol-cpu",
 }
 #: The same, decoded in batches on a machine that did other work, so that their times say nothing.

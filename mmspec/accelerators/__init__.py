@@ -32,6 +32,7 @@ from mmspec.drafters.any_subset import AnySubsetDrafter
 from mmspec.drafters.cell_order import ONE_BY_ONE, CellModelDrafter, CellOrderDrafter
 from mmspec.drafters.cell_states import CellStatesDrafter
 from mmspec.drafters.copy import CopyDrafter
+from mmspec.drafters.copy_beside_head import CopyBesideHeadDrafter
 from mmspec.drafters.draft_model import LENGTH, DraftModelDrafter
 from mmspec.drafters.early_exit import EarlyExitDrafter
 from mmspec.drafters.jacobi import JacobiDrafter
@@ -325,16 +326,29 @@ def sparse_context(context_blocks: int = 16) -> Accelerator:
     return pair("sparse_context", RecentBlocksDrafter(context_blocks))
 
 
-def trained_head(name: str, model: PreTrainedModel, **tree: Unpack[TreeOptions]) -> Accelerator:
+def trained_head(
+    name: str,
+    model: PreTrainedModel,
+    copy: bool = False,
+    corpus: str | Path | None = None,
+    **tree: Unpack[TreeOptions],
+) -> Accelerator:
     """Drafts of a loaded head that was trained for the target.
 
     Args:
         name: a key of `mmspec.heads.HEADS`.
         model: of that kind.
+        copy: whether what the text repeats competes with the head's candidates for the places of a tree.
+        corpus: as of `CopyDrafter`; it competes, too, and so do copies.
         tree: options of its drafter.
     """
     drafter: Any = DRAFTERS[name]
-    return pair(name, drafter(model, **tree))
+    return pair(name, with_copies(drafter(model, **tree), copy, corpus))
+
+
+def with_copies(drafter: Any, /, copy: bool = False, corpus: str | Path | None = None) -> Any:
+    """Put copies beside the candidates of a head, where that is asked for; see `trained_head`."""
+    return CopyBesideHeadDrafter(drafter, corpus) if copy or corpus is not None else drafter
 
 
 def zipar(zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> Accelerator:
@@ -400,7 +414,8 @@ class Preset:
         (name,) = make.args
         if make.func is unmasked:
             return ACCEPTANCE_RULES[name], UnmaskingDrafter
-        return (DRAFTERS[name],)
+        drafter = DRAFTERS[name]
+        return (drafter, with_copies) if drafter.shares_tree else (drafter,)
 
     @property
     def promise(self) -> tuple[str, str | None]:

@@ -246,6 +246,7 @@ class Drafter(ABC):
             when the next is on its way, and one more than it needs.
         rates_paths: whether sessions say how likely each candidate is (`likelihoods`), so that a draft, of
             which nothing was drawn, can be pruned.
+        shares_tree: whether candidates of another drafter may stand beside those of its sessions.
         rows_move: whether rows may enter and leave its sessions between rounds (`Rows`).
         draws_anew: whether candidates are drawn by noise of their round alone, and none outlives it.
     """
@@ -259,7 +260,8 @@ class Drafter(ABC):
     proposes: ClassVar[str] = "tokens"
     runs_ahead: bool = False
     rates_paths: bool = False
-    rows_move: ClassVar[bool] = False
+    shares_tree: ClassVar[bool] = False
+    rows_move: bool = False
     draws_anew: ClassVar[bool] = False
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import PointMass
-from mmspec.decoding.draft import Draft, DraftKind, Tree
+from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.graphs import can_capture
 from mmspec.decoding.interfaces import DraftSession, Target
 from mmspec.decoding.rows import named
@@ -34,6 +35,10 @@ LONGEST = 16  # matches are not told apart beyond this length
 #: the evidence of an occurrence, beside 1 for what no occurrence says.
 ODDS = (0.11, 1.0, 1.5, 2.0, 2.6, 3.3, 4.0, 9.0)
 OF_CORPUS = 0.5  # share of that 1 for what a corpus says
+OF_HEAD = 4.0  # in place of that 1 where a head says what comes, the corpus's share included
+
+Guesses = Mapping[int, Mapping[int, tuple[int, float]]]
+"""Children of each node of a head's tree by their tokens: their nodes, and their probabilities."""
 
 Occurrence = tuple[int, int]
 """Length of a match, and the index after it."""
@@ -101,12 +106,18 @@ class Continuation(NamedTuple):
 
 
 def grow(
-    index: SuffixIndex, corpus: Trigrams | None, nodes: int, top_k: int, shortest: int
+    index: SuffixIndex,
+    corpus: Trigrams | None,
+    nodes: int,
+    top_k: int,
+    shortest: int,
+    guesses: Guesses = MappingProxyType({}),
 ) -> list[Continuation]:
     """Grow a tree of the likeliest continuations, the likeliest candidate first and parents before children.
 
     A token's probability is the evidence of the occurrences that it follows, and half of what the corpus
-    says, over all evidence plus 1: n-grams of all orders, interpolated.
+    says, over all evidence plus 1: n-grams of all orders, interpolated. Where a head has guesses, 4 takes the
+    place of the 1, and its probabilities share it with what the corpus says.
 
     Args:
         index: of the text so far.
@@ -114,14 +125,21 @@ def grow(
         nodes: most candidates.
         top_k: most children of a node.
         shortest: match that is continued.
+        guesses: of a head, whose root is node 0; none by default.
     """
     tree: list[Continuation] = []
-    waiting: list[tuple[float, int, Continuation, list[Occurrence], list[int]]] = []
+    of_corpus = 0.0 if corpus is None else OF_CORPUS
+    waiting: list[tuple[float, int, Continuation, list[Occurrence], list[int], int]] = []
 
-    def add_children(parent: int, depth: int, above: float, found: list[Occurrence], text: list[int]) -> None:
-        evidence = {} if corpus is None else {token: OF_CORPUS * p for token, p in corpus(text).items()}
+    def add_children(
+        parent: int, depth: int, above: float, found: list[Occurrence], text: list[int], guess: int
+    ) -> None:
+        evidence = {} if corpus is None else {token: of_corpus * p for token, p in corpus(text).items()}
         following: dict[int, list[Occurrence]] = {}
-        total = 1.0
+        guessed = guesses.get(guess, {})
+        total = OF_HEAD if guessed else 1.0
+        for token, (_, share) in guessed.items():
+            evidence[token] = evidence.get(token, 0.0) + (OF_HEAD - of_corpus) * share
         for length, end in found:
             if end < len(index.tokens):
                 token, odds = index.tokens[end], ODDS[min(length, len(ODDS)) - 1]
@@ -132,28 +150,29 @@ def grow(
         for rank, token in enumerate(best):
             child = Continuation(token, parent, depth, above * evidence[token] / total)
             place = len(tree) * top_k + rank
-            onwards = following.get(token, [])
-            heapq.heappush(waiting, (-child.probability, place, child, onwards, [text[-1], token]))
+            onwards, node = following.get(token, []), guessed.get(token, (-1,))[0]
+            heapq.heappush(waiting, (-child.probability, place, child, onwards, [text[-1], token], node))
 
-    add_children(0, 1, 1.0, index.matches(shortest), index.tokens[-2:])
+    add_children(0, 1, 1.0, index.matches(shortest), index.tokens[-2:], 0)
     while waiting and len(tree) < nodes:
-        *_, best, onwards, text = heapq.heappop(waiting)
+        *_, best, onwards, text, node = heapq.heappop(waiting)
         tree.append(best)
-        add_children(len(tree), best.depth + 1, best.probability, onwards, text)
+        add_children(len(tree), best.depth + 1, best.probability, onwards, text, node)
     return tree
 
 
 class CopySession(DraftSession):
     """Indexes of the texts of one batch, one per row, and their trees of continuations."""
 
-    row_fields = named("indexes", "trees")
+    row_fields = named("indexes", "trees", "guesses")
 
     def __init__(self, drafter: CopyDrafter, batch: PromptBatch) -> None:
         self.drafter, self.sizes = drafter, half_lengths(drafter.num_draft_tokens)
         self.indexes = [SuffixIndex() for _ in batch.requests]
         self.trees: list[list[Continuation]] = [[] for _ in batch.requests]
+        self.guesses: list[Guesses] = [{} for _ in batch.requests]
 
-    def propose(self, canvas: Canvas) -> Draft:
+    def propose(self, canvas: Canvas) -> Tree:
         self._read(canvas)
         trees = self.trees
         nodes = 1 + max(map(len, trees))
@@ -184,7 +203,7 @@ class CopySession(DraftSession):
             if new := tokens[len(index.tokens) :]:
                 index.extend(new)
                 size = drafter.num_draft_tokens, drafter.top_k, drafter.min_match
-                self.trees[row] = grow(index, drafter.corpus, *size)
+                self.trees[row] = grow(index, drafter.corpus, *size, self.guesses[row])
 
 
 class CopyDrafter(SessionDrafter):
@@ -204,7 +223,7 @@ class CopyDrafter(SessionDrafter):
     kind = DraftKind.POINT
     rates_paths = True
     rows_move = True
-    session = CopySession
+    session: Callable[..., CopySession] = CopySession
 
     def __init__(
         self,

@@ -107,6 +107,7 @@ class HeadDrafter(TrainedDrafter):
     """
 
     runs_ahead = True
+    shares_tree = True
     rows_move = True
     draws_anew = True
     model: DraftingHead

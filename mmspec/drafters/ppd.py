@@ -135,6 +135,7 @@ class PromptTokensDrafter(HeadDrafter):
 
     title = "PPD's prompt tokens"
     session = PromptTokensSession
+    shares_tree = False  # its candidates come with probes
     model: PromptTokens
 
     def __init__(

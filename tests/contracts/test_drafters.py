@@ -16,6 +16,7 @@ from mmspec.decoding.interfaces import Drafter, DraftSession, Request
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters import DRAFTERS
 from mmspec.drafters.copy import CopyDrafter
+from mmspec.drafters.copy_beside_head import CopyBesideHeadDrafter
 from mmspec.drafters.corrected import CorrectedDrafter
 from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
 from mmspec.drafters.draft_model import DraftModelDrafter
@@ -76,6 +77,10 @@ def fitted(kind: str, dtype: torch.dtype, head: dict[str, Any] | None = None, **
 
 def with_head(kind: str, head: dict[str, Any] | None = None, **shape: Any) -> Build:
     return lambda length, dtype: fitted(kind, dtype, head, num_draft_tokens=length, **shape)
+
+
+def beside_copies(kind: str) -> Build:
+    return lambda length, dtype: CopyBesideHeadDrafter(with_head(kind)(length, dtype))  # type: ignore[arg-type]
 
 
 def draft_model(length: int, dtype: torch.dtype, *sampling: str) -> Drafter:
@@ -162,6 +167,13 @@ REGISTERED: dict[str, Build] = {
         "hydra", dtype, tree="3x2", sampling="without_replacement"
     ),
     "hydra, without prefix attention": with_head("hydra", {"prefix_attention": False}),
+    **{f"{kind}, beside copies": beside_copies(kind) for kind in ("eagle", "flash", "medusa", "hydra")},
+    "dflash, beside copies": lambda length, dtype: CopyBesideHeadDrafter(
+        fitted("dflash", dtype, {"kind": "dflash", "block": length + 1})  # type: ignore[arg-type]
+    ),
+    "eagle3, beside copies, of changing sizes": lambda length, dtype: paced(
+        beside_copies("eagle3")(length, dtype)
+    ),
     "cjd": cjd,
     "cjd, exact": lambda length, dtype: cjd(length, dtype, "exact"),
     "jacobi": lambda length, dtype: JacobiDrafter(length),
