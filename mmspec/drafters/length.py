@@ -343,6 +343,8 @@ class PruningModel:
             return
         usual = self.cost(choice) + levels * self._level
         given, time = fmean(tokens), min(self.cost.plain(seconds), STALLED * usual)
+        if choice == PLAIN and not levels:
+            time = 1.0  # by definition: a machine that is faster for a while does not make drafts pay
         if not self.cost.begins and (choice or levels):
             self._pauses.record(time - given)
         self._tokens, self._time = KEEP * self._tokens + given, KEEP * self._time + time
