@@ -41,6 +41,9 @@ LEAST_SPEEDUP = 1.02
 STALLED = 2.0  # times what rounds of its kind cost that one counts for: beyond that, other work took the time
 PAUSE, LONGEST_PAUSE = 32, 1024  # plain rounds where nothing pays; twice as many after every trial in vain
 LONG_TRIAL, TRIAL_LOSS = 16, 3.0  # rounds until a trial is in vain, or plain rounds that it may cost
+OWN_WORK = (
+    6.0  # times that a head's own time in a trial makes the pause longer: it shows soon whether it pays
+)
 RATE = 0.7  # at which a candidate is right behind a path that is, for a look ahead
 LEAST_NODES = 2
 #: Edges of the bins of probabilities that are calibrated apart.
@@ -83,7 +86,8 @@ class Pauses:
     """Pauses of drafting where it does not pay: 32 plain rounds, twice as many after every trial in vain.
 
     They are as many times longer as a trial cost more than the three plain rounds that end it, which it does
-    where the drafter read the prompts first.
+    where the drafter read the prompts first, and longer still where it has a model of its own: copies cost
+    nothing until they are proposed, and soon there may be some.
 
     Args:
         longest: rounds until a trial is in vain whatever it cost.
@@ -92,7 +96,7 @@ class Pauses:
     def __init__(self, longest: float = math.inf) -> None:
         self.longest, self._left, self._next = longest, 0, PAUSE
         self._tried, self._lost = 0, 0.0  # rounds since the last pause, and the plain rounds they cost
-        self._read = 0.0  # plain rounds that reading prompts took
+        self._longer = 0.0  # plain rounds that the next pause is longer by
 
     def goes_on(self) -> bool:
         """Count a round of the pause; False where there is none."""
@@ -103,18 +107,18 @@ class Pauses:
         """Record a round of a trial, and the plain rounds that it cost beyond the tokens that it gave."""
         self._tried, self._lost = self._tried + 1, self._lost + lost
 
-    def read(self, lost: float) -> None:
-        """Record the plain rounds that reading the prompts took, before drafts that may yet pay."""
-        self._read += lost
+    def lengthen(self, rounds: float) -> None:
+        """Record plain rounds that count towards the next pause alone, if drafts do not pay before it."""
+        self._longer += rounds
 
     def judge(self, pays: bool) -> bool:
         """Begin a pause where drafting does not pay and a trial has been long enough; True if one begins."""
         if pays:
-            self._next, self._lost, self._read = PAUSE, 0.0, 0.0
+            self._next, self._lost, self._longer = PAUSE, 0.0, 0.0
         elif self._tried >= self.longest or self._lost >= TRIAL_LOSS:
-            times = max(1.0, (self._lost + self._read) / TRIAL_LOSS)
+            times = max(1.0, (self._lost + self._longer) / TRIAL_LOSS)
             self._left = min(round(times * self._next), LONGEST_PAUSE)
-            self._tried, self._lost, self._read = 0, 0.0, 0.0
+            self._tried, self._lost, self._longer = 0, 0.0, 0.0
             self._next = min(2 * self._next, LONGEST_PAUSE)
             return True
         return False
@@ -162,7 +166,7 @@ class CostModel:
 
     def read(self, seconds: float) -> None:
         """Record what reading the prompts took."""
-        self._pauses.read(self.cost.plain(seconds))
+        self._pauses.lengthen(self.cost.plain(seconds))
 
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
         """Record a round: the tokens of each row, and the seconds of all."""
@@ -319,7 +323,7 @@ class PruningModel:
 
     def read(self, seconds: float) -> None:
         """Record what reading the prompts took."""
-        self._pauses.read(self.cost.plain(seconds))
+        self._pauses.lengthen(self.cost.plain(seconds))
 
     def record(
         self, choice: int, tokens: Sequence[int], seconds: float, drafting: float, levels: int
@@ -339,6 +343,7 @@ class PruningModel:
             share = self.cost.plain(drafting) / levels
             self._level = share if not self._level else KEEP * self._level + (1 - KEEP) * share
             self._kept.append(max(LEAST_NODES, self.nodes[choice]))
+            self._pauses.lengthen(OWN_WORK * self.cost.plain(drafting))
         if not tokens:
             return
         usual = self.cost(choice) + levels * self._level
