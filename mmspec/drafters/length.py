@@ -41,9 +41,7 @@ LEAST_SPEEDUP = 1.02
 STALLED = 2.0  # times what rounds of its kind cost that one counts for: beyond that, other work took the time
 PAUSE, LONGEST_PAUSE = 32, 1024  # plain rounds where nothing pays; twice as many after every trial in vain
 LONG_TRIAL, TRIAL_LOSS = 16, 3.0  # rounds until a trial is in vain, or plain rounds that it may cost
-OWN_WORK = (
-    6.0  # times that a head's own time in a trial makes the pause longer: it shows soon whether it pays
-)
+OWN_WORK = 6.0  # times that the time of a head in a trial makes the pause longer: it soon shows what it gives
 RATE = 0.7  # at which a candidate is right behind a path that is, for a look ahead
 LEAST_NODES = 2
 #: Edges of the bins of probabilities that are calibrated apart.

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import urllib.request
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,26 +50,20 @@ def test_a_real_process_serves_from_another_folder_and_ends_with_ctrl_c(tiny_fol
 def test_a_demo_serves_until_it_is_interrupted(run, monkeypatch: pytest.MonkeyPatch) -> None:
     from mmspec.cli import demo
 
-    launch, configs, main = demo.launch, [], threading.main_thread().ident
+    launch, urls, configs = demo.launch, [], []
 
-    def visited(*arguments: Any, **options: Any) -> str:
-        url = launch(*arguments, **options)
+    def remembered(*arguments: Any, **options: Any) -> str:
+        urls.append(launch(*arguments, **options))
+        return urls[0]
 
-        def visit() -> None:
-            try:
-                configs.append(fetch(url + "/config"))
-            finally:
-                signal.pthread_kill(main, signal.SIGINT)
+    class Visited:
+        def wait(self) -> None:
+            configs.append(fetch(urls[0] + "/config"))
+            raise KeyboardInterrupt  # a signal would come when it likes, in the midst of pytest's own work
 
-        threading.Thread(target=visit).start()
-        return url
-
-    monkeypatch.setattr(demo, "launch", visited)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may ignore it
-    try:
-        result = run("demo", "caption", "--accelerator", "copy", "--port", 0, "--json")
-    finally:
-        signal.signal(signal.SIGINT, before)
+    monkeypatch.setattr(demo, "launch", remembered)
+    monkeypatch.setattr(demo, "threading", SimpleNamespace(Event=Visited))
+    result = run("demo", "caption", "--accelerator", "copy", "--port", 0, "--json")
     assert result.exit_code == 130 and "stopped" in result.stderr
     assert json.loads(result.stdout)["model"] == "assets/scenes-llava"
     assert configs[0]["analytics_enabled"] is False
