@@ -135,6 +135,20 @@ FAULTS = (
         DRAFTERS,
     ),
     Fault(
+        "pauses are no longer for what a head's own work took",
+        "PruningModel.record",
+        "OWN_WORK * self.cost.plain(drafting)",
+        "0.0 * self.cost.plain(drafting)",
+        ("tests/drafters/test_length.py",),
+    ),
+    Fault(
+        "a head beside copies is not told what was decided",
+        "CopyBesideHeadSession.observe",
+        "self.head.observe(draft, output, scores, verdict)",
+        "super().observe(draft, output, scores, verdict)",
+        ("tests/drafters/test_copy_beside_head.py",),
+    ),
+    Fault(
         "a bonus token from the place before",
         "_verify_chain",
         "p[row, node]",

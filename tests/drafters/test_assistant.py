@@ -19,6 +19,7 @@ from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.sampling import Sampler
 from mmspec.drafters.assistant import AssistantDrafter, AssistantSession
+from mmspec.drafters.copy_beside_head import CopyBesideHeadDrafter
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.assistant import AssistantHead, all_shared
 from mmspec.models.head_checkpoint import load_head
@@ -99,9 +100,12 @@ def test_drafts_are_those_of_each_row_alone(more: dict[str, Any]) -> None:
     assert len(seen) > 20 and all(seen)
 
 
-def test_outputs_are_those_of_plain_decoding() -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_outputs_are_those_of_plain_decoding(beside: bool) -> None:
+    """By an assistant alone, and with copies beside its candidates."""
     target = CausalTarget(tiny_gemma4())
-    drafter = AssistantDrafter(AssistantHead.adopt(tiny_assistant(target.model)), 9, depth=3).fit(target)
+    drafter: Any = AssistantDrafter(AssistantHead.adopt(tiny_assistant(target.model)), 9, depth=3)
+    drafter = (CopyBesideHeadDrafter(drafter) if beside else drafter).fit(target)
     how: dict[str, Any] = {"sampler": Sampler(0.9, top_p=0.9), "max_new_tokens": 32, "seed": [1, 2, 3]}
     run = decode(target, PROMPTS, drafter, **how)
     assert run.outputs == decode(target, PROMPTS, **how).outputs

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mmspec.accelerators import build_accelerator
 from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.draft import Tree
+from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.draft import Draft, Tree
 from mmspec.decoding.verdict import Path
 from mmspec.drafters.copy import OF_HEAD, SuffixIndex, grow
 from mmspec.drafters.copy_beside_head import CopyBesideHeadDrafter
@@ -103,6 +104,30 @@ def test_a_path_is_no_likelier_than_the_one_it_continues(
     for node, probability in enumerate(above):
         children = [each for each in tree if each.parent == node]
         assert sum(each.probability for each in children) <= probability + 1e-12
+
+
+def test_the_head_is_told_what_was_decided() -> None:
+    """Where both have come to the same place, a head beside copies drafts what it drafts alone."""
+    prompt = [*PROMPTS[0], *NEW, *PROMPTS[0]]
+
+    def drafts(beside: bool) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        drafter: Any = fitted("eagle", torch.float32, **SHAPE)
+
+        class Watching(drafter.session):  # type: ignore[misc, name-defined]
+            def propose(self, canvas: Canvas) -> Draft:
+                draft: Draft = super().propose(canvas)
+                found[canvas.output_lengths[0]] = draft.tokens[0].tolist()
+                return draft
+
+        drafter.session = Watching
+        decode(llama(), [prompt], CopyBesideHeadDrafter(drafter) if beside else drafter, max_new_tokens=32)
+        return found
+
+    beside, alone = drafts(beside=True), drafts(beside=False)
+    common = beside.keys() & alone.keys()
+    assert len(beside) < 32 and len(common) > 8
+    assert {place: beside[place] for place in common} == {place: alone[place] for place in common}
 
 
 def test_options_of_a_head_put_copies_beside_it(tmp_path: Any) -> None:
