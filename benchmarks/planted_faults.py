@@ -142,6 +142,13 @@ FAULTS = (
         ("tests/drafters/test_length.py",),
     ),
     Fault(
+        "few rows leave the bias out where they are padded",
+        "few_rows_linear",
+        "if bias is not None:",
+        "if bias is not None and columns == rows:",
+        ("tests/targets/test_few_rows.py",),
+    ),
+    Fault(
         "a head beside copies is not told what was decided",
         "CopyBesideHeadSession.observe",
         "self.head.observe(draft, output, scores, verdict)",

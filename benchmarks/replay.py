@@ -46,6 +46,7 @@ from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.speed.record import Record, as_json, summarise
 from mmspec.evaluation.speed.timing import BASELINE, TimedRun, batches_of
 from mmspec.evaluation.tables import figures
+from mmspec.targets import few_rows
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # nodes of the forwards that are measured
 PASSES = 15  # of each size
@@ -240,11 +241,16 @@ def main(
     samples: Annotated[int, typer.Option(min=1, help="Prompts, equally many of each category.")] = 60,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Longest reply.")] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    as_torch: Annotated[
+        bool, typer.Option("--as-torch", help="Compute few rows as torch does (mmspec/targets/few_rows.py).")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="JSON file to write, as of mmspec bench --out.")] = None,
 ) -> None:
     """Print the tokens a forward of each accelerator, and its speed-up over plain decoding by category."""
     if threads is not None:
         torch.set_num_threads(threads)
+    if as_torch:
+        few_rows.turning_pays = lambda threads: False  # type: ignore[assignment]
     pipe: Any = MMSpecPipeline.from_pretrained(model, accelerator="none")
     choices = [one for one in parse_choices(accelerators) if one.name != BASELINE]
     contenders = {BASELINE: contender(pipe, BASELINE)}
@@ -267,6 +273,7 @@ def main(
         "model": model,
         "task": str(prompts),
         "max_new_tokens": max_new_tokens,
+        "as_torch": as_torch,
         **environment(pipe.device, pipe.dtype),
         "seconds_by_nodes": dict(costs.scores),
         "seconds_by_prompt_token": costs.token,

@@ -154,7 +154,8 @@ def image_tables() -> str:
 #: are called.
 REAL = {
     "Greedy, two cores, two questions of each task": "real-words-cpu",
-    "Greedy, one core, four questions of each task": "real-words-one-core-cpu",
+    "Replayed on the clock of two cores, all 60 questions, greedy, 64 tokens": "real-words-replayed-cpu",
+    "Replayed on the clock of one core": "real-words-replayed-one-core-cpu",
     "About images (scenes-smol), greedy, one core, five prompts of each task": "scenes-smol-cpu",
     "The same in batches of 8, eight prompts of each task, 48 tokens": "scenes-smol-batch-cpu",
 }

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -25,6 +24,7 @@ from mmspec.models.weights import execution_device, is_offloaded, is_plain_linea
 from mmspec.targets.admission import check_model, takes
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
+from mmspec.targets.few_rows import FewRows, few_rows_linear
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
@@ -134,6 +134,7 @@ class CausalTarget(Target[Any]):
         self._takes_positions = takes(model, "position_ids")
         self._plain = attends_plainly(self._decoder)
         self._changing, self._change = find_changing(model), change_of(model.config)[0]
+        self._few_rows = FewRows(model)
         self.steps: CapturedForward | CompiledForward | None = None
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
 
@@ -320,7 +321,8 @@ class CausalTarget(Target[Any]):
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
         attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
         turning = turned(self._changing if is_apart else (), one_by_one=True)
-        with attention as mask, mixers_on_tree(self.model, cache, nodes), turning:
+        few = self._few_rows() if step == self._step and self.device.type == "cpu" else nullcontext()
+        with attention as mask, mixers_on_tree(self.model, cache, nodes), turning, few:
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
             logits = step(inputs, cache, state.hidden)
         return TargetOutput(logits, state.hidden.take())
@@ -413,7 +415,7 @@ class CausalTarget(Target[Any]):
         if rows is None:
             return lambda hidden: self.head(hidden)[..., tokens]
         weight, bias = rows
-        return functools.partial(linear, weight=weight, bias=bias)
+        return functools.partial(few_rows_linear, weight=weight, bias=bias)
 
     def commit(self, state: CausalState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Keep the accepted nodes of the active rows; the next token has no keys yet.
