@@ -3,9 +3,9 @@ r"""Times of text accelerators without noise: replies decoded again on a clock t
 What the target computed of a prompt and of its own greedy reply is recorded, and decoding reads it there:
 loop, drafters and cost models run as they always do, and all but the target's forwards counts for as long as
 it takes. A forward counts for what one of so many nodes takes, the reading of a prompt for what its tokens
-take: medians, measured before anything is decoded. So every forward of a kind takes equally long, and sixty
-questions are decoded within a minute. In place of a forward memory of the size of a last cache is read, since
-behind a real one the weights of a head are not cached either.
+take: medians, measured before anything is decoded. So every forward of a kind takes equally long, and an
+accelerator decodes sixty questions in a minute. In place of a forward memory of the size of a last cache is
+read, since behind a real one the weights of a head are not cached either.
 
 Cost models know nothing at first, and learn from one question to the next; their first rounds count. Drafts
 of `ppd` come from the target's own forwards, and cannot be replayed.

@@ -30,26 +30,27 @@ class FewRows:
 
     Args:
         model: whose layers of float32 on the CPU do so; others, and those whose `forward` something else has
-            replaced, stay as they are.
+            replaced by then, such as a hook of accelerate, stay as they are.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = [
             (vars(layer), functools.partial(forward, layer))
             for layer in model.modules()
-            if type(layer) is nn.Linear and "forward" not in vars(layer)
+            if type(layer) is nn.Linear
         ]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Let the layers compute so until the end of the block."""
         for attributes, turned in self._layers:
-            attributes["forward"] = turned
+            attributes.setdefault("forward", turned)
         try:
             yield
         finally:
-            for attributes, _ in self._layers:
-                attributes.pop("forward", None)
+            for attributes, turned in self._layers:
+                if attributes.get("forward") is turned:
+                    del attributes["forward"]
 
 
 def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -48,8 +48,8 @@ def test_layers_are_turned_for_a_while(threads: int) -> None:
         return x
 
     model = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.float64), nn.Linear(8, 8)])
-    model[2].forward = of_others
     turned = FewRows(model)
+    model[2].forward = of_others
     x = torch.randn(4, 8)
     with turned():
         assert model[0].forward is not None and "forward" in vars(model[0])
