@@ -1,8 +1,8 @@
 """Linear layers of few rows on a CPU: a draft of a few nodes then takes hardly longer than a single token.
 
-A linear layer is asked for x W^T, [rows, in] times [in, out], for which a BLAS packs the whole of W anew in
-each call where there are a few rows: a forward of four nodes takes nearly twice as long as one of a single
-node, although it reads the same weights. W x^T, the same product turned round, packs x. The cases of `width`
+A linear layer is asked for x W^T, [rows, in] times [in, out], which takes twice as long for a few rows as for
+one, although it reads the same weights: presumably the BLAS packs the whole of W anew in each call. W x^T,
+the same product turned round, does not. The cases of `width`
 were measured with MKL on an AMD EPYC (`python -m benchmarks.replay` prints such costs); whether turning pays
 at all is measured once in each process.
 """
