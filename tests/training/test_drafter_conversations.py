@@ -167,10 +167,10 @@ def test_templates_that_leave_out_or_rewrite_what_is_said_are_refused_by_row() -
     with pytest.raises(InputError, match=r"data\[1\]: got 'in French'.*what the system says"):
         check_written([plain, french], processor)
     processor.chat_template = "{{ messages | length }}" + PUBLISHED["as LLaVA-1.5's"]
-    with pytest.raises(InputError, match=r"data\[0\].*first reply"):
+    with pytest.raises(InputError, match=r"data\[0\].*after its generation prompt"):
         check_written([plain], processor)
     processor.chat_template = "{{ messages | length }}" + original
-    with pytest.raises(InputError, match="first reply"):
+    with pytest.raises(InputError, match="after its generation prompt"):
         ConversationReader(VisionLanguageTarget(model), processor).example(chat())
     processor.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(InputError, match=r"data\[0\].*chat template says: no"):

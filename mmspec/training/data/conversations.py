@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from mmspec.decoding.interfaces import Request
 from mmspec.decoding.sampling import Sampler
@@ -24,7 +25,7 @@ from mmspec.errors import InputError
 from mmspec.media import load_image
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import to_device
-from mmspec.training.data.rows import DamagedFiles
+from mmspec.training.data.rows import DamagedFiles, read_all
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial, decode
 from mmspec.visual_tokens.spans import find_images
 
@@ -35,8 +36,11 @@ logger = logging.getLogger(__name__)
 STAGE = 12
 TRIAL_ROWS, TRIAL_TOKENS = 4, 96
 ATTEMPTS = 100  # rows that are drawn in place of those that are skipped, before a step is given up
+SAYS_SOMETHING = "a conversation in which the assistant says something"
+SHOWN_AFTER = 2.0  # seconds of checking, before a progress bar is shown
+# of templates, for turns in an order or with contents that they do not know
+REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 Message = Mapping[str, Any]
-ALIKE = "turns that the chat template writes alike, whatever follows; cut it after its first reply"
 
 
 def message(role: str, text: str, images: int = 0) -> Message:
@@ -131,27 +135,29 @@ class ConversationReader:
         inputs = apply_template(self.processor, said, messages, add_generation_prompt=answering, **how)
         return tensors_of(inputs, self.target)
 
-    def example(self, said: Conversation) -> TrainingExample:
-        """The training example of a conversation: every reply is learnt up to the token that ends it.
+    def example(self, said: Conversation, turns: Sequence[int] | None = None) -> TrainingExample:
+        """The training example of a conversation: replies are learnt up to the token that ends each.
+
+        By default it is the last one of `sequences`; else its conversation and its turns are given.
 
         Raises:
-            InputError: no reply, or the chat template writes what was said differently later on.
+            InputError: no reply, or see `sequences`.
             MediaError: an image cannot be read.
         """
+        if turns is None:
+            said, turns = sequences(said, self.processor)[-1]
         said = said.opened()
-        whole, text = self.inputs(said, answering=False), written(self.processor, said, answering=False)
+        whole = self.inputs(said, answering=False)
         ids = whole["input_ids"][0]
         learnt, ends = torch.zeros_like(ids, dtype=torch.bool), torch.tensor(sorted(self.end_token_ids))
-        for turn in said.replies:
-            start = self.shared(ids, text, said.until(turn), answering=True)
+        for turn in turns:
+            start = self.shared(ids, said.until(turn), answering=True)
             last = turn + 1 == len(said.messages)
-            stop = len(ids) if last else self.shared(ids, text, said.until(turn + 1), answering=False)
+            stop = len(ids) if last else self.shared(ids, said.until(turn + 1), answering=False)
             closing = torch.isin(ids[start:stop], ends.to(ids)).nonzero()
             learnt[start : start + int(closing[0]) + 1 if len(closing) else stop] = True
         if not learnt.any():
-            raise InputError(
-                said.where, said.messages, "a conversation in which the assistant says something"
-            )
+            raise InputError(said.where, said.messages, SAYS_SOMETHING)
         return TrainingExample(whole, int(learnt.long().argmax()), learnt)
 
     def text_places(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -161,10 +167,8 @@ class ConversationReader:
             is_text[span.start : span.stop] = False
         return is_text
 
-    def shared(self, ids: Tensor, text: str, beginning: Conversation, *, answering: bool) -> int:
+    def shared(self, ids: Tensor, beginning: Conversation, *, answering: bool) -> int:
         """Number of a conversation's tokens [L] that it shares with its beginning."""
-        if not text.startswith(written(self.processor, beginning, answering=answering)):
-            raise InputError(beginning.where, beginning.messages, ALIKE)
         first = self.inputs(beginning, answering=answering)["input_ids"][0]
         length = min(len(ids), len(first))
         # a word may join the two, and its token is then the later part's
@@ -203,7 +207,8 @@ class ConversationRows:
             says what it expects of any text.
 
     Attributes:
-        skipped: rows that are too long, by index, of those that were drawn so far.
+        skipped: by index, rows with sequences that are too long, of those that were drawn so far: how many
+            messages of the row are in these.
         damaged: rows whose images cannot be read, of those that were drawn so far.
 
     Raises:
@@ -228,7 +233,7 @@ class ConversationRows:
         self.max_length = max_length or getattr(text, "max_position_embeddings", None)
         if len(rows) <= TRIAL_ROWS:
             raise InputError("data", f"{len(rows)} rows", f"more than {TRIAL_ROWS}, which are held out")
-        self.skipped: set[int] = set()
+        self.skipped: dict[int, set[int]] = {}
         self.damaged = DamagedFiles(len(rows))
         self.told: dict[int, Conversation] = {}
         left, held_out = list(rows), list[Conversation]()
@@ -265,9 +270,12 @@ class ConversationRows:
         """The rows of a step, by index and as sequences, and the step's random numbers from there on."""
         rng = np.random.default_rng([self.seed, STAGE, step, process])
         drawn = [int(index) for index in rng.integers(len(self.rows), size=self.batch_size + ATTEMPTS)]
+        picks = zip(drawn, rng.spawn(1)[0].random(len(drawn)), strict=True)
         if self.regenerate:
             self.tell(drawn[: self.batch_size])
-        fitting = ((index, example) for index in drawn if (example := self.example(index)) is not None)
+        fitting = (
+            (index, example) for index, pick in picks if (example := self.example(index, pick)) is not None
+        )
         found = list(islice(fitting, self.batch_size))
         if len(found) < self.batch_size:
             allowed = f"rows of at most {self.max_length} tokens; {len(self.skipped)} are longer so far"
@@ -300,24 +308,36 @@ class ConversationRows:
             told = self.reader.regenerated(list(new.values()), self.regenerate)
             for index, said in zip(new, told, strict=True):
                 self.told[index] = replace(said, images=self.rows[index].images)
+                try:
+                    sequences(said, self.reader.processor)
+                except InputError as error:  # the row's own replies have been checked
+                    logger.warning("%s; the row keeps its own replies", error)
+                    self.told[index] = self.rows[index]
 
-    def example(self, index: int) -> TrainingExample | None:
-        """The sequence of a row; None if it is too long, or has images that cannot be read."""
-        if index in self.skipped:
-            return None
+    def example(self, index: int, pick: float = 0.0) -> TrainingExample | None:
+        """A sequence of a row; None if it is too long, or the row has images that cannot be read.
+
+        Args:
+            index: of the row.
+            pick: from 0 to 1, chooses one of its `sequences`.
+        """
         if self.regenerate:
             self.tell([index])
         said = self.told.get(index, self.rows[index])
-        opened = self.damaged.opened(said.where, said.opened)
+        parts = sequences(said, self.reader.processor)
+        part, turns = parts[int(pick * len(parts))]
+        if len(part.messages) in self.skipped.get(index, ()):
+            return None
+        opened = self.damaged.opened(said.where, said.opened)  # all images, that the choice has no effect
         if opened is None:
             return None
-        example = self.reader.example(opened)
+        example = self.reader.example(opened.until(len(part.messages)), turns)
         if self.learn_prompts:
             example = replace(example, only=self.reader.text_places(example.inputs))
         length = len(example.learnt)
         if self.max_length is None or length <= self.max_length:
             return example
-        self.skipped.add(index)
+        self.skipped.setdefault(index, set()).add(len(part.messages))
         logger.warning(
             "data: row %d has %d tokens, %d are allowed; %d of %d rows skipped so far",
             index + 1,
@@ -355,7 +375,7 @@ def apply_template(processor: Any, said: Conversation, messages: Sequence[Messag
         ]
     try:
         return processor.apply_chat_template(list(messages), **how)
-    except TemplateError as error:  # templates refuse turns in an order they do not know
+    except REFUSALS as error:
         raise InputError(said.where, said.messages, f"the chat template says: {error}"[:200]) from error
 
 
@@ -367,26 +387,60 @@ def written(processor: Any, said: Conversation, *, answering: bool) -> str:
     return text
 
 
-def check_written(conversations: Sequence[Conversation], processor: Any) -> None:
-    """Check that a chat template writes all that is said, by one conversation of each sequence of parts.
+def sequences(said: Conversation, processor: Any) -> list[tuple[Conversation, list[int]]]:
+    """The sequences that teach the replies of a conversation.
+
+    The whole conversation teaches all of them if the chat template writes each turn alike, whatever follows.
+    Templates that drop the thoughts of earlier turns, or add empty ones to the last, do not: then each reply
+    is learnt at the end of a sequence of its own, after its prompt as the target reads it in decoding.
+
+    Returns:
+        For each sequence, the conversation in it and the indices of the replies that are learnt there.
 
     Raises:
-        InputError: it refuses turns in this order, leaves out what a role says, or writes turns differently
-            later on.
+        InputError: the template refuses the conversation, leaves out what somebody says, or writes a reply
+            otherwise than after its own generation prompt; or the assistant says nothing.
     """
-    kinds: dict[Any, Conversation] = {}
-    for said in conversations:
-        turns = ((each["role"], *(part["type"] for part in each["content"])) for each in said.messages)
-        kinds.setdefault(tuple(turns), said)
-    for said in kinds.values():
-        text = written(processor, said, answering=False)
-        for each in said.messages:
-            for part in each["content"]:
-                if part.get("text", "").strip() not in text:
-                    allowed = (
-                        f"turns that the chat template writes; it leaves out what the {each['role']} says"
-                    )
-                    raise InputError(said.where, part["text"], allowed)
-        for turn in said.replies:
-            if not text.startswith(written(processor, said.until(turn), answering=True)):
-                raise InputError(said.where, said.messages, ALIKE)
+    whole = written(processor, said, answering=False)
+    alike, turns = True, []
+    for turn, each in enumerate(said.messages):
+        if each["role"] != "assistant":
+            check_said(said.where, each, whole)
+            continue
+        part, prompt = said.until(turn + 1), written(processor, said.until(turn), answering=True)
+        text = whole if turn + 1 == len(said.messages) else written(processor, part, answering=False)
+        check_said(said.where, each, text)
+        if not text.startswith(prompt):
+            allowed = (
+                f"replies that the chat template writes after its generation prompt, ...{prompt[-24:]!r}"
+            )
+            raise InputError(said.where, each["content"], allowed)
+        alike = alike and whole.startswith(text)
+        if text[len(prompt) :].strip():
+            turns.append(turn)
+    if not turns:
+        raise InputError(said.where, said.messages, SAYS_SOMETHING)
+    return [(said, said.replies)] if alike else [(said.until(turn + 1), [turn]) for turn in turns]
+
+
+def check_said(where: str, said: Message, text: str) -> None:
+    """Check that a text has all that a message says, up to white space.
+
+    Raises:
+        InputError: it leaves something out.
+    """
+    for part in said["content"]:
+        words = part.get("text", "").strip()
+        if words not in text and "".join(words.split()) not in "".join(text.split()):
+            allowed = f"turns that the chat template writes; it leaves out what the {said['role']} says"
+            raise InputError(where, words, allowed)
+
+
+def check_written(conversations: Sequence[Conversation], processor: Any) -> None:
+    """Check that a chat template writes every conversation as training needs it; see `sequences`.
+
+    Raises:
+        InputError: it does not; the first few of them are named.
+    """
+    shown = tqdm(conversations, desc="data", unit="row", delay=SHOWN_AFTER)
+    read_all(((said.where, said) for said in shown), lambda said, _: sequences(said, processor))

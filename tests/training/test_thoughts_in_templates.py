@@ -1,0 +1,151 @@
+"""Conversations under chat templates that write a turn otherwise once others follow it, as Qwen3's does."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from mmspec.errors import InputError
+from mmspec.pipelines import VisionLanguagePipeline
+from mmspec.targets import CausalTarget
+from mmspec.training.data.conversations import (
+    Conversation,
+    ConversationReader,
+    ConversationRows,
+    check_written,
+    message,
+    sequences,
+)
+from mmspec.training.data.sequences import TrainingExample
+from mmspec.training.drafter import train_drafter
+from tests.pipelines.byte_level import byte_level_tokenizer
+from tests.tiny_models import tiny_llama
+
+# thoughts before the last question are dropped; the reply to the last question has an empty block of them
+THINKING = """
+    {%- set seen = namespace(last=-1) %}
+    {%- for message in messages %}
+        {%- if message.role == 'user' %}{%- set seen.last = loop.index0 %}{%- endif %}
+    {%- endfor %}
+    {%- for message in messages %}{{ message.role + ':' }}
+        {%- set said = message.content.split('</think>') %}
+        {%- if message.role == 'assistant' and loop.index0 > seen.last %}
+            {{- '<think>' + (said[0].split('<think>')[-1] if said | length > 1 else '') + '</think>' }}
+        {%- endif %}
+        {{- said[-1] + '<|end|>' }}
+    {%- endfor %}
+    {%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
+OPENED = THINKING.replace("{{ 'assistant:' }}", "{{ 'assistant:<think>' }}")  # as Qwen3.5's
+DROPPING = """
+    {%- for message in messages %}{{ message.role + ':' + message.content.split('</think>')[-1] + '<|end|>' }}
+    {%- endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
+EMPTY = "<think></think>"
+
+
+def talk(*replies: str, where: str = "data") -> Conversation:
+    """A conversation with those replies of the assistant's."""
+    turns = [(message("user", f"ask {n}"), message("assistant", each)) for n, each in enumerate(replies)]
+    return Conversation(tuple(each for turn in turns for each in turn), (), where)
+
+
+def reader(template: str) -> ConversationReader:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = template
+    return ConversationReader(CausalTarget(tiny_llama(vocab=len(tokenizer))), tokenizer)
+
+
+def learnt(read: ConversationReader, said: Conversation, turns: list[int]) -> tuple[str, str]:
+    """What is read before the first token that is learnt, and what is learnt."""
+    made = read.example(said, turns)
+    ids = made.inputs["input_ids"][0]
+    return read.tokenizer.decode(ids[: made.answer]), read.tokenizer.decode(ids[made.learnt])
+
+
+@pytest.mark.parametrize("template", [THINKING, OPENED])
+def test_each_reply_is_learnt_after_its_prompt_as_decoding_has_it(template: str) -> None:
+    read, said = reader(template), talk("<think>deep</think>one", "two")
+    pipe = VisionLanguagePipeline(read.target.model, read.tokenizer)
+    found = sequences(said, read.tokenizer)
+    assert [turns for _, turns in found] == [[1], [3]]
+    replies = ["<think>deep</think>one<|end|>", "<think></think>two<|end|>"]
+    for (part, turns), reply in zip(found, replies, strict=True):
+        asked = [{"role": each["role"], "content": each["content"][0]["text"]} for each in part.messages[:-1]]
+        (request,) = pipe._prepare(asked, {"max_new_tokens": 1}).requests
+        prompt = read.tokenizer.decode(request.inputs["input_ids"][0])
+        assert learnt(read, part, turns) == (prompt, reply.removeprefix("<think>" * (template == OPENED)))
+    assert "deep" not in prompt
+
+
+def test_one_sequence_teaches_all_replies_where_nothing_is_written_otherwise() -> None:
+    read, said = reader(DROPPING), talk("one", "two")
+    assert sequences(said, read.tokenizer) == [(said, [1, 3])]
+    assert learnt(read, said, [1, 3])[1] == "one<|end|>two<|end|>"
+
+
+def test_steps_draw_one_reply_of_a_row_and_a_resumed_run_draws_the_same() -> None:
+    read = reader(THINKING)
+    rows = [talk("one", "two" * 9)] * 6
+    short = len(read.example(rows[0].until(2), [1]).learnt)
+    for longest, lasts in ((None, {"one", "two" * 9}), (short, {"one"})):
+        data = ConversationRows(read, rows, 3, 0, max_length=longest)
+        texts = [[learnt_text(read, one) for one in data.batch(step, 0).examples] for step in range(4)]
+        assert {text for step in texts for text in step} == {f"{EMPTY}{last}<|end|>" for last in lasts}
+        fresh = ConversationRows(read, rows, 3, 0, max_length=longest)
+        assert [learnt_text(read, one) for one in fresh.batch(3, 0).examples] == texts[3]
+
+
+def learnt_text(read: ConversationReader, made: TrainingExample) -> str:
+    text: str = read.tokenizer.decode(made.inputs["input_ids"][0][made.learnt])
+    return text
+
+
+def test_every_row_is_checked_by_its_own_words_before_training() -> None:
+    """Rows of the same turns differ in what a template makes of them."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = DROPPING
+    rows = [talk("one", where=f"data, line {line}") for line in range(1, 9)]
+    check_written(rows, tokenizer)
+    rows[4] = talk("<think>deep</think>one", where="data, line 5")
+    with pytest.raises(InputError, match=r"data, line 5: got '<think>deep.*leaves out what the assistant"):
+        check_written(rows, tokenizer)
+    rows[6] = talk("<think>dark</think>one", where="data, line 7")
+    with pytest.raises(InputError, match=r"2 rows that cannot be used'; data, line 5: .*; data, line 7: "):
+        check_written(rows, tokenizer)
+    tokenizer.chat_template = "{{ messages[0].content + 1 }}" + THINKING
+    with pytest.raises(InputError, match=r"data, line 1: .*the chat template says: can only conc"):
+        check_written(rows[:1], tokenizer)
+    tokenizer.chat_template = DROPPING.replace("'<|end|>'", "''")
+    with pytest.raises(InputError, match=r"data, line 3: .*in which the assistant says something"):
+        check_written([talk("", where="data, line 3")], tokenizer)
+
+
+def test_replies_of_the_target_that_cannot_be_learnt_leave_the_rows_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = reader(DROPPING)
+    data = ConversationRows(read, [talk("one", "two")] * 6, 2, 0, regenerate=4)
+    monkeypatch.setattr(
+        read, "regenerated", lambda rows, _: [talk("</think>", "<think>a</think>b")] * len(rows)
+    )
+    with caplog.at_level(logging.WARNING):
+        made = data.batch(0, 0).examples
+    assert {learnt_text(read, one) for one in made} == {"one<|end|>two<|end|>"}
+    assert "the row keeps its own replies" in caplog.text
+
+
+def test_a_head_is_trained_on_plain_turns_under_such_a_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmspec.training.data.conversations.TRIAL_TOKENS", 4)
+    monkeypatch.setattr("mmspec.training.drafter.MEASURED_BATCHES", 1)
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = THINKING
+    tiny_llama(vocab=len(tokenizer)).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    turns = [{"role": role, "content": text} for role, text in [("user", "ask"), ("assistant", "one")] * 2]
+    rows = [{"messages": turns}] * 6
+    out = train_drafter(tmp_path / "target", tmp_path / "out", rows, method="medusa", steps=2, batch_size=2)
+    assert "--steps 2" in json.loads((out / "training.json").read_text())["command"]
