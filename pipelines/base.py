@@ -35,7 +35,7 @@ from mmspec.models.checkpoint import (
     load_model,
     load_processor,
 )
-from mmspec.models.head_checkpoint import load_head, place_head
+from mmspec.models.head_checkpoint import check_no_other, load_head, place_head
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.parallel_images import ParallelImageConfig
@@ -307,6 +307,7 @@ class MMSpecPipeline:
             draft = adapt(drafter)
             return draft, self._reader_of(draft)
         source = check_source(drafter, "drafter")
+        check_no_other("draft_model", source)
         config = load_config(source, argument="drafter")
         processor = load_processor(source, config, argument="drafter")
         check_same_tokenizer(tokenizer_of(self.processor), tokenizer_of(processor), source)

@@ -11,7 +11,7 @@ from mmspec.assets import own_drafters
 from mmspec.errors import InputError
 from mmspec.heads import HEADS
 from mmspec.models.checkpoint import check_source
-from mmspec.models.head_checkpoint import load_head
+from mmspec.models.head_checkpoint import check_no_other, load_head
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets.image_families import CONTINUOUS_FAMILIES
 
@@ -78,7 +78,7 @@ def check_accelerator(
         return head
     family = found.model_config.model_type
     if not isinstance(drafter, PreTrainedModel):
-        check_source(drafter, "drafter")
+        check_no_other(name, check_source(drafter, "drafter"))
     to_come = DraftToCome(int(family in CONTINUOUS_FAMILIES), family == "mar")
     build_accelerator(name, model=to_come, **found.options)
     return drafter

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 from mmspec.drafters.eagle import EagleDrafter
 from mmspec.drafters.level_heads import MedusaDrafter
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.head_checkpoint import load_head
+from mmspec.models.head_checkpoint import head_of, load_head
 from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
 from mmspec.pipelines import base as base_module
 from mmspec.targets import CausalTarget, VisionLanguageTarget
@@ -26,6 +26,8 @@ from tests.contracts.running import decode, generate
 from tests.drafters import flash_checks
 from tests.drafters.eagle_checks import head_for
 from tests.drafters.heads_checks import medusa_for
+from tests.models import test_eagle3_official, test_eagle_official, test_hydra, test_medusa
+from tests.models.official_layout import store
 from tests.tiny_models import tiny_image, tiny_llama, tiny_llava
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 8}
@@ -216,6 +218,36 @@ def test_a_model_that_is_no_head_is_named(tmp_path: Path) -> None:
         load_head("eagle", tmp_path / "llama", *of(llama()))
     with pytest.raises(InputError, match="LlamaForCausalLM"):
         load_head("eagle", llama().model, *of(llama()))
+
+
+def test_a_head_for_another_accelerator_is_named_for_what_it_is(
+    folder: Path, tmp_path: Path, checkpoints: Path
+) -> None:
+    """As `mmspec train drafter` writes them and as their authors publish them, read with any accelerator."""
+    medusa_for(llama()).save_pretrained(tmp_path / "medusa")
+    eagle, eagle3 = test_eagle_official, test_eagle3_official
+    heads = {
+        "eagle": [folder, store(tmp_path / "e1", eagle.published(), eagle.CONFIG)],
+        "eagle3": [
+            store(tmp_path / "e3", eagle3.published(), eagle3.EAGLE),
+            store(tmp_path / "e3s", eagle3.published("layers.0."), {}, "model.safetensors"),
+        ],
+        "medusa": [
+            tmp_path / "medusa",
+            store(tmp_path / "m", test_medusa.published(), {}, "medusa_lm_head.pt"),
+        ],
+        "hydra": [store(tmp_path / "h", test_hydra.published(prefix=True), {}, "hydra_lm_head.pt")],
+    }
+    for kind, folders in heads.items():
+        for each in folders:
+            assert head_of(str(each)) == kind
+            for name in {*heads, "flash"} - {kind}:
+                with pytest.raises(CheckpointError, match=f"use accelerator='{kind}'"):
+                    load_head(name, each, *of(llama()))
+            with pytest.raises(CheckpointError, match=f"'draft_model'; this is a head for '{kind}'"):
+                MMSpecPipeline.from_pretrained(checkpoints / "llava", accelerator="draft_model", drafter=each)
+    with pytest.raises(InputError, match="EagleHead.*: use accelerator='eagle'"):
+        load_head("eagle3", head_for(llama()), *of(llama()))
 
 
 def test_keys_that_are_missing_or_surplus_are_named(folder: Path) -> None:

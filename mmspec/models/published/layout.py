@@ -153,11 +153,11 @@ class Layout:
         path = find_file(folder, self.files)
         if path is None:
             return None
-        names = tensor_names(path) if self.foreign or any(self.marks) else set()
+        names = self.names_in(path)
         for name, problem in self.foreign.items():
             if name in names:
                 raise CheckpointError("drafter", str(folder), problem)
-        if not any(names.issuperset(mark) for mark in self.marks):
+        if not self.is_marked(names):
             return None
         tensors = {
             self.own_name(name): each for name, each in find_tensors(path, open_checkpoint(path)).items()
@@ -176,6 +176,24 @@ class Layout:
         head: PreTrainedModel = made(config)
         fill(path, head, tensors, self.ignored)
         return head
+
+    def holds(self, folder: Path) -> bool:
+        """Whether a folder holds a head of this layout, by its files and the names of its tensors.
+
+        Raises:
+            CheckpointError: a file is damaged.
+        """
+        path = find_file(folder, self.files)
+        names = set() if path is None else self.names_in(path)
+        return path is not None and self.is_marked(names) and not names & self.foreign.keys()
+
+    def names_in(self, path: Path) -> set[str]:
+        """The published names in a file, where they tell this layout from others."""
+        return tensor_names(path) if self.foreign or any(self.marks) else set()
+
+    def is_marked(self, names: set[str]) -> bool:
+        """Whether published names are those of a folder of this kind."""
+        return any(names.issuperset(mark) for mark in self.marks)
 
     def own_name(self, name: str) -> str:
         """The name here of a published tensor."""
