@@ -89,6 +89,9 @@ def _model_table(found: dict[str, Any]) -> Table:
     table.add_row(found["name"], "can be accelerated" if found["ok"] else found["problem"])
     if not found["ok"]:
         return table
+    if not found["layers"]:
+        table.add_row("keys and values", "none: it draws in any order, and reads all that is drawn anew")
+        return table
     table.add_row("layers", ", ".join(f"{count} {kind}" for kind, count in found["layers"].items()))
     table.add_row("keys and values", f"{found['token_bytes']:,} bytes a token and row")
     for mixer in found["mixers"]:

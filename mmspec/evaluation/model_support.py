@@ -7,14 +7,21 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import MODEL_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
+import mmspec.models.mar
+import mmspec.models.nextstep  # noqa: F401  their folders become known to the auto classes
 from mmspec.decoding.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.targets.admission import check_model
+from mmspec.targets.image_families import FAMILIES
 from mmspec.targets.memory import cached_bytes, measure_states
 
 __all__ = ["examine_model"]
@@ -25,7 +32,8 @@ def examine_model(source: str) -> dict[str, Any]:
 
     Returns:
         `ok`, and `problem` if it is not; else its layers by kind, the bytes that a token, a row and a drafted
-        token take, and its recurrent mixers with how they are computed over a draft.
+        token take, and its recurrent mixers with how they are computed over a draft. Of a model that draws
+        images in any order (MAR), which caches nothing, there are no layers and no bytes.
 
     Raises:
         CheckpointError: there is no such model, or none of transformers.
@@ -40,13 +48,17 @@ def examine_model(source: str) -> dict[str, Any]:
     found = {"name": type(config).__name__, "ok": True, "problem": None}
     try:
         model = skeleton(config)
+        found["name"] = type(model).__name__
+        family = FAMILIES.get(config.model_type)
+        if family is not None and family.load("target").any_order:
+            sizes = dict.fromkeys(("token_bytes", "row_bytes", "node_bytes"), 0)
+            return found | {"layers": {}, "mixers": []} | sizes
         check_model(model)
     except UnsupportedModelError as error:
         return found | {"ok": False, "problem": str(error)}
     states = measure_states(model)
     mixers = Counter((one.mixer, one.is_closed, one.row, one.node) for one in states)
     return found | {
-        "name": type(model).__name__,
         "layers": dict(Counter(check_layer_types(config.get_text_config(decoder=True)))),
         "token_bytes": cached_bytes(config, model.dtype),
         "row_bytes": sum(one.row for one in states),
@@ -62,11 +74,14 @@ def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the model of a config on the meta device, in the config's dtype."""
     usual = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")  # a GGUF file does not say
     (name, *_) = getattr(config, "architectures", None) or [usual]
-    model_class = MASKED_MODELS.get(type(config)) or getattr(transformers, name, None)
+    model_class: Any = MASKED_MODELS.get(type(config))
+    if config.model_type in FAMILIES:  # published with other names of classes
+        kinds: Any = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING)
+        model_class = next(kind[type(config)] for kind in kinds if type(config) in kind)
+    model_class = model_class or getattr(transformers, name, None)
     if model_class is None:
-        raise CheckpointError(
-            "model", name or type(config).__name__, "a transformers model of text, or of text and images"
-        )
+        allowed = "a model of text, of text and images, or one that draws images"
+        raise CheckpointError("model", name or type(config).__name__, allowed)
     with torch.device("meta"):
         model: PreTrainedModel = model_class._from_config(config, dtype=config.dtype or torch.float32)
     model.eval()

@@ -4,7 +4,20 @@ import pytest
 from PIL import Image
 
 from mmspec.errors import CheckpointError
-from tests.tiny_models import tiny_minimax, tiny_qwen3_5
+from mmspec.models.llamagen import CTFConfig, LlamaGenConfig
+from mmspec.models.mar import MARConfig
+from mmspec.models.nextstep import NextStepConfig
+from mmspec.models.parallel_images import LPDConfig, NARConfig, NBPConfig, NFIGConfig, PARConfig, VARConfig
+from mmspec.targets.image_families import FAMILIES
+from tests.tiny_models import (
+    tiny_anole,
+    tiny_emu3,
+    tiny_emu3_5,
+    tiny_janus,
+    tiny_lumina,
+    tiny_minimax,
+    tiny_qwen3_5,
+)
 
 
 def test_doctor_names_what_is_here_and_what_is_not(run, run_json, monkeypatch):
@@ -72,3 +85,18 @@ def test_doctor_looks_at_a_model_by_its_config(run, run_json, tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match="a folder"):
             run("doctor", folder)
+
+
+def test_doctor_looks_at_models_of_all_families_that_draw_images(run, run_json, tmp_path):
+    own = (CTFConfig, LlamaGenConfig, LPDConfig, NARConfig, NBPConfig, NFIGConfig, PARConfig, VARConfig)
+    configs = [kind() for kind in (*own, MARConfig)] + [NextStepConfig(num_hidden_layers=2)]
+    configs += [made()[0].config for made in (tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina)]
+    assert {config.model_type for config in configs} == FAMILIES.keys() - {"lumina_mgpt"}
+    for place, config in enumerate(configs):
+        config.architectures = ["NameThatItsAuthorsGaveIt"]
+        config.save_pretrained(tmp_path / str(place))
+        found = run_json("doctor", tmp_path / str(place))
+        assert found["ok"], found
+        assert bool(found["token_bytes"]) == bool(found["layers"]) == (config.model_type != "mar")
+    shown = run("doctor", tmp_path / str(len(own))).stdout
+    assert "MARForImageGeneration" in shown and "none: it draws in any order" in shown
