@@ -15,6 +15,7 @@ from transformers.utils.import_utils import is_peft_available
 
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError, UnsupportedModelError
 from mmspec.models.checkpoint import MAX_CONFIG_BYTES, first_line, listing, next_step, read_json
+from mmspec.models.local_paths import is_path
 from mmspec.models.weights import is_finite, is_offloaded, stored_weights
 
 __all__ = ["Adapter", "find_adapter", "load_adapter", "save_model"]
@@ -104,7 +105,7 @@ def find_base(path: Path, base: str) -> str:
     places = [path.parent / base, Path(base).expanduser()]
     if (found := next((place for place in places if place.is_dir()), None)) is not None:
         return str(found)
-    if base.startswith((".", "/", "~")) or base.count("/") > 1 or "\\" in base:
+    if is_path(base):
         allowed = "a folder that is there, seen from the adapter's folder or from this one; or a hub id"
         raise CheckpointError(f"{path}: {BASE}", base, allowed)
     return base

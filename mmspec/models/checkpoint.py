@@ -37,6 +37,7 @@ from transformers.utils.import_utils import is_gguf_available
 import mmspec.models.emu3_5
 import mmspec.models.parallel_images  # noqa: F401  its folders, and LlamaGen's, become known to the auto classes
 from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedModelError
+from mmspec.models.local_paths import advice, is_path, nearest
 from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.smollm2 import complete, is_without
 from mmspec.models.weights import is_finite, stored_weights
@@ -60,6 +61,8 @@ def split_gguf(source: object) -> tuple[object, dict[str, str]]:
     if not isinstance(source, str | Path) or not str(source).endswith(SUFFIX) or Path(source).is_dir():
         return source, {}
     path = Path(source)
+    if len(path.parts) == 2 and not path.parent.is_dir():  # a repository would have two names before the file
+        raise CheckpointError("model", str(source), f"a file that is there; {advice(str(path.parent))}")
     return str(path.parent), {"gguf_file": path.name}
 
 
@@ -83,7 +86,7 @@ def check_source(source: object, argument: str = "model") -> str:
     Of a model that was saved without its language model it is the folder of the whole, which is made.
 
     Raises:
-        CheckpointError: it cannot be a name of either.
+        CheckpointError: it cannot be a name of either, or is the path of a folder that does not exist.
         MissingDependencyError: the package that has the language model is not installed.
     """
     allowed = "a folder that holds a checkpoint, or a hub id such as 'llava-hf/llava-1.5-7b-hf'"
@@ -93,15 +96,15 @@ def check_source(source: object, argument: str = "model") -> str:
     try:
         if folder.is_dir():
             return str(complete(folder)) if is_without(folder) else name
-        near = [item for item in folder.parent.glob("*") if item.name.lower() == folder.name.lower()]
-        exists = folder.exists()
+        if not folder.exists():
+            # other capitals than those of a folder are a slip, not the name of a repository
+            same = "/" not in name and any(one.name.lower() == name.lower() for one in Path().iterdir())
+            if not same and not is_path(name):
+                return name
+            allowed = f"a folder that holds a checkpoint; {advice(name)}"
     except OSError as error:
         raise CheckpointError(argument, name, f"{allowed} ({error.strerror})") from error
-    if near and not exists:
-        raise CheckpointError(argument, name, f"did you mean {str(near[0])!r}?")
-    if exists or name.startswith(("/", "./", "../", "~")):
-        raise CheckpointError(argument, name, allowed)
-    return name
+    raise CheckpointError(argument, name, allowed)
 
 
 def load_config(
@@ -145,11 +148,12 @@ def next_step(error: OSError, folder: Path) -> str:
     """Advice about a hub id that cannot be loaded, for messages."""
     if folder.is_dir():
         return first_line(error)
+    near = nearest(str(folder))
+    hint = "" if near is None else f"did you mean {str(near)!r}? "
     if is_offline_mode():
-        return "neither a local folder nor in the hub's cache; unset HF_HUB_OFFLINE to download it"
-    return (
-        f"no local folder, and the hub does not give it; check the name and the network ({first_line(error)})"
-    )
+        return f"{hint}neither a local folder nor in the hub's cache; unset HF_HUB_OFFLINE to download it"
+    allowed = "no local folder, and the hub does not give it; check the name and the network"
+    return f"{hint}{allowed} ({first_line(error)})"
 
 
 def check_folder(
