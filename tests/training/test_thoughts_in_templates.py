@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mmspec.errors import InputError
 from mmspec.pipelines import VisionLanguagePipeline
-from mmspec.targets import CausalTarget
+from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.training.data.conversations import (
     Conversation,
     ConversationReader,
@@ -21,8 +22,9 @@ from mmspec.training.data.conversations import (
 )
 from mmspec.training.data.sequences import TrainingExample
 from mmspec.training.drafter import train_drafter
+from mmspec.visual_tokens.spans import find_images
 from tests.pipelines.byte_level import byte_level_tokenizer
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_images, tiny_llama
 
 # thoughts before the last question are dropped; the reply to the last question has an empty block of them
 THINKING = """
@@ -43,6 +45,13 @@ DROPPING = """
     {%- for message in messages %}{{ message.role + ':' + message.content.split('</think>')[-1] + '<|end|>' }}
     {%- endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
 EMPTY = "<think></think>"
+OF_PARTS = """
+    {%- for message in messages %}{{ message.role + ' ' }}
+        {%- if message.role == 'assistant' and loop.last %}{{ 'no ' }}{% endif %}
+        {%- for part in message.content %}{{ 'IMAGE ' if part.type == 'image' else part.text + ' ' }}
+        {%- endfor %}
+    {%- endfor %}
+    {%- if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"""
 
 
 def talk(*replies: str, where: str = "data") -> Conversation:
@@ -83,6 +92,27 @@ def test_one_sequence_teaches_all_replies_where_nothing_is_written_otherwise() -
     read, said = reader(DROPPING), talk("one", "two")
     assert sequences(said, read.tokenizer) == [(said, [1, 3])]
     assert learnt(read, said, [1, 3])[1] == "one<|end|>two<|end|>"
+
+
+def test_a_reply_is_learnt_with_the_images_that_its_prompt_shows() -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+    processor.chat_template = OF_PARTS.replace("IMAGE", processor.image_token)
+    read = ConversationReader(VisionLanguageTarget(model.requires_grad_(False)), processor)
+    said = replace(talk("red", "blue"), images=tuple(tiny_images(3)))
+    turns = (message("user", "the circle", 2), said.messages[1], message("user", "and", 1), said.messages[3])
+    said = replace(said, messages=turns)
+    for place, (images, reply) in enumerate([(2, "no red"), (3, "no blue")]):
+        part, learns = sequences(said, processor)[place]
+        made = read.example(part, learns)
+        assert len(find_images(read.target.config, made.inputs)) == images
+        assert learnt_text(read, made).split() == reply.split()
+    data = ConversationRows(read, [said] * 6, 4, 0)
+    counts = [
+        len(find_images(read.target.config, each.inputs))
+        for step in range(3)
+        for each in data.batch(step, 0).examples
+    ]
+    assert {*counts} == {2, 3}
 
 
 def test_steps_draw_one_reply_of_a_row_and_a_resumed_run_draws_the_same() -> None:
