@@ -533,6 +533,20 @@ FAULTS = (
         ("tests/targets/test_parallel_images.py",),
     ),
     Fault(
+        "every published LPD is decoded with the settings of the smallest",
+        "lpd_settings",
+        "LPD.get(shape, OTHER_LPD)",
+        "OTHER_LPD",
+        ("tests/targets/test_parallel_images.py",),
+    ),
+    Fault(
+        "a rule computes the sizes of groups that were published",
+        "published_sizes",
+        "GROUPS_OF_SIZE.get((cells, steps))",
+        "GROUPS_OF_SIZE.get((steps, cells))",
+        ("tests/drafters/test_image_orders.py",),
+    ),
+    Fault(
         "control is that of the cell where a token stands",
         "control_of_tokens",
         "position_ids.expand(len(control), -1) + 1 -",

@@ -244,12 +244,11 @@ def train_parallel(
         batch = image_batch(seeds, kept.tokenizer, grid=model.config.grid_size, **which)
         return SeededImages(kept.with_tokens(batch), int(seeds[0]), order)
 
-    own = DecodingOrder(repulsion_threshold=model.config.repulsion_threshold)
     train_on_scenes(
         training,
         QueryLoss(model, kept.text_encoder),
         partial(batch_of, dropped=DROPPED),
-        batch_of(np.arange(CHECK_SCENES), order=own, dropped=0.0),
+        batch_of(np.arange(CHECK_SCENES), order=DecodingOrder(), dropped=0.0),
         title="image tokens, asked for in any order",
         stage=STAGE,
         outer=("mask_token",),

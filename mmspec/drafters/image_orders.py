@@ -19,6 +19,7 @@ from torch import Tensor
 from mmspec.decoding.image_grid import GridSequence, ImageGrid, Layout, require_grid
 from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
+from mmspec.models.parallel_images.published import published_sizes
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, require_number
 
@@ -38,13 +39,6 @@ ORDERS = ("proximity", "raster", "random", "diagonal", "regions", "blocks", "che
 OWN_STEPS = ("diagonal", "regions", "blocks", "scales")
 #: Of published models, by the number of cells (LPD, 2507.01957).
 PUBLISHED_STEPS = {256: 20, 1024: 48}
-#: The one published list that is not what `group_sizes` computes, by cells and forwards.
-PUBLISHED_SIZES = {
-    (256, 32): (
-        *(1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9),
-        *(9, 10, 10, 10, 11, 11, 11, 11, 12, 12, 12, 12, 12, 12, 12, 12),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -153,10 +147,11 @@ class DecodingOrder:
 def group_sizes(cells: int, steps: int) -> list[int]:
     """Cells of each of so many forwards: the increments of a cosine, rounded to add up; the first is 1.
 
-    The published sizes for 20 and 48 forwards of 256 and 1024 cells (LPD, 2507.01957) are these.
+    The published sizes of LPD (2507.01957) for 256 and 1024 cells are these, or differ by a cell or two and
+    are taken as they were published.
     """
-    if (cells, steps) in PUBLISHED_SIZES:
-        return list(PUBLISHED_SIZES[cells, steps])
+    if (published := published_sizes(cells, steps)) is not None:
+        return published
     angle = math.pi / 2 / steps
     shares = [cells * (math.cos(angle * step) - math.cos(angle * (step + 1))) for step in range(steps)]
     sizes = [1 if step == 0 else max(1, math.floor(share)) for step, share in enumerate(shares)]

@@ -23,6 +23,7 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.models.parallel_images.published import lpd_settings
 from mmspec.targets.attention import mask_dtype
 from mmspec.targets.causal import CausalState, to_device
 from mmspec.targets.llamagen import LlamaGenTarget
@@ -215,9 +216,12 @@ class LPDTarget(ParallelImageTarget):
 
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
-        self.published = {"guidance_scale": 4.8, "guidance_schedule": "rising", "top_k": 0}
-        names = ("generation_steps", "repulsion_threshold")
-        self.plain = {"order": "proximity", **{name: getattr(model.config, name) for name in names}}
+        config, (guidance_scale, repulsion) = model.config, lpd_settings(model.config)
+        self.published = {"guidance_scale": guidance_scale, "guidance_schedule": "rising", "top_k": 0}
+        if config.repulsion_threshold is not None:
+            repulsion = config.repulsion_threshold
+        how = {"generation_steps": config.generation_steps, "repulsion_threshold": repulsion}
+        self.plain = {"order": "proximity", **how}
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

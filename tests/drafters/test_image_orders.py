@@ -23,13 +23,32 @@ from mmspec.drafters.image_orders import (
 )
 from mmspec.errors import InputError
 
-#: As their authors list them (LPD).
+#: As their authors list them: orders/group_sizes_lookup.json of github.com/mit-han-lab/lpd.
 PUBLISHED = {
-    (256, 20): [1, 2, 4, 5, 7, 8, 10, 11, 12, 14, 15, 16, 17, 18, 18, 19, 19, 20, 20, 20],
+    (256, 128): [1] * 41 + [2] * 46 + [3] * 41,
     (256, 32): [
         *[1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 10],
         *[11] * 4,
         *[12] * 8,
+    ],
+    (256, 24): [*range(1, 12), 11, 12, 13, 14, 14, 14, 15, 15, 16, 16, 16, 17, 17],
+    (256, 20): [1, 2, 4, 5, 7, 8, 10, 11, 12, 14, 15, 16, 17, 18, 18, 19, 19, 20, 20, 20],
+    (256, 16): [1, 4, 6, 8, 11, 13, 15, 17, 19, 20, 22, 23, 24, 24, 24, 25],
+    (256, 8): [1, 15, 24, 32, 40, 45, 49, 50],
+    (1024, 192): [
+        *[1] * 22,
+        *[2] * 15,
+        *[3] * 16,
+        *[4] * 16,
+        *[5] * 19,
+        *[6] * 21,
+        *[7] * 27,
+        *[8] * 55,
+        10,
+    ],
+    (1024, 64): [
+        *[1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 6, 7, 8, 8, 9, 9, 10, 10, 11, 12, 12, 13, 13, 14, 14, 15, 15, 16, 16],
+        *[17, 17, 18, 18, 18, 19, 19, 20, 20, 20, 21, 21, 21, 22, 22, 22, *[23] * 5, *[24] * 6, *[25] * 8],
     ],
     (1024, 48): [
         *range(1, 23),
@@ -39,12 +58,24 @@ PUBLISHED = {
         34,
     ],
 }
+#: Of every list in that file, the forwards.
+FORWARDS = {
+    256: (256, 128, 64, 32, 24, 20, 16, 12, 8),
+    1024: (1024, 512, 256, 224, 192, 160, 128, 96, 80, 64, 56, 48, 40, 32),
+}
 
 
 @pytest.mark.parametrize(("cells", "steps"), PUBLISHED)
 def test_sizes_of_groups_are_the_published_ones(cells: int, steps: int) -> None:
     assert group_sizes(cells, steps) == PUBLISHED[cells, steps]
     assert sum(PUBLISHED[cells, steps]) == cells
+
+
+@pytest.mark.parametrize("cells", FORWARDS)
+def test_published_groups_never_shrink_and_add_up(cells: int) -> None:
+    for steps in FORWARDS[cells]:
+        sizes = group_sizes(cells, steps)
+        assert sizes == sorted(sizes) and len(sizes) == steps and sum(sizes) == cells
 
 
 @given(st.integers(1, 400), st.data())

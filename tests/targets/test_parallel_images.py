@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from mmspec.accelerators import build_accelerator
 from mmspec.decoding.canvas import Canvas, Stopping
@@ -20,8 +21,9 @@ from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.image_orders import DecodingOrder, cells_by_forward
 from mmspec.errors import InputError
-from mmspec.models.parallel_images import LPDConfig, LPDForCausalLM
+from mmspec.models.parallel_images import LPDConfig, LPDForCausalLM, ParallelImageConfig
 from mmspec.pipelines.image_prompts import image_requests
+from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.targets import image_target
 from mmspec.targets.parallel_images import CellSampler, ParallelImageTarget
 from tests.models.converted import convert_and_load
@@ -303,6 +305,51 @@ def test_a_cell_sees_all_that_was_decided_before_and_nothing_else(
         monkeypatch.setattr(target, "score", lambda *draft, how=(spoil, changed): score(*draft, *how))
         found = images(target, accelerator, (0, 1), **options)[0]
         assert (found == expected) == (not changed)
+
+
+#: As the scripts in scripts/eval of github.com/mit-han-lab/lpd have them.
+LPD_CHECKPOINTS = {
+    "lpd_l_256": ((24, 1024, 16, 16), 4.8, 2),
+    "lpd_xl_256": ((36, 1280, 20, 16), 4.9, 2),
+    "lpd_xxl_256": ((48, 1536, 24, 16), 5.9, 3),
+    "lpd_l_512": ((24, 1024, 16, 32), 7.3, 4),
+    "lpd_xl_512": ((36, 1280, 20, 32), 6.0, 4),
+}
+
+
+def shapes_alone(config: ParallelImageConfig) -> ParallelImageTarget:
+    """A target without weights."""
+    with torch.device("meta"):
+        target: ParallelImageTarget = image_target(AutoModelForCausalLM.from_config(config))
+    return target
+
+
+def lpd_of(layers: int, width: int, heads: int, grid: int, **more: Any) -> ParallelImageTarget:
+    shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return shapes_alone(LPDConfig(grid_size=grid, **shape, **({"body": "vit"} | more)))
+
+
+@pytest.mark.parametrize("name", LPD_CHECKPOINTS)
+def test_a_published_lpd_is_decoded_with_its_own_guidance_and_repulsion(name: str) -> None:
+    shape, guidance_scale, repulsion = LPD_CHECKPOINTS[name]
+    target = lpd_of(*shape)
+    assert sampling_defaults(target)["guidance_scale"] == guidance_scale
+    assert build_accelerator("none").fit(target).drafter.order.repulsion_threshold == repulsion
+    accelerator = build_accelerator("lpd").fit(target)
+    assert accelerator.exactness == "exact" and accelerator.drafter.order.repulsion_threshold == repulsion
+
+
+def test_other_lpds_and_what_is_asked_for_keep_their_settings() -> None:
+    shape = LPD_CHECKPOINTS["lpd_l_512"][0]
+    for target in (lpd_of(*shape, body="llamagen"), lpd_of(2, 32, 2, 32)):
+        assert target.published["guidance_scale"] == 4.8 and target.plain["repulsion_threshold"] == 2
+    published = lpd_of(*shape)
+    asked = build_accelerator("lpd", repulsion_threshold=1).fit(published)
+    assert asked.drafter.order.repulsion_threshold == 1 and asked.exactness == "lossy"
+    settings = ImageSettings.from_keywords(published, {"guidance_scale": 3.0})
+    assert settings.guidance_scale == 3.0
+    stored = lpd_of(*shape, repulsion_threshold=2)  # as a folder says
+    assert build_accelerator("none").fit(stored).drafter.order.repulsion_threshold == 2
 
 
 def test_captions_of_several_lengths_are_read_with_the_first_queries() -> None:

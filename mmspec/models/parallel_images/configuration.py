@@ -39,14 +39,15 @@ class LPDConfig(ParallelImageConfig):
             two layers, and no rotation.
         generation_steps: forwards of an image in plain decoding; None is the published number for its size.
         repulsion_threshold: largest distance of cells, the larger one of rows and columns, that are not
-            decided together in plain decoding.
+            decided together in plain decoding; None is the published one of a checkpoint of this shape,
+            or 2.
     """
 
     model_type = "lpd"
 
     body: str = "llamagen"
     generation_steps: int | None = None
-    repulsion_threshold: int = 2
+    repulsion_threshold: int | None = None
 
     @property
     def attention_bias(self) -> bool:  # type: ignore[override]
