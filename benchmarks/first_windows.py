@@ -52,7 +52,7 @@ class ImageWindows(JacobiDrafter):
     session = ImageSession
 
     def __init__(self, image: Tensor, coupling: str) -> None:
-        super().__init__(coupling=coupling, init="repeat")
+        super().__init__(32, coupling, "repeat")
         self.image = image[None]
 
 
@@ -76,7 +76,7 @@ def main(
         begun = {"another image": other}
         begun |= {f"right in {share:.0%}": own.where(wrong < share, other) for share in RIGHT}
         for coupling in COUPLINGS:
-            drafters = {"edge of the window": JacobiDrafter(coupling=coupling)}
+            drafters = {"edge of the window": JacobiDrafter(32, coupling)}
             drafters |= {name: ImageWindows(image, coupling) for name, image in begun.items()}
             for name, drafter in drafters.items():
                 pipe.set_accelerator(pair("sjd", drafter))

@@ -382,6 +382,20 @@ FAULTS = (
         DRAFTERS,
     ),
     Fault(
+        "rows that join with wider windows fill up what has no distribution",
+        "Observed.joined",
+        "self.finite.shape[1] != other.finite.shape[1]",
+        "self.finite.shape[1] < 0 * other.finite.shape[1]",
+        ("tests/pipelines/test_running_batch.py",),
+    ),
+    Fault(
+        "the window of a row depends on the batch though its tokens do",
+        "JacobiDrafter.fit",
+        "fitted.shares = on_cpu and is_exact",
+        "fitted.shares = on_cpu",
+        ("tests/drafters/test_jacobi.py",),
+    ),
+    Fault(
         "states of a rejected path are kept",
         "StateWindowSession._enter_committed",
         "newest = accepted[:, None] + 1 +",

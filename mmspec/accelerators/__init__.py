@@ -58,7 +58,7 @@ from mmspec.validation import is_integer, plain_numbers
 class WindowOptions(TypedDict, total=False):
     """Options of a Jacobi window, as of `JacobiDrafter`."""
 
-    window: int
+    window: int | None
     coupling: str
     init: str
     front: str | Sequence[int]

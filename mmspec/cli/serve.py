@@ -132,6 +132,10 @@ def load_engine(
     pipe = load_pipeline(MMSpecPipeline, source, how)
     if accelerator is None and isinstance(pipe, ImageGenerationPipeline):
         accelerator = pipe.default_accelerator
+        if (
+            accelerator == "sjd"
+        ):  # no token depends on the window then, so that it may follow the rows at work
+            accelerator = "sjd:coupling=exact"
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media

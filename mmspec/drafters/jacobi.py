@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Any
 
+from mmspec.decoding.interfaces import Target
 from mmspec.drafters.jacobi_session import JacobiSession, WindowDrafter
 from mmspec.errors import InputError
 from mmspec.validation import require_number
 
 __all__ = ["JacobiDrafter"]
 
+WINDOW = 32
+CPU_WINDOW = 16  # where nodes cost: windows of 32 take longer than plain decoding from a few rows on
+LEAST_SHARED = 4  # narrower ones take longer than they give
+
 
 class JacobiDrafter(WindowDrafter):
     """Drafts a window of tokens from the target's own earlier forwards.
 
     Args:
-        window, coupling, init: as of `WindowDrafter`.
+        window: as of `WindowDrafter`. None is 32, or 16 on a CPU; of trees 32. With `coupling="exact"`, whose
+            tokens do not depend on it, the rows of a forward share 32 nodes on a CPU: each has 4 at least, or
+            is decoded plainly.
+        coupling, init: as of `WindowDrafter`.
         reuse: probability from which on a place's old draft stays as it is, as in SJD++ (2512.07503), in
             place of the coupling; the outputs are then no longer distributed as the target's. None for never.
         front, reach: as of `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC,
@@ -32,17 +42,33 @@ class JacobiDrafter(WindowDrafter):
 
     def __init__(
         self,
-        window: int = 32,
+        window: int | None = None,
         coupling: str = "maximal",
         init: str = "edge",
         front: str | Sequence[int] = (),
         reach: int | None = None,
         reuse: float | None = None,
     ) -> None:
-        super().__init__(window, coupling, init, front, reach)
+        super().__init__(WINDOW if window is None else window, coupling, init, front, reach)
+        self.is_chosen, self.shares = window is None and not self.branches and reach is None, False
         if reuse is not None:
             require_number("reuse", reuse, 0.0, 1.0, "a probability above 0, or None", open_below=True)
             if coupling == "exact":
                 raise InputError("reuse", reuse, "None: with coupling=exact every token is the target's own")
             self.exactness = "approximate"
         self.reuse = reuse
+
+    def fit(self, target: Target[Any]) -> JacobiDrafter:
+        fitted = copy.copy(self)
+        if self.is_chosen:
+            on_cpu, is_exact = target.device.type == "cpu", self.coupling == "exact"
+            fitted.shares = on_cpu and is_exact
+            fitted.set_window(CPU_WINDOW if on_cpu and not is_exact else WINDOW)
+        fitted.check(target)
+        return fitted
+
+    def width(self, rows: int) -> int:
+        if not self.shares:
+            return self.window
+        shared = self.window // rows
+        return shared if shared >= LEAST_SHARED else 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -85,14 +85,22 @@ class WindowDrafter(SessionDrafter):
             raise InputError("coupling", coupling, did_you_mean(coupling, KIND_OF_COUPLING))
         if init not in INITS:
             raise InputError("init", init, did_you_mean(init, INITS))
-        self.window, self.coupling, self.init = window, coupling, init
+        self.coupling, self.init = coupling, init
         self.kind = KIND_OF_COUPLING[coupling]
-        self.tree = WindowTree(window, read_front(front), reach)
+        self.set_window(window, read_front(front), reach)
         self.branches = bool(self.tree.front)
         if self.branches and self.kind is DraftKind.IID:
             self.kind = DraftKind.WITHOUT_REPLACEMENT
+
+    def set_window(self, window: int, front: tuple[int, ...] = (), reach: int | None = None) -> None:
+        """Set the window, and the tree of its nodes."""
+        self.window, self.tree = window, WindowTree(window, front, reach)
         self.max_nodes = len(self.tree.parents)
-        self.max_children = max(self.tree.front, default=min(1, window - 1))
+        self.max_children = max(front, default=min(1, window - 1))
+
+    def width(self, rows: int) -> int:
+        """Nodes that each row feeds where so many rows of the target, guidance counted, share a forward."""
+        return self.window
 
     def check(self, target: Target[Any]) -> None:
         self.require_room(target.grid)
@@ -124,6 +132,18 @@ class Observed(Rows):
     p: Categorical  # [B, n] the target's after each node
     finite: Tensor  # [B, n] whether p is
     accepted: Tensor  # [B] number of accepted tokens
+
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        if self.finite.shape[1] != other.finite.shape[1]:  # what would be filled in has no distribution
+            return super(Observed, self.newest()).joined(other.newest(), counts)
+        return super().joined(other, counts)
+
+    def newest(self) -> Self:
+        """Return the last accepted node alone, as if it were that of a prompt."""
+        node, draft = self.accepted[:, None], self.draft
+        chain = Tree.chain(draft.tokens.gather(1, node), draft.kind, draft.q.map(lambda q: q[:, :0]))
+        p = self.p.map(lambda p: pick(p, node))
+        return replace(self, draft=chain, p=p, finite=self.finite.gather(1, node), accepted=0 * self.accepted)
 
 
 class Candidates(NamedTuple):
@@ -166,6 +186,7 @@ class JacobiSession(DraftSession):
 
     Attributes:
         observed: the last draft, and what became of it.
+        steps: [W] the slots of the next window.
         round: [B, 1] how often the window was drawn; it keys the random numbers of places drawn again and
             again.
     """
@@ -180,7 +201,6 @@ class JacobiSession(DraftSession):
         device, self.vocabulary = logits.device, logits.shape[-1]
         self._lay_out([request.layout for request in requests])
         self.round = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
-        self.steps = torch.arange(drafter.window, device=device)
         tree = drafter.tree
         self.parents, self.slots, self.chain, self.nodes = (
             torch.tensor(each, device=device) for each in (tree.parents, tree.slots, tree.chain, tree.nodes)
@@ -196,8 +216,11 @@ class JacobiSession(DraftSession):
         self._lay_out(self.layouts)
 
     def _lay_out(self, layouts: Sequence[Layout | None]) -> None:
-        """Set the layouts of the rows."""
-        self.layouts, self.layout = layouts, WindowLayout(layouts, self.vocabulary, self.random.keys.device)
+        """Set the layouts of the rows, and the width of their windows."""
+        device = self.random.keys.device
+        self.layouts, self.layout = layouts, WindowLayout(layouts, self.vocabulary, device)
+        width = self.drafter.width(len(layouts) * (1 + self.sampler.is_guided))
+        self.steps = torch.arange(width, device=device)
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         if not self.drafter.branches:
@@ -228,7 +251,7 @@ class JacobiSession(DraftSession):
         place = canvas.emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
         # A node gives the p of the place after its own. Each row has moved on by what it accepted; beyond the
         # last scored node no p is known, and that of the edge stands in.
-        scored = min(seen.tokens.shape[1], drafter.window)
+        scored = min(seen.tokens.shape[1], len(self.steps))
         node = accepted[:, None] + self.steps
         covered, drafted = node < scored, node + 1 < scored
         node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
@@ -248,12 +271,13 @@ class JacobiSession(DraftSession):
             one_hot = torch.zeros_like(p).scatter(-1, tokens[:, :, None], 1.0)
             p = torch.where((known == FREE)[:, :, None], p, one_hot)
         filled = self._fill(Window(place, tokens, p, node, stood, known, noise), last)
-        inside = place < self.layout.length
-        valid = ((inside & sound) | (self.steps == 0))[:, self.slots] & filled.drawable
+        inside, nodes = place < self.layout.length, filled.tokens.shape[1]
+        valid = ((inside & sound) | (self.steps == 0))[:, self.slots[:nodes]] & filled.drawable
         faulty = (inside & ~sound)[:, 1:].any(-1)
         q = self._drawn_from(filled.tokens, filled.p)
-        parents, depth = self.parents.expand_as(valid), drafter.window - 1
-        return Tree(filled.tokens, valid, drafter.kind, q, faulty, parents, depth, drafter.max_children)
+        parents, depth = self.parents[:nodes].expand_as(valid), len(self.steps) - 1
+        children = min(drafter.max_children, nodes - 1)
+        return Tree(filled.tokens, valid, drafter.kind, q, faulty, parents, depth, children)
 
     def _drawn_from(self, tokens: Tensor, p: Tensor) -> Categorical | PointMass:
         """The q of candidates, given the tokens [B, n] of all nodes and p [B, n, V] of a draw of each."""
@@ -276,7 +300,7 @@ class JacobiSession(DraftSession):
 
     def _behind(self, first: Candidates, place: Tensor, slot: int) -> Sequence[Candidates]:
         """Make the nodes of the slots behind one, given the first candidate of each slot."""
-        end = self.drafter.window
+        end = len(self.steps)
         if not self.drafter.branches:
             return [first.of(slot + 1, end)]
         return [self._candidates(first.of(at, at + 1), place, at) for at in range(slot + 1, end)]

@@ -55,7 +55,7 @@ ROWS = {
         ("generate --compare none --accelerator sjd", "not both"),
         ("generate --compare ,", "separated by commas"),
         ("generate --model {five} --accelerator none --window 8 --out {tmp}/a.png", "has a window"),
-        ("generate --model {five} --compare none,sjd --class 1 --out {tmp}/a.png", "window: got 32"),
+        ("generate --model {five} --compare none,sjd:window=32 --class 1 --out {tmp}/a.png", "got 32"),
         ("generate --model {five} --window 0 --class 1 --out {tmp}/a.png", "window: got 0"),
         ("generate --model {five} --out /dev/null/x.png --class 1", "--out"),
         ("generate --model {five} --out image.txt --class 1", "an image file"),

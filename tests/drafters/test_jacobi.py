@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from tests.drafters.jacobi_checks import (
     ToyImages,
     draw,
     image,
+    images,
     plain,
     sample,
 )
@@ -117,6 +120,35 @@ def test_every_init_gives_the_images_of_plain_decoding(init: str) -> None:
         assert window == 1 or stats.target_forwards < GRID.length
     for coupling in ("fresh", "maximal"):
         assert draw(JacobiDrafter(8, coupling, init), sampler=Sampler())[0] == plain(Sampler()), coupling
+
+
+def window_on(device: str, **options: Any) -> int:
+    """The window for a target of text on a device."""
+    target: Any = SimpleNamespace(device=torch.device(device), grid=None, vocabulary=64)
+    return JacobiDrafter(**options).fit(target).window
+
+
+def test_a_window_that_nobody_chose_is_smaller_on_a_cpu() -> None:
+    """It is the same for every number of rows: what is drawn depends on it."""
+    assert window_on("cpu") == 16 and window_on("cuda") == 32
+    assert {JacobiDrafter().fit(images()).width(rows) for rows in (1, 8, 64)} == {16}
+    assert window_on("cpu", window=32) == window_on("cpu", front="2x2") == window_on("cpu", reach=20) == 32
+    moved = JacobiDrafter().fit(images())
+    assert moved.fit(SimpleNamespace(device=torch.device("cuda"), grid=None, vocabulary=64)).window == 32
+
+
+def test_rows_share_the_nodes_of_a_cpu_where_no_token_depends_on_the_window() -> None:
+    drafter = JacobiDrafter(coupling="exact").fit(images())
+    assert [drafter.width(rows) for rows in (1, 2, 3, 8, 9, 64)] == [32, 16, 10, 4, 1, 1]
+    assert JacobiDrafter(16, "exact").fit(images()).width(8) == window_on("cuda", coupling="exact") // 2 == 16
+    guided = replace(SAMPLER, guidance_scale=1.5)
+    for sampler, copies in ((SAMPLER, 1), (guided, 2)):
+        for rows in ((0,), (0, 1, 2)):
+            outputs, stats, _ = draw(drafter, rows, sampler)
+            assert outputs == [plain(sampler)[row] for row in rows]
+            assert stats.target_forwards < GRID.length
+            width = 32 // (copies * len(rows))
+            assert max(stats.drafted) <= (width - 1) * (stats.target_forwards - 1)
 
 
 def test_images_of_several_sizes_share_a_batch() -> None:

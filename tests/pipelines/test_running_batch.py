@@ -119,6 +119,28 @@ def test_images_of_each_request_are_those_of_a_call(drawing: ImagePipeline) -> N
         ]
 
 
+def test_windows_of_rows_that_join_may_differ_in_width(drawing: ImagePipeline) -> None:
+    """Rows share the nodes of a forward, so that those of a new request are wider than those at work."""
+    requests = [{"class_labels": label, "seed": label} for label in range(4)]
+    drawing.set_accelerator("none")
+    plain = [drawing(**arguments).tokens for arguments in requests]
+    drawing.set_accelerator("sjd", coupling="exact")
+    widths = set()
+    with drawing.running_batch(rows=4) as batch:
+        outputs: dict[int, Any] = {}
+        for arguments in requests:
+            batch.enter(None, **arguments)
+            for _ in range(2):
+                outputs |= {each.handle: each for each in batch.step() if each.output is not None}
+                if batch._batch is not None:
+                    widths.add(len(batch._batch.session.steps))  # type: ignore[attr-defined]
+        while batch.handles:
+            outputs |= {each.handle: each for each in batch.step() if each.output is not None}
+    assert len(widths) > 1
+    assert [outputs[handle].error for handle in range(4)] == [None] * 4
+    assert [outputs[handle].output.tokens for handle in range(4)] == plain
+
+
 def test_guided_text_joins_guided_text_alone(text: VisionLanguagePipeline) -> None:
     text.set_accelerator("flash")
     (first, own), (second, others) = text_requests()[:2]

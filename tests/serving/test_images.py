@@ -8,7 +8,12 @@ import openai
 import pytest
 from PIL import Image
 
+from mmspec.cli.options import ModelOptions
+from mmspec.cli.serve import load_engine
+from mmspec.serving.limits import ServerLimits
+from mmspec.serving.metrics import Metrics
 from tests.serving.conftest import reference, running, without_moves
+from tests.tiny_models.llamagen import save_llamagen
 
 PROMPT = "a red ring left of a small blue cross"
 
@@ -38,6 +43,16 @@ def test_images_are_those_of_the_pipeline_in_a_batch_and_in_turn(server):
     assert (first != second).any() and (pixels(in_turn.data[0]) == first).all()
     assert batched.size == in_turn.size == size
     assert batched.usage.output_tokens == sum(expected.stats.new_tokens) == 2 * in_turn.usage.output_tokens
+
+
+def test_a_server_that_is_told_nothing_draws_by_windows_that_follow_its_rows(tmp_path) -> None:
+    """Images are those of plain decoding with their seeds, however many rows are at work."""
+    limits, metrics, how = ServerLimits(), Metrics(), ModelOptions(device="cpu")
+    source = str(save_llamagen(tmp_path / "drawing", "class"))
+    drafter = load_engine(source, None, 8, limits, metrics, how).pipeline.accelerator.drafter
+    assert drafter.coupling == "exact" and [drafter.width(rows) for rows in (1, 8, 16)] == [32, 4, 1]
+    asked = load_engine(source, "sjd", 8, limits, metrics, how).pipeline.accelerator.drafter
+    assert asked.coupling == "maximal" and asked.window == 16
 
 
 WRONG = [
