@@ -125,20 +125,19 @@ def test_windows_of_rows_that_join_may_differ_in_width(drawing: ImagePipeline) -
     drawing.set_accelerator("none")
     plain = [drawing(**arguments).tokens for arguments in requests]
     drawing.set_accelerator("sjd", coupling="exact")
-    widths = set()
+    assert all(drawing(**each).tokens == tokens for each, tokens in zip(requests, plain, strict=True))
     with drawing.running_batch(rows=4) as batch:
-        outputs: dict[int, Any] = {}
-        for arguments in requests:
+        for arguments in requests[:3]:
             batch.enter(None, **arguments)
-            for _ in range(2):
-                outputs |= {each.handle: each for each in batch.step() if each.output is not None}
-                if batch._batch is not None:
-                    widths.add(len(batch._batch.session.steps))  # type: ignore[attr-defined]
+        batch.step()
+        batch.cancel(1)  # those that stay have narrow windows, and room for wider ones
+        batch.cancel(2)
+        batch.enter(None, **requests[3])
+        updates: dict[int, Any] = {}
         while batch.handles:
-            outputs |= {each.handle: each for each in batch.step() if each.output is not None}
-    assert len(widths) > 1
-    assert [outputs[handle].error for handle in range(4)] == [None] * 4
-    assert [outputs[handle].output.tokens for handle in range(4)] == plain
+            updates |= {each.handle: each for each in batch.step() if each.output is not None}
+        assert batch.stats.draft_faults == 0
+    assert [updates[handle].output.tokens for handle in (0, 3)] == [plain[0], plain[3]]
 
 
 def test_guided_text_joins_guided_text_alone(text: VisionLanguagePipeline) -> None:
