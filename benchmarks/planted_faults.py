@@ -554,6 +554,13 @@ FAULTS = (
         ("tests/targets/test_parallel_images.py",),
     ),
     Fault(
+        "every published PAR is guided as the smallest",
+        "par_guidance",
+        "config.group_size)",
+        "0)",
+        ("tests/targets/test_parallel_images.py",),
+    ),
+    Fault(
         "a rule computes the sizes of groups that were published",
         "published_sizes",
         "GROUPS_OF_SIZE.get((cells, steps))",

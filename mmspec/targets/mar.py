@@ -25,6 +25,9 @@ from mmspec.targets.steps import CompiledForward
 
 __all__ = ["CellBlock", "MARSampler", "MARState", "MARTarget"]
 
+#: Of github.com/LTH14/mar, README.md, by the width of mar_base, mar_large and mar_huge.
+GUIDANCE = {768: 2.9, 1024: 3.0, 1280: 3.2}
+
 
 @dataclass(frozen=True)
 class CellBlock(Block):
@@ -117,11 +120,13 @@ class MARTarget(Target[MARState]):
     grid: ImageGrid
     any_order = True
     sampler = MARSampler
-    published: Mapping[str, Any] = {"guidance_scale": 3.0, "guidance_schedule": "rising"}  # of mar_large
+    published: Mapping[str, Any]
 
     def __init__(self, model: MARForImageGeneration) -> None:
         self.model = model
         self.config: Any = model.config
+        scale = GUIDANCE.get(model.config.hidden_size, GUIDANCE[1024])
+        self.published = {"guidance_scale": scale, "guidance_schedule": "rising"}
         self.classes: int = model.config.num_classes
         self.vocabulary: int = self.classes + 1
         self.vector_size: int = model.config.token_size

@@ -23,7 +23,7 @@ from mmspec.decoding.indexing import pick
 from mmspec.decoding.interfaces import PromptOutput, TargetOutput
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.models.parallel_images.published import lpd_settings
+from mmspec.models.parallel_images.published import lpd_settings, par_guidance
 from mmspec.targets.attention import mask_dtype
 from mmspec.targets.causal import CausalState, to_device
 from mmspec.targets.llamagen import LlamaGenTarget
@@ -339,7 +339,8 @@ class NARTarget(ParallelImageTarget):
 
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
-        self.published = {"guidance_scale": 2.0, "top_k": 0}
+        if model.config.condition_type == "class":  # those of captions are drawn as LlamaGen's are
+            self.published = {"guidance_scale": 2.0, "top_k": 0}
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -378,7 +379,7 @@ class PARTarget(ParallelImageTarget):
 
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
-        self.published = {"guidance_scale": 1.5, "top_k": 0}
+        self.published = {"guidance_scale": par_guidance(model.config), "top_k": 0}
         self.group_size: int = model.config.group_size
         self.plain = {"order": "regions", "regions": self.group_size}
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
+from mmspec.models.mar import MARConfig, MARForImageGeneration
 from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline
+from mmspec.targets.mar import MARTarget
 from tests.tiny_models.continuous import (
     CLASSES,
     SIDE,
@@ -194,6 +196,15 @@ def test_a_folder_has_defaults_of_its_own(tmp_path: Path) -> None:
     assert described["guidance_schedule"] == "rising", "as published"
     pipe.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again/generation_config.json").read_text())["clip_sample_range"] == 4.0
+
+
+def test_a_published_mar_is_decoded_with_its_own_guidance() -> None:
+    """As the README.md of github.com/LTH14/mar has it; other models have that of mar_large."""
+    for name, guidance_scale in {"mar_base": 2.9, "mar_large": 3.0, "mar_huge": 3.2}.items():
+        with torch.device("meta"):
+            target = MARTarget(MARForImageGeneration(MARConfig.from_size(name)))
+        assert target.published == {"guidance_scale": guidance_scale, "guidance_schedule": "rising"}
+    assert MARTarget(mar()).published["guidance_scale"] == 3.0
 
 
 def test_code_in_a_published_folder_is_not_run(tmp_path: Path) -> None:

@@ -21,7 +21,13 @@ from mmspec.decoding.speculative import speculate
 from mmspec.decoding.stats import DecodingStats
 from mmspec.drafters.image_orders import DecodingOrder, cells_by_forward
 from mmspec.errors import InputError
-from mmspec.models.parallel_images import LPDConfig, LPDForCausalLM, ParallelImageConfig
+from mmspec.models.parallel_images import (
+    LPDConfig,
+    LPDForCausalLM,
+    NARConfig,
+    ParallelImageConfig,
+    PARConfig,
+)
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from mmspec.targets import image_target
@@ -350,6 +356,28 @@ def test_other_lpds_and_what_is_asked_for_keep_their_settings() -> None:
     assert settings.guidance_scale == 3.0
     stored = lpd_of(*shape, repulsion_threshold=2)  # as a folder says
     assert build_accelerator("none").fit(stored).drafter.order.repulsion_threshold == 2
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "regions", "guidance_scale"),
+    [(36, 1280, 20, 4, 1.5), (48, 1536, 24, 4, 1.435), (24, 3200, 32, 4, 1.345), (24, 3200, 32, 16, 1.5)],
+)
+def test_a_published_par_is_decoded_with_its_own_guidance(
+    layers: int, width: int, heads: int, regions: int, guidance_scale: float
+) -> None:
+    """As the README.md of github.com/YuqingWang1029/PAR has them."""
+    shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    target = shapes_alone(PARConfig(grid_size=24, regions=regions, **shape))
+    assert sampling_defaults(target) == {"guidance_scale": guidance_scale, "top_k": 0}
+
+
+def test_guidance_of_a_nar_depends_on_what_it_draws() -> None:
+    shape = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "grid_size": 4}
+    for condition, wanted in {
+        "class": {"guidance_scale": 2.0, "top_k": 0},
+        "caption": {"guidance_scale": 7.5, "top_k": 1000},
+    }.items():
+        assert shapes_alone(NARConfig(condition_type=condition, **shape)).published == wanted
 
 
 def test_captions_of_several_lengths_are_read_with_the_first_queries() -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mmspec.models.parallel_images.configuration import LPDConfig
+from mmspec.models.parallel_images.configuration import LPDConfig, NBPConfig, PARConfig
 
-__all__ = ["LPDSettings", "lpd_settings", "published_sizes"]
+__all__ = ["LPDSettings", "lpd_settings", "par_guidance", "published_sizes"]
 
 
 class LPDSettings(NamedTuple):
@@ -31,8 +31,18 @@ LPD = {
 }
 OTHER_LPD = LPDSettings(4.8, 2)
 
-# Of the same repository, orders/group_sizes_lookup.json, by cells and forwards: how many groups have 1 cell,
-# how many have 2, and so on. Groups never shrink. Lists that `group_sizes` computes alike are left out.
+# Guidance scales of github.com/YuqingWang1029/PAR, README.md, by layers, width and regions; sizes as in
+# autoregressive/models/gpt.py.
+PAR = {
+    (36, 1280, 4): 1.5,  # PAR-XL-4x
+    (48, 1536, 4): 1.435,  # PAR-XXL-4x
+    (24, 3200, 4): 1.345,  # PAR-3B-4x
+    (24, 3200, 16): 1.5,  # PAR-3B-16x
+}
+OTHER_PAR = 1.5
+
+# Of github.com/mit-han-lab/lpd, orders/group_sizes_lookup.json, by cells and forwards: how many groups have
+# 1 cell, how many have 2, and so on. Groups never shrink. Lists that `group_sizes` computes are left out.
 GROUPS_OF_SIZE = {
     (256, 128): (41, 46, 41),
     (256, 32): (2, 2, 2, 1, 2, 2, 2, 2, 2, 3, 4, 8),
@@ -62,6 +72,11 @@ def lpd_settings(config: LPDConfig) -> LPDSettings:
     """The settings of the published checkpoint of this shape; those of LPD-L at 256 for all other models."""
     shape = config.num_hidden_layers, config.hidden_size, config.grid_size**2
     return LPD.get(shape, OTHER_LPD) if config.body == "vit" else OTHER_LPD
+
+
+def par_guidance(config: PARConfig | NBPConfig) -> float:
+    """The guidance scale of the published PAR of this shape; 1.5 for all other models."""
+    return PAR.get((config.num_hidden_layers, config.hidden_size, config.group_size), OTHER_PAR)
 
 
 def published_sizes(cells: int, steps: int) -> list[int] | None:
