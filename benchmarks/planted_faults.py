@@ -817,6 +817,13 @@ FAULTS = (
         ("tests/media", "tests/bad_inputs"),
     ),
     Fault(
+        "base64 is taken before a file of that name",
+        "_is_bare_base64",
+        "name in _MEDIA and not os.path.exists(text)",
+        "name in _MEDIA",
+        ("tests/media", "tests/bad_inputs"),
+    ),
+    Fault(
         "an image is measured in width alone",
         "check_size",
         "width * height > limits.max_pixels",

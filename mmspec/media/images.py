@@ -64,6 +64,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION = 0x0112
+MOST_NAME = 255  # characters of a file's name
 _WARNINGS_LOCK = threading.Lock()
 
 
@@ -73,9 +74,10 @@ def load_image(
     """Load one image.
 
     Args:
-        source: a path, bytes, a `data:` URL or a public http(s) URL of a JPEG, PNG, WEBP, GIF or BMP file; or
-            a PIL image; or a numpy array or torch tensor (layouts and value ranges: `mmspec.media.pixels`).
-            Of an animated file the first frame is taken, of an animated PIL image the current one.
+        source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of a JPEG, PNG, WEBP,
+            GIF or BMP file, or a dict of one of these (`mmspec.media.source.read_source`); or a PIL image; or
+            a numpy array or torch tensor (layouts and value ranges: `mmspec.media.pixels`). Of an animated
+            file the first frame is taken, of an animated PIL image the current one.
         argument: the argument that errors name.
         limits: the limits to keep.
 
@@ -134,7 +136,8 @@ def _file_name(source: object, argument: str) -> str:
     """The name of a file, in parentheses, for messages that have not said it yet; "" for other sources."""
     if not isinstance(source, str | Path) or str(source)[:5].lower() == "data:" or str(source) in argument:
         return ""
-    return f" ({Path(source).name})"
+    name = Path(source).name
+    return f" ({name})" if len(name) <= MOST_NAME else ""  # base64 has no name
 
 
 def _to_rgb(image: Image.Image, what: str, argument: str, limits: MediaLimits, file: str = "") -> Image.Image:

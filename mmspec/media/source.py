@@ -1,14 +1,17 @@
-"""Read a path, `data:` URL or address as bytes, without blocking and never more than is allowed."""
+"""Read a path, base64, `data:` URL or address as bytes, without blocking and never more than is allowed."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import io
 import os
 import re
 import stat
 import urllib.parse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mmspec.errors import MediaError
 from mmspec.media.fetch import fetch
@@ -17,7 +20,7 @@ from mmspec.media.limits import Described, MediaLimits
 __all__ = ["file_format", "read_source"]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")  # two letters at least: C:// is a drive
-_ACCEPTED = "pass a path, bytes, a data: URL or an https:// URL"
+_ACCEPTED = "pass a path, bytes, base64, a data: URL or an https:// URL"
 _PIXELS = {"image": "a PIL image, array or tensor", "video": "a list or array of frames"}
 
 # Name -> first bytes. Formats that we refuse are here too, so that a refusal can say what the file really is.
@@ -43,6 +46,11 @@ _SIGNATURES = {
 }
 _RIFF_FORMATS = {b"WEBP": "WEBP", b"AVI ": "AVI", b"WAVE": "WAV"}
 _STILL_BRANDS = {b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"}
+# Files that bare base64 may hold; the first characters must show one of them.
+_MEDIA = {"JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "HEIC or AVIF", "MP4", "Matroska or WebM", "AVI"}
+_HEAD = 24  # characters of base64 that show a format: 18 bytes
+SPARE = 1000  # characters of base64 for line breaks; the decoded size is compared exactly later
+_KEYS = ("bytes", "base64", "path", "url")  # of a dict, in the order in which they are taken
 
 
 def file_format(data: bytes) -> str:
@@ -66,10 +74,13 @@ def file_format(data: bytes) -> str:
 
 
 def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes: str, kind: str) -> bytes:
-    """Read an image or a video as bytes, from a path (str or Path), bytes, a `data:` URL, or an http(s) URL.
+    """Read an image or a video as bytes.
 
     Args:
-        source, argument, limits: as of `load_image`.
+        source: a path (str or Path), bytes, a `BytesIO`, a `data:` URL, an http(s) URL, or base64 text; or a
+            dict with one of these under "path", "bytes", "url" or "base64". A string is the path of a file
+            if there is such a file, and else base64 if it begins as an image or a video does.
+        argument, limits: as of `load_image`.
         max_bytes: the field of `limits` that bounds the size: "max_bytes" or "max_video_bytes".
         kind: "image" or "video"; a `data:` URL must declare a media type of this kind.
 
@@ -78,13 +89,20 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
     """
     allowed = limits.allows(max_bytes, "bytes")
     most = getattr(limits, max_bytes)
+    is_base64 = False
+    if isinstance(source, Mapping):
+        source, is_base64 = _entry(source, argument)
+    if isinstance(source, io.BytesIO):
+        source = _buffer(source, argument)
     if isinstance(source, str) and source[:5].lower() == "data:":
         data = _read_data_url(source, argument, kind, most, allowed)
+    elif isinstance(source, str) and (is_base64 or _is_bare_base64(source)):
+        data = _read_base64(source, argument, most, allowed, "this is not valid base64")
     elif isinstance(source, str) and _URL.match(source):
         data = fetch(source, argument=argument, limits=limits)
     elif isinstance(source, str | Path):
         data = _read_file(source, argument, most, allowed)
-    elif isinstance(source, bytes | bytearray | memoryview):
+    elif isinstance(source, bytes | bytearray | memoryview) and not is_base64:
         size = source.nbytes if isinstance(source, memoryview) else len(source)
         if size > most:
             raise MediaError(argument, Described(f"{size:,} bytes"), allowed)
@@ -97,6 +115,46 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
     if len(data) > most:
         raise MediaError(argument, Described(f"{len(data):,} bytes"), allowed)
     return data
+
+
+def _entry(source: Mapping[Any, Any], argument: str) -> tuple[object, bool]:
+    """The image or video of a dict, and whether it is base64; `bytes` with a `path` is read from the bytes."""
+    given = [key for key in _KEYS if source.get(key) is not None]
+    if not given:
+        return source, False  # an object like any other that is refused
+    if not set(source) <= set(_KEYS) or len(given) > 1 + (given == ["bytes", "path"]):
+        raise MediaError(argument, list(source), f"a dict has one of the keys {', '.join(_KEYS)}")
+    value = source[given[0]]
+    if given[0] != "base64":
+        return value, False
+    return value.decode("latin-1") if isinstance(value, bytes) else value, True  # as b64encode gives it
+
+
+def _buffer(file: io.BytesIO, argument: str) -> memoryview:
+    """The content of a file in memory, wherever it was written to or read last."""
+    try:
+        return file.getbuffer()
+    except ValueError as error:
+        raise MediaError(argument, Described("a BytesIO"), "it is closed") from error
+
+
+def _is_bare_base64(text: str) -> bool:
+    """True for text that begins as the base64 of an image or a video does, and is no path of a file."""
+    head = "".join(text[: 2 * _HEAD].split())[:_HEAD]
+    try:
+        name = file_format(base64.b64decode(head, validate=True)) if len(head) == _HEAD else "text"
+    except ValueError:
+        return False
+    return name in _MEDIA and not os.path.exists(text)
+
+
+def _read_base64(text: str, argument: str, most: int, allowed: str, wrong: str) -> bytes:
+    if len(text) > most * 4 // 3 + SPARE:
+        raise MediaError(argument, Described(f"base64 of {len(text):,} characters"), allowed)
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(argument, text, wrong) from error
 
 
 def _read_file(path: str | Path, argument: str, most: int, allowed: str) -> bytes:
@@ -144,10 +202,7 @@ def _read_data_url(url: str, argument: str, kind: str, most: int, allowed: str) 
         raise MediaError(argument, url, f"the media type of this data: URL must start with {kind}/")
     if "base64" not in parameters:
         return urllib.parse.unquote_to_bytes(body)
-    # Some room for line breaks; the decoded size is compared exactly later.
-    if len(body) > most * 4 // 3 + 1000:
+    if len(body) > most * 4 // 3 + SPARE:
         raise MediaError(argument, Described(f"a data: URL of {len(url):,} characters"), allowed)
-    try:
-        return base64.b64decode("".join(urllib.parse.unquote(body).split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MediaError(argument, url, "the part after the comma is not valid base64") from error
+    wrong = "the part after the comma is not valid base64"
+    return _read_base64(urllib.parse.unquote(body), argument, most, allowed, wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 import socket
 import threading
@@ -68,9 +69,9 @@ def unreadable(folder: Path) -> Path:
     return folder / "s"
 
 
-def closed(image: Image.Image) -> Image.Image:
-    image.close()
-    return image
+def closed(file: Any) -> Any:
+    file.close()
+    return file
 
 
 def long_text_chunk() -> bytes:
@@ -158,6 +159,11 @@ IMAGES = [
     Row(19, "empty list", lambda folder: load_images([]), "images", ("at least one image",)),
     Row(19, "list in a list", lambda folder: load_images([noise(), [noise()]]), "images[1]", ("class list",)),
     Row(19, "dictionary in place of a list", lambda folder: load_images({"a": 1}), "images", ("class dict",)),
+    image(19, "base64 that is cut", lambda folder: base64.b64encode(PNG).decode()[:-3], "not valid base64"),
+    image(19, "no base64", {"base64": "/etc/hostname!"}, "not valid base64"),
+    image(19, "dict of two images", {"path": "a.png", "url": "b.png"}, "one of the keys bytes, base64"),
+    image(19, "dict with another key", {"path": "a.png", "size": 3}, "one of the keys bytes, base64"),
+    image(19, "closed buffer", lambda folder: closed(io.BytesIO(PNG)), "a BytesIO", "closed"),
     image(20, "closed image", lambda folder: closed(noise()), "a PIL image", DAMAGED),
 ]  # fmt: skip
 

@@ -153,6 +153,7 @@ def test_images_are_read_in_the_order_of_their_names_with_what_is_known_of_them(
     lines = [{"file": f"{i}.png", "prompt": f"p{i}", "codes": [i]} for i in range(4)]
     (folder / "images.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (folder / "notes.txt").write_text("not an image")
+    (folder / "._0.png").write_bytes(b"metadata of macOS")
     found = read_images(folder)
     assert (found.prompts, found.codes) == (["p0", "p1", "p2", "p3"], [[0], [1], [2], [3]])
     assert len(read_images(folder, 2).images) == 2

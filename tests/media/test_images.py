@@ -46,6 +46,51 @@ def test_files_bytes_and_data_urls_of_lossless_formats_keep_every_pixel(format: 
         assert np.array_equal(pixels(source), np.asarray(IMAGE))
 
 
+@pytest.mark.parametrize("format", LOSSLESS)
+def test_base64_buffers_and_dicts_hold_the_same_image(format: str) -> None:
+    data = encoded(IMAGE, format, **LOSSLESS[format])
+    text = base64.b64encode(data).decode()
+    written = io.BytesIO()
+    written.write(data)  # its position is the end
+    url = f"data:image/png;base64,{text}"
+    named = {"bytes": data, "path": "elsewhere.png"}  # as rows of datasets hold images
+    dicts = [
+        {"base64": text},
+        {"base64": text.encode()},
+        {"base64": url},
+        {"url": url},
+        named,
+        {"path": None, **named},
+    ]
+    for source in (written, text, base64.encodebytes(data).decode(), *dicts):
+        assert np.array_equal(pixels(source), np.asarray(IMAGE))
+
+
+def test_a_string_is_the_path_of_a_file_before_it_is_base64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = base64.b64encode(encoded(IMAGE, "PNG")).decode()
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (3, 2)).save(text[:48], "PNG")
+    assert pixels(text[:48]).shape == (2, 3, 3)
+    assert np.array_equal(pixels(text), np.asarray(IMAGE))
+
+
+def test_limits_hold_for_base64_buffers_and_dicts() -> None:
+    data = encoded(IMAGE, "PNG")
+    text = base64.b64encode(data).decode()
+    small, narrow = MediaLimits(max_bytes=len(data) - 1), MediaLimits(max_pixels=47)
+    for source in (io.BytesIO(data), text, {"base64": text}, {"bytes": data}):
+        for limits, expected in ((small, "max_bytes"), (narrow, "max_pixels")):
+            with pytest.raises(MediaError, match=expected):
+                load_image(source, limits=limits)
+    for address in ("http://127.0.0.1/a.png", "http://10.0.0.1/a.png"):
+        with pytest.raises(MediaError):
+            load_image({"url": address})
+    with pytest.raises(MediaError, match=r"base64 of 40,000,000 characters; at most 20,000,000 bytes"):
+        load_image({"base64": "A" * 40_000_000})
+
+
 def test_every_format_is_accepted() -> None:
     flat = Image.new("RGB", (8, 6), (200, 40, 90))
     for format in FORMATS:  # JPEG and WEBP lose a little

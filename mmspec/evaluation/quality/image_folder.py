@@ -177,9 +177,9 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
         check_count(folder, len(array), count)
         return ImageSet(label or folder.name, images_of(array[:count]))
     try:
-        paths = sorted(
-            (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES), key=numeric_order
-        )
+        files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        # macOS writes metadata of a.png into ._a.png on disks of other systems
+        paths = sorted((path for path in files if not path.name.startswith("._")), key=numeric_order)
     except OSError as error:
         reason = f"a folder that can be read ({type(error).__name__})"
         raise InputError("folder", str(folder), reason) from error
