@@ -817,6 +817,27 @@ FAULTS = (
         ("tests/media", "tests/bad_inputs"),
     ),
     Fault(
+        "a key of a message that nothing reads vanishes",
+        "Keys.unread",
+        "return name",
+        "continue",
+        ("tests/pipelines/test_messages.py",),
+    ),
+    Fault(
+        "calls of tools may hold special tokens",
+        "check_texts",
+        "int | float | None",
+        "int | float | str | None",
+        ("tests/pipelines/test_messages.py",),
+    ),
+    Fault(
+        "images of parts are read in one size",
+        "read_sized",
+        "if not sizes or",
+        "if sizes or",
+        ("tests/pipelines/test_messages.py",),
+    ),
+    Fault(
         "base64 is taken before a file of that name",
         "_is_bare_base64",
         "name in _MEDIA and not os.path.exists(text)",

@@ -6,8 +6,8 @@ address checks hold for images inside messages too. The chat template makes the 
 
 from __future__ import annotations
 
-import copy
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +21,18 @@ from transformers import PreTrainedTokenizerBase
 
 from mmspec.errors import InputError
 from mmspec.media import MediaLimits, Video, load_image, load_video
+from mmspec.media.limits import check_size
+from mmspec.messages import MEDIA_URL, MESSAGE, PARTS, SOURCES
 from mmspec.registry import did_you_mean
+from mmspec.validation import is_integer
 
 __all__ = ["apply_template", "template_variables"]
 
 Message = Mapping[str, Any]
 Loaders = Mapping[str, Callable[..., Any]]
 """Loaders of media by kind, "image" and "video": each takes a source and `argument`, for errors."""
-MEDIA_KEYS = ("url", "path", "base64")
+TYPES = "parts of type 'text', 'image' or 'video', or 'image_url' or 'video_url' as OpenAI's"
+ASKED_OF_ALL = {"content", "tool_calls"}  # one of them, in every message
 NEW_TURN = "add_generation_prompt"
 OF_TRANSFORMERS = {"messages", "raise_exception", "strftime_now"}
 GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # transformers' own tag
@@ -42,6 +46,7 @@ class Prompt:
         messages: chat messages whose media parts carry no data; empty for a raw prompt.
         text: the raw prompt, where the caller has applied the chat template; else None.
         images, videos: in the order of their parts.
+        sizes: options of each image that its part has, of `PIXEL_OPTIONS`; empty if no part has any.
         continues: whether the output goes on with the last message instead of beginning one.
     """
 
@@ -49,6 +54,7 @@ class Prompt:
     text: str | None = None
     images: list[Image.Image] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
+    sizes: list[dict[str, int]] = field(default_factory=list)
     continues: bool = False
 
 
@@ -63,6 +69,7 @@ def read_prompts(
     tokenizer: PreTrainedTokenizerBase,
     apply_chat_template: bool = True,
     placeholders: Mapping[str, str],
+    takes_sizes: bool = False,
     continue_final_message: bool | None = None,
 ) -> list[Prompt]:
     """Read prompts, images and videos in any form that users pass; see `VisionLanguagePipeline.__call__`.
@@ -70,6 +77,7 @@ def read_prompts(
     Args:
         tokenizer: its special tokens may not stand in the text of a message.
         placeholders: "image" / "video" -> the placeholder token in templated strings.
+        takes_sizes: whether the processor reads each image in the size that its part asks for.
         others: as of a call.
 
     Raises:
@@ -106,7 +114,10 @@ def read_prompts(
                     count_placeholders(row, where, kind, len(media), placeholders.get(kind))
                 read.append(Prompt(text=row, images=loaded, videos=clips))
         else:
-            read.append(from_messages(row, where, {"image": loaded, "video": clips}, load, tokenizer))
+            media = {"image": loaded, "video": clips}
+            read.append(
+                from_messages(row, where, media, load, tokenizer, sizes=limits if takes_sizes else None)
+            )
             last = read[-1].messages[-1]
             if last["role"] == "assistant" if continue_final_message is None else continue_final_message:
                 if not last["content"] or last["content"][-1]["type"] != "text":
@@ -114,33 +125,6 @@ def read_prompts(
                     raise InputError(f"{where}[{len(row) - 1}]", row[-1], allowed)
                 read[-1].continues = True
     return read
-
-
-class ReadOnce:
-    """Stands for the part of a processor that reads media; it reads once, and then repeats what it gave."""
-
-    def __init__(self, part: Any) -> None:
-        self._part = part
-        self._first: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._first is None:
-            self._first = self._part(*args, **kwargs)
-        return copy.copy(self._first)  # processors take out of it what they need alone
-
-
-def read_once(processor: Any) -> Any:
-    """A copy of a processor that reads the media of one prompt once, however many texts stand around them."""
-    parts = [name for name in ("image_processor", "video_processor") if getattr(processor, name, None)]
-    if not parts:
-        return processor
-    copied = copy.copy(processor)
-    for name in parts:
-        setattr(copied, name, ReadOnce(getattr(processor, name)))
-    return copied
 
 
 def read_negatives(
@@ -224,42 +208,63 @@ def from_messages(
     given: Mapping[str, Sequence[Any]],
     load: Loaders,
     tokenizer: PreTrainedTokenizerBase,
+    *,
+    sizes: MediaLimits | None = None,
 ) -> Prompt:
-    """Take media out of the messages; parts without data take theirs, by kind, from those that were given."""
+    """Take media out of the messages; parts without data take theirs, by kind, from those that were given.
+
+    Sizes of images that parts ask for keep the limits `sizes`; None refuses them.
+    """
     prompt = Prompt()
     found: dict[str, list[Any]] = {"image": prompt.images, "video": prompt.videos}
     waiting = {kind: list(media) for kind, media in given.items()}
     needed = dict.fromkeys(given, 0)
     for turn, message in enumerate(messages):
         place = f"{where}[{turn}]"
-        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+        if not isinstance(message, Mapping) or "role" not in message or not message.keys() & ASKED_OF_ALL:
             raise InputError(place, message, "a message with the keys 'role' and 'content'")
-        content, role = message["content"], message["role"]
+        keys = MESSAGE.given(message, place)
+        role, content = keys.pop("role", None), keys.pop("content", None)
         check_text(role, f"{place}['role']", tokenizer)
+        for name, value in keys.items():
+            check_template_key(name, value, f"{place}[{name!r}]", tokenizer)
+        content = [] if content is None and keys.get("tool_calls") else content
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, Sequence) or isinstance(parts, bytes):
             raise InputError(f"{place}['content']", content, "a string or a list of parts")
         cleaned: list[dict[str, Any]] = []
         for part in parts:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind == "text":
-                check_text(part.get("text"), place, tokenizer)
-                cleaned.append({"type": "text", "text": part["text"]})
-            elif kind in needed:
-                source = next((part[key] for key in (kind, *MEDIA_KEYS) if part.get(key) is not None), None)
-                if source is None:
-                    needed[kind] += 1
-                    if not waiting[kind]:
-                        allowed = f"{where} has more {kind} parts than that"
-                        raise InputError(f"{kind}s", f"{len(given[kind])} {kind}s", allowed)
-                    media = waiting[kind].pop(0)
-                else:
-                    media = load[kind](source, argument=place)
-                found[kind].append(media)
-                cleaned.append({"type": kind})
+            named = part.get("type") if isinstance(part, Mapping) else None
+            if not isinstance(named, str) or named not in PARTS:
+                raise InputError(place, part, TYPES)
+            options = PARTS[named].given(part, place)
+            del options["type"]
+            if named == "text":
+                text = options.get("text")
+                check_text(text, place, tokenizer)
+                cleaned.append({"type": "text", "text": text})
+                continue
+            kind = named.removesuffix("_url")
+            source = take_source(options, named, place)
+            if kind == "image":
+                prompt.sizes.append(checked_size(options, place, sizes))
+            elif options and source is None:
+                allowed = f"a part that has its {kind}; for others pass num_frames or fps"
+                raise InputError(f"{place}[{next(iter(options))!r}]", part, allowed)
+            if source is None:
+                needed[kind] += 1
+                if not waiting[kind]:
+                    allowed = f"{where} has more {kind} parts than that"
+                    raise InputError(f"{kind}s", f"{len(given[kind])} {kind}s", allowed)
+                media = waiting[kind].pop(0)
+            elif kind == "video" and options:  # in place of those of the call
+                frames = {"num_frames": options.get("nframes"), "fps": options.get("fps")}
+                media = load[kind](source, argument=place, **frames)
             else:
-                raise InputError(place, part, "parts of type 'text', 'image' or 'video'")
-        prompt.messages.append({"role": role, "content": cleaned})
+                media = load[kind](source, argument=place)
+            found[kind].append(media)
+            cleaned.append({"type": kind})
+        prompt.messages.append({"role": role, "content": cleaned, **keys})
     for kind, left in waiting.items():
         if left and needed[kind]:
             total = needed[kind] + len(left)
@@ -268,7 +273,75 @@ def from_messages(
             first = next((m for m in prompt.messages if m["role"] == "user"), prompt.messages[0])
             first["content"][:0] = [{"type": kind} for _ in left]
             found[kind][:0] = left
+            if kind == "image":
+                prompt.sizes[:0] = [{} for _ in left]
+    if not any(prompt.sizes):
+        prompt.sizes.clear()
     return prompt
+
+
+def take_source(options: dict[str, Any], named: str, place: str) -> Any:
+    """Take the image or video out of the keys of a part; None if it has none.
+
+    Raises:
+        InputError: it has two, or an `image_url` that is no URL.
+    """
+    held = [key for key in (named, *SOURCES) if key in options]
+    if len(held) > 1:
+        raise InputError(place, held, "one key that holds the data of a part")
+    if not held:
+        return None
+    source = options.pop(held[0])
+    if not named.endswith("_url"):
+        return {"base64": source} if held == ["base64"] else source
+    where = f"{place}[{named!r}]"
+    url = MEDIA_URL.given(source, where).get("url") if isinstance(source, Mapping) else source
+    if not isinstance(url, str) or not url.lower().startswith(("data:", "https://", "http://")):
+        raise InputError(where, url, "a data: URL, or an https:// or http:// URL")
+    return url
+
+
+def checked_size(options: Mapping[str, Any], place: str, limits: MediaLimits | None) -> dict[str, int]:
+    """The size options of an image.
+
+    Raises:
+        InputError: they are no positive integers within the limits, contradict each other, or are not taken.
+    """
+    for name, value in options.items():
+        where = f"{place}[{name!r}]"
+        if limits is None:
+            raise InputError(where, value, "nothing: image processors of Qwen-VL alone take sizes of parts")
+        if not is_integer(value) or not 1 <= value <= limits.max_pixels:
+            raise InputError(where, value, f"an integer from 1 to {limits.max_pixels} (max_pixels)")
+    if limits is not None and (options.keys() & {"resized_height", "resized_width"}):
+        if len(options) != 2 or "resized_height" not in options or "resized_width" not in options:
+            raise InputError(place, dict(options), "resized_height and resized_width together, and no other")
+        height, width = options["resized_height"], options["resized_width"]
+        check_size(width, height, "an image", argument=place, limits=limits)
+    if options.get("min_pixels", 0) > options.get("max_pixels", math.inf):
+        raise InputError(f"{place}['min_pixels']", options["min_pixels"], "at most max_pixels")
+    return {name: int(value) for name, value in options.items()}
+
+
+def check_template_key(name: str, value: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise InputError for a key of a message that templates cannot write, or that would forge a turn."""
+    if name != "tool_calls":
+        check_text(value, where, tokenizer)
+    elif not isinstance(value, list | tuple) or not all(isinstance(call, Mapping) for call in value):
+        raise InputError(where, value, "a list of calls, each a dict")
+    else:
+        check_texts(value, where, tokenizer)
+
+
+def check_texts(value: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check all texts in a value that JSON can hold; errors as of `check_text`."""
+    if isinstance(value, Mapping):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        for one in value:
+            check_texts(one, where, tokenizer)
+    elif not isinstance(value, int | float | None):
+        check_text(value, where, tokenizer)
 
 
 def check_text(text: object, where: str, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
@@ -317,6 +390,10 @@ def apply_template(
         allowed = "False, with templated prompts: this model has no chat template"
         raise InputError("apply_chat_template", True, allowed)
     check_variables(variables, processor, tokenizer)
+    calls = any(message.get("tool_calls") for message in prompt.messages)
+    if calls and "tool_calls" not in str(processor.chat_template):
+        allowed = "messages without tool_calls: the chat template of this model does not read them"
+        raise InputError("prompt", "messages with tool_calls", allowed)
     if prompt.continues and variables.get(NEW_TURN):
         allowed = f"no {NEW_TURN} with a last message that is continued; or continue_final_message=False"
         raise InputError("chat_template_kwargs", variables, allowed)

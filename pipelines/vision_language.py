@@ -18,11 +18,11 @@ from mmspec.decoding.random_stream import RandomStream
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.outputs import TextOutput
+from mmspec.pipelines.processor_parts import read_once, read_sized, takes_sizes
 from mmspec.pipelines.prompts import (
     Prompt,
     apply_template,
     read_negatives,
-    read_once,
     read_prompts,
     template_variables,
 )
@@ -61,8 +61,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         Args:
             prompt: a string, chat messages, or a list of either. Strings become one user turn with
                 the images in front.
-            images: path, PIL image, array, tensor, bytes or https URL; a list is several images of
-                the one prompt, or one entry per prompt if prompts are a list.
+            images: path, PIL image, array, tensor, bytes, BytesIO, base64 or https URL; a list is several
+                images of the one prompt, or one entry per prompt if prompts are a list.
             videos: path, bytes, or frames [T, H, W, 3]; lists likewise.
             num_frames: frames sampled from each video; without it and `fps` all, or as many as
                 `media_limits` allow.
@@ -167,6 +167,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
             "limits": self.media_limits,
             "tokenizer": self.tokenizer,
             "placeholders": self._placeholders(),
+            "takes_sizes": takes_sizes(self.processor),
         }
         variables = {} if chat_template_kwargs is None else chat_template_kwargs
         self._check_media(images, videos)  # before anything is fetched
@@ -178,7 +179,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
             negatives = read_negatives(settings.negative_prompt, prompts, self.tokenizer)
         requests = []
         for index, row in enumerate(prompts):
-            processor = read_once(self.processor) if negatives else self.processor
+            processor = read_sized(self.processor, row.sizes)
+            processor = read_once(processor) if negatives else processor
             inputs = self._encode(row, processor, variables)
             draft_inputs = self._draft_inputs(row, inputs, variables)
             negative = self._encode(negatives[index], processor, variables) if negatives else None
@@ -263,7 +265,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         if hasattr(self.draft_processor, "tokenizer"):
             read = template_variables(self.draft_processor) if variables else set()  # it parses the template
             own = {name: value for name, value in variables.items() if name in read}
-            return self._encode(prompt, self.draft_processor, own)
+            return self._encode(prompt, read_sized(self.draft_processor, prompt.sizes), own)
         tokens = inputs["input_ids"]
         seen = torch.ones_like(tokens, dtype=torch.bool)
         for token in self._placeholders().values():

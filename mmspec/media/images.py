@@ -74,10 +74,10 @@ def load_image(
     """Load one image.
 
     Args:
-        source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of a JPEG, PNG, WEBP,
-            GIF or BMP file, or a dict of one of these (`mmspec.media.source.read_source`); or a PIL image; or
-            a numpy array or torch tensor (layouts and value ranges: `mmspec.media.pixels`). Of an animated
-            file the first frame is taken, of an animated PIL image the current one.
+        source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of a JPEG, PNG,
+            WEBP, GIF or BMP file, or a dict of one of these (`mmspec.media.source.read_source`); or a PIL
+            image; or a numpy array or torch tensor (layouts and value ranges: `mmspec.media.pixels`). Of an
+            animated file the first frame is taken, of an animated PIL image the current one.
         argument: the argument that errors name.
         limits: the limits to keep.
 

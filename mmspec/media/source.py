@@ -118,7 +118,7 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
 
 
 def _entry(source: Mapping[Any, Any], argument: str) -> tuple[object, bool]:
-    """The image or video of a dict, and whether it is base64; `bytes` with a `path` is read from the bytes."""
+    """The image or video of a dict, and whether it is base64; of `bytes` and `path` the bytes are read."""
     given = [key for key in _KEYS if source.get(key) is not None]
     if not given:
         return source, False  # an object like any other that is refused

@@ -209,9 +209,9 @@ def load_video(
     """Load frames of one video.
 
     Args:
-        source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of an MP4, MOV, WebM,
-            Matroska, AVI or GIF file, or a dict of one of these; or the frames, as a list of what `load_image`
-            takes or an array or tensor [T, H, W, C] or [T, C, H, W].
+        source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of an MP4, MOV,
+            WebM, Matroska, AVI or GIF file, or a dict of one of these; or the frames, as a list of what
+            `load_image` takes or an array or tensor [T, H, W, C] or [T, C, H, W].
         num_frames: how many frames to take, see `mmspec.media.video.sample_indices`. Without it and `fps`,
             all frames of a list; of a file all, or as many as `max_frames` and `max_video_pixels` allow.
         fps: how many frames to take from each second instead; not for lists of frames, which have no times.

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mmspec.errors import shorten
+from mmspec.messages import MEDIA_URL, PARTS, TEMPLATE_KEYS, UNSUPPORTED_KEYS, asks_nothing
 
 __all__ = [
     "BODIES",
@@ -38,7 +39,6 @@ CHAT_IGNORED = frozenset(
     | {"parallel_tool_calls", "separate_reasoning", "service_tier", "stream_reasoning"}
 )
 IMAGE_IGNORED = frozenset(BOOKKEEPING | {"moderation"})
-PART_IGNORED = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
 
 def _neutral(values: tuple[Any, ...], names: str) -> dict[str, tuple[Any, ...]]:
@@ -89,12 +89,7 @@ CHAT_REFUSED = {
 }
 
 #: The same, of a message.
-MESSAGE_REFUSED = {
-    **_neutral((), "audio function_call name refusal tool_call_id"),
-    **_neutral(([],), "annotations tool_calls"),
-    **_neutral((False,), "partial prefix"),
-    **_neutral(("",), "reasoning reasoning_content"),
-}
+MESSAGE_REFUSED = {**TEMPLATE_KEYS, **UNSUPPORTED_KEYS}
 
 #: The same, of images: OpenAI's fields and diffusers' words.
 IMAGE_REFUSED = {
@@ -148,7 +143,7 @@ class Strict(BaseModel):
             near = difflib.get_close_matches(name, {*cls.model_fields, *cls.ignored, *cls.refused}, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "the documentation of `mmspec serve` lists them"
             raise _error("unknown_parameter", name, f"this server knows no such field; {hint}")
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+        if not asks_nothing(value, neutral):
             allowed = "".join(f", or send {json.dumps(one)}" for one in neutral)
             text = f"got {shorten(value)}; this server does not support it: leave it out{allowed}"
             raise _error("unsupported_parameter", name, text)
@@ -162,7 +157,7 @@ def _error(code: str, name: str, text: str) -> PydanticCustomError:
 class TextPart(Strict):
     """Text of a message."""
 
-    ignored = PART_IGNORED
+    ignored, refused = PARTS["text"].ignored, PARTS["text"].refused
     type: Literal["text"]
     text: str
 
@@ -170,15 +165,14 @@ class TextPart(Strict):
 class ImageUrl(Strict):
     """Location of an image: a `data:` URL, or an http(s) URL. Its detail is that of the model's processor."""
 
-    refused = {"detail": ("auto", "high")}
+    refused = MEDIA_URL.refused
     url: str
 
 
 class ImagePart(Strict):
     """Image of a message."""
 
-    ignored = PART_IGNORED
-    refused = {"modalities": ("image",)}
+    ignored, refused = PARTS["image_url"].ignored, PARTS["image_url"].refused
     type: Literal["image_url"]
     image_url: ImageUrl
 

@@ -10,7 +10,16 @@ import re
 
 from tests.packaging.source_tree import Module, imported_names, modules
 
-GROUND = {"atomic_file", "errors", "heads", "registry", "text_file", "transformers_versions", "validation"}
+GROUND = {
+    "atomic_file",
+    "errors",
+    "heads",
+    "messages",
+    "registry",
+    "text_file",
+    "transformers_versions",
+    "validation",
+}
 FLOORS = [
     {"kernels"},
     {"decoding", "media", "scenes"},

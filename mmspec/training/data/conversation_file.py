@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from mmspec.errors import InputError
 from mmspec.media.pixels import is_array
+from mmspec.messages import PARTS, TEMPLATE_KEYS, UNSUPPORTED_KEYS, Keys
 from mmspec.text_file import json_lines, parse_json, read_text
 from mmspec.training.data.conversations import Conversation, Message, message
 from mmspec.training.data.rows import check_columns, is_given, read_all
@@ -136,6 +138,8 @@ def read_conversation(
 
 
 SOURCES = ("image", "path", "url")  # keys of an image part that may hold its data
+TURN = Keys(("role", "from", "content", "value"), {**TEMPLATE_KEYS, **UNSUPPORTED_KEYS})
+IMAGE = replace(PARTS["image"], read=("type", *SOURCES, "index"))
 
 
 def read_turns(row: Mapping[str, Any], where: str, with_images: bool) -> Iterator[Turn]:
@@ -160,13 +164,9 @@ def read_turns(row: Mapping[str, Any], where: str, with_images: bool) -> Iterato
         if not isinstance(speaker, str) or speaker not in SPEAKERS:
             allowed = f"messages of one of {', '.join(SPEAKERS)}"
             raise InputError(where, f"turn {number} of the speaker {speaker!r}", allowed)
-        unread = [
-            key for key in each if key not in ("role", "from", "content", "value") and is_given(each[key])
-        ]
-        if unread:
-            raise InputError(
-                where, f"turn {number} with {unread[0]!r}", "a speaker and what it says, no more"
-            )
+        unread = TURN.unread({key: value for key, value in each.items() if is_given(value)})
+        if unread is not None:
+            raise InputError(where, f"turn {number} with {unread!r}", "a speaker and what it says, no more")
         if not isinstance(content, str | list | tuple):
             raise InputError(where, row, FORMS)
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -185,15 +185,12 @@ def checked_part(part: Any, where: str, with_images: bool) -> list[Message]:
         InputError: it is neither a text nor an image, or has keys that are not read.
     """
     kind = part.get("type") if isinstance(part, Mapping) else None
-    known = {"type", "text"} if kind == "text" else {"type", *SOURCES, "index"}
     is_text = kind == "text" and isinstance(part.get("text"), str)
     if not (is_text or kind == "image"):
         raise InputError(where, part, "parts of type 'image' or 'text'")
-    unread = [key for key, value in part.items() if key not in known and value is not None]
-    if unread:
-        raise InputError(
-            where, f"a part of type {kind!r} with {unread[0]!r}", "parts of type 'image' or 'text'"
-        )
+    unread = (PARTS["text"] if is_text else IMAGE).unread(part)
+    if unread is not None:
+        raise InputError(where, f"a part of type {kind!r} with {unread!r}", "parts of type 'image' or 'text'")
     return placed(part["text"]) if is_text and with_images else [part]
 
 
