@@ -859,6 +859,20 @@ FAULTS = (
         ("tests/media", "tests/bad_inputs"),
     ),
     Fault(
+        "later turns do not see the answers to earlier ones",
+        "converse",
+        "said if number else turn",
+        "turn",
+        ("tests/cli/test_caption.py",),
+    ),
+    Fault(
+        "any file is read line by line for prompts",
+        "read_prompt_file",
+        "elif suffix in TEXT:",
+        "elif suffix not in JSON:",
+        ("tests/evaluation/test_prompt_files.py",),
+    ),
+    Fault(
         "an interval is that of one group",
         "jackknife",
         "* (groups - 1) / groups",

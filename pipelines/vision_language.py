@@ -60,7 +60,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
         Args:
             prompt: a string, chat messages, or a list of either. Strings become one user turn with
-                the images in front.
+                the images in front. Of messages `name`, `tool_calls`, `tool_call_id` and
+                `reasoning_content` reach the chat template. Of a video part `fps` or `nframes` act; of an
+                image part, for models of Qwen-VL, `min_pixels` and `max_pixels`, or `resized_height` and
+                `resized_width`. Other keys are refused (`mmspec.messages`).
             images: path, PIL image, array, tensor, bytes, BytesIO, base64 or https URL; a list is several
                 images of the one prompt, or one entry per prompt if prompts are a list.
             videos: path, bytes, or frames [T, H, W, 3]; lists likewise.

@@ -284,7 +284,7 @@ def with_quality(
     firsts = sorted((run for run in runs if run.repeat == 0), key=lambda run: run.batch)
     drawn = {name: [run.decoded for run in firsts if run.accelerator == name] for name in contenders}
     decode = contenders["none"].decoder(seed=seed + OTHER_SEEDS, **subject.settings, **subject.form)
-    prompts = [example.turns[0] for batch in batches for example in batch]
+    prompts = [example.only_turn() for batch in batches for example in batch]
     target = subject.pipe.target
     codes = None if target.vector_size else target.layout_of(target.grid).codes
     found = score_drawings(drawn, list(map(decode, batches)), prompts, codes, scorer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,19 +105,22 @@ def caption(
         if compare:  # the first call of a process takes longer, and would be one of those compared
             short = {**settings, "max_new_tokens": min(WARM_UP_TOKENS, max_new_tokens)}
             for each in (accelerated, plain):
-                _decode(each, examples[0], short)
+                list(_decode(each, examples[0], short))
         for example in examples:
-            if not how.as_json and len(examples) > 1:
-                typer.echo(f"{example.identifier}: ", nl=False)
-            output = _decode(accelerated, example, settings, streamed=stream and not how.as_json)
-            if not how.as_json:
-                typer.echo("" if stream else output.text[0])
-            expected = _decode(plain, example, settings) if compare else None
-            records.append(_record(example, output, expected))
-            if not how.as_json:
-                note(_remark(output, expected))
-            if figure is not None and len(records) == 1:
-                _draw(figure, example, output, pipe.tokenizer)
+            said, outputs = _decode(accelerated, example, settings, streamed=stream and not how.as_json), []
+            for _ in example.turns:
+                if not how.as_json and len(examples) > 1:
+                    typer.echo(f"{example.identifier}: ", nl=False)
+                outputs.append(next(said))
+                if not how.as_json:
+                    typer.echo("" if stream else outputs[-1].text[0])
+            expected = list(_decode(plain, example, settings)) if compare else [None] * len(outputs)
+            for number, (output, other) in enumerate(zip(outputs, expected, strict=True)):
+                records.append(_record(example, number, output, other))
+                if not how.as_json:
+                    note(_remark(output, other))
+            if figure is not None and example is examples[0]:
+                _draw(figure, example, outputs[0], pipe.tokenizer)
     if how.as_json:
         print_result(records, "", as_json=True)
     block.finish(0 if all(record.get("identical", True) for record in records) else 1)
@@ -124,32 +128,35 @@ def caption(
 
 @dataclass
 class Echo:
-    """A transformers streamer that writes text to stdout as soon as it is whole."""
+    """A transformers streamer that writes text to stdout as soon as it is whole, turn after turn."""
 
-    deltas: TextDeltas
-    has_prompt: bool = False
+    tokenizer: Any
+    deltas: TextDeltas | None = None
 
     def put(self, tokens: Any) -> None:
         """Write the text that tokens complete; the first ones are the prompt, which is left out."""
-        if self.has_prompt:
+        from mmspec.pipelines.text_stream import TextDeltas
+
+        if self.deltas is None:
+            self.deltas = TextDeltas(self.tokenizer)
+        else:
             typer.echo(self.deltas.add(tokens.tolist()), nl=False)
-        self.has_prompt = True
 
     def end(self) -> None:
         """Write what was held back."""
-        typer.echo(self.deltas.finish(), nl=False)
+        if self.deltas is not None:
+            typer.echo(self.deltas.finish(), nl=False)
+        self.deltas = None
 
 
 def _decode(
     contender: Contender, example: Example, settings: dict[str, Any], *, streamed: bool = False
-) -> TextOutput:
-    """Decode one example, with its text streamed to stdout if asked."""
-    from mmspec.pipelines.text_stream import TextDeltas
+) -> Iterator[TextOutput]:
+    """Decode the turns of one example, with their text streamed to stdout if asked."""
+    from mmspec.evaluation.contenders import converse
 
     pipe = contender.enter()
-    streamer = Echo(TextDeltas(pipe.tokenizer)) if streamed else None
-    output: TextOutput = pipe(example.turns[0], images=list(example.images), streamer=streamer, **settings)
-    return output
+    return converse(pipe, example, streamer=Echo(pipe.tokenizer) if streamed else None, **settings)
 
 
 def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> None:
@@ -165,9 +172,11 @@ def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> N
     draw_decoding(path, load_image(example.images[0]), pieces, output.drafted[0], remark)
 
 
-def _record(example: Example, output: TextOutput, expected: TextOutput | None) -> dict[str, Any]:
+def _record(example: Example, number: int, output: TextOutput, expected: TextOutput | None) -> dict[str, Any]:
     stats = output.stats
-    record: dict[str, Any] = {"image": example.identifier, "prompt": example.turns[0], "text": output.text[0]}
+    record: dict[str, Any] = {"image": example.identifier, "prompt": example.turns[number]}
+    record |= {"turn": number} if len(example.turns) > 1 else {}
+    record["text"] = output.text[0]
     record |= {"finish_reason": output.finish_reasons[0], "new_tokens": stats.new_tokens[0]}
     record |= {name: getattr(stats, name) for name in FIGURES}
     if expected is not None:

@@ -131,7 +131,7 @@ def generate(
     choices = [] if compare is None else parse_choices(compare)
     choices += [] if accelerator is None else [parse_choice(accelerator)]
     if prompt_file is not None:
-        prompts = [*(prompts or []), *(one.turns[0] for one in read_prompt_file(prompt_file))]
+        prompts = [*(prompts or []), *(one.only_turn() for one in read_prompt_file(prompt_file))]
     if many.ray:
         draw_many(prompts or [], classes or [], model, with_window(choices, window), out, asked, many, how)
         return

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["PromptFile", "RayOptions", "decode_many", "items_of"]
 
 PromptFile = Annotated[
-    str | None, typer.Option("--prompt-file", help="File of prompts: a line each, or a published set.")
+    str | None,
+    typer.Option("--prompt-file", help="File of prompts: a line each, JSON, a table, or a published set."),
 ]
 
 
@@ -49,7 +50,8 @@ def items_of(prompt_file: str | None, images: Sequence[str] = (), prompt: str | 
     if prompt_file is not None:
         examples = read_prompt_file(prompt_file)
         return [
-            Item(index, one.turns[0], tuple(map(located, one.images))) for index, one in enumerate(examples)
+            Item(index, one.turns[0], tuple(map(located, one.images)), later=one.turns[1:])
+            for index, one in enumerate(examples)
         ]
     if not images:
         raise InputError("--ray", True, "with --prompt-file, or with images")

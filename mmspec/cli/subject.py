@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.choice import AcceleratorChoice
+from mmspec.cli.console import note
 from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, reference_model
 from mmspec.cli.options import BatchSize, GuidanceScale, HeadSteps, LastStepNoise, Model, ModelOptions
 from mmspec.errors import InputError
@@ -39,7 +40,7 @@ class Question:
         str | None,
         typer.Option(
             help="Prompts as published: Spec-Bench, MMSpec, COCO captions, Parti, GenEval, DrawBench; or "
-            "text, a prompt a line."
+            "JSON, a table, or text, a prompt a line."
         ),
     ] = None
     task: Annotated[
@@ -119,6 +120,16 @@ class Subject:
         text: str = self.pipe.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
+    def first_calls(self, **settings: Any) -> list[dict[str, Any]]:
+        """Keywords of a call for the first turn of each example; a note counts the turns left out."""
+        from mmspec.evaluation.examples import later_turns
+
+        if left_out := later_turns(self.examples):
+            note(f"{left_out} later turns of conversations are left out: first turns are decoded")
+        return [
+            {"prompt": one.turns[0], "images": list(one.images) or None, **settings} for one in self.examples
+        ]
+
     def contender(self, choice: AcceleratorChoice) -> Contender:
         """Set an accelerator up on the pipeline, here and only here."""
         from mmspec.evaluation.contenders import contender
@@ -172,6 +183,8 @@ def image_subject(
     attention = pipe.model.config._attn_implementation
     described["baseline"] = f"plain decoding through the same loop, {attention} attention"
     if examples:
+        for example in examples:
+            example.only_turn()  # or it is refused before any image is drawn
         return Subject(pipe, True, examples, asked.settings, described)
     found = image_examples(pipe, asked.samples, seed)
 

@@ -267,10 +267,7 @@ def commit_filter(
     from mmspec.training.commit_filter import train_filter
 
     subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
-    calls = [
-        {"prompt": one.turns[0], "images": list(one.images) or None, **subject.settings}
-        for one in subject.examples
-    ]
+    calls = subject.first_calls(**subject.settings)
     use = "freedave:head" if learn == "order" else "learned:filter"
     folder = train_filter(
         subject.pipe,
@@ -324,10 +321,7 @@ def judge(
     subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
     subject.contender(choice)
     subject.pipe.enable_prefix_cache()
-    greedy = {**subject.settings, "temperature": 0.0}
-    calls = [
-        {"prompt": one.turns[0], "images": list(one.images) or None, **greedy} for one in subject.examples
-    ]
+    calls = subject.first_calls(**{**subject.settings, "temperature": 0.0})
     folder = train_judge(
         subject.pipe,
         calls,

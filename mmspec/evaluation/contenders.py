@@ -6,7 +6,7 @@ A pipeline is known by `AnyPipeline` alone: evaluation stands on a floor below p
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ __all__ = [
     "AnyPipeline",
     "Contender",
     "contender",
+    "converse",
     "count_parameters",
     "decode_conversations",
     "decode_images",
@@ -178,6 +179,22 @@ def decode_conversations(
     return Decoded(tokens, stats)
 
 
+def converse(pipe: Any, example: Example, **settings: Any) -> Iterator[Any]:
+    """Decode one conversation, yielding the output of each turn; later turns see the answers to earlier ones.
+
+    Args:
+        pipe: of text.
+        example: its turns and images.
+        settings: of each call.
+    """
+    conversation = _Conversation(example, pipe.processor)
+    for number, turn in enumerate(example.turns):
+        said = conversation.add_turn(turn)
+        output = pipe(said if number else turn, images=list(example.images), **settings)
+        conversation.add_answer(output.text[0])
+        yield output
+
+
 def reference_inputs(pipe: AnyPipeline, example: Example) -> dict[str, Any]:
     """Arguments of transformers' `model.generate` for the first turn, made without any code of ours.
 
@@ -290,7 +307,7 @@ def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, dict[str, An
     """Prompts of a batch, or None and the classes where it has some."""
     labels = [example.label for example in batch]
     if None in labels:
-        return [example.turns[0] for example in batch], {}
+        return [example.only_turn() for example in batch], {}
     return None, {"class_labels": labels}
 
 

@@ -25,7 +25,15 @@ from mmspec.scenes import (
     sample_scene,
 )
 
-__all__ = ["TASKS", "Example", "held_out_captions", "own_examples", "read_tasks", "scene_examples"]
+__all__ = [
+    "TASKS",
+    "Example",
+    "held_out_captions",
+    "later_turns",
+    "own_examples",
+    "read_tasks",
+    "scene_examples",
+]
 
 OF_GRAMMAR = ("caption", "describe", "question", "two_images", "clip")  # of scenes, which all models learn
 TASKS = (*OF_GRAMMAR, "story", "mixed")
@@ -54,6 +62,23 @@ class Example:
     category: str = ""
     identifier: str = ""
     label: int | None = None
+
+    def only_turn(self) -> str:
+        """The one turn of an example that asks for an image.
+
+        Raises:
+            InputError: it has several.
+        """
+        if len(self.turns) != 1:
+            raise InputError(
+                self.identifier or "prompt", f"{len(self.turns)} turns", "one turn: it asks for an image"
+            )
+        return self.turns[0]
+
+
+def later_turns(examples: Sequence[Example]) -> int:
+    """Number of turns that follow the first ones."""
+    return sum(len(example.turns) - 1 for example in examples)
 
 
 def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:

@@ -5,9 +5,13 @@
 | MMSpec (2603.14989), Spec-Bench (2401.07851) | JSON lines | `turns`; images lie beside it or in `images` |
 | COCO captions | JSON | `images` and `annotations`; files in a folder of the split beside `annotations` |
 | GenEval (2310.11513) | JSON lines | `prompt`, with `tag` |
+| others' | a JSON list, or JSON lines | rows as those above, or strings |
 | PartiPrompts (2206.10789) | tab-separated | the header's `Prompt` |
 | DrawBench (2205.11487) | comma-separated | the header's `Prompts` |
-| anything else | text | a prompt a line |
+| others' | `.csv`, `.tsv` | the header's `caption`, `text` or `question`, if it has one of them |
+| anything else | text, without a suffix or with one of text | a prompt a line |
+
+Files of other suffixes are refused: their lines are no prompts.
 """
 
 from __future__ import annotations
@@ -27,10 +31,20 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.text_file import json_lines, read_text
 
-__all__ = ["read_prompt_file"]
+__all__ = ["json_rows", "read_prompt_file"]
 
 COCO_PROMPT = "Provide a detailed description of the given image."  # of FLASH's evaluation on COCO
 COLUMNS = ("prompt", "prompts")
+OTHER_COLUMNS = (
+    "caption",
+    "captions",
+    "text",
+    "question",
+)  # of tables that say by their suffix what they are
+IMAGE_COLUMNS = ("image", "images")
+TABLES = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+JSON = (".json", ".jsonl", ".ndjson")
+TEXT = ("", ".txt", ".text", ".prompt", ".prompts", ".list", ".lst")
 UNREAD = ("video", "videos", "audio", "audios", "system", "tools")  # would change what is asked
 MAX_BYTES = 2_000_000_000
 MAX_HEADER = 10_000  # characters; a longer first line is no table's
@@ -50,8 +64,8 @@ def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool
             categories that Spec-Bench has of MT-Bench are one then, as in its own evaluation.
 
     Raises:
-        InputError: no such file, no prompt in it, or a line that cannot be used or names an image that is not
-            there; the message has its number.
+        InputError: no such file, no prompt in it, a form that is not known, or a line that cannot be used or
+            names an image that is not there; the message has its number.
     """
     path = Path(path)
     try:
@@ -60,17 +74,25 @@ def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool
     except OSError as error:
         raise InputError("prompt file", str(path), f"a readable file ({type(error).__name__})") from error
     text = read_text(path, "prompt file")
-    first = next((line for line in lines_of(text) if line.strip()), "")
-    if first.lstrip().startswith("{"):
-        whole = _coco(text) if path.suffix == ".json" else None
-        if whole is not None:
+    suffix, first = path.suffix.lower(), next((line for line in lines_of(text) if line.strip()), "")
+    is_list = first.lstrip().startswith("[") and (suffix not in TEXT or _parsed(text) is not None)
+    if first.lstrip().startswith("{") or is_list:
+        whole = _parsed(text) if suffix == ".json" else None
+        if isinstance(whole, dict) and {"images", "annotations"} <= whole.keys():
             found = _captioned_images(path, whole)
         else:
-            found = _even_json_lines(path, text, count) if evenly else _json_lines(path, text)
-    elif (separator := _separator(first)) is not None:
-        found = _table(path, text, separator)
-    else:
+            found = _even_rows(path, text, count) if evenly else _rows(path, text)
+    elif (found_in := _separator(first)) is not None:
+        found = _table(path, text, found_in)
+    elif suffix in TABLES:
+        found = _table(path, text, TABLES[suffix], OTHER_COLUMNS)
+    elif suffix in JSON:
+        found = _rows(path, text)
+    elif suffix in TEXT:
         found = _plain(path, text)
+    else:
+        allowed = f"prompts a line in a file that ends in .txt, or a file of {', '.join((*JSON, *TABLES))}"
+        raise InputError("prompt file", str(path), allowed)
     try:
         examples = list(islice(found, count))
     except csv.Error as error:
@@ -100,27 +122,45 @@ def _plain(path: Path, text: str) -> Iterable[Example]:
             yield Example((line.strip(),), identifier=f"{path.name}:{number}")
 
 
-def _table(path: Path, text: str, separator: str) -> Iterable[Example]:
+def _table(path: Path, text: str, separator: str, others: Sequence[str] = ()) -> Iterable[Example]:
     reader = csv.reader(lines_of(text), delimiter=separator, quoting=csv.QUOTE_MINIMAL)
     rows = (row for row in reader if any(cell.strip() for cell in row))
-    header = [name.strip().lower() for name in next(rows)]
-    column = next(index for index, name in enumerate(header) if name in COLUMNS)
-    category = header.index("category") if "category" in header else None
+    header = [name.strip().lower() for name in next(rows, [])]
+    named = [name for name in header if name in COLUMNS][:1] or [name for name in header if name in others]
+    if len(named) != 1:
+        allowed = f"a header with the column 'prompt', or with one of {', '.join(OTHER_COLUMNS)}"
+        raise InputError(path.name, separator.join(header), allowed)
     for row in rows:
         where = f"{path.name}:{reader.line_num}"
-        if len(row) <= column or not row[column].strip():
-            raise InputError(where, separator.join(row), f"a row with a {header[column]!r}")
-        group = row[category].strip() if category is not None and len(row) > category else ""
-        yield Example((row[column].strip(),), category=group, identifier=where)
+        cells: dict[str, str] = {}
+        for name, cell in zip(header, row, strict=False):
+            cells.setdefault(name, cell.strip())
+        if not cells.get(named[0]):
+            raise InputError(where, separator.join(row), f"a row with a {named[0]!r}")
+        entry = {name: cells[name] for name in (*IMAGE_COLUMNS, *UNREAD) if cells.get(name)}
+        entry |= {"prompt": cells[named[0]], "id": where}
+        yield _conversation(entry, where, path.parent, cells.get("category", ""))
 
 
-def _json_lines(path: Path, text: str) -> Iterable[Example]:
-    for where, entry in json_lines(text, partial("{}:{}".format, path.name)):
+def json_rows(path: Path, text: str) -> Iterable[tuple[str, Any]]:
+    """The rows of a JSON list, or of JSON lines, each with its name in messages.
+
+    Raises:
+        InputError: a line is no JSON.
+    """
+    whole = _parsed(text)
+    if isinstance(whole, list):
+        return [(f"{path.name}[{index}]", entry) for index, entry in enumerate(whole)]
+    return json_lines(text, partial("{}:{}".format, path.name), "one JSON object a line, or a list of them")
+
+
+def _rows(path: Path, text: str) -> Iterable[Example]:
+    for where, entry in json_rows(path, text):
         yield _conversation(entry, where, path.parent, _category(entry))
 
 
-def _even_json_lines(path: Path, text: str, count: int | None) -> Iterable[Example]:
-    rows = list(json_lines(text, partial("{}:{}".format, path.name)))
+def _even_rows(path: Path, text: str, count: int | None) -> Iterable[Example]:
+    rows = list(json_rows(path, text))
     categories = folded([_category(entry) for _, entry in rows])
     for place in chosen_evenly(categories, len(rows) if count is None else count):
         where, entry = rows[place]
@@ -150,7 +190,8 @@ def chosen_evenly(categories: Sequence[str], count: int) -> list[int]:
 
 
 def _conversation(entry: Any, where: str, folder: Path, category: str) -> Example:
-    if not isinstance(entry, dict):
+    entry = {"prompt": entry} if isinstance(entry, str) else entry
+    if not isinstance(entry, dict) or not entry.keys() & {"turns", "prompt"}:
         raise InputError(where, entry, "an object with the key 'turns' or 'prompt'")
     for unread in UNREAD:
         if entry.get(unread):
@@ -169,13 +210,12 @@ def _conversation(entry: Any, where: str, folder: Path, category: str) -> Exampl
     return Example(tuple(turns), located, category=category, identifier=str(name))
 
 
-def _coco(text: str) -> dict[str, Any] | None:
-    """The content of a file of COCO captions; None for anything else."""
+def _parsed(text: str) -> Any:
+    """The content of a file that is one JSON value; None for anything else."""
     try:
-        whole = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return whole if isinstance(whole, dict) and {"images", "annotations"} <= whole.keys() else None
 
 
 def _captioned_images(path: Path, whole: dict[str, Any]) -> Iterable[Example]:

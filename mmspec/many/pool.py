@@ -17,7 +17,10 @@ from typing import Any
 import torch
 
 from mmspec.atomic_file import atomic_file
+from mmspec.decoding.stats import merge_stats
 from mmspec.errors import InputError, MissingDependencyError
+from mmspec.evaluation.contenders import converse
+from mmspec.evaluation.examples import Example
 from mmspec.many.work import Item, Work, finished, open_folder, result_file
 from mmspec.pipelines import ImageGenerationPipeline, VisionLanguagePipeline
 
@@ -66,6 +69,7 @@ class PipelineWorker:
         if self.work.draws:
             what = {"prompt": item.prompt} if item.label is None else {"class_labels": [item.label]}
             output = self.pipe(**what, seed=[seed], output_type="pil", **self.work.settings)
+            stats = output.stats
             name = f"{item.index:05}.png"
             with atomic_file(Path(self.work.folder) / name) as temporary:
                 output.images[0].save(temporary, "PNG")
@@ -74,10 +78,15 @@ class PipelineWorker:
                 layout = self.pipe.target.layout_of(self.pipe.target.grid)
                 record["codes"] = layout.codes(output.tokens[0])
         else:
-            output = self.pipe(item.prompt, images=list(item.images), seed=seed, **self.work.settings)
-            record |= {"images": list(item.images), "text": output.text[0]}
-            record["finish_reason"] = output.finish_reasons[0]
-        stats = output.stats
+            turns = (item.prompt or "", *item.later)
+            example = Example(turns, tuple(item.images))
+            outputs = list(converse(self.pipe, example, seed=seed, **self.work.settings))
+            stats = merge_stats([output.stats for output in outputs])
+            said = [{"text": output.text[0], "finish_reason": output.finish_reasons[0]} for output in outputs]
+            record |= {"images": list(item.images), **said[-1]}
+            if item.later:  # `text` is the last answer
+                asked = ({"prompt": turn} for turn in turns)
+                record["turns"] = [one | answer for one, answer in zip(asked, said, strict=True)]
         record |= {"accelerator": stats.accelerator, "promise": stats.exactness}
         record |= {"new_tokens": sum(stats.new_tokens), "target_forwards": stats.target_forwards}
         record |= {"seconds": stats.seconds, "worker": f"{socket.gethostname()}:{os.getpid()}"}

@@ -24,6 +24,7 @@ class Item:
     Attributes:
         index: in the whole work; results are named by it, and the seed follows from it.
         prompt: in words; None for a class.
+        later: turns of the user's after the prompt, which see the answers to earlier ones.
         images: paths or addresses.
         label: the class to draw, for models of classes.
     """
@@ -32,6 +33,7 @@ class Item:
     prompt: str | None
     images: tuple[str, ...] = ()
     label: int | None = None
+    later: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

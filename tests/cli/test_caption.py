@@ -28,6 +28,82 @@ def test_text_goes_to_stdout_with_the_name_of_its_image_and_figures_to_stderr(ru
     assert run(*common, "--stream").stdout == result.stdout, "the stream joins to the text"
 
 
+@pytest.fixture
+def two_turns(tmp_path, images):
+    """A file of a conversation of two turns about an image, and one of one turn."""
+    path = tmp_path / "talk.jsonl"
+    rows = [{"turns": ["describe", "what colour"], "image": images[0]}, {"prompt": "red", "image": images[1]}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_later_turns_are_decoded_behind_the_answers_to_earlier_ones(run, run_json, tiny_folder, two_turns):
+    from mmspec import MMSpecPipeline
+    from mmspec.evaluation.prompt_files import read_prompt_file
+
+    asked = ["caption", "--prompt-file", two_turns, "--model", tiny_folder, "--max-new-tokens", 6]
+    records = run_json(*asked, "--compare")
+    pipe = MMSpecPipeline.from_pretrained(tiny_folder)
+    wanted = []
+    for example in read_prompt_file(two_turns):
+        said = []
+        for turn in example.turns:
+            parts = (
+                [{"type": "text", "text": turn}]
+                if said
+                else [{"type": "image"}, {"type": "text", "text": turn}]
+            )
+            said.append({"role": "user", "content": parts})
+            wanted.append(pipe(said, images=list(example.images), max_new_tokens=6, temperature=0.0).text[0])
+            said.append({"role": "assistant", "content": wanted[-1]})
+    assert [record["text"] for record in records] == wanted
+    assert [record["prompt"] for record in records] == ["describe", "what colour", "red"]
+    assert [record.get("turn") for record in records] == [0, 1, None]
+    assert all(record["identical"] for record in records)
+    plain = run(*asked).stdout
+    assert run(*asked, "--stream").stdout == plain
+    assert [line.split(": ", 1)[1] for line in plain.splitlines()] == [text.strip("\n") for text in wanted]
+
+
+def test_workers_decode_all_turns_of_a_conversation(run_json, tiny_folder, two_turns, tmp_path):
+    from mmspec.cli.many import items_of
+    from mmspec.many.pool import PipelineWorker
+    from mmspec.many.work import Work, finished
+
+    records = run_json(
+        "caption", "--prompt-file", two_turns, "--model", tiny_folder, "--max-new-tokens", 6,
+        "--accelerator", "copy",
+    )  # fmt: skip
+    items = items_of(str(two_turns))
+    settings = {"max_new_tokens": 6, "temperature": 0.0}
+    work = Work(str(tiny_folder), False, "copy", {}, settings, 0, "auto", str(tmp_path))
+    PipelineWorker(work)({"item": [json.dumps(vars(item)) for item in items]})
+    talk, single = finished(work, items)
+    texts = [record["text"] for record in records]
+    assert [turn["text"] for turn in talk["turns"]] == texts[:2] and talk["text"] == texts[1]
+    assert [turn["prompt"] for turn in talk["turns"]] == ["describe", "what colour"]
+    assert talk["new_tokens"] == records[0]["new_tokens"] + records[1]["new_tokens"]
+    assert single["text"] == texts[2] and "turns" not in single
+
+
+def test_turns_that_are_not_decoded_are_refused_or_counted(
+    run_json, fails, capsys, tiny_folder, llamagens, two_turns
+):
+    from mmspec.cli.subject import Subject
+    from mmspec.evaluation.prompt_files import read_prompt_file
+
+    asked = ("--prompt-file", two_turns, "--samples", 2)
+    report = run_json("check", tiny_folder, *asked, "--max-new-tokens", 4)
+    assert any("1 later turns of conversations" in note for note in report["notes"])
+    subject = Subject(None, False, read_prompt_file(two_turns), {}, {})
+    calls = subject.first_calls(temperature=0.0)
+    assert [(call["prompt"], call["temperature"]) for call in calls] == [("describe", 0.0), ("red", 0.0)]
+    assert "1 later turns of conversations are left out" in capsys.readouterr().err
+    for command in (["generate", "--model"], ["bench"], ["evaluate", "images"]):
+        said = fails(*command, llamagens["caption"], "--prompt-file", two_turns)
+        assert "got '2 turns'; one turn: it asks for an image" in said
+
+
 def test_by_default_the_drafter_is_the_one_that_the_models_folder_names(
     run_json, heads, images, with_drafters
 ):

@@ -130,6 +130,74 @@ def test_prompts_of_tables_and_text(tmp_path):
     assert [e.turns[0] for e in read_prompt_file(path)] == ["a red ring, a blue cross", "a star"]
 
 
+def written(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
+    return path
+
+
+def test_lists_of_json_are_read_row_by_row(tmp_path):
+    rows = [{"prompt": "a red ring", "category": "x"}, {"turns": ["one", "two"]}, "a blue cross"]
+    wanted = [("a red ring",), ("one", "two"), ("a blue cross",)]
+    for name in ("a.json", "a.jsonl", "a", "a.txt"):
+        found = read_prompt_file(written(tmp_path / name, rows))
+        assert [one.turns for one in found] == wanted
+        assert [one.identifier for one in found] == [f"{name}[{index}]" for index in range(3)]
+    found = read_prompt_file(written(tmp_path / "one_line.json", json.dumps(rows)), 2, evenly=True)
+    assert [one.turns for one in found] == wanted[:2]
+    lines = "\n".join(map(json.dumps, rows))
+    assert [one.turns for one in read_prompt_file(written(tmp_path / "lines.jsonl", lines))] == wanted
+    answers = [{"prompt": "a", "references": ["b"]}] * 2
+    assert [one.references for one in read_references(written(tmp_path / "r.json", answers))] == [("b",)] * 2
+    path = written(tmp_path / "a.txt", "[INST] a red ring [/INST]\n[INST] a star [/INST]\n")
+    assert [one.turns[0] for one in read_prompt_file(path)] == path.read_text().splitlines()
+
+
+def test_tables_are_read_by_a_column_that_holds_their_prompts_and_with_their_images(tmp_path):
+    (tmp_path / "a.png").touch()
+    for name, content in (
+        ("a.csv", "id,caption\n1,a red ring\n2,a blue cross\n"),
+        ("a.tsv", "id\ttext\n1\ta red ring\n2\ta blue cross\n"),
+        ("b.csv", "caption,prompt\nno,a red ring\nno,a blue cross\n"),
+        (
+            "c.csv",
+            ",".join(f"c{index}" for index in range(9))
+            + ",prompt\n"
+            + ",,,,,,,,,a red ring\n,,,,,,,,,a blue cross",
+        ),
+    ):
+        found = read_prompt_file(written(tmp_path / name, content))
+        assert [one.turns[0] for one in found] == ["a red ring", "a blue cross"], name
+        assert found[0].identifier == f"{name}:2"
+    for column in ("question", "Prompt"):
+        table = written(tmp_path / "d.csv", f"image,{column},category\na.png,what is there,x\n,and here,\n")
+        shown, bare = read_prompt_file(table)
+        assert (shown.images, shown.category, bare.images) == ((str(tmp_path / "a.png"),), "x", ())
+
+
+UNREADABLE = [
+    ("a.json", {"prompts": ["a red ring"]}, "one JSON object a line, or a list of them"),
+    ("a.json", [{"text": "a red ring"}], r"a.json\[0\]: got .*'turns' or 'prompt'"),
+    ("a.json", [["a red ring"]], r"a.json\[0\]: got .*'turns' or 'prompt'"),
+    ("a.json", "a red ring\na blue cross", r"a.json:1: got 'a red ring'; one JSON"),
+    ("a.jsonl", "[INST] a red ring", "one JSON object a line"),
+    ("a.jsonl", '{"text": "a red ring"}', "'turns' or 'prompt'"),
+    ("a.csv", "a red ring\na blue cross", r"a.csv: got 'a red ring'; a header with the column 'prompt'"),
+    ("a.csv", "id;prompt\n1;a red ring", "a header with the column 'prompt'"),
+    ("a.csv", "text,caption\na,b", "a header with the column 'prompt'"),
+    ("a.csv", "image,question\nnone.png,what is there", "a.csv:2: image: got 'none.png'"),
+    ("a.csv", "prompt,video\na,b.mp4", "a.csv:2: video"),
+    ("a.yaml", "- a red ring\n- a blue cross\n", "a file that ends in .txt, or a file of .json, .jsonl"),
+    ("a.html", "<p>a red ring</p>", "a file that ends in .txt"),
+    ("a.parquet", "PAR1", "a file that ends in .txt"),
+]
+
+
+def test_forms_that_are_not_known_are_refused_and_not_read_line_by_line(tmp_path):
+    for name, content, expected in UNREADABLE:
+        with pytest.raises(InputError, match=expected):
+            read_prompt_file(written(tmp_path / name, content))
+
+
 def test_images_of_coco_captions_lie_beside_the_annotations(tmp_path):
     path = tmp_path / "annotations" / "captions_val2017.json"
     image = tmp_path / "val2017" / "000000000139.jpg"

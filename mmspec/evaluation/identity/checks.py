@@ -24,7 +24,7 @@ from mmspec.decoding.sampling import values_of
 from mmspec.decoding.stats import DecodingStats, merge_stats
 from mmspec.drafters.cell_order import CellModelDrafter
 from mmspec.evaluation.contenders import Contender, decode_conversations, prepare_images, reference_inputs
-from mmspec.evaluation.examples import OTHER_SEEDS, Example
+from mmspec.evaluation.examples import OTHER_SEEDS, Example, later_turns
 from mmspec.evaluation.identity.comparison import Comparison, Difference, Gap, IdentityReport, compare
 from mmspec.evaluation.identity.distribution import DistributionTest, check_distribution, energy_test
 from mmspec.targets.mixers import find_mixers
@@ -120,6 +120,8 @@ class IdentityCheck:
             notes.append(
                 f"sampled tokens were not compared: {rule} promises the target's distribution, not its tokens"
             )
+        if left_out := later_turns(self.examples):
+            notes.append(f"{left_out} later turns of conversations were left out: first turns are compared")
         if accelerator.keeps:
             notes.append(f"exact refers to {accelerator.keeps}")
         drafts = accelerator.name != "none" and is_whole

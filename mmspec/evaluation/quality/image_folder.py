@@ -283,8 +283,8 @@ def _draw(pipe: Any, part: Sequence[Asked], seeds: list[int], settings: dict[str
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Read the first turn of each prompt of a file; errors as of `read_prompt_file`."""
-    return [example.turns[0] for example in read_prompt_file(path)]
+    """Read prompts of images, each of one turn; errors as of `read_prompt_file`."""
+    return [example.only_turn() for example in read_prompt_file(path)]
 
 
 def names_objects(prompts: Sequence[str]) -> bool:

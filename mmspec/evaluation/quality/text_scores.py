@@ -9,7 +9,6 @@ import importlib.util
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,11 @@ from torch import Tensor
 from mmspec.errors import InputError, MissingDependencyError
 from mmspec.evaluation.examples import FIRST_SEED, Example, scene_examples
 from mmspec.evaluation.identity.comparison import first_difference
-from mmspec.evaluation.prompt_files import read_prompt_file
+from mmspec.evaluation.prompt_files import json_rows, read_prompt_file
 from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion, within
 from mmspec.registry import did_you_mean
 from mmspec.scenes import caption, questions, sample_scene
-from mmspec.text_file import json_lines, read_text
+from mmspec.text_file import read_text
 
 __all__ = [
     "METRICS",
@@ -63,16 +62,16 @@ def scene_references(count: int, seed: int = 0) -> list[Referenced]:
 
 
 def read_references(path: str | Path, count: int | None = None) -> list[Referenced]:
-    """Read the first `count` questions and references of a JSON-lines file, or all.
+    """Read the first `count` questions and references of JSON lines or of a JSON list, or all.
 
-    A line is what `read_prompt_file` reads, with one turn, and `references`: a string or a list of them.
+    A row is what `read_prompt_file` reads, with one turn, and `references`: a string or a list of them.
 
     Raises:
         InputError: no such file, or a line that cannot be used; the message has its number.
     """
     path = Path(path)
     examples = read_prompt_file(path, count)
-    lines = json_lines(read_text(path, "prompt file"), partial("{}:{}".format, path.name))
+    lines = json_rows(path, read_text(path, "prompt file"))
     found = []
     for example, (where, entry) in zip(examples, lines, strict=False):
         if len(example.turns) != 1:
