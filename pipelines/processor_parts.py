@@ -57,7 +57,7 @@ class ReadSized:
     def __call__(self, images: Any, **kwargs: Any) -> BatchFeature:
         from transformers.image_utils import make_flat_list_of_images  # imports torchvision
 
-        flat = make_flat_list_of_images(images)
+        flat: Any = make_flat_list_of_images(images)
         read = [self._read(image, size, kwargs) for image, size in zip(flat, self._sizes, strict=True)]
         return BatchFeature({name: torch.cat([one[name] for one in read]) for name in read[0]})
 

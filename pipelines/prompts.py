@@ -114,10 +114,9 @@ def read_prompts(
                     count_placeholders(row, where, kind, len(media), placeholders.get(kind))
                 read.append(Prompt(text=row, images=loaded, videos=clips))
         else:
-            media = {"image": loaded, "video": clips}
-            read.append(
-                from_messages(row, where, media, load, tokenizer, sizes=limits if takes_sizes else None)
-            )
+            given = {"image": loaded, "video": clips}
+            sizes = limits if takes_sizes else None
+            read.append(from_messages(row, where, given, load, tokenizer, sizes=sizes))
             last = read[-1].messages[-1]
             if last["role"] == "assistant" if continue_final_message is None else continue_final_message:
                 if not last["content"] or last["content"][-1]["type"] != "text":

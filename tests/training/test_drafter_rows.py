@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Mapping
@@ -149,6 +150,10 @@ def test_an_image_must_be_one(folder: Path) -> None:
     row = {"image": {"bytes": None, "path": "a.png"}, "prompt": ASKED, "response": SAID}
     with pytest.raises(InputError, match=r"data\[1\].*the path of an image, or an image"):
         read_conversations([LLAVA | {"image": Image.new("RGB", (8, 8))}, row])
+    data = (folder / "a.png").read_bytes()
+    for held in (data, io.BytesIO(data), {"bytes": data, "path": "a.png"}):
+        (read,) = read_conversations([LLAVA | {"image": held}])
+        assert read.opened().images[0].size == (8, 8)
 
 
 def test_the_whole_file_is_checked_and_the_first_bad_rows_are_named(folder: Path) -> None:

@@ -5,6 +5,7 @@ Everything but the images' contents is checked here, before anything else happen
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ FORMS = (
     '"response": text}, or {"image": path, "conversations": [{"from": "human" or "gpt", "value": text}]}, '
     'each with a "system" text or without'
 )
+KINDS = Image.Image | bytes | bytearray | memoryview | io.BytesIO
 NO_IMAGES = "nothing but text: the target sees no images"
 Turn = tuple[str, list[Message]]
 """A role, and the parts of its message; images may hold their data."""
@@ -226,7 +228,8 @@ def located(image: Any, where: str, folder: Path) -> Any:
         InputError: there is no such file, or it is no image.
     """
     if not isinstance(image, str | Path):
-        if isinstance(image, Image.Image | bytes | bytearray | memoryview) or is_array(image):
+        held = isinstance(image, Mapping) and (image.get("bytes") or image.get("base64"))  # as of datasets
+        if held or isinstance(image, KINDS) or is_array(image):
             return image
         raise InputError(where, image, "the path of an image, or an image")
     path = folder / image
