@@ -200,7 +200,8 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     def latents(self, layout: Layout, rows: Sequence[Any]) -> Tensor:
         """Scaled latents [n, C, h, w] of the vectors of images; NaN where a place is not decided."""
         grid = layout.image
-        tokens = torch.full((len(rows), grid.cells, self.target.vector_size), torch.nan, device=self.device)
+        shape = len(rows), grid.cells, self.target.vector_size
+        tokens = torch.full(shape, torch.nan, dtype=torch.float32, device=self.device)
         for image, row in zip(tokens, rows, strict=True):
             if len(row):
                 image[: len(row)] = row

@@ -173,7 +173,7 @@ def prepare(method: Accelerator, seed: int | None, asked: Asked, given: Mapping[
     stopping = read_stopping(asked.config, asked.criteria, input_ids.shape[1])
     fitted.drafter.admit(requests, sampler, stopping)
     check_reach(model, [len(request.prompt_tokens) for request in requests], stopping.max_new_tokens)
-    key = int(torch.randint(2**62, ())) if seed is None else seed
+    key = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed
     random = RandomStream.from_seed(key, len(requests), input_ids.device)
     padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
     return fitted.call(target, sampler, requests, stopping, random, padded)
@@ -323,5 +323,5 @@ def put_steps(streamer: BaseStreamer, canvas: Canvas, filler: int, done: int) ->
             ids[start + step] if start + step < len(ids) else filler
             for ids, start in zip(canvas.ids, canvas.prompt_lengths, strict=True)
         ]
-        streamer.put(torch.tensor(tokens))
+        streamer.put(torch.tensor(tokens, device="cpu"))
     return max(done, reached)

@@ -79,7 +79,7 @@ def image_requests(
         asked = [(label, None) for label in read_labels(class_labels, target.classes)]
     controls = read_control(target, control_image, control_strength, len(asked), grid, limits)
     layout = target.layout_of(grid)
-    laid_out = {} if target.vector_size else {FORCED: torch.tensor([layout.forced])}
+    laid_out = {} if target.vector_size else {FORCED: torch.tensor([layout.forced], device="cpu")}
     requests = []
     for (one, negative), control in zip(asked, controls, strict=True):
         inputs, unconditional = target.encode_prompt(one, negative, grid, tokenizer, text_encoder)
@@ -125,7 +125,9 @@ def read_control(
         if (image.height, image.width) != (height, width):
             got = f"{image.height} pixels high and {image.width} wide"
             raise InputError("control_image", got, f"{size}, as what is drawn")
-    pixels = [torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 127.5 - 1 for image in images]
+    pixels = [
+        torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float() / 127.5 - 1 for image in images
+    ]
     encoded = [target.encode_control(each, factor) for each in pixels]
     return encoded if len(encoded) == prompts else encoded * prompts
 

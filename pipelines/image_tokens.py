@@ -171,7 +171,8 @@ class ImagePipeline(ImageGenerationPipeline):
         [n, N] of outputs that are more than the grid of their image.
         """
         codes = [layout.codes(row) for row in rows]
-        filled = torch.tensor([row + [UNDRAWN] * (layout.cells - len(row)) for row in codes])
+        whole = [row + [UNDRAWN] * (layout.cells - len(row)) for row in codes]
+        filled = torch.tensor(whole, device="cpu")
         if not isinstance(layout, ImageGrid):
             return filled.reshape(-1, layout.cells)
         return filled.reshape(-1, layout.rows, layout.columns)

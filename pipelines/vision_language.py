@@ -111,7 +111,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
             for step in call.rounds():
                 if streamer is not None:
                     for token in step.emission.tokens[0]:
-                        streamer.put(torch.tensor([token]))
+                        streamer.put(torch.tensor([token], device="cpu"))
                 if self._interrupted.is_set():
                     break
             if streamer is not None:

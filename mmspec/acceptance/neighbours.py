@@ -99,7 +99,7 @@ def find_neighbours(codebook: Tensor, count: int, metric: str) -> Tensor:
         block = vectors[start : start + rows]
         # no matrix product: equal vectors must be equally near to the last bit, or ties are decided by noise
         distance = torch.cdist(block, vectors, compute_mode="donot_use_mm_for_euclid_dist")
-        index = torch.arange(len(block))
+        index = torch.arange(len(block), device=block.device)
         distance[index, start + index] = float("inf")
         tables.append(smallest(distance, count))
     return torch.cat(tables).to(torch.int16 if size <= INT16_CODES else torch.int32)

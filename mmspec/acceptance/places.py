@@ -86,7 +86,7 @@ class Places:
     @property
     def progress(self) -> Tensor:
         """[B, 1] share of the whole output that is decided once this round has decided one place."""
-        return (self.begin[:, None] + self.decided + 1) / self.length
+        return (self.begin[:, None] + self.decided + 1).float() / self.length
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ class WritePlan:
     prefill_row: int | None = None  # None in a scoring forward
     tokens: int = 0  # n of this forward, in every row that it reads
     keeps: bool = True  # False if nothing is written at all
-    slots: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # [B * n] of new nodes
+    slots: Tensor = field(  # [B * n] of new nodes
+        default_factory=lambda: torch.empty(0, dtype=torch.long, device="cpu")
+    )
     width: int = 0  # columns that attention looks at
 
 

@@ -85,7 +85,7 @@ class Report(NamedTuple):
         """Begin to copy numbers to the host, which does not wait for them."""
         if not numbers.is_cuda:
             return cls(numbers, None, reach, measured)
-        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
         pinned.copy_(numbers, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
@@ -357,7 +357,8 @@ class VectorCanvas(Canvas):
         size: int,
     ) -> None:
         super().__init__(prompts, stopping, stats, device)
-        self._line = torch.zeros(len(prompts), 2, size, device=device)  # a prompt ends in an id
+        # a prompt ends in an id
+        self._line = torch.zeros(len(prompts), 2, size, dtype=torch.float32, device=device)
 
     def outputs(self) -> list[Any]:
         """B tensors [N, d] of output vectors."""

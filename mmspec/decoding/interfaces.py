@@ -77,7 +77,7 @@ class TargetOutput:
 
     logits: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
-    queried: Tensor = field(default_factory=lambda: torch.empty(0))
+    queried: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
 
 
 @dataclass(frozen=True)

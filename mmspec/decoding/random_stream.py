@@ -74,9 +74,9 @@ class RandomStream(Rows):
         for value in seeds:
             if not is_integer(value) or not 0 <= value < MAX_SEED:
                 raise InputError("seed", value, "an integer from 0 to 2**64 - 1")
-        words = torch.tensor([[value & 0xFFFFFFFF, value >> 32] for value in seeds], dtype=torch.int64)
+        words = torch.tensor([[value & 0xFFFFFFFF, value >> 32] for value in seeds], device="cpu")
         index = range(rows) if isinstance(seed, int) else [0] * rows
-        counters = torch.tensor([[row, 0, Purpose.ROW_KEY, 0] for row in index], dtype=torch.int64)
+        counters = torch.tensor([[row, 0, Purpose.ROW_KEY, 0] for row in index], device="cpu")
         return cls(philox4x32(counters.reshape(rows, 4), words.reshape(rows, 2))[:, :2].to(device))
 
     def repeat(self, rows: int) -> RandomStream:

@@ -153,7 +153,7 @@ class CellModelSession(CellOrderSession):
 
     def _progress(self, ahead: Tensor) -> tuple[Tensor, Tensor]:
         """Cells decided before and after lanes that stand behind so many cells of the draft, [L] numbers."""
-        before = (self.decided[:, None] + ahead).reshape(-1, 1, 1)
+        before = (self.decided[:, None] + ahead).float().reshape(-1, 1, 1)
         return before, before + 1
 
     def _candidate(self, cell: Tensor, lane: int, canvas: Canvas) -> tuple[Tensor, Denoising]:

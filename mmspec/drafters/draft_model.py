@@ -268,7 +268,8 @@ class DraftModelDrafter(ModelDrafter):
             raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
         whole = [request.inputs for request in batch.requests]
         seen = [visual_places(self.target.config, prompt) for prompt in whole]
-        weights = torch.zeros(len(seen), max(prompt["input_ids"].shape[1] for prompt in whole))
+        longest = max(prompt["input_ids"].shape[1] for prompt in whole)
+        weights = torch.zeros(len(seen), longest, dtype=torch.float32, device="cpu")
         if self.keep and self.mass and any(map(len, seen)):
             weights = attention_behind(self.target, state, batch.prefill.logits.argmax(-1)).cpu()
         chosen: list[Tensor | None] = []
@@ -278,7 +279,7 @@ class DraftModelDrafter(ModelDrafter):
                 counts = f"{len(here)} visual tokens where the target has {len(there)}"
                 raise InputError("keep", self.keep, f"None: the draft model has {counts}")
             kept = guided_and_even(paid[there], round(self.keep * len(there)), self.mass)
-            is_read = torch.ones(prompt["input_ids"].shape[1], dtype=torch.bool)
+            is_read = torch.ones(prompt["input_ids"].shape[1], dtype=torch.bool, device="cpu")
             is_read[here] = False
             is_read[here[kept]] = True
             chosen.append(is_read.nonzero()[:, 0].to(self.model.device) if len(here) else None)
@@ -296,7 +297,7 @@ class DraftModelDrafter(ModelDrafter):
 def visual_places(config: Any, prompt: Mapping[str, Tensor]) -> Tensor:
     """Indices [N] of a prompt's visual tokens."""
     spans = [range(span.start, span.stop) for span in find_images(config, prompt)]
-    return torch.tensor([place for span in spans for place in span], dtype=torch.long)
+    return torch.tensor([place for span in spans for place in span], dtype=torch.long, device="cpu")
 
 
 def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:

@@ -42,7 +42,7 @@ class FlashSession(FeatureSession):
     def _chain(self, root: Tensor, hidden: Tensor) -> Draft:
         """Draft what `_tree` would with one child a node, at a third of its operations."""
         tokens, sound, depth = [root], torch.ones_like(root, dtype=torch.bool), self.shape.depth
-        paths = [torch.zeros(len(root), device=root.device)]
+        paths = [torch.zeros(len(root), dtype=torch.float32, device=root.device)]
         steps, block = torch.arange(depth + 1, device=root.device), self.drafter.block
         for start in range(0, depth, block):
             predicted = self.head.predict(hidden[:, 0], min(block, depth - start))  # [R, K, d]

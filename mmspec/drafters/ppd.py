@@ -50,7 +50,7 @@ def place_probes(parents: Tensor, paths: Tensor, worth: Sequence[float], count: 
     """
     reached = paths.exp()
     ends = reached.scatter_add(1, parents[:, 1:], -reached[:, 1:]).clamp_min(0)
-    gain = ends[..., None] * torch.tensor(worth, device=paths.device)
+    gain = ends[..., None] * torch.tensor(worth, dtype=torch.float32, device=paths.device)
     chosen = best(gain.flatten(1), count, ascending=True)
     return chosen // len(worth), chosen % len(worth)
 

@@ -71,7 +71,7 @@ class StaircaseSession(DraftSession):
         self.seen_from = above * self.lag + torch.where(behind < self.columns, behind + 1, self.lag)
         self.fed = torch.zeros_like(self.seen_from, dtype=torch.bool)
         self.guesses = torch.full_like(self.seen_from, FREE)
-        self.offered = torch.zeros(len(grids), vocabulary, device=device)
+        self.offered = torch.zeros(len(grids), vocabulary, dtype=torch.float32, device=device)
 
     def open(self, canvas: Canvas) -> Draft:
         """Write the syntax, which is known, and return the draft of the first token."""

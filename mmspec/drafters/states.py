@@ -31,6 +31,7 @@ from mmspec.validation import is_integer
 __all__ = ["StatesBlock", "StatesDrafter"]
 
 MAX_STATES = 64
+NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class StatesBlock(MaskedBlock):
     """
 
     states: int = 1
-    known: Tensor = torch.empty(0)
-    guessed: Tensor = torch.empty(0)
-    full: Tensor = torch.empty(0)
+    known: Tensor = NOTHING
+    guessed: Tensor = NOTHING
+    full: Tensor = NOTHING
 
     @property
     def candidates(self) -> Tensor:

@@ -369,7 +369,7 @@ class TreeGrowth:
         self._ended = torch.zeros_like(root, dtype=torch.bool)  # [B] rows whose paths are too unlikely
         self.level = 0
         self.tokens = root[:, None]
-        self.scores = torch.zeros(root.shape, device=root.device)[:, None]
+        self.scores = torch.zeros(root.shape, dtype=torch.float32, device=root.device)[:, None]
         place = torch.zeros_like(self.tokens)
         self._place = place  # [B, w] of the nodes expanded last, in the pool
         self._pool = [(self.tokens, place, self.scores)]

@@ -64,8 +64,9 @@ class Trigrams:
             if kept[context] < SUCCESSORS and len(rows) < most:
                 kept[context] += 1
                 rows.append((ngram, count / (1 + totals[context])))
-        ngrams = torch.tensor([ngram for ngram, _ in rows], dtype=torch.int32).view(-1, 3)
-        return cls(ngrams, torch.tensor([share for _, share in rows], dtype=torch.float32))
+        ngrams = torch.tensor([ngram for ngram, _ in rows], dtype=torch.int32, device="cpu").view(-1, 3)
+        shares = torch.tensor([share for _, share in rows], dtype=torch.float32, device="cpu")
+        return cls(ngrams, shares)
 
     def save(self, path: Path) -> None:
         """Write the table as a safetensors file; errors as of `atomic_file`."""
@@ -89,7 +90,7 @@ class Trigrams:
         if (
             not fits
             or not ((shares > 0) & (shares <= 1)).all()
-            or (ngrams < torch.tensor([NONE, 0, 0])).any()
+            or (ngrams < torch.tensor([NONE, 0, 0], device=ngrams.device)).any()
         ):
             raise InputError("corpus", str(path), "ngrams [N, 3] of int32 with shares [N] above 0, at most 1")
         return cls(ngrams, shares)

@@ -46,7 +46,7 @@ class WindowLayout:
 
     def __init__(self, layouts: Sequence[Layout | None], vocabulary: int, device: torch.device) -> None:
         self.grammar = Grammar([() if layout is None else layout.forced for layout in layouts], device)
-        length = torch.full((len(layouts), 1), torch.iinfo(torch.long).max)
+        length = torch.full((len(layouts), 1), torch.iinfo(torch.long).max, device="cpu")
         stride, codes = torch.ones_like(length), torch.full_like(length, vocabulary)
         for row, layout in enumerate(layouts):
             if layout is not None:
@@ -60,7 +60,8 @@ class WindowLayout:
         self._left = free.cummax(-1).values.roll(1, -1)  # [B, places] the last free one before
         self.stride = stride.to(device)
         self.length = length.to(device)
-        self.uniform = ((torch.arange(vocabulary) < codes).float() / codes)[:, None].to(device)
+        known = torch.arange(vocabulary, device="cpu") < codes
+        self.uniform = (known.float() / codes)[:, None].to(device)
 
     def left(self, place: Tensor, first: Tensor) -> Tensor:
         """[B, n] the cell that each place repeats: in raster order, the last before `first` [B, 1]."""

@@ -104,7 +104,8 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
         WindowDrafter.check(self, target)
         super().check(target)
         learnt = self.model.config.codebook
-        if learnt and not torch.allclose(codebook_sample(target), torch.tensor(learnt), 0.02, 1e-3):
+        known = torch.tensor(learnt, dtype=torch.float32, device="cpu")
+        if learnt and not torch.allclose(codebook_sample(target), known, 0.02, 1e-3):
             given = f"{self.title} for images of another codebook"
             raise InputError("drafter", given, "a head that was trained for this target's image tokenizer")
 
@@ -123,5 +124,5 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
 def codebook_sample(target: Target[Any]) -> Tensor:
     """The first numbers of a target's codebook, in float32 on the CPU; zeros without one."""
     if target.codebook is None:
-        return torch.zeros(SAMPLED)
+        return torch.zeros(SAMPLED, dtype=torch.float32, device="cpu")
     return target.codebook.detach().flatten()[:SAMPLED].float().cpu()

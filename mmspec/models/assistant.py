@@ -91,7 +91,7 @@ class AssistantHead(DraftingHead):
             shared_kv_states=states,
             use_cache=False,
             # a number would make transformers drop all nodes but the last, and stumble over it
-            logits_to_keep=torch.arange(positions.shape[1]),
+            logits_to_keep=torch.arange(positions.shape[1], device=positions.device),
         )
         last = output.last_hidden_state
         if assistant.config.use_ordered_embeddings:

@@ -56,7 +56,7 @@ def draft_tokens_of(model: PreTrainedModel) -> Tensor | None:
     if not fits or len(set(said)) < len(said):
         allowed = f"a list of different tokens of its {size}, or no such entry"
         raise CheckpointError("draft_tokens", f"{said!r}"[:60], allowed)
-    return torch.tensor(sorted(said))
+    return torch.tensor(sorted(said), device="cpu")
 
 
 def restrict_output(model: PreTrainedModel) -> None:

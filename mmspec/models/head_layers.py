@@ -232,6 +232,6 @@ class MultimodalRotary(nn.Module):
             is_height = (index >= time) & ~is_width
         over_time, over_height, over_width = position_ids.expand(3, *position_ids.shape[-2:])[..., None]
         position = torch.where(is_height, over_height, torch.where(is_width, over_width, over_time))
-        angle = position * self.theta ** (-2.0 * index / self.head_dim)
+        angle = position * self.theta ** (-2.0 * index.float() / self.head_dim)
         angle = torch.cat([angle, angle], -1)
         return angle.cos().to(x.dtype), angle.sin().to(x.dtype)

@@ -50,7 +50,7 @@ class PromptTokensConfig(SizedHeadConfig):
     def worth(self) -> list[float]:
         """Tokens that each prompt token adds to the next round, if those before it are there."""
         rates = [sum(ranks[:RANKS]) for ranks in self.hit_rates] or [UNMEASURED] * self.num_probes
-        return torch.tensor(rates).cumprod(0).tolist()
+        return torch.tensor(rates, dtype=torch.float32, device="cpu").cumprod(0).tolist()
 
     def validate_architecture(self) -> None:
         """Refuse what cannot be built; called by `strict`."""

@@ -192,7 +192,7 @@ class CausalTarget(Target[Any]):
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
         shifts = torch.tensor(offsets, device=self.device)
         change = self._change - max(0, *offsets)
-        nothing = torch.empty(0, 0, device=self.device)
+        nothing = torch.empty(0, 0, dtype=torch.float32, device=self.device)
         starts = cache.lengths.clone()
         additive = mask_dtype(self._decoder)
         state = CausalState(cache, shifts, lengths, states, change, additive, nothing, starts)
@@ -210,7 +210,8 @@ class CausalTarget(Target[Any]):
         """
         lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
         rows = [self.joinable(self.arguments(sequence)[0]) for sequence in sequences]
-        states = {tap: [torch.empty(0)] * len(rows) for tap in taps}
+        nothing = torch.empty(0, dtype=self.dtype, device=self.device)
+        states = {tap: [nothing] * len(rows) for tap in taps}
         with closing(HiddenStates(self.model, taps)) as reader:
             for together in batches(self.model, rows):
                 cache = RaggedCache(self.config, len(together), 0, self.device)
@@ -366,7 +367,7 @@ class CausalTarget(Target[Any]):
             [B, n or 1, V].
         """
         # Gemma 4: told how many, layers that cache nothing read the last token alone; told which, all of them
-        which = torch.tensor([-1]) if whole else keep
+        which = torch.tensor([-1], device="cpu") if whole else keep
         if not self._takes_positions:
             inputs = {name: value for name, value in inputs.items() if name != "position_ids"}
         output = self.model(**{"logits_to_keep": which, **inputs}, **self.told(cache))

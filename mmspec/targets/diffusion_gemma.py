@@ -102,7 +102,7 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
         for cache, prompt in zip(caches, prompts, strict=True):
             self._encode(cache, prompt)
         lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
-        logits = torch.empty(len(prompts), 0, self.vocabulary, device=self.device)
+        logits = torch.empty(len(prompts), 0, self.vocabulary, dtype=torch.float32, device=self.device)
         return DiffusionGemmaState(caches, lengths, [0] * len(prompts)), PromptOutput(logits)
 
     def _encode(self, cache: DynamicCache, prompt: Mapping[str, Tensor]) -> None:
@@ -126,7 +126,7 @@ class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
     def score(self, state: DiffusionGemmaState, draft: CanvasBlock) -> TargetOutput:  # type: ignore[override]
         """Score the canvas of each row; a canvas that was decided before is read first."""
         tokens = draft.tokens[:, :, 0]
-        logits = torch.zeros(*tokens.shape, self.vocabulary, device=self.device)
+        logits = torch.zeros(*tokens.shape, self.vocabulary, dtype=torch.float32, device=self.device)
         for row, begin in enumerate(draft.begins):
             if begin is None:
                 continue

@@ -86,7 +86,7 @@ def width(rows: int, threads: int) -> int:
 @functools.cache
 def turning_pays(threads: int) -> bool:
     """Whether four rows are computed clearly faster so, by the BLAS and the processor of this machine."""
-    weight, x = torch.zeros(SAMPLE), torch.zeros(4, SAMPLE[1])
+    weight, x = (torch.zeros(size, dtype=torch.float32, device="cpu") for size in (SAMPLE, (4, SAMPLE[1])))
     ways = (lambda: linear(x, weight)), (lambda: (weight @ x.T).T.contiguous())
     seconds: tuple[list[float], list[float]] = [], []
     with torch.inference_mode():

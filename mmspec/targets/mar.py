@@ -142,7 +142,8 @@ class MARTarget(Target[MARState]):
     ) -> PromptPair:
         """Encode a label, or None for no class; see `ImageTokenTarget`."""
         label = self.classes if asked is None else asked
-        return {"input_ids": torch.tensor([[label]])}, {"input_ids": torch.tensor([[self.classes]])}
+        asked, none = torch.tensor([[[label]], [[self.classes]]], device="cpu")
+        return {"input_ids": asked}, {"input_ids": none}
 
     def compile(self) -> None:
         """Compile the forwards of the transformer, each when it is first met."""
@@ -173,7 +174,8 @@ class MARTarget(Target[MARState]):
             len(labels), self.grid.cells + 1, self.vector_size, dtype=self.dtype, device=self.device
         )
         state = MARState(tokens, torch.zeros_like(tokens[..., 0], dtype=torch.bool), labels)
-        nothing = torch.empty(len(labels), 0, self.model.config.hidden_size, device=self.device)
+        size = len(labels), 0, self.model.config.hidden_size
+        nothing = torch.empty(size, dtype=torch.float32, device=self.device)
         return state, PromptOutput(nothing, forwards=0)
 
     def score(self, state: MARState, draft: CellBlock) -> TargetOutput:  # type: ignore[override]

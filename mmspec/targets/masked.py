@@ -166,7 +166,9 @@ class MaskedTarget(CausalTarget):
                 spans = find_images(self.config, prompt)
                 if not spans:
                     raise InputError("inputs", more, "input_ids alone: this prompt has no place of an image")
-                places = torch.cat([torch.arange(each.start, each.stop) for each in spans]).to(self.device)
+                places = torch.cat(
+                    [torch.arange(each.start, each.stop, device=self.device) for each in spans]
+                )
                 queries.append(self.embed_prompt(prompt)[places])
                 ids = self.vocabulary + count + torch.arange(len(places), device=self.device)
                 tokens, count = tokens.scatter(0, places, ids), count + len(places)

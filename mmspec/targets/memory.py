@@ -138,7 +138,7 @@ def measure_states(model: PreTrainedModel) -> list[StateMemory]:
         mixer(hidden, **told)
         sizes = []
         for count in (1, 2):
-            nodes = Tree.chain(torch.zeros(1, count, dtype=torch.long), DraftKind.POINT).nodes
+            nodes = Tree.chain(torch.zeros(1, count, dtype=torch.long, device="cpu"), DraftKind.POINT).nodes
             with mixer_on_tree(mixer, layer, Paths.of(nodes, layer.taps).to(layer.place)):
                 mixer(hidden[:, :count], **told)
             sizes.append(layer.scored.nbytes())

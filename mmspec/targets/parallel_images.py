@@ -134,7 +134,7 @@ class CellSampler(Sampler):
         if not rises or not isinstance(draft, CellGroup) or not draft.starts.shape[1]:
             return super().__call__(logits, draft, history, first)
         asked, unconditional = logits.to(torch.promote_types(logits.dtype, torch.float32)).chunk(2)
-        scale = torch.tensor(self.warping.guidance_scale, device=logits.device)[:, None]
+        scale = torch.tensor(self.warping.guidance_scale, dtype=torch.float32, device=logits.device)[:, None]
         risen = 1 + (scale - 1) * draft.ranks / draft.last
         guided = unconditional + risen[..., None] * (asked - unconditional)
         return self.scores(guided, draft.lanes.valid.shape)

@@ -100,7 +100,7 @@ class VARTarget(ParallelImageTarget):
             hidden=self._reader(()),
             change=self._change,
             additive=mask_dtype(self._decoder),
-            queries=torch.empty(0, 0, device=self.device),
+            queries=torch.empty(0, 0, dtype=torch.float32, device=self.device),
             starts=torch.zeros_like(labels),
             labels=labels,
             features=self.quantizer.nothing(0, self.sides),

@@ -46,8 +46,8 @@ class TextPromptTarget(ImageTokenTarget):
     ) -> PromptPair:
         """Encode a prompt, and the unconditional one; ids are counted from the target's own vocabulary on."""
         ids, negative_ids = self.prompt_ids(asked, negative, grid, tokenizer)
-        own = self.vocabulary
-        return {"input_ids": torch.tensor([ids]) + own}, {"input_ids": torch.tensor([negative_ids]) + own}
+        asked, unconditional = (torch.tensor([each], device="cpu") for each in (ids, negative_ids))
+        return {"input_ids": asked + self.vocabulary}, {"input_ids": unconditional + self.vocabulary}
 
     @abstractmethod
     def embed(self, tokens: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ def guided_and_even(weights: Tensor, count: int, mass: float) -> Tensor:
     before = sorted_weights.cumsum(0) - sorted_weights
     guided = min(count, int((before < mass * sorted_weights.sum()).sum()))
     rest, left = order[guided:].sort().values, count - guided
-    even = ((torch.arange(left, device=rest.device) + 0.5) * len(rest) / max(1, left)).long()
+    middle = torch.arange(left, dtype=torch.float32, device=rest.device) + 0.5
+    even = (middle * len(rest) / max(1, left)).long()
     return torch.cat([order[:guided], rest[even]]).sort().values
 
 

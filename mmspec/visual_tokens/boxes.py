@@ -18,18 +18,20 @@ BOX = 4
 
 def raster(rows: int, columns: int) -> Tensor:
     """[rows * columns, 4] boxes of a grid in raster order."""
-    top, left = torch.meshgrid(torch.arange(rows) / rows, torch.arange(columns) / columns, indexing="ij")
+    sides = [torch.arange(side, dtype=torch.float32, device="cpu") / side for side in (rows, columns)]
+    top, left = torch.meshgrid(sides, indexing="ij")
     return torch.stack([top, left, top + 1 / rows, left + 1 / columns], -1).flatten(0, 1)
 
 
 def nowhere(count: int) -> Tensor:
     """[count, 4] empty boxes."""
-    return torch.zeros(count, BOX)
+    return torch.zeros(count, BOX, dtype=torch.float32, device="cpu")
 
 
 def whole(like: Tensor) -> Tensor:
     """[..., 4] boxes of the whole image, for as many tokens as `like` [..., d] has."""
-    return torch.tensor([0.0, 0.0, 1.0, 1.0], device=like.device).expand(*like.shape[:-1], BOX)
+    box = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float32, device=like.device)
+    return box.expand(*like.shape[:-1], BOX)
 
 
 def square_grid(cells: int) -> tuple[int, int]:

@@ -60,12 +60,12 @@ def gather_images(rows: Tensor, spans: Sequence[Sequence[ImageSpan]]) -> VisualT
     """Gather the visual rows of prompts [B, L, d] as images [P, N, d], prompt by prompt."""
     images = [(row, span) for row, found in enumerate(spans) for span in found]
     longest = max((len(span.boxes) for _, span in images), default=0)
-    index = torch.zeros(len(images), longest, dtype=torch.long)
-    mask = torch.zeros(len(images), longest, dtype=torch.bool)
-    boxes = torch.zeros(len(images), longest, BOX)
+    index = torch.zeros(len(images), longest, dtype=torch.long, device="cpu")
+    mask = torch.zeros(len(images), longest, dtype=torch.bool, device="cpu")
+    boxes = torch.zeros(len(images), longest, BOX, dtype=torch.float32, device="cpu")
     for image, (row, span) in enumerate(images):
         count = len(span.boxes)
-        index[image, :count] = torch.arange(span.start, span.stop) + row * rows.shape[1]
+        index[image, :count] = torch.arange(span.start, span.stop, device="cpu") + row * rows.shape[1]
         mask[image, :count] = True
         boxes[image, :count] = span.boxes
     mask = mask.to(rows.device)
@@ -115,7 +115,7 @@ def splice(
     longest = max(map(len, made))
     padding = (0, FROM_IMAGE, -1, 0)
     padded = [sequence + [padding] * (longest - len(sequence)) for sequence in made]
-    table = torch.tensor(padded, dtype=torch.long).view(len(made), longest, len(padding))
+    table = torch.tensor(padded, dtype=torch.long, device="cpu").view(len(made), longest, len(padding))
     index, source, image, slot = table.to(rows.device).unbind(-1)
     lengths = [len(sequence) for sequence in made]
     return Spliced(pool[index], lengths, source, slot, image=image)

@@ -44,8 +44,10 @@ class Run:
 
 
 def as_request(prompt: Prompt, negative: Prompt | None = None, grid: ImageGrid | None = None) -> Request:
-    unconditional = None if negative is None else {"input_ids": torch.tensor([list(negative)])}
-    return Request({"input_ids": torch.tensor([list(prompt)])}, negative_inputs=unconditional, layout=grid)
+    def inputs(ids: Prompt) -> dict[str, Tensor]:
+        return {"input_ids": torch.tensor([list(ids)], device="cpu")}
+
+    return Request(inputs(prompt), None, None if negative is None else inputs(negative), grid)
 
 
 def decode(

@@ -115,8 +115,8 @@ def gated_delta_tree_triton(
     """Launch `gated_delta_tree`."""
     rows, nodes, heads, values = v.shape
     key_heads, size = k.shape[2:]
-    out = torch.empty(rows, nodes, heads, values, device=state.device)
-    keys = torch.empty(rows, heads, nodes, size, device=state.device)
+    out = torch.empty(rows, nodes, heads, values, dtype=torch.float32, device=state.device)
+    keys = torch.empty(rows, heads, nodes, size, dtype=torch.float32, device=state.device)
     u, total = torch.empty_like(out).view(rows, heads, nodes, values), out.new_empty(rows, heads, nodes)
     path = ancestors if ancestors.stride()[1:] == (nodes, 1) else ancestors.contiguous()
     block = max(16, triton.next_power_of_2(nodes))

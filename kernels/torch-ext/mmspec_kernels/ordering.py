@@ -49,7 +49,7 @@ def _sort_on_host(x: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
     """
     bits = (x + 0.0).view(torch.int32)  # there is no -0 after that
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # of negative numbers, the larger the smaller
-    keys = ((~bits if descending else bits).long() << 32) | torch.arange(x.shape[-1])
+    keys = ((~bits if descending else bits).long() << 32) | torch.arange(x.shape[-1], device=x.device)
     keys.numpy().sort(axis=-1)
     order = keys & 0xFFFFFFFF
     return x.gather(-1, order), order

@@ -139,7 +139,9 @@ def encrypt_on_host(counters: Sequence[Tensor], key: Tensor) -> Tensor:
         c0, c1 = (odd >> 32) ^ c1 ^ k0, odd & WORD
         c2, c3 = (even >> 32) ^ c3 ^ k1, even & WORD
         k0, k1 = (k0 + KEY_INCREMENTS[0]) & WORD, (k1 + KEY_INCREMENTS[1]) & WORD
-    result = torch.empty((*c0.shape, 4), dtype=torch.int64)  # each word depends on all counter words by now
+    result = torch.empty(
+        (*c0.shape, 4), dtype=torch.int64, device="cpu"
+    )  # each word depends on all counter words by now
     array = result.numpy()
     for place, word in enumerate((c0, c1, c2, c3)):
         array[..., place] = word
@@ -158,7 +160,7 @@ def uniforms_on_host(counters: Sequence[Tensor], key: Tensor, count: int, dtype:
         [..., count].
     """
     words = encrypt_on_host(counters, key)
-    result = torch.empty(*words.shape[:-2], count, dtype=dtype)
+    result = torch.empty(*words.shape[:-2], count, dtype=dtype, device="cpu")
     array: Any = result.numpy()
     array[...] = (words.flatten(-2)[..., :count].numpy()) >> 8
     array *= 2**-24

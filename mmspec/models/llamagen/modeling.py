@@ -351,7 +351,7 @@ def class_prompt(config: LlamaGenConfig, labels: Sequence[int | None]) -> dict[s
             allowed = f"an integer from 0 to {config.num_classes - 1}, or None for no class"
             raise InputError(f"class_labels[{index}]", label, allowed)
         ids.append([config.vocab_size + label])
-    return {"input_ids": torch.tensor(ids, dtype=torch.long).reshape(-1, 1)}
+    return {"input_ids": torch.tensor(ids, dtype=torch.long, device="cpu").reshape(-1, 1)}
 
 
 def caption_prompt(config: LlamaGenConfig, features: Tensor) -> dict[str, Tensor]:

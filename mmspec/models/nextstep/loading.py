@@ -182,7 +182,9 @@ def _stored_shapes(folder: Path) -> dict[str, Tensor]:
         try:
             with safe_open(path, framework="pt") as content:
                 for key in content.keys():  # noqa: SIM118
-                    tensors[key] = torch.empty(content.get_slice(key).get_shape(), device="meta")
+                    tensors[key] = torch.empty(
+                        content.get_slice(key).get_shape(), dtype=torch.float32, device="meta"
+                    )
         except (OSError, SafetensorError) as error:
             raise CheckpointError("model", str(path), f"a complete safetensors file ({error})") from error
     return tensors

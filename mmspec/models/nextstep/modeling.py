@@ -261,4 +261,4 @@ def prompt_ids(
         raise CheckpointError("tokenizer", type(tokenizer).__name__, f"one that knows {IMAGE_AREA}")
     words = tokenizer(caption).input_ids
     area = tokenizer(f"{IMAGE_AREA}{rows}*{columns}", add_special_tokens=False).input_ids
-    return torch.tensor([[*words, *area, begin]])
+    return torch.tensor([[*words, *area, begin]], device="cpu")

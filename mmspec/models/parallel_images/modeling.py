@@ -91,7 +91,7 @@ class LPDModel(LlamaGenModel):
         if self.config.body == "llamagen":
             return super().rotation(position_ids)
         shape = *position_ids.shape, self.config.head_dim // 2
-        still = torch.ones(shape, device=position_ids.device)
+        still = torch.ones(shape, dtype=torch.float32, device=position_ids.device)
         return still, torch.zeros_like(still)
 
 

@@ -305,8 +305,8 @@ def add_words(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
     offsets = tensors.get("d2t")
     if offsets is None or offsets.dim() != 1:
         return  # the comparison of layouts says so
-    tokens = torch.arange(len(offsets)) + offsets
-    known = torch.zeros(vocabulary, dtype=torch.bool)
+    tokens = torch.arange(len(offsets), device=offsets.device) + offsets
+    known = torch.zeros(vocabulary, dtype=torch.bool, device=offsets.device)
     if tokens.min() >= 0 and tokens.max() < vocabulary:
         known[tokens] = True
     if int(known.sum()) != len(tokens):
