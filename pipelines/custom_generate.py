@@ -27,7 +27,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from mmspec.accelerators import build_accelerator, find_preset
 from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.random_stream import RandomStream, draw_seed
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError, NumericalError, UnsupportedModelError
@@ -173,7 +173,7 @@ def prepare(method: Accelerator, seed: int | None, asked: Asked, given: Mapping[
     stopping = read_stopping(asked.config, asked.criteria, input_ids.shape[1])
     fitted.drafter.admit(requests, sampler, stopping)
     check_reach(model, [len(request.prompt_tokens) for request in requests], stopping.max_new_tokens)
-    key = int(torch.randint(2**62, (), device="cpu")) if seed is None else seed
+    key = draw_seed() if seed is None else seed
     random = RandomStream.from_seed(key, len(requests), input_ids.device)
     padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
     return fitted.call(target, sampler, requests, stopping, random, padded)

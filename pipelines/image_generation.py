@@ -19,7 +19,7 @@ from mmspec.accelerators.accelerator import Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.decoding.image_grid import ImageGrid, Layout
 from mmspec.decoding.interfaces import Request, Round
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.random_stream import RandomStream, draw_seed
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import merge_stats
 from mmspec.decoding.vector_sampling import DenoisingSampler
@@ -173,6 +173,8 @@ class ImageGenerationPipeline(MMSpecPipeline):
             tokenizer=None if self.processor is None else self.tokenizer,
             text_encoder=self.components.get("text_encoder"),
         )
+        if random is None:  # drawn last: a call that is refused leaves torch's generator as it is
+            random = RandomStream.from_seed(draw_seed(), len(requests), self.device)
         return ImageCall(self, requests, settings, sampler, random)
 
     def _find_grid(self, height: Any, width: Any) -> ImageGrid:
@@ -197,8 +199,8 @@ class ImageGenerationPipeline(MMSpecPipeline):
 
     def _example(self, rows: int) -> ImageCall:
         if self.processor is None:
-            return self.prepare(None, {}, class_labels=[0] * rows, control_strength=0)
-        return self.prepare(["a"] * rows, {}, control_strength=0)
+            return self.prepare(None, {"seed": 0}, class_labels=[0] * rows, control_strength=0)
+        return self.prepare(["a"] * rows, {"seed": 0}, control_strength=0)
 
     def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """The sampling settings of a call with these keywords, the model's defaults included."""

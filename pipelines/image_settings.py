@@ -43,7 +43,8 @@ class ImageBatchSettings:
         temperature: of sampling.
         seed: integer, or a list. Row i of an integer seed has its own stream; rows are the images of the
             first prompt, then those of the second. A list with one seed per prompt gives what single calls
-            give; with one per image, image i is the first one of seed i. None draws a seed.
+            give; with one per image, image i is the first one of seed i. None draws a seed
+            from torch's global generator, as diffusers does.
         generator: torch generator(s), diffusers' way; their initial seeds are taken.
         num_images_per_prompt: images of each prompt.
         batch_size: images decoded together; the images do not depend on it.
@@ -92,8 +93,8 @@ class ImageBatchSettings:
                 settings[name] = given
         return settings
 
-    def random(self, prompts: int, device: torch.device) -> RandomStream:
-        """Random streams of all images.
+    def random(self, prompts: int, device: torch.device) -> RandomStream | None:
+        """Random streams of all images; None if neither seed nor generator is given.
 
         Raises:
             InputError: seeds that are no integers, or a list that fits neither prompts nor images.
@@ -101,6 +102,8 @@ class ImageBatchSettings:
         copies = self.num_images_per_prompt
         rows = prompts * copies
         seeds = read_seeds(self.seed, self.generator, sorted({prompts, rows}))
+        if seeds is None:
+            return None
         if not isinstance(seeds, list) or len(seeds) == rows:
             return RandomStream.from_seed(seeds, rows, device)
         if len(seeds) != prompts:

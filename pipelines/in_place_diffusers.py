@@ -20,7 +20,7 @@ from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.acceptance.renoise import Renoise
 from mmspec.decoding.canvas import Stopping
 from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.random_stream import RandomStream, draw_seed
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError, UnsupportedModelError
@@ -131,7 +131,8 @@ def prepare(pipe: Any, given: Mapping[str, Any], method: Accelerator, seed: int 
     canvases = -(-given["gen_length"] // target.canvas_length)
     ends = frozenset({end}) if given["eos_early_stop"] and end is not None else frozenset()
     stopping = Stopping(canvases * target.canvas_length, ends)
-    key = draw_key(given["generator"], seed)
+    generator = given["generator"]  # each call with one draws another seed of it
+    key = draw_seed(generator) if seed is None or generator is not None else seed
     random = RandomStream.from_seed(key, len(requests), target.device)
     return method.fit(target).call(target, Sampler(1.0), requests, stopping, random)
 
@@ -156,14 +157,6 @@ def settings_of(scheduler: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 def end_of(pipe: Any, given: Mapping[str, Any]) -> Any:
     """The end token of a call, which is the tokenizer's where none is given."""
     return pipe.eos_token_id if given["eos_token_id"] is None else given["eos_token_id"]
-
-
-def draw_key(generator: torch.Generator | None, seed: int | None) -> int:
-    """A seed of our random numbers: each call with a generator draws another one of it."""
-    if generator is None and seed is not None:
-        return seed
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(2**62, (), generator=generator, device=device))
 
 
 def split(model: Any, ids: Tensor, mask: Tensor, media: Mapping[str, Tensor]) -> list[Request]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -65,7 +64,8 @@ class GenerationSettings:
         stopping_criteria: transformers criteria, asked after every token; of several prompts likewise.
         max_time: seconds, counted from the call.
         eos_token_id: id or ids that end a row.
-        seed: integer, or one per prompt; row i of an integer seed has its own stream. None draws one.
+        seed: integer, or one per prompt; row i of an integer seed has its own stream. None draws one from
+            torch's global generator, as transformers does.
         generator: torch generator(s), diffusers' way; their initial seeds are taken.
         guidance_scale: classifier-free guidance against `negative_prompt`; 1 is off.
         negative_prompt: the unconditional prompt(s) of guidance.
@@ -239,8 +239,10 @@ def read_seeds(
     seed: int | Sequence[int] | None,
     generator: torch.Generator | Sequence[torch.Generator] | None,
     counts: Sequence[int],
-) -> int | list[int]:
-    """Read the seed(s) of random streams: drawn anew if neither argument is given.
+) -> int | list[int] | None:
+    """Read the seed(s) of random streams; None if neither argument is given.
+
+    One is to be drawn then by `draw_seed`, when nothing can be refused any more.
 
     Generators give their initial seeds; a list of them has one of the lengths `counts`.
 
@@ -262,8 +264,6 @@ def read_seeds(
         seeds = [item.initial_seed() % 2**64 for item in generators]
         return seeds[0] if isinstance(generator, torch.Generator) else seeds
     seed = plain_numbers(seed)
-    if seed is None:
-        return secrets.randbits(63)  # not torch's global generator: a call leaves no trace there
     return list(seed) if isinstance(seed, list | tuple) else seed  # type: ignore[return-value]
 
 

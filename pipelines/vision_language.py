@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 from mmspec.accelerators.accelerator import Call
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.random_stream import RandomStream, draw_seed
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.outputs import TextOutput
@@ -203,6 +203,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         sampler, stopping = with_processors(settings, sampler, stopping, *where)
         check_reach(self.model, lengths, stopping.max_new_tokens)
         seeds = read_seeds(settings.seed, settings.generator, (len(requests),))
+        if seeds is None:  # as transformers, which draws no number where nothing is sampled
+            seeds = 0 if sampler.greedy else draw_seed()
         random = RandomStream.from_seed(seeds, len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
@@ -216,7 +218,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
     def _example(self, rows: int) -> Call:
         templated = getattr(self.processor, "chat_template", None) is not None
-        return self._prepare(["a"] * rows, {"max_new_tokens": 64}, apply_chat_template=templated)
+        return self._prepare(["a"] * rows, {"max_new_tokens": 64, "seed": 0}, apply_chat_template=templated)
 
     def _check_media(self, images: object, videos: object) -> None:
         """Raise InputError for images or videos that this model does not take."""

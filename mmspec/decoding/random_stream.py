@@ -111,6 +111,12 @@ class RandomStream(Rows):
         return {Purpose.TARGET: 0, Purpose.RETRY: self.round}.get(purpose, self.step)
 
 
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """Draw a seed from a generator; from torch's global one, which `torch.manual_seed` repeats, if None."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**62, (), generator=generator, device=device))
+
+
 def box_muller(u: Tensor) -> Tensor:
     """Turn uniforms [..., 2 n] into standard normal numbers [..., n] (Box and Muller, 1958)."""
     radius, angle = u.chunk(2, -1)

@@ -83,7 +83,7 @@ def poisoned(bench: DrawingBench) -> object:
     try:
         with torch.no_grad():
             table[3] = NAN
-        return pipe(class_labels=3)
+        return pipe(class_labels=3, seed=0)
     finally:
         with torch.no_grad():
             table.copy_(before)

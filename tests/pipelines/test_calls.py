@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import set_seed
 
 from mmspec.errors import InputError
 from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
@@ -136,9 +137,34 @@ def test_seeds_and_generators_say_the_same(text: Any) -> None:
     assert text("red", seed=3, return_dict=False, **call) == (text("red", seed=3, **call).text,)
 
 
-def test_a_call_leaves_global_state_alone(text: Any) -> None:
+def drawn_in_a_running_batch(pipe: Any, prompt: str, **settings: Any) -> Any:
+    with pipe.running_batch(rows=1) as batch:
+        batch.enter(prompt, **settings)
+        return [update.tokens for _ in range(8) for update in batch.step()]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda pipe, *asked, **how: pipe(*asked, **how).tokens,
+        lambda pipe, *asked, **how: list(pipe.stream(*asked, **how)),
+        lambda pipe, *asked, **how: [output.tokens for output in pipe.watch(*asked, **how)],
+        drawn_in_a_running_batch,
+    ],
+    ids=["call", "stream", "watch", "running batch"],
+)
+def test_without_a_seed_of_its_own_a_call_is_repeated_by_that_of_transformers(text: Any, draw: Any) -> None:
+    def after(seed: int) -> Any:
+        set_seed(seed)
+        return draw(text, "red", apply_chat_template=False, temperature=1.5, max_new_tokens=8)
+
+    assert after(7) == after(7) != after(8)
+
+
+def test_a_call_that_draws_no_seed_leaves_global_state_alone(text: Any) -> None:
     state = torch.random.get_rng_state()
-    text("red", apply_chat_template=False, do_sample=True, **SHORT)
+    text("red", apply_chat_template=False, do_sample=True, seed=3, **SHORT)
+    text("red", apply_chat_template=False, do_sample=False, **SHORT)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     deltas = text.stream("red", apply_chat_template=False, **SHORT)

@@ -92,6 +92,14 @@ def test_images_do_not_depend_on_their_batch(pipe: Any) -> None:
         torch.testing.assert_close(split[index], together[index], atol=1e-4, rtol=1e-3)
 
 
+def test_without_a_seed_images_are_repeated_by_that_of_torch(pipe: Any) -> None:
+    def after(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return pipe(**asked_of(pipe), **{**FEW, "seed": None}).images.tolist()
+
+    assert after(7) == after(7) != after(8)
+
+
 def test_rows_have_settings_of_their_own(pipe: Any) -> None:
     asked = asked_of(pipe)
     (name, values), *_ = asked.items()

@@ -108,6 +108,14 @@ def test_every_output_type_is_the_same_image(classes: Any) -> None:
     assert str(output).startswith(f"2 images, {CELLS}.0 target forwards each")
 
 
+def test_without_a_seed_images_are_repeated_by_that_of_torch(captions: Any) -> None:
+    def after(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return captions(PROMPTS, num_images_per_prompt=2, output_type="latent").tokens
+
+    assert after(7) == after(7) != after(8)
+
+
 def test_seeds_of_a_list_give_what_single_calls_give(captions: Any) -> None:
     wanted = [captions(prompt, seed=seed).tokens[0] for prompt, seed in zip(PROMPTS, (3, 9), strict=True)]
     assert captions(PROMPTS, seed=[3, 9]).tokens == wanted
