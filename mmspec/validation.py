@@ -39,8 +39,8 @@ def is_integer(value: object) -> bool:
 
 
 def plain_numbers(value: Any) -> Any:
-    """The value with Python's numbers in the place of NumPy's, in lists, tuples and dicts too."""
-    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # not imported for this alone
+    """The value with Python's numbers in the place of NumPy's and torch's, in lists, tuples and dicts too."""
+    if type(value).__module__ in ("numpy", "torch") and hasattr(value, "tolist"):  # neither is imported here
         return value.tolist()
     if type(value) in (list, tuple):
         return type(value)(map(plain_numbers, value))

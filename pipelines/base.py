@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 TUNED_FOR = {"batch_size", "tv"}
 DEFAULT_PREFIX_BYTES = 2 * 2**30
+OWN_TO_EACH = {"target", "_lock", "_interrupted"}
 ROUNDS_TO_COMPILE = 3  # of the prompts, of the first draft, and of another of its shape
 
 
@@ -98,6 +99,17 @@ class MMSpecPipeline:
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         self.set_accelerator(self.default_accelerator if accelerator is None else accelerator, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of: all but the target, the lock and the flag, which every pipeline makes."""
+        return {name: value for name, value in vars(self).items() if name not in OWN_TO_EACH}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock, self._interrupted = threading.Lock(), threading.Event()
+        self.target = self._adapt(self.model)
+        self.accelerator = self.accelerator.fit(self.target)
+        self._attach()
 
     @classmethod
     def from_pretrained(

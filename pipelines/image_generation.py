@@ -69,7 +69,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
         self,
         prompt: str | Sequence[str] | None = None,
         *,
-        class_labels: int | Sequence[int | None] | None = None,
+        class_labels: int | Sequence[int | None] | Tensor | None = None,
         negative_prompt: str | Sequence[str | None] | None = None,
         height: int | None = None,
         width: int | None = None,
@@ -83,7 +83,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
 
         Args:
             prompt: text, or a list, for models of captions.
-            class_labels: a label, or a list, for models of classes.
+            class_labels: a label, or a list, array or tensor of them, for models of classes.
             negative_prompt: what guidance leads away from; None takes the model's own "no prompt".
             height, width: pixels; None is the size that the model was trained for.
             control_image: image of the size to draw, or a list with one for each prompt, of edges, depths or

@@ -34,11 +34,15 @@ class FewRows:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._layers = [
             (vars(layer), functools.partial(forward, layer))
             for layer in model.modules()
             if type(layer) is nn.Linear
         ]
+
+    def __reduce__(self) -> tuple[type[FewRows], tuple[nn.Module]]:
+        return type(self), (self._model,)  # attributes of layers are not those of their copies
 
     @contextmanager
     def __call__(self) -> Iterator[None]:

@@ -127,7 +127,7 @@ class Prefix:
 
 
 class PrefixCache:
-    """Prefills of the prompts that one model has read last, within a limit of memory.
+    """Prefills of the prompts that one model has read last, within a limit of memory. Copies are empty.
 
     Args:
         max_bytes: of keys, values, hidden states and images; what was used longest ago goes first.
@@ -141,6 +141,9 @@ class PrefixCache:
             raise InputError("max_bytes", max_bytes, "a positive number of bytes")
         self.max_bytes = max_bytes
         self.entries: list[Prefix] = []  # the one used longest ago first
+
+    def __reduce__(self) -> tuple[type[PrefixCache], tuple[int]]:
+        return type(self), (self.max_bytes,)
 
     def find(self, prompt: PromptIdentity, taps: Sequence[int]) -> Prefix | None:
         """Find the longest known beginning of a prompt, shorter than the prompt itself; None if none pays.

@@ -39,7 +39,8 @@ class CompiledForward:
 
     Hooks that read hidden states have forms of their own.
 
-    Where the compiler fails, the logger says so, and the forward runs as it is from then on.
+    Where the compiler fails, the logger says so, and the forward runs as it is from then on. Copies compile
+    anew.
 
     Args:
         name: of the model, for the log.
@@ -48,10 +49,13 @@ class CompiledForward:
     """
 
     def __init__(self, name: str, forward: Callable[..., Any], is_dynamic: bool = True) -> None:
-        self.name, self._eager = name, forward
+        self.name, self._eager, self._is_dynamic = name, forward, is_dynamic
         known = inspect.signature(torch.compile).parameters
         settings: dict[str, Any] = {name: value for name, value in FORMS.items() if name in known}
         self._compiled: Callable[..., Any] | None = torch.compile(forward, dynamic=is_dynamic, **settings)
+
+    def __reduce__(self) -> tuple[type[CompiledForward], tuple[str, Callable[..., Any], bool]]:
+        return type(self), (self.name, self._eager, self._is_dynamic)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiled is not None:
@@ -131,7 +135,7 @@ class CapturedForward:
     those of the cache. Calls take turns with the caches of a pool, which are cleared and not given back.
 
     Where a forward cannot be captured, the logger names the module that failed, and forwards of these shapes
-    run as they are.
+    run as they are. Copies have no graphs.
 
     Args:
         model: whose forwards these are; for the log.
@@ -146,6 +150,9 @@ class CapturedForward:
         self._graphs: OrderedDict[Hashable, Captured | None] = OrderedDict()
         self._side: Side | None = None
         self.caches = StaticCaches()
+
+    def __reduce__(self) -> tuple[type[CapturedForward], tuple[nn.Module, Callable[..., Tensor]]]:
+        return type(self), (self._model, self._forward)
 
     def __call__(
         self, inputs: Mapping[str, Any], cache: RaggedCache, taps: HiddenStates | None = None

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from transformers.utils import logging
 
-from mmspec.errors import MMSpecError, NumericalError, PipelineBusyError
+from mmspec.errors import InputError, MMSpecError, NumericalError, PipelineBusyError
 from mmspec.pipelines import (
     ImageOutput,
     ImagePipeline,
@@ -114,6 +114,18 @@ def test_without_a_seed_images_are_repeated_by_that_of_torch(captions: Any) -> N
         return captions(PROMPTS, num_images_per_prompt=2, output_type="latent").tokens
 
     assert after(7) == after(7) != after(8)
+
+
+@pytest.mark.parametrize("array", [torch.tensor, np.asarray])
+def test_labels_and_settings_come_as_arrays_too(classes: Any, array: Any) -> None:
+    wanted = classes(class_labels=[0, 3], seed=[4, 5], temperature=[1.0, 0.5], output_type="latent").tokens
+    how = {"seed": array([4, 5]), "temperature": array([1.0, 0.5]), "output_type": "latent"}
+    assert classes(class_labels=array([0, 3]), **how).tokens == wanted
+    one = classes(class_labels=array(3), seed=array(5), temperature=array(0.5), output_type="latent")
+    assert one.tokens == wanted[1:]
+    for labels in (array([0.5, 1.0]), array([[0], [3]]), array([7])):
+        with pytest.raises(InputError, match="class_labels"):
+            classes(class_labels=labels)
 
 
 def test_seeds_of_a_list_give_what_single_calls_give(captions: Any) -> None:
