@@ -1,4 +1,4 @@
-"""Registry of plug-ins by name, which are imported when asked for.
+"""Registry of plug-ins by name, which are imported when asked for; how names are written with options.
 
 Knows nothing of what the plug-ins do.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mmspec.errors import InputError
 
@@ -47,3 +48,32 @@ def did_you_mean(name: object, allowed: Iterable[object]) -> str:
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}allowed: {', '.join(names)}"
+
+
+def parse_options(argument: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Read `name[:option=value]...`; values are numbers, true, false, null, or else strings.
+
+    `option.key=value` is an entry of an option that is a table.
+
+    Raises:
+        InputError: a part is no option with a value.
+    """
+    name, *parts = (part.strip() for part in text.strip().split(":"))
+    options: dict[str, Any] = {}
+    for part in parts:
+        option, equals, value = part.partition("=")
+        option, dot, key = option.strip().replace("-", "_").partition(".")
+        if not option or not equals or bool(dot) != bool(key):
+            raise InputError(argument, text, "options as name=value, separated by colons")
+        table = options.setdefault(option, {}) if dot else options
+        if not isinstance(table, dict):
+            raise InputError(argument, text, f"either {option}=value or {option}.key=value")
+        table[key or option] = _value(value.strip())
+    return name, options
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

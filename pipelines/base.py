@@ -40,7 +40,7 @@ from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.parallel_images import ParallelImageConfig
 from mmspec.models.weights import execution_device, is_offloaded
-from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter
+from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter, read_written
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.image_families import FAMILIES
@@ -141,8 +141,8 @@ class MMSpecPipeline:
         Args:
             pretrained_model_name_or_path: a local folder or hub id, a GGUF file, or an adapter (LoRA), which
                 peft loads over its base.
-            accelerator: a name from `mmspec.list_accelerators()`, or "auto", as of `set_accelerator`; None is
-                the pipeline's default.
+            accelerator: a name from `mmspec.list_accelerators()`, or "auto", as of `set_accelerator`, with or
+                without options (`"copy:num_draft_tokens=8"`); None is the pipeline's default.
             drafter: folder or id of the draft model, or a loaded one, for accelerators that need one; None
                 takes the one that `drafters.json` in the model's folder names.
             mode: of a model that was trained to fill masked blocks and to predict the next token: "blocks",
@@ -163,6 +163,7 @@ class MMSpecPipeline:
             MissingDependencyError: a package that reads the checkpoint is not installed.
         """
         # all that can be is checked before weights are read: a typo should not cost a load
+        accelerator, drafter, options = read_written(accelerator, drafter, options)
         if accelerator not in (None, AUTO):
             find_preset(accelerator)
         explicit = given_of(
@@ -267,8 +268,9 @@ class MMSpecPipeline:
         """Swap the method on the loaded model.
 
         Args:
-            accelerator: a name from `mmspec.list_accelerators()`, or what a function of
-                `mmspec.accelerators` returns, such as `sjd(window=16)`; or "auto" for what `mmspec tune`
+            accelerator: a name from `mmspec.list_accelerators()`, alone or with options as on the command
+                line, such as "sjd:window=16"; or what a function of `mmspec.accelerators` returns, such as
+                `sjd(window=16)`; or "auto" for what `mmspec tune`
                 found best for this model on this device, with the options `batch_size` (1) and `tv` (0) that
                 it was tuned for.
             drafter: folder, hub id or loaded model, for names that need a draft model or a head; None takes
@@ -280,6 +282,7 @@ class MMSpecPipeline:
             CheckpointError: the draft model cannot be loaded or has another tokenizer.
             PipelineBusyError: a call is running.
         """
+        accelerator, drafter, options = read_written(accelerator, drafter, options)
         if accelerator == AUTO:
             check_tuned_for(drafter, **options)
             tuned = find_tuned(self.model, **options)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
@@ -24,16 +25,17 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmspec.accelerators import build_accelerator, find_preset
+from mmspec.accelerators import build_accelerator, find_preset, option_names
 from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.decoding.random_stream import RandomStream, draw_seed
 from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats
-from mmspec.errors import InputError, NumericalError, UnsupportedModelError
+from mmspec.errors import InputError, NumericalError, UnknownArgumentError, UnsupportedModelError
 from mmspec.heads import HEADS
-from mmspec.models.head_checkpoint import check_head
-from mmspec.pipelines.drafter import find_drafter
+from mmspec.models.checkpoint import check_source
+from mmspec.models.head_checkpoint import check_head, load_head
+from mmspec.pipelines.drafter import Drafter, find_drafter, read_written
 from mmspec.pipelines.generate_inputs import check_inputs, split_rows
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
 from mmspec.pipelines.token_processors import (
@@ -43,10 +45,11 @@ from mmspec.pipelines.token_processors import (
     say_why_plain,
     split_warpers,
 )
+from mmspec.registry import did_you_mean
 from mmspec.targets import adapt
 from mmspec.targets.admission import check_reach
 
-__all__ = ["accelerate", "build", "make_loop"]
+__all__ = ["accelerate", "build", "is_head", "load_for", "make_loop"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +59,7 @@ NAMES: dict[type, str] = dict(zip(WARPERS, ("temperature", "top_k", "top_p", "mi
 def accelerate(
     accelerator: str | Accelerator = "copy",
     *,
-    drafter: PreTrainedModel | None = None,
+    drafter: Drafter | None = None,
     seed: int | None = None,
     **options: Any,
 ) -> Callable[..., Any]:
@@ -70,18 +73,27 @@ def accelerate(
     several rows, are called as `generate` calls them: such calls are decoded plainly (`docs/in-place.md`).
 
     Args:
-        accelerator: a name from `mmspec.list_accelerators()`, or what a function of `mmspec.accelerators`
-            returns.
+        accelerator: a name from `mmspec.list_accelerators()`, alone or with options as on the command line
+            ("copy:num_draft_tokens=8"), or what a function of `mmspec.accelerators` returns.
         drafter: a loaded draft model with the same tokenizer, or a loaded head, for accelerators that need
-            one.
+            one; for heads a folder or hub id too, which the first call loads. A model whose checkpoint holds
+            an MTP layer needs none for "mtp".
         seed: of the random stream when sampling; None draws one from torch's global generator, as
             `generate` does, so that `torch.manual_seed` works.
         options: options of the accelerator.
 
     Raises:
         InputError: unknown accelerator or option, or a missing draft model.
+        CheckpointError: the head cannot be loaded; in the first call, unless there can be none of that name.
     """
-    method = accelerator if isinstance(accelerator, Accelerator) else build(accelerator, drafter, options)
+    accelerator, drafter, options = read_written(accelerator, drafter, options)
+    method: Accelerator | HeadToLoad
+    if isinstance(accelerator, Accelerator):
+        method = accelerator
+    elif is_head(accelerator) and not isinstance(drafter, PreTrainedModel):
+        method = HeadToLoad(accelerator, drafter, options)
+    else:
+        method = build(accelerator, drafter, options)
 
     def keep(stats: DecodingStats) -> None:
         decode.stats = stats  # type: ignore[attr-defined]
@@ -91,8 +103,59 @@ def accelerate(
     return decode
 
 
+class HeadToLoad:
+    """An accelerator whose head is loaded when a model is decoded, once for each checkpoint and device.
+
+    Args:
+        name: a key of `HEADS`.
+        drafter: folder or hub id; None for the model's own checkpoint, where that may hold the head.
+        options: of the accelerator.
+
+    Raises:
+        InputError: an unknown option, or no drafter.
+        CheckpointError: there can be no such folder or hub id.
+    """
+
+    def __init__(self, name: str, drafter: str | Path | None, options: dict[str, Any]) -> None:
+        known = option_names(name, options.get("acceptance"))
+        for option in options.keys() - known:
+            raise UnknownArgumentError(f"option of accelerator {name!r}", option, did_you_mean(option, known))
+        source = find_drafter(name, drafter, checkpoint="the model's own")
+        if drafter is not None:
+            check_source(source, "drafter")
+        self.name, self.drafter, self.options = name, drafter, options
+        self._loaded: dict[tuple[Any, ...], Accelerator] = {}
+
+    def fit(self, target: Any) -> Accelerator:
+        """Return the accelerator fitted to a target; errors as of `load_for`."""
+        key = target.model.name_or_path, target.dtype, target.device
+        if key not in self._loaded:
+            self._loaded[key] = build(self.name, load_for(self.name, self.drafter, target), self.options)
+        return self._loaded[key].fit(target)
+
+
+def is_head(accelerator: object) -> bool:
+    """Whether it is the name of a head that drafts."""
+    return isinstance(accelerator, str) and accelerator in HEADS
+
+
+def load_for(name: str, drafter: Drafter | None, target: Any) -> PreTrainedModel:
+    """Load the head of an accelerator for a target: of a folder or hub id, or of the target's checkpoint.
+
+    Raises:
+        InputError: there is none, or a loaded model that is no such head.
+        CheckpointError: it cannot be loaded.
+    """
+    found: Any = find_drafter(name, drafter, checkpoint=target.model.name_or_path or None)
+    return load_head(name, found, target.config, target.dtype, target.device)
+
+
 def make_loop(
-    method: Accelerator, seed: int | None, keep: Callable[[DecodingStats], None], *, passes_on: bool = False
+    method: Accelerator | HeadToLoad,
+    seed: int | None,
+    keep: Callable[[DecodingStats], None],
+    *,
+    passes_on: bool = False,
 ) -> Callable[..., Any]:
     """Make a loop that `generate` calls when all is prepared; `keep` gets the statistics of each call.
 
@@ -157,7 +220,9 @@ class Asked:
         return output
 
 
-def prepare(method: Accelerator, seed: int | None, asked: Asked, given: Mapping[str, Any]) -> Call:
+def prepare(
+    method: Accelerator | HeadToLoad, seed: int | None, asked: Asked, given: Mapping[str, Any]
+) -> Call:
     """Set up the decoding of a batch, whose caller gave those arguments; nothing is read yet.
 
     Raises:
@@ -194,7 +259,7 @@ def carry_out(call: Call, asked: Asked) -> Tensor | GenerateDecoderOnlyOutput:
     return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, result))
 
 
-def build(name: str, drafter: PreTrainedModel | None, options: dict[str, Any]) -> Accelerator:
+def build(name: str, drafter: Drafter | None, options: dict[str, Any]) -> Accelerator:
     """Build the accelerator of a name, with a loaded draft model or head where it needs one."""
     if find_preset(name).needs is not None and not isinstance(drafter, PreTrainedModel):
         raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")

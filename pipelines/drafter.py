@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -13,12 +15,35 @@ from mmspec.heads import HEADS
 from mmspec.models.checkpoint import check_source
 from mmspec.models.head_checkpoint import check_no_other, load_head
 from mmspec.pipelines.loading import Checkpoint
+from mmspec.registry import parse_options
 from mmspec.targets.image_families import CONTINUOUS_FAMILIES
+from mmspec.validation import given_of
 
-__all__ = ["Drafter", "check_accelerator", "find_drafter"]
+__all__ = ["Drafter", "check_accelerator", "find_drafter", "read_written"]
 
 #: Folder or hub id of a draft model or head, or a loaded one.
 Drafter = str | Path | PreTrainedModel
+
+
+def read_written(
+    accelerator: Any, drafter: Drafter | None, options: Mapping[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Read an accelerator that is written with options, "copy:num_draft_tokens=8", as the command line does.
+
+    Returns:
+        Its name, its drafter and all options; what is no such string comes back as it is.
+
+    Raises:
+        InputError: the string cannot be read, or an option is given twice.
+    """
+    if not isinstance(accelerator, str) or ":" not in accelerator:
+        return accelerator, drafter, dict(options)
+    name, written = parse_options("accelerator", accelerator)
+    for option, value in {**options, **given_of(drafter=drafter)}.items():
+        if option in written:
+            raise InputError(option, value, f"nothing: it is part of accelerator {accelerator!r} already")
+    drafter = written.pop("drafter", drafter)
+    return name, drafter, {**written, **options}
 
 
 def find_drafter(

@@ -33,10 +33,8 @@ from mmspec.accelerators.accelerator import Accelerator
 from mmspec.decoding.interfaces import Target
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError, MMSpecError
-from mmspec.heads import HEADS
-from mmspec.models.head_checkpoint import load_head
-from mmspec.pipelines.custom_generate import build, make_loop
-from mmspec.pipelines.drafter import find_drafter
+from mmspec.pipelines.custom_generate import build, is_head, load_for, make_loop
+from mmspec.pipelines.drafter import read_written
 from mmspec.pipelines.generation_fields import check_arguments
 from mmspec.pipelines.in_place_diffusers import decode_canvases, family_of_canvases, target_of_canvases
 from mmspec.targets import adapt
@@ -135,8 +133,8 @@ def enable(
     Args:
         model_or_pipe: a transformers model with `generate`, or a pipeline of diffusers, all of whose
             components that can be accelerated are.
-        accelerator: a name from `mmspec.list_accelerators()`, or what a function of `mmspec.accelerators`
-            returns.
+        accelerator: a name from `mmspec.list_accelerators()`, alone or with options as on the command line
+            ("copy:num_draft_tokens=8"), or what a function of `mmspec.accelerators` returns.
         drafter: a loaded draft model or head; for heads a folder or hub id too. A model whose checkpoint
             holds an MTP layer needs none for "mtp".
         seed: of the random numbers of every call; None draws one from torch's global generator each time.
@@ -149,6 +147,7 @@ def enable(
         InputError: there is nothing to accelerate, and why; or an option that cannot be. Nothing is changed
             then.
     """
+    accelerator, drafter, options = read_written(accelerator, drafter, options)
     found = components(model_or_pipe)
     refused: dict[str, str] = {}
     prepared: dict[str, tuple[Any, Enabled]] = {}
@@ -158,8 +157,10 @@ def enable(
         except MMSpecError as error:
             refused[name] = str(error)
             continue
-        head = loaded(accelerator, drafter, model, target)
-        method = accelerator if isinstance(accelerator, Accelerator) else build(accelerator, head, options)
+        method = accelerator if isinstance(accelerator, Accelerator) else None
+        if method is None:
+            head = load_for(accelerator, drafter, target) if is_head(accelerator) else drafter
+            method = build(accelerator, head, options)
         fitted = method.fit(target)
         account = Summary(name, fitted.name, fitted.exactness)
         prepared[name] = model, Enabled(account, method, seed, vars(model).get(METHOD))
@@ -257,14 +258,6 @@ def enabled_of(model_or_pipe: object) -> list[tuple[Any, Enabled]]:
         given = type(model_or_pipe).__name__
         raise InputError("model_or_pipe", given, "one that was enabled: mmspec.enable(...)")
     return found
-
-
-def loaded(accelerator: str | Accelerator, drafter: Any, model: Any, target: Any) -> Any:
-    """The draft model or head, loaded where a folder or hub id is given or the checkpoint holds it."""
-    if not isinstance(accelerator, str) or accelerator not in HEADS:
-        return drafter
-    found: Any = find_drafter(accelerator, drafter, checkpoint=model.name_or_path or None)
-    return load_head(accelerator, found, target.config, target.dtype, target.device)
 
 
 def look_for_marks(called: object) -> None:

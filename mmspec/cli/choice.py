@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import InputError
+from mmspec.registry import parse_options
 
 if TYPE_CHECKING:
     from mmspec.accelerators import Preset
@@ -39,26 +39,10 @@ class AcceleratorChoice:
 
 
 def parse_choice(text: str) -> AcceleratorChoice:
-    """Read `name[:option=value]...`; values are numbers, true, false, null, or else strings."""
+    """Read `name[:option=value]...`, as of `parse_options`."""
     choice = AcceleratorChoice(text.strip(), *parse_options("accelerator", text))
     _ = choice.preset  # a typo should not cost a load
     return choice
-
-
-def parse_options(argument: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Read `name[:option=value]...`; `option.key=value` is an entry of an option that is a table."""
-    name, *parts = (part.strip() for part in text.strip().split(":"))
-    options: dict[str, Any] = {}
-    for part in parts:
-        option, equals, value = part.partition("=")
-        option, dot, key = option.strip().replace("-", "_").partition(".")
-        if not option or not equals or bool(dot) != bool(key):
-            raise InputError(argument, text, "options as name=value, separated by colons")
-        table = options.setdefault(option, {}) if dot else options
-        if not isinstance(table, dict):
-            raise InputError(argument, text, f"either {option}=value or {option}.key=value")
-        table[key or option] = _value(value.strip())
-    return name, options
 
 
 def parse_choices(text: str) -> list[AcceleratorChoice]:
@@ -75,10 +59,3 @@ def alternatives(text: str) -> list[str]:
     options = [part.partition("=") for part in parts]
     written = [[f"{key}{sign}{one}" for one in value.split("|")] for key, sign, value in options]
     return [":".join([name, *chosen]) for chosen in product(*written)]
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -115,9 +115,9 @@ def drafter(
         mmspec train drafter --target my-llamagen --out my-eagle --data images.jsonl --minutes 60
         mmspec train drafter --target deepseek-ai/Janus-Pro-7B --method cjd --data prompts.jsonl --minutes 600
     """
-    from mmspec.cli.choice import parse_options
     from mmspec.errors import InputError
     from mmspec.pipelines.drafter_prompts import ImagePrompts
+    from mmspec.registry import parse_options
     from mmspec.training.data.scenes import scene_data
     from mmspec.training.drafter import train_drafter
     from mmspec.training.methods import METHODS, check_method

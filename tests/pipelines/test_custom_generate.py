@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ from transformers import (
 )
 
 import mmspec
-from mmspec.errors import InputError, NumericalError
+from mmspec.errors import InputError, MMSpecError, NumericalError
 from mmspec.pipelines.generate_inputs import split_rows
-from mmspec.targets import VisionLanguageTarget
+from mmspec.targets import CausalTarget, VisionLanguageTarget
 from tests.drafters import eagle_checks
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import (
@@ -182,6 +183,30 @@ def test_a_loaded_head_drafts() -> None:
     assert function.stats.draft_passes > 0
     with pytest.raises(InputError, match="train drafter --method eagle"):
         mmspec.accelerate("eagle", drafter=model)
+
+
+def test_a_head_in_a_folder_is_loaded_for_the_model_that_is_decoded(tmp_path: Path) -> None:
+    model = tiny_llama()
+    head = eagle_checks.head_for(CausalTarget(model))
+    head.save_pretrained(tmp_path / "head")
+    ids = torch.tensor([[1, 5, 6, 7, 5, 6]])
+    settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16, "do_sample": False}
+    wanted = model.generate(ids, **settings)
+    by_object: Any = mmspec.accelerate("eagle", drafter=head, depth=2, top_k=2)
+    assert torch.equal(model.generate(ids, **settings, custom_generate=by_object), wanted)
+    for name, options in (("eagle", {"depth": 2, "top_k": 2}), ("eagle:depth=2:top_k=2", {})):
+        by_folder: Any = mmspec.accelerate(name, drafter=tmp_path / "head", **options)
+        for kind in (model, model.double()):
+            again = kind.generate(ids, **settings, custom_generate=by_folder)
+            assert torch.equal(again, wanted) and by_folder.stats.drafted == by_object.stats.drafted
+        model.float()
+    for given, match in (
+        ({}, "drafter: got None"),
+        ({"drafter": tmp_path / "heed"}, "drafter: got"),
+        ({"drafter": tmp_path / "head", "dept": 2}, "did you mean 'depth'"),
+    ):
+        with pytest.raises(MMSpecError, match=match):
+            mmspec.accelerate("eagle", **given)
 
 
 @pytest.mark.skipif(IMAGES_REACH_THE_LOOP, reason="generate does not encode images before 5.23")

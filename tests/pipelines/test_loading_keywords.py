@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, BitsAndBytesConfig, GenerationConfig, PreTrainedModel
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
+import mmspec
 from mmspec.accelerators import ACCELERATORS, option_names
 from mmspec.acceptance import ACCEPTANCE_RULES
 from mmspec.errors import InputError, MMSpecError
@@ -166,3 +167,34 @@ def test_the_keywords_of_transformers_are_all_known() -> None:
         )
     ours = {"cls", "config", "kwargs", "model_args", "pretrained_model_name_or_path", "torch_dtype"}
     assert {name for name in taken if not name.startswith("_")} <= WHERE | HOW | set(REFUSED) | ours
+
+
+def test_an_accelerator_is_written_with_its_options_wherever_it_is_named(checkpoints: Path) -> None:
+    written, folder = "copy:num-draft-tokens=3:top_k=2:acceptance=typical", checkpoints / "text"
+    draft = f"draft_model:num_draft_tokens=2:drafter={checkpoints / 'draft'}"
+
+    def shape(accelerator: Any) -> tuple[Any, ...]:
+        drafter = accelerator.drafter
+        return drafter.num_draft_tokens, getattr(drafter, "top_k", None), type(accelerator.rule).__name__
+
+    expected = 3, 2, "Typical"
+    pipe = MMSpecPipeline.from_pretrained(folder, accelerator=written)
+    assert shape(pipe.accelerator) == expected
+    assert shape(MMSpecPipeline.from_pretrained(folder, accelerator=draft).accelerator)[0] == 2
+    assert shape(pipe.set_accelerator(draft).accelerator)[0] == 2
+    assert shape(pipe.set_accelerator(written).accelerator) == expected
+    assert shape(pipe.set_accelerator("copy:top_k=2", num_draft_tokens=5).accelerator)[:2] == (5, 2)
+    assert shape(type(pipe)(pipe.model, pipe.processor, written).accelerator) == expected
+    assert shape(mmspec.accelerate(written).accelerator) == expected  # type: ignore[attr-defined]
+    model = mmspec.enable(pipe.model, written)
+    assert shape(vars(model)["_mmspec_enabled"].method) == expected
+    mmspec.disable(model)
+    for one in (pipe.set_accelerator, mmspec.accelerate, lambda *a, **k: mmspec.enable(model, *a, **k)):
+        for accelerator, options, match in (
+            ("copy:top_k=2", {"top_k": 2}, "top_k: got 2; nothing: it is part of accelerator 'copy:top_k=2'"),
+            ("copy:topk=2", {}, "did you mean 'top_k'"),
+            ("copi:top_k=2", {}, "did you mean 'copy'"),
+            ("copy:top_k", {}, "options as name=value"),
+        ):
+            with pytest.raises(InputError, match=match):
+                one(accelerator, **options)

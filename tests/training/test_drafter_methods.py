@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.cli.choice import parse_options
 from mmspec.decoding.sampling import Sampler
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.registry import parse_options
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter import train_drafter
 from mmspec.training.losses.eagle import EagleLoss
