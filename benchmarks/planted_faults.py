@@ -491,6 +491,27 @@ FAULTS = (
         TARGETS,
     ),
     Fault(
+        "keys of another adapter are taken over",
+        "PromptIdentity.shared_with",
+        "self.state != prompt.state or ",
+        "",
+        ("tests/targets/test_model_state.py",),
+    ),
+    Fault(
+        "weights that are written through `data` count as they were",
+        "ModelReading.hash",
+        "middle_of(tensor)",
+        "middle_of(tensor)[:0]",
+        ("tests/targets/test_model_state.py",),
+    ),
+    Fault(
+        "keys are kept of a prompt that a hook has changed",
+        "state_of",
+        "not all(map(is_of_library, code))",
+        "False",
+        ("tests/targets/test_model_state.py",),
+    ),
+    Fault(
         "every row gets the first row's states",
         "CausalTarget._read_prompt",
         "cache.row_states(row,",

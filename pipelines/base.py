@@ -376,7 +376,9 @@ class MMSpecPipeline:
 
         Made for conversations, and for several questions about one image. Outputs are those of a fresh
         run, up to the rounding of the rest being read by itself. A draft model has a cache of the same size
-        of its own. `to` empties them, and changed weights make them miss.
+        of its own. `to` empties them. Weights, adapters or options of modules that have changed make them
+        miss; while a hook or a `forward` of your own is set on the model, prompts are read whole. Writes to a
+        few rows through `tensor.data` go unseen: call this again after `disable_prefix_cache` then.
 
         Args:
             max_bytes: memory for keys, values, hidden states and images; what was used longest ago goes

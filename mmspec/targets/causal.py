@@ -27,6 +27,7 @@ from mmspec.targets.batches import batches, join
 from mmspec.targets.few_rows import FewRows, few_rows_linear
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
+from mmspec.targets.model_state import state_of
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
@@ -175,13 +176,15 @@ class CausalTarget(Target[Any]):
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
         cache = caches(self.config, len(prompts), capacity, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
+        model_state = None if self.prefix_cache is None else state_of(self.model, self._changing)
         states = self._reader(taps)
         try:
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
                 cache.begin_prefill(row, lengths[row])
                 with turned(self._changing), reading_only(self._decoder, places[row]):
-                    last, hidden, known = self._read_prompt(inputs, cache, row, taps, states, places[row])
+                    how = taps, states, places[row], model_state
+                    last, hidden, known = self._read_prompt(inputs, cache, row, *how)
                 logits.append(last)
                 tapped.append(hidden)
                 cached_tokens += known
@@ -242,8 +245,11 @@ class CausalTarget(Target[Any]):
         taps: Sequence[int],
         states: HiddenStates,
         part: Tensor | None,
+        model_state: int | None,
     ) -> tuple[Tensor, dict[int, Tensor], int]:
         """Read the prompt of one row, as much of it as is not known.
+
+        Without a `model_state` nothing of it is known, and none of it is kept.
 
         Returns:
             Logits [1, 1, V] after it, its hidden states [1, L, d] by tap, and how many tokens were known.
@@ -251,7 +257,9 @@ class CausalTarget(Target[Any]):
         memory = self.prefix_cache if part is None else None
         if memory is not None and int(inputs["position_ids"].max()) >= self._change:
             memory = None  # its beginning is turned otherwise than that of a shorter prompt
-        prompt = None if memory is None else identify(self.model, inputs)
+        prompt = None
+        if memory is not None and model_state is not None:
+            prompt = identify(self.model, inputs, model_state)
         known = None if memory is None or prompt is None else memory.find(prompt, taps)
         if known is None:
             logits = self.forward(inputs, cache, keep=1, whole=bool(taps))

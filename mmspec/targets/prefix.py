@@ -51,18 +51,18 @@ class PromptIdentity:
         positions: [.., L].
         media: images and clips by the name of the model's argument, the first along dim 0 first.
         media_end: index of the first token behind all images; 0 if there are none.
-        weights: state of the model's weights.
+        state: of the model, as `state_of` hashes it.
     """
 
     tokens: Tensor
     positions: Tensor
     media: dict[str, Tensor]
     media_end: int
-    weights: int
+    state: int
 
     def shared_with(self, prompt: PromptIdentity) -> int:
         """Number of leading tokens that `prompt` can take over from this one: all of its images, or 0."""
-        if self.weights != prompt.weights or self.positions.shape[:-1] != prompt.positions.shape[:-1]:
+        if self.state != prompt.state or self.positions.shape[:-1] != prompt.positions.shape[:-1]:
             return 0
         for name, own in self.media.items():
             other = prompt.media.get(name, own[:0])
@@ -192,7 +192,7 @@ class PrefixCache:
         return sum(entry.nbytes() for entry in self.entries)
 
 
-def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentity | None:
+def identify(model: PreTrainedModel, inputs: Mapping[str, Any], state: int) -> PromptIdentity | None:
     """Identify a prompt by all that its keys depend on; None if it cannot be read in two parts.
 
     That is so if images attend to what follows them (Gemma 3 and PaliGemma say so by `token_type_ids`,
@@ -202,6 +202,7 @@ def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentit
     Args:
         model: the target's.
         inputs: its arguments, batch size 1, `position_ids` [.., L] among them.
+        state: of the model, as `state_of` hashes it.
     """
     if not is_causal(model, inputs):
         return None
@@ -213,7 +214,7 @@ def identify(model: PreTrainedModel, inputs: Mapping[str, Any]) -> PromptIdentit
         own_copy(inputs["position_ids"]),
         {name: own_copy(value) for name, value in media.items()},
         max((span.stop for span in spans), default=0),
-        weights_state(model),
+        state,
     )
 
 
@@ -243,17 +244,3 @@ def rest_of(inputs: Mapping[str, Any], known: Prefix) -> dict[str, Tensor]:
 def own_copy(tensor: Tensor) -> Tensor:
     """Copy a tensor to host memory; callers may write into their own later."""
     return tensor.detach().to("cpu", copy=True)
-
-
-def weights_state(model: PreTrainedModel) -> int:
-    """Hash of the weights' state: changed by `to`, by loading, by a step of training, by adapters.
-
-    It looks at where tensors lie and how often they were written, not into them; writes through
-    `tensor.data` go unseen.
-    """
-    return hash(
-        tuple(
-            (weight.data_ptr(), weight.dtype, None if weight.is_inference() else weight._version)
-            for weight in model.parameters()
-        )
-    )

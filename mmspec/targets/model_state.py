@@ -1,0 +1,202 @@
+"""State of a model that its keys depend on: weights, adapters, options of modules, code that is set on them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import marshal
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import PreTrainedConfig
+
+__all__ = ["state_of"]
+
+logger = logging.getLogger(__name__)
+
+#: Packages whose hooks and replaced forwards compute the same keys in every call.
+LIBRARIES = frozenset({
+    "accelerate", "bitsandbytes", "deepspeed", "kernels", "liger_kernel", "mmspec", "optimum", "peft",
+    "torch", "transformers",
+})  # fmt: skip
+OPTIONS = frozenset({bool, int, float, complex, str, bytes})
+PLAIN = OPTIONS | {type(None)}  # what marshal writes as it is
+#: Attributes that are looked at by themselves, or that transformers sets in a model's first forward.
+PASSED_OVER = frozenset(vars(nn.Module())) - {"training"} | {"forward", "_output_capturing_hooks_installed"}
+HOOKS_OF_ALL = (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks)
+RUN = 16
+
+
+def state_of(model: nn.Module, apart: Sequence[nn.Module] = ()) -> int | None:
+    """Hash what the keys of a prompt depend on beside the prompt; None if that cannot be known.
+
+    It is made of parameters and buffers (where they lie, and how often they were written), the tree of
+    modules, and the modules' attributes: numbers and strings, and of classes that neither PyTorch nor
+    transformers has, tensors, lists, dicts and data classes as well. So it changes with training, loading and
+    moving, and with adapters that are added, switched, scaled, merged or disabled.
+
+    PyTorch does not count writes through `tensor.data`. For these, `RUN` elements in the middle of each tensor
+    are hashed as well: a write to a whole tensor, as of an EMA, is seen, and one to a few rows is not. Nor are
+    offloaded weights, the contents of tensor subclasses and of other objects, and patched classes.
+
+    It is None as long as a hook, or an instance's own `forward`, is set by code outside `LIBRARIES`: what
+    such code computes may depend on anything.
+
+    Args:
+        model: which reads prompts.
+        apart: modules of it whose tensors change with what is read, as the caller knows.
+    """
+    reading = ModelReading()
+    reading.add(model)
+    everywhere = [
+        *torch_module._global_forward_pre_hooks.values(),
+        *torch_module._global_forward_hooks.values(),
+    ]
+    for module in reading.modules:  # which grows
+        if (code := everywhere + code_set_on(module)) and not all(map(is_of_library, code)):
+            say_that_it_rests(type(model).__name__, type(module).__name__)
+            return None
+        if not any(module is each for each in apart):
+            reading.add_parts(module)
+    return reading.hash()
+
+
+class ModelReading:
+    """What was found in the modules of a model.
+
+    Attributes:
+        plain: numbers, strings and names of types, in the order in which they were met.
+        tensors: parameters, buffers and other tensors.
+        modules: each once.
+        numbers: of the modules, by id; one that comes again counts by its number.
+        open: ids of the containers that are being added.
+    """
+
+    def __init__(self) -> None:
+        self.plain: list[Any] = []
+        self.tensors: list[Tensor] = []
+        self.modules: list[nn.Module] = []
+        self.numbers: dict[int, int] = {}
+        self.open: set[int] = set()
+
+    def add(self, value: Any) -> None:
+        """Add a module, an attribute of one, or what such an attribute holds."""
+        kind = type(value)
+        if kind in PLAIN:
+            self.plain.append(value)
+        elif isinstance(value, Tensor):
+            self.tensors.append(value)
+        elif isinstance(value, nn.Module) and id(value) in self.numbers:
+            self.plain.append(self.numbers[id(value)])
+        elif isinstance(value, nn.Module):
+            self.numbers[id(value)] = len(self.numbers)
+            self.plain.append(kind.__name__)
+            self.modules.append(value)
+        elif isinstance(value, dict):
+            self.add_all(value, [*value, *value.values()])
+        elif isinstance(value, list | tuple | set | frozenset):
+            self.add_all(value, list(value))
+        elif is_dataclass(value) and not isinstance(value, type | PreTrainedConfig):
+            self.add_all(value, list(vars(value).values()))
+        else:
+            self.plain.append(kind.__name__)
+
+    def add_all(self, container: Any, values: list[Any]) -> None:
+        """Add a container with its values, but for one that stands in itself."""
+        self.plain += type(container).__name__, len(values)
+        if id(container) not in self.open:
+            self.open.add(id(container))
+            for value in values:
+                self.add(value)
+            self.open.discard(id(container))
+
+    def add_parts(self, module: nn.Module) -> None:
+        """Add what a module has: its attributes, its tensors, the modules in it."""
+        own, home = vars(module), type(module).__module__
+        if home.startswith("torch."):
+            self.plain.append(module.training)
+        else:
+            is_of_transformers = home.startswith(
+                "transformers."
+            )  # its other attributes are notes of forwards
+            for name, value in list(own.items()):
+                if name in PASSED_OVER:
+                    continue
+                if type(value) in OPTIONS:
+                    self.plain.append(value)
+                elif not is_of_transformers:
+                    self.add(value)
+        for part in (*own["_parameters"].values(), *own["_buffers"].values(), *own["_modules"].values()):
+            self.add(part)
+
+    @torch.inference_mode()
+    def hash(self) -> int:
+        """Hash of all of it; the host waits once for each device that has tensors."""
+        where: list[Any] = []
+        runs: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        for tensor in self.tensors:
+            where.append(None if tensor.is_inference() else tensor._version)
+            if has_memory(tensor):
+                where.append(tensor.data_ptr())
+                runs[tensor.device, tensor.dtype].append(middle_of(tensor))
+        contents: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for (device, dtype), each in runs.items():
+            where.append(str(dtype))
+            contents[device].append(torch.cat(each).view(torch.uint8))
+        samples = [torch.cat(each).cpu().numpy().tobytes() for each in contents.values()]
+        return hash(
+            marshal.dumps((self.plain, where, samples), 2)
+        )  # version 2 gives equal values equal bytes
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """True if a tensor's elements can be read where they lie."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return False
+    return type(tensor) in (nn.Parameter, Tensor) or not is_traceable_wrapper_subclass(tensor)
+
+
+def middle_of(tensor: Tensor) -> Tensor:
+    """Up to `RUN` elements in the middle of a tensor [RUN]."""
+    count = tensor.numel()
+    if count > RUN and tensor.is_contiguous():
+        return tensor.as_strided((RUN,), (1,), tensor.storage_offset() + (count - RUN) // 2)
+    while tensor.dim() > 1 and len(tensor):
+        tensor = tensor[len(tensor) // 2]
+    return tensor.reshape(-1)[:RUN]
+
+
+def code_set_on(module: nn.Module) -> list[Callable[..., Any]]:
+    """Hooks of a module's forward, and the `forward` of the instance."""
+    own = vars(module)
+    found = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
+    return [*found, own["forward"]] if "forward" in own else found
+
+
+def is_of_library(code: Any) -> bool:
+    """True if a function, and all that it wraps, was written in one of `LIBRARIES`."""
+    if isinstance(code, functools.partial):
+        written = is_of_library(code.func)
+    else:  # `__module__` would be that of the wrapped function
+        function = getattr(code, "__func__", code)
+        home = getattr(function, "__globals__", {}).get("__name__", type(code).__module__)
+        written = home.partition(".")[0] in LIBRARIES
+    wrapped = vars(code).get("__wrapped__") if hasattr(code, "__dict__") else None
+    return written and (wrapped is None or is_of_library(wrapped))
+
+
+@functools.cache
+def say_that_it_rests(model: str, module: str) -> None:
+    """Log, once for each kind of module, why prompts are read whole."""
+    logger.warning(
+        "a hook or a replaced forward is set on %s in %s; what it computes may change, so the prefix cache "
+        "is not used meanwhile, and prompts are read from their beginning",
+        module,
+        model,
+    )
