@@ -21,6 +21,7 @@ from transformers import (
     MaxLengthCriteria,
     PreTrainedModel,
     StoppingCriteriaList,
+    TemperatureLogitsWarper,
 )
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -29,7 +30,7 @@ from mmspec.accelerators import build_accelerator, find_preset, option_names
 from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.decoding.random_stream import RandomStream, draw_seed
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import LEAST_TEMPERATURE, Sampler
 from mmspec.decoding.stats import DecodingStats
 from mmspec.errors import InputError, NumericalError, UnknownArgumentError, UnsupportedModelError
 from mmspec.heads import HEADS
@@ -272,9 +273,13 @@ def build(name: str, drafter: Drafter | None, options: dict[str, Any]) -> Accele
 
 def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:
     """Convert generate's prepared processors into a Sampler, which warps all nodes at once."""
+    drawn = [item.temperature for item in processors if type(item) is TemperatureLogitsWarper]
+    greedy = not config.do_sample or min(drawn, default=1.0) < LEAST_TEMPERATURE
+    if greedy:  # no logit is divided by next to nothing, and truncation keeps the likeliest token
+        processors = LogitsProcessorList(item for item in processors if type(item) not in WARPERS)
     others, warpers = split_warpers(processors)
     per_row = [row_processors(others, row) for row in range(rows)] if others else []
-    if not config.do_sample:
+    if greedy:
         return Sampler(processors=per_row)
     told = {NAMES[type(item)]: getattr(item, NAMES[type(item)]) for item in warpers or ()}
     return Sampler(**{"temperature": 1.0, **told}, processors=per_row)

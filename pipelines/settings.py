@@ -41,14 +41,15 @@ class GenerationSettings:
     which then gives what it gives alone.
 
     Args:
-        max_new_tokens: most tokens to emit; by default 256, or what the model's positions leave room for.
+        max_new_tokens: most tokens to emit; by default 256, or what the model's positions leave room for. A
+            number of the model's own config is cut to that room, and one of the call may not exceed it.
         max_length: the same with the longest prompt counted, as in transformers; of the two counts what is
             set nearer to the call, at the same place max_new_tokens.
         min_new_tokens: no end token before that many.
         min_length: the same with the row's own prompt counted; likewise.
         do_sample: draw from the distribution instead of taking the likeliest token.
         temperature: above 0; giving one turns `do_sample` on, 0 turns it off. In a list, 0 is for
-            that prompt alone.
+            that prompt alone. Below 0.0001 it counts as 0.
         top_k, top_p, min_p: truncation, in that order; `do_sample` alone implies top_k = 50, as in
             transformers; 0 keeps every token.
         typical_p, top_h, epsilon_cutoff, eta_cutoff: as in transformers, of draws.
@@ -61,6 +62,8 @@ class GenerationSettings:
             declare `depends_on_path_alone = True`.
         prefix_allowed_tokens_fn: (row, ids) -> allowed ids, as in transformers; likewise.
         stop_strings: end a row when its text ends in one of them.
+        stops_in_prompt: whether a stop string may begin in the prompt, as in transformers; False for
+            those that are in the output whole.
         stopping_criteria: transformers criteria, asked after every token; of several prompts likewise.
         max_time: seconds, counted from the call.
         eos_token_id: id or ids that end a row.
@@ -100,6 +103,7 @@ class GenerationSettings:
     logits_processor: LogitsProcessorList | None = None
     prefix_allowed_tokens_fn: Callable[[int, Any], list[int]] | None = None
     stop_strings: str | Sequence[str] | None = None
+    stops_in_prompt: bool | None = None
     stopping_criteria: StoppingCriteriaList | None = None
     max_time: float | None = None
     eos_token_id: int | Sequence[int] | None = None
@@ -127,8 +131,9 @@ class GenerationSettings:
         for shorter, longer in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
             if distance(longer, keywords, config, own) < distance(shorter, keywords, config, own):
                 given.pop(shorter, None)
-        if not isinstance(given.get("do_sample", False), bool):
-            raise InputError("do_sample", given["do_sample"], "True or False")
+        for name in ("do_sample", "stops_in_prompt"):
+            if not isinstance(given.get(name, False), bool):
+                raise InputError(name, given[name], "True or False")
         return cls(**given)
 
     def sampler(self, prompts: int) -> Sampler:
@@ -153,6 +158,7 @@ class GenerationSettings:
         positions: int | None,
         tokenizer: PreTrainedTokenizerBase,
         counted: int,
+        usual: bool,
     ) -> Stopping:
         """Conditions under which rows end.
 
@@ -161,6 +167,7 @@ class GenerationSettings:
             positions: of the model.
             tokenizer: of stop strings.
             counted: tokens of the longest prompt as max_length counts them.
+            usual: whether max_new_tokens is the model's own, which nobody asks for: as many as there is room.
 
         Raises:
             InputError: the prompt and the new tokens together exceed the model's positions, or the prompt
@@ -171,12 +178,17 @@ class GenerationSettings:
             allowed = f"at most {positions} tokens, images included: the model has no more positions"
             raise InputError("prompt", longest_prompt, allowed)
         if self.max_new_tokens is not None:
-            new_tokens = self.max_new_tokens
+            new_tokens = min(self.max_new_tokens, room) if usual else self.max_new_tokens
         elif self.max_length is not None:
             new_tokens = min(self._left_by(counted), room)
         else:
             new_tokens = min(DEFAULT_NEW_TOKENS, room)
-        stopping = Stopping(new_tokens, frozenset(self.end_token_ids()), self._criteria(tokenizer))
+        others, of_output = self, StoppingCriteriaList()
+        if self.stops_in_prompt is False:
+            others = replace(self, stop_strings=None)
+            of_output = replace(self, max_time=None, stopping_criteria=None)._criteria(tokenizer)
+        ends = frozenset(self.end_token_ids())
+        stopping = Stopping(new_tokens, ends, others._criteria(tokenizer), of_output)
         if new_tokens > room:
             has = f"the prompt has {longest_prompt} tokens and the model {positions} positions"
             raise InputError("max_new_tokens", new_tokens, f"at most {room}: {has}")

@@ -17,6 +17,7 @@ from mmspec.decoding.interfaces import Request
 from mmspec.decoding.random_stream import RandomStream, draw_seed
 from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
+from mmspec.pipelines.generation_fields import distance
 from mmspec.pipelines.outputs import TextOutput
 from mmspec.pipelines.processor_parts import read_once, read_sized, takes_sizes
 from mmspec.pipelines.prompts import (
@@ -198,7 +199,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         self.accelerator.check(sampler)
         tokens = [request.prompt_tokens for request in requests]
         longest = max(map(len, tokens), default=0)
-        stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer, longest)
+        usual = distance("max_new_tokens", keywords, generation_config, self.model.generation_config) == 2
+        stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer, longest, usual)
         where = self.model, tokens, self._filler(), self.device
         sampler, stopping = with_processors(settings, sampler, stopping, *where)
         check_reach(self.model, lengths, stopping.max_new_tokens)

@@ -42,6 +42,7 @@ class Stopping:
         end_token_ids: ids that end a row; the id itself is emitted, as transformers does.
         criteria: transformers stopping criteria (stop strings, time, the user's own); each is asked
             after every single token, with the row's ids [1, length] and scores None.
+        of_output: likewise, asked with the ids of the output alone [1, tokens].
         lockstep: set where rows decode one token a round together; its criteria are asked instead.
 
     Raises:
@@ -51,6 +52,7 @@ class Stopping:
     max_new_tokens: int
     end_token_ids: frozenset[int] = frozenset()
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    of_output: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
     lockstep: Lockstep | None = None
 
     def __post_init__(self) -> None:
@@ -329,10 +331,13 @@ class Canvas(Rows):
         """Append a block of tokens, after whose last the row ends if there is a reason; return those kept."""
         for index, token in enumerate(block, start=1):
             self.ids[row].append(token)
-            stops = False
-            if self.stopping[row].criteria:  # asked after the last token as well: some count their calls
+            stopping, stops = self.stopping[row], False
+            if stopping.criteria:  # asked after the last token as well: some count their calls
                 ids = torch.tensor([self.ids[row]], device=self.device)
-                stops = bool(self.stopping[row].criteria(ids, None).any())
+                stops = bool(stopping.criteria(ids, None).any())
+            if stopping.of_output:
+                ids = torch.tensor([self.ids[row][self.prompt_lengths[row] :]], device=self.device)
+                stops |= bool(stopping.of_output(ids, None).any())
             if reason is not None and index == len(block):
                 self.finish_reasons[row] = reason
             elif stops:

@@ -29,6 +29,9 @@ from mmspec.validation import is_integer, is_list, plain_numbers, require_number
 
 __all__ = ["ROW_SETTINGS", "RowSettings", "Sampler", "check_rows", "check_setting", "read_setting"]
 
+#: Temperatures below it are greedy. Configs and clients write "greedy" so (Qwen2.5-VL: 1e-06), and logits
+#: that such a draw would choose between differ by less than half precision can tell.
+LEAST_TEMPERATURE = 1e-4
 #: Settings that rows of a batch may have each their own of, and what None stands for there.
 ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": None}
 
@@ -78,8 +81,6 @@ def check_setting(name: str, value: Any) -> None:
     """Raise InputError for a value outside the range of its setting."""
     if name == "temperature":
         require_number(name, value, 0.0, 1e4, "0 (greedy) to 10000")
-        if 0.0 < value < 1e-4:
-            raise InputError(name, value, "0 (greedy), or at least 0.0001")
     elif name == "guidance_scale":
         require_number(name, value, 0.0, 1e4, "0 to 10000; 1 is off")
     elif name == "top_k" and value is not None and (not is_integer(value) or value < 0):
@@ -124,7 +125,7 @@ class Sampler(RowSettings):
     these are equal, they are kept as one.
 
     Args:
-        temperature: 0 is greedy decoding.
+        temperature: 0 is greedy decoding, and so is what is below `LEAST_TEMPERATURE`.
         top_k: keep the k likeliest tokens; None or 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
         min_p: keep tokens at least min_p times as likely as the likeliest.
@@ -148,6 +149,8 @@ class Sampler(RowSettings):
     def __post_init__(self) -> None:
         for name in ROW_SETTINGS:
             object.__setattr__(self, name, read_setting(name, getattr(self, name), check_setting))
+        drawn = [value if value >= LEAST_TEMPERATURE else 0.0 for value in values_of(self.temperature)]
+        object.__setattr__(self, "temperature", read_setting("temperature", drawn, check_setting))
 
     @property
     def only_guides(self) -> bool:

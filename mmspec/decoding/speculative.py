@@ -188,7 +188,7 @@ def speculate(
     with closing(batch.state), batch.laps:
         yield prompts
         # a GPU goes on to the next round while the host reads, where nothing on the host decides about it
-        criteria = any(stopping.criteria for stopping in canvas.stopping)
+        criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)
         decides = criteria or canvas.in_step or sampler.processors or not drafter.runs_ahead
         late = 1 if runs_by_itself(target.device) and not decides else 0
         rounds: deque[tuple[Draft, Tensor, AnyDistribution, Verdict]] = deque()

@@ -97,6 +97,7 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
         min_p=body.min_p,
         repetition_penalty=body.repetition_penalty,
         stop_strings=stops or None,
+        stops_in_prompt=False if stops else None,
         **turn_settings(body),
     )
     return seeded({**given, "rules": TextRules(body)}, body.seed, body.n)

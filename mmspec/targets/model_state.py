@@ -1,4 +1,4 @@
-"""State of a model that its keys depend on: weights, adapters, options of modules, code that is set on them."""
+"""State of a model that its keys depend on: weights, adapters, options of modules, code set on them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def state_of(model: nn.Module, apart: Sequence[nn.Module] = ()) -> int | None:
     transformers has, tensors, lists, dicts and data classes as well. So it changes with training, loading and
     moving, and with adapters that are added, switched, scaled, merged or disabled.
 
-    PyTorch does not count writes through `tensor.data`. For these, `RUN` elements in the middle of each tensor
-    are hashed as well: a write to a whole tensor, as of an EMA, is seen, and one to a few rows is not. Nor are
-    offloaded weights, the contents of tensor subclasses and of other objects, and patched classes.
+    PyTorch does not count writes through `tensor.data`. For these, `RUN` elements in the middle of each
+    tensor are hashed as well: a write to a whole tensor, as of an EMA, is seen, and one to a few rows is not.
+    Nor are offloaded weights, the contents of tensor subclasses and of other objects, and patched classes.
 
     It is None as long as a hook, or an instance's own `forward`, is set by code outside `LIBRARIES`: what
     such code computes may depend on anything.
@@ -54,10 +54,7 @@ def state_of(model: nn.Module, apart: Sequence[nn.Module] = ()) -> int | None:
     """
     reading = ModelReading()
     reading.add(model)
-    everywhere = [
-        *torch_module._global_forward_pre_hooks.values(),
-        *torch_module._global_forward_hooks.values(),
-    ]
+    everywhere = [code for hooks in HOOKS_OF_ALL for code in hooks.values()]
     for module in reading.modules:  # which grows
         if (code := everywhere + code_set_on(module)) and not all(map(is_of_library, code)):
             say_that_it_rests(type(model).__name__, type(module).__name__)
