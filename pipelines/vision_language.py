@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ from mmspec.pipelines.settings import OF_CALLS, GenerationSettings, read_seeds
 from mmspec.pipelines.text_stream import TextDeltas, decode
 from mmspec.pipelines.token_processors import with_processors
 from mmspec.targets.admission import check_reach
+from mmspec.targets.image_families import IMAGE_FAMILIES, family_of
 
 
 class VisionLanguagePipeline(MMSpecPipeline):
@@ -166,7 +168,11 @@ class VisionLanguagePipeline(MMSpecPipeline):
         **reading: Any,
     ) -> Call:
         """Check all arguments of a call and tokenise; nothing heavy has happened when this raises."""
-        settings = GenerationSettings.from_keywords(self.model.generation_config, keywords, generation_config)
+        own = self.model.generation_config
+        if own is not None and own.guidance_scale is not None and family_of(self.model) in IMAGE_FAMILIES:
+            own = copy.copy(own)  # in the config of Janus, which draws as well, it is that of its images
+            own.guidance_scale = None
+        settings = GenerationSettings.from_keywords(own, keywords, generation_config)
         reading |= {
             "limits": self.media_limits,
             "tokenizer": self.tokenizer,
@@ -199,7 +205,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         self.accelerator.check(sampler)
         tokens = [request.prompt_tokens for request in requests]
         longest = max(map(len, tokens), default=0)
-        usual = distance("max_new_tokens", keywords, generation_config, self.model.generation_config) == 2
+        usual = distance("max_new_tokens", keywords, generation_config, own) == 2
         stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer, longest, usual)
         where = self.model, tokens, self._filler(), self.device
         sampler, stopping = with_processors(settings, sampler, stopping, *where)

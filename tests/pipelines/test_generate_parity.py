@@ -288,6 +288,35 @@ def test_guidance_keeps_the_image_for_both_prompts(llava: VisionLanguagePipeline
     assert batch.tokens[0] != llava(prompts[0], images=images[0], max_new_tokens=16).tokens[0]
 
 
+@pytest.mark.parametrize("name", ["copy", "none"])
+def test_a_stop_string_may_begin_in_the_prompt_unless_that_is_turned_off(
+    name: str, pipe: Any, model: PreTrainedModel
+) -> None:
+    """In one row and in two, of different lengths; beside a criterion that knows the batch as well."""
+    pipe = VisionLanguagePipeline(model, TOKENIZER, name)
+    free = emitted(pipe, max_new_tokens=NEW)
+    over = PROMPT[-3:] + TOKENIZER.decode(free[:1])
+    texts = [TOKENIZER.decode([token]) for token in free]
+    place = next(
+        place for place in range(2, NEW) if texts[place].isascii() and free[place] not in free[:place]
+    )
+    later = texts[place]
+    how: dict[str, Any] = {"max_new_tokens": NEW}
+    assert emitted(pipe, **how, stop_strings=over) == free[:1]
+    assert emitted(pipe, **how, stop_strings=over, stops_in_prompt=False) == free
+    both = {"stop_strings": [over, later], **how}
+    assert emitted(pipe, **both) == free[:1]
+    assert emitted(pipe, **both, stops_in_prompt=False) == free[: place + 1]
+    rows = [PROMPT, "and " + PROMPT]
+    alone = [pipe(row, apply_chat_template=False, **how).tokens[0] for row in rows]
+    given = {"stop_strings": over, "stops_in_prompt": False, "apply_chat_template": False}
+    assert pipe(rows, **how, **given).tokens == alone
+    together = pipe(rows, **how, **given, stopping_criteria=[lambda ids, scores, **_: False])
+    assert together.tokens == alone
+    with pytest.raises(InputError, match="stops_in_prompt"):
+        emitted(pipe, **how, stop_strings=over, stops_in_prompt=0)
+
+
 def test_stop_strings_work_with_a_tokenizer_of_whole_words(llava: VisionLanguagePipeline) -> None:
     whole = llava("describe", images=tiny_image(), max_new_tokens=24)
     words = whole.text[0].split()

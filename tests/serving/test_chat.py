@@ -76,6 +76,27 @@ def test_the_text_ends_before_a_stop_string(server, scene_url, stream):
     assert reason == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_counts_in_the_answer_alone(server, scene_url, stream):
+    """Not where it begins in the turn that is continued."""
+    what = {"model": "scenes-llava", "max_tokens": 60, "messages": asked(PROMPT, scene_url)}
+    words = server.client.chat.completions.create(**what).choices[0].message.content.split()
+    what["messages"] = [*what["messages"], {"role": "assistant", "content": " ".join(words[:2])}]
+    what["extra_body"] = {"continue_final_message": True}
+
+    def said(**more):
+        answer = server.client.chat.completions.create(**what, stream=stream, **more)
+        if not stream:
+            return answer.choices[0].message.content
+        return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+
+    whole = said()
+    count = next(count for count in range(1, 20) if " ".join([words[1], *whole.split()[:count]]) not in whole)
+    over = " ".join([words[1], *whole.split()[:count]])
+    assert said(stop=over) == whole
+    assert said(stop=[over, f" {whole.split()[count]}"]) == whole[: whole.index(f" {whole.split()[count]}")]
+
+
 def test_a_conversation_is_read_as_the_pipeline_reads_it(server):
     messages = [
         {"role": "user", "content": "What color is the ring?"},
