@@ -171,6 +171,20 @@ FAULTS = (
         DECODING,
     ),
     Fault(
+        "a stop string that may not begin in the prompt does",
+        "Canvas._extend",
+        "self.ids[row][self.prompt_lengths[row] :]",
+        "self.ids[row]",
+        ("tests/pipelines/test_generate_parity.py",),
+    ),
+    Fault(
+        "answers are guided as the images of the same model are",
+        "VisionLanguagePipeline._prepare",
+        "family_of(self.model) in IMAGE_FAMILIES",
+        "False",
+        ("tests/pipelines/test_published_configs.py",),
+    ),
+    Fault(
         "an end token inside a block is ignored",
         "Canvas.write",
         "missing[:, 1:] |= ends[:, :-1]",

@@ -79,7 +79,7 @@ SETTINGS = [
       for v in (-1, 1.5, "8", 10**9, True)],
     setting(39, "max_new_tokens", 5000, "at most"),
     *[setting(39, "min_new_tokens", v, "an integer of at least 0") for v in (-1, 1.5, "8")],
-    *[setting(40, "temperature", v, "0 (greedy)") for v in (-1, 1e-9, NAN, INF, "1", True, ["1"], [INF])],
+    *[setting(40, "temperature", v, "0 (greedy)") for v in (-1, NAN, INF, "1", True, ["1"], [INF])],
     setting(40, "temperature", [], "one for each of the 1 prompts"),
     setting(40, "temperature", [1.0, 0.5], "one for each of the 1 prompts"),
     setting(40, "top_k", [None], "one for each of the 1 prompts", **SAMPLED),
