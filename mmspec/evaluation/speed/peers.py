@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from mmspec.decoding.sampling import Sampler
 from mmspec.decoding.stats import DecodingStats, Laps
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import AnyPipeline, decode_conversations, encode_prompts, prepare_images
@@ -274,7 +275,7 @@ def count(stats: DecodingStats, tokens: Sequence[Sequence[int]]) -> None:
 
 
 def require_greedy(temperature: Any) -> None:
-    """Raise InputError unless a temperature is 0: transformers draws with numbers of its own."""
-    if temperature != 0:
+    """Raise InputError unless a temperature is greedy: transformers draws with numbers of its own."""
+    if not Sampler(temperature).greedy:
         allowed = "0 with --peers: its outputs are compared with ours token for token"
         raise InputError("--temperature", temperature, allowed)
