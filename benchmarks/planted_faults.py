@@ -701,6 +701,27 @@ FAULTS = (
         TARGETS,
     ),
     Fault(
+        "a token that a masked model drew and did not keep comes back in the next forward",
+        "draw_anew",
+        "random.at(count.reshape(-1, 1))",
+        "random.at(0)",
+        ("tests/targets/test_masked_sampling.py",),
+    ),
+    Fault(
+        "a guessed state is drawn with the noise of the first state",
+        "places_of",
+        "count = begin + (exists & ~is_open).sum(-1)",
+        "count = begin + 0 * (exists & ~is_open).sum(-1)",
+        ("tests/targets/test_masked_sampling.py",),
+    ),
+    Fault(
+        "confidences of LLaDA are those behind temperature and truncation",
+        "UnmaskingDrafter.fit",
+        'target.confidence == "own"',
+        "False",
+        ("tests/targets/test_masked_sampling.py",),
+    ),
+    Fault(
         "padding of masked models is written over keys",
         "MaskedTarget._nodes",
         "(place - first).where(place < last, junk)",

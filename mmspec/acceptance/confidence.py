@@ -16,9 +16,9 @@ from mmspec.validation import is_integer
 class LowConfidence(PlaceRule):
     """Decide the places whose tokens are the most probable (LLaDA, 2502.09992, section 2.4).
 
-    After MaskGIT (2202.04200). The confidence is the probability of the chosen token in the promised
-    distribution, that is after temperature and truncation, where the paper's is at temperature 1. Each row
-    ranks its own places; of equals the leftmost is decided.
+    After MaskGIT (2202.04200). The confidence is the probability of the chosen token: in the promised
+    distribution, that is after temperature and truncation, or for LLaDA, as in its code, in the model's own.
+    Each row ranks its own places; of equals the leftmost is decided.
 
     Args:
         places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.

@@ -25,6 +25,8 @@ class EntropyBound(PlaceRule):
 
     entropy_bound: float = 0.1
 
+    by_token = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_number("entropy_bound", self.entropy_bound, 0.0, 1e6, "nats, 0 or more")

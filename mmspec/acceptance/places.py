@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -12,13 +13,13 @@ from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Block, Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
 from mmspec.decoding.once import once
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.decoding.random_stream import Purpose, RandomStream
 from mmspec.decoding.verdict import Fill, Measured, Verdict
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, require_number
 
-__all__ = ["PlaceRule", "Places", "entropy", "rank", "within"]
+__all__ = ["PlaceRule", "Places", "draw_anew", "entropy", "places_of", "rank", "within"]
 
 FALLBACKS = ("surest", "leftmost")
 NOWHERE = -1.0  # confidence of a place that is not open: below any other
@@ -29,8 +30,9 @@ class Places:
     """Places of one block of each row, n of them in their order, as rules choose among them.
 
     Attributes:
-        token: [B, n] the token chosen at each place, with the noise of that place.
+        token: [B, n] the token chosen at each place.
         logits: [B, n, V] as they are promised: after temperature and truncation.
+        judged: [B, n, V] logits whose probabilities are the confidences: those promised, or the model's own.
         is_open: [B, n] whether a token may be decided there.
         exists: [B, n] False for padding of shorter blocks.
         begin: [B] output index of the first place.
@@ -40,6 +42,7 @@ class Places:
 
     token: Tensor
     logits: Tensor
+    judged: Tensor
     is_open: Tensor
     exists: Tensor
     begin: Tensor
@@ -49,7 +52,7 @@ class Places:
     @once
     def p(self) -> Tensor:
         """[B, n, V] probabilities; at temperature 0 of the logits as they are, else all would be 1."""
-        return self.logits.softmax(-1)
+        return self.judged.softmax(-1)
 
     @once
     def confidence(self) -> Tensor:
@@ -77,6 +80,12 @@ class Places:
         ends = torch.tensor(sorted(self.ends), dtype=torch.long, device=held.device)
         ended = (torch.isin(held, ends) & self.exists & ~self.is_open).long().cumsum(-1) > 0
         return replace(self, is_open=self.is_open & ~ended)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Places:
+        """These places with each tensor [B, ...] changed."""
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        changed = {name: change(value) for name, value in held.items() if isinstance(value, Tensor)}
+        return replace(self, **changed)
 
     @property
     def decided(self) -> Tensor:
@@ -118,6 +127,7 @@ class PlaceRule(AcceptanceRule):
     end_cut: bool = False
     fallback: str = "surest"
 
+    by_token = True  # False where the tokens drawn in a round say nothing about which places it decides
     sound_for = frozenset({DraftKind.POINT})
     judges = "places"
     exactness = "lossy"
@@ -149,7 +159,8 @@ class PlaceRule(AcceptanceRule):
     ) -> tuple[Verdict, Measured]:
         if not isinstance(draft, Block):
             return super().decide(draft, output, scores, random, first)
-        places = places_of(draft, scores, random, first)
+        anew = self.by_token or self.remask_below > 0
+        places = places_of(draft, scores, random, first, anew=anew)
         places = places.cut(draft.tokens[:, :, 0]) if self.end_cut else places
         finite = scores.is_finite().view_as(places.is_open)
         return self.fill(draft, places, finite), Measured.nothing(places.is_open)
@@ -172,14 +183,46 @@ class PlaceRule(AcceptanceRule):
         return replace(fill, reopened=reopened, settled=settled)
 
 
-def places_of(draft: Block, scores: Scores, random: RandomStream, first: Tensor) -> Places:
-    """The places of a block whose lanes are of one node each, with the tokens that are chosen there."""
-    is_open = draft.is_open[:, :, 0]
-    token = scores.choose(draft.lanes, random, first).view_as(is_open)
+def places_of(
+    draft: Block, scores: Scores, random: RandomStream, first: Tensor, *, anew: bool, groups: int = 1
+) -> Places:
+    """The places of a block whose lanes are of one node each, with the tokens that are chosen there.
+
+    Args:
+        draft: the block; or G groups of n lanes each, states of blocks.
+        scores, random, first: as of `AcceptanceRule.decide`.
+        anew: whether a place that stays open is drawn with other noise next time. If the drawn tokens decide
+            which places are kept, it has to be: those that were not kept would come back. Else the noise of
+            a place is its own in all rounds.
+        groups: G.
+
+    Returns:
+        Places [B G, n].
+    """
+    parts = draft.is_open[:, :, 0], draft.valid[:, :, 0], draft.starts
+    is_open, exists, starts = (each.reshape(len(each) * groups, -1) for each in parts)
+    begin, length = starts[:, 0], getattr(draft, "length", is_open.shape[1])
+    if anew:
+        count = begin + (exists & ~is_open).sum(-1)
+        token = draw_anew(scores, random, starts, count[:, None].expand_as(starts))
+    else:
+        token = scores.choose(draft.lanes, random, first)
     logits = scores.logits.view(*is_open.shape, -1)
-    exists, begin = draft.valid[:, :, 0], draft.starts[:, 0]
-    length = getattr(draft, "length", is_open.shape[1])
-    return Places(token, logits, is_open, exists, begin, length, getattr(draft, "ends", frozenset()))
+    judged = scores.own_logits.view_as(logits) if getattr(draft, "judges_own", False) else logits
+    ends = getattr(draft, "ends", frozenset())
+    return Places(token.view_as(is_open), logits, judged, is_open, exists, begin, length, ends)
+
+
+def draw_anew(scores: Scores, random: RandomStream, places: Tensor, count: Tensor) -> Tensor:
+    """Draw tokens [B, n] with the noise that places have while so many of the output are decided.
+
+    Args:
+        scores: of the B n lanes.
+        random: of as many.
+        places, count: [B, n] output indices, and decided places of the whole output of the row.
+    """
+    fresh = random.at(count.reshape(-1, 1))
+    return scores.sample(fresh, places.reshape(-1, 1), Purpose.REDRAW).view_as(places)
 
 
 def rank(values: Tensor) -> Tensor:

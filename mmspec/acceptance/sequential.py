@@ -18,6 +18,8 @@ class Sequential(PlaceRule):
         places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
     """
 
+    by_token = False
+
     def order(self, places: Places) -> Tensor:
         return places.leftmost
 

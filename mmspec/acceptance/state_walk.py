@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.places import Places
+from mmspec.acceptance.places import Places, places_of
 from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.indexing import take
@@ -25,16 +25,14 @@ class StateFill(Fill):
     """Places that a walk decided, and the scores of the state that it ended in, before its last step.
 
     Attributes:
-        begin: [B] output index of the first place of the block that this state is of.
-        order: [B, n] rank in which its places come, by these scores.
-        tokens: [B, n] the tokens that are chosen there.
-        confidence: [B, n] their probabilities; 1 where a place is decided.
+        seen: places [B, n] of that state.
+        order: [B, n] rank in which they come, by these scores.
+        leaves: [B, n] those that are open behind the step.
     """
 
-    begin: Tensor
+    seen: Places
     order: Tensor
-    tokens: Tensor
-    confidence: Tensor
+    leaves: Tensor
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,8 @@ class StateWalk(AcceptanceRule):
     """Follow the target's own step from state to state while it leads to the next one (FreeDave, 2510.00294).
 
     A step decides one place, in the target's own order. From the state that the walk ends in, one more is
-    decided. Every step is one of plain decoding, with the noise of its place, so that the output is that of
-    one place a forward.
+    decided. Every step is one of plain decoding, with the noise of its places in that state, so that the
+    output is that of one place a forward.
     """
 
     order: str = field(default="confidence", init=False)
@@ -69,20 +67,12 @@ class StateWalk(AcceptanceRule):
             return each.reshape(*shape, *each.shape[2:]) if each.dim() > 2 else each.reshape(shape)
 
         is_open, places = by_state(block.is_open[:, :, 0]), by_state(block.starts)
-        guesses, exists = by_state(block.tokens[:, :, 0]), by_state(block.valid[:, :, 0])
-        chosen = scores.choose(block.lanes, random, first).view(shape)
-        logits = scores.logits.view(*chosen.shape, -1)
+        guesses = by_state(block.tokens[:, :, 0])
+        by_token = self.order == "confidence"
+        seen = places_of(block, scores, random, first, anew=by_token, groups=count + 1)
+        chosen = seen.token.view(shape)
         sound = (scores.is_finite().view(shape) | ~is_open).all(-1)
-        seen = Places(
-            token=chosen.flatten(0, 1),
-            logits=logits.flatten(0, 1),
-            is_open=is_open.flatten(0, 1),
-            exists=exists.flatten(0, 1),
-            begin=places[:, :, 0].flatten(),
-            length=block.length,
-            ends=block.ends,
-        )
-        order = (seen.order if self.order == "confidence" else seen.leftmost).view(shape)
+        order = (seen.order if by_token else seen.leftmost).view(shape)
         picked = is_open & (order == 0) & sound[:, :, None]
 
         leads = (picked[:, :-2] & block.guessed[:, :-1]).any(-1) & block.known[:, 1:]
@@ -105,10 +95,9 @@ class StateWalk(AcceptanceRule):
             failed=~take(sound, final),
             reopened=torch.cat([zeros, zeros], 1),
             settled=torch.full((rows,), torch.iinfo(torch.long).max, device=last.device),
-            begin=take(places, final)[:, 0],
+            seen=seen.map(lambda each: take(each.view(rows, count + 1, *each.shape[1:]), final)),
             order=take(order, final),
-            tokens=take(chosen, final),
-            confidence=take(seen.confidence.view(shape), final).where(take(is_open, final), 1.0),
+            leaves=take(is_open, final) & ~last,
         )
         return fill, Measured.nothing(last)
 

@@ -258,6 +258,12 @@ class Scores(Categorical):
         return warp_logits(self.raw, self.warping).view(*self.shape, self.raw.shape[-1])
 
     @once
+    def own_logits(self) -> Tensor:
+        """[T, n, V] logits behind guidance and processors, before temperature and truncation."""
+        guided = Warping((0.0,), guidance_scale=self.warping.guidance_scale)
+        return warp_logits(self.raw, guided).view(*self.shape, self.raw.shape[-1])
+
+    @once
     def p(self) -> Tensor:  # computed where a rule asks for it
         if self.greedy is False:
             return self.logits.softmax(-1)

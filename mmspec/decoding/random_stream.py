@@ -44,9 +44,9 @@ class RandomStream(Rows):
         keys: [B, 2] the rows' Philox keys, uint32 words held in int64.
         round: number of the round, for proposals of a residual, which may take several rounds.
         step: tells apart numbers for one position that is drawn again and again, as places of a Jacobi
-            window are; [B, 1] where rows differ. A place is judged once, so acceptance rules need no step,
-            but for those that judge a draft as a whole, whose step is the place after its root; the
-            target's own noise never has one.
+            window are, and open places of a masked model; [B, 1] where rows differ. A place is judged once,
+            so acceptance rules need no step, but for those that judge a draft as a whole, whose step is the
+            place after its root; the target's own noise never has one.
     """
 
     row_fields = named("keys")

@@ -73,6 +73,7 @@ class UnmaskingSession(OrderSession):
             length=length,
             cache=self.drafter.cache,
             ends=canvas.stopping[0].end_token_ids,
+            judges_own=self.drafter.judges_own,
         )
         where = exists[:, :, None]
         return replace(block, valid=where, slots=block.slots.where(where, length))
@@ -123,6 +124,7 @@ class UnmaskingDrafter(PlacesDrafter):
     session: Callable[[Any, PromptBatch], DraftSession] = UnmaskingSession
     mask: int  # of the target that it is fitted to
     order: str  # of its plain decoding
+    judges_own: bool  # as of `MaskedBlock`
     by_confidence = True  # rules rank places so, whatever the model's own order
     is_causal: bool  # from block to block
 
@@ -143,6 +145,7 @@ class UnmaskingDrafter(PlacesDrafter):
         fitted = copy.copy(self)
         fitted.mask, fitted.is_causal, fitted.order = target.vocabulary, own is not None, target.order
         fitted.block_length = own or self.block_length
+        fitted.judges_own = target.confidence == "own"
         fitted.keeps = ONE_PLACE[target.order]
         another = own is None and (self.block_length is not None or self.cache != "none")
         if another or (self.by_confidence and target.order != "confidence"):

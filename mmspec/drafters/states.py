@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.acceptance.places import rank
+from mmspec.acceptance.places import NOWHERE, draw_anew, rank
 from mmspec.acceptance.state_walk import StateFill
 from mmspec.decoding.canvas import Canvas
+from mmspec.decoding.distribution import Scores
 from mmspec.decoding.draft import Draft
 from mmspec.decoding.interfaces import Target, TargetOutput
 from mmspec.drafters.masked_blocks import UnmaskingDrafter, UnmaskingSession
@@ -85,6 +86,7 @@ class StatesSession(UnmaskingSession):
         self.ranked = torch.zeros(rows, width, dtype=torch.long, device=self.device)
         self.guesses = torch.zeros_like(self.ranked)
         self.begin = torch.full((rows,), -1, device=self.device)
+        self.random = batch.random
 
     def propose(self, canvas: Canvas) -> Draft:
         block: Any = super().propose(canvas)
@@ -158,15 +160,48 @@ class StatesSession(UnmaskingSession):
             length=length,
             cache=block.cache,
             ends=block.ends,
+            judges_own=block.judges_own,
         )
         held = {each.name: getattr(made, each.name) for each in fields(made)}
         return {**held, "slots": slots[:, :, None], "valid": exists[:, :, None]}
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Any, verdict: Any) -> None:
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Any) -> None:
         if isinstance(draft, StatesBlock) and isinstance(verdict, StateFill):
-            self.begin, self.ranked, self.guesses = verdict.begin, verdict.order, verdict.tokens
-            if self.drafter.head is not None:
-                self.ranked = rank(self.drafter.head(verdict.confidence))
+            self.begin = verdict.seen.begin
+            self.ranked, self.guesses = self._guess(scores, verdict)
+
+    def _guess(self, scores: Scores, verdict: StateFill) -> tuple[Tensor, Tensor]:
+        """[B, n] ranks in which the open places of a block are guessed to come, and their tokens.
+
+        Tokens that are drawn anew in every state are guessed with the noise of the states to come.
+        """
+        seen, ranked, head = verdict.seen, verdict.order, self.drafter.head
+        if head is not None:
+            ranked = rank(head(seen.confidence.where(seen.is_open, 1.0)))
+        if self.drafter.order != "confidence" or scores.greedy is True:
+            return ranked, seen.token
+        width = seen.token.shape[1]
+        lanes = Scores(seen.logits.flatten(0, 1)[:, None], greedy=False)
+        places = seen.begin[:, None] + torch.arange(width, device=self.device)
+        now = seen.begin[:, None] + seen.decided + 1
+        noise, greedy = self.random.repeat(places.numel()), scores.greedy
+
+        def draw(count: Tensor) -> Tensor:
+            token = draw_anew(lanes, noise, places, count.expand_as(places))
+            return token if greedy is False else seen.token.where(greedy.view(len(token), -1)[:, :1], token)
+
+        if head is not None:
+            ranked = rank(-ranked.masked_fill(~verdict.leaves, width).double())
+            return ranked, draw(now + ranked)
+        is_open, guesses = verdict.leaves, seen.token
+        ranked = torch.full_like(guesses, width)
+        for ahead in range(min(self.drafter.states - 1, width)):
+            token = draw(now + ahead)
+            sure = seen.p.gather(-1, token[..., None])[..., 0].masked_fill(~is_open, NOWHERE)
+            next_place = (rank(sure) == 0) & is_open
+            ranked, guesses = ranked.masked_fill(next_place, ahead), token.where(next_place, guesses)
+            is_open = is_open & ~next_place
+        return ranked, guesses
 
 
 class StatesDrafter(UnmaskingDrafter):

@@ -7,11 +7,13 @@ are of what stands there. Importing this makes the auto classes of transformers 
 without their remote code. Tested on small random checkpoints with their configs and keys, not on published
 weights. Dream's tokenizer is remote code, which the user must allow or convert.
 
-Attributes of each config, which the target reads (a saved one may set the last two itself):
+Attributes of each config, which the target reads (a saved one may set all but the first two itself):
     mask_token_id: the token of a place that is not decided.
     block_length: places p and q of one block, p // block_length, see each other, and blocks those before
         them; None: all places see each other.
     predicts: "own" if the logits at a place are of that place, "next" if they are of the place behind it.
+    confidence: "own" if a token's confidence is its probability in the model's own distribution, as in the
+        `generate.py` of LLaDA; "promised", the default, if it is that behind temperature and truncation.
 """
 
 from __future__ import annotations
@@ -127,6 +129,7 @@ class LLaDAConfig(LlamaConfig):
     model_type = "llada"
     block_length = None
     predicts = "own"
+    confidence = "own"
     is_causal = False
 
     rms_norm_eps: float = 1e-5

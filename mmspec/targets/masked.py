@@ -35,6 +35,7 @@ __all__ = ["CACHES", "MaskedBlock", "MaskedState", "MaskedTarget"]
 CACHES = ("none", "prefix", "dual")
 PREDICTS = ("own", "next")
 ORDERS = ("confidence", "left_to_right")
+CONFIDENCES = ("promised", "own")
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,15 @@ class MaskedBlock(Block):
             read when the block began; "dual", what stands behind it as well (Fast-dLLM, 2505.22618). Ignored
             by block-causal models, whose finished blocks do not change.
         ends: tokens that end an output.
+        judges_own: whether the confidence of a token is its probability in the model's own distribution, not
+            in the promised one.
     """
 
     groups: Sequence[tuple[int, int]]
     length: int
     cache: str
     ends: frozenset[int] = frozenset()
+    judges_own: bool = False
 
     @property
     def before(self) -> Tensor:
@@ -102,9 +106,12 @@ class MaskedTarget(CausalTarget):
             (Dream, 2508.15487); None is the config's, or "own".
         order: in which plain decoding decides the places of a block: "confidence", the surest first (LLaDA),
             or "left_to_right" (`sequential` of SDAR); None is the config's, or "confidence".
+        confidence: the distribution in which a token's probability says how sure its place is: "promised",
+            that which the token is drawn from (SDAR, Dream, LLaDA2), or "own", the model's at temperature 1
+            and before truncation (LLaDA); None is the config's, or "promised".
 
     Attributes:
-        mask_token_id, block_length, predicts, order: as passed.
+        mask_token_id, block_length, predicts, order, confidence: as passed.
 
     Raises:
         UnsupportedModelError: the architecture cannot be told what its tokens see; the message says why.
@@ -120,6 +127,7 @@ class MaskedTarget(CausalTarget):
         block_length: int | None = None,
         predicts: str | None = None,
         order: str | None = None,
+        confidence: str | None = None,
     ) -> None:
         super().__init__(model)
         text: Any = model.config.get_text_config(decoder=True)
@@ -132,6 +140,7 @@ class MaskedTarget(CausalTarget):
         self.block_length: int | None = block_length or getattr(text, "block_length", None)
         self.predicts = getattr(text, "predicts", "own") if predicts is None else predicts
         self.order = getattr(text, "order", "confidence") if order is None else order
+        self.confidence = getattr(text, "confidence", "promised") if confidence is None else confidence
         last = self.vocabulary - 1
         if not is_integer(self.mask_token_id) or not 0 <= self.mask_token_id <= last:
             raise InputError("mask_token_id", self.mask_token_id, f"a token id from 0 to {last}")
@@ -141,6 +150,8 @@ class MaskedTarget(CausalTarget):
             raise InputError("predicts", self.predicts, " or ".join(PREDICTS))
         if self.order not in ORDERS:
             raise InputError("order", self.order, " or ".join(ORDERS))
+        if self.confidence not in CONFIDENCES:
+            raise InputError("confidence", self.confidence, " or ".join(CONFIDENCES))
 
     def embed_prompt(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Embed a prompt, [L, d], with its images where it has any."""

@@ -162,7 +162,9 @@ RULES: list[tuple[str, dict[str, Any], Pick]] = [
 ]
 
 
-def twin(kind: str, row: int, pick: Pick, block: int | None, sampler: Sampler) -> tuple[list[int], int]:
+def twin(
+    kind: str, row: int, pick: Pick, block: int | None, sampler: Sampler, by_token: bool
+) -> tuple[list[int], int]:
     """Tokens of a row and its forwards, decoded by lists; every forward reads everything."""
     model, prompt, stream = model_of(kind), PROMPTS[row], RandomStream.from_seed(5, len(PROMPTS))
     mask, shift = model.config.mask_token_id, int(model.config.predicts == "next")
@@ -177,10 +179,10 @@ def twin(kind: str, row: int, pick: Pick, block: int | None, sampler: Sampler) -
         shown = [*prompt, *output][: start + end] if causal else [*prompt, *output]
         scores = scores_of(model, shown, causal)[start - shift :]
         forwards += 1
-        seen = []
+        seen, noise = [], noise_of(stream, row, is_open.count(False) if by_token else None)
         for place in range(begin, end):
             if is_open[place]:
-                seen.append(see(scores[place], place, row, mask, stream, sampler))
+                seen.append(see(scores[place], place, mask, noise, sampler, own=kind == "llada"))
         at = At(end - begin, end - begin - len(seen), begin, LENGTH)
         picked = pick(seen, at)
         for one in seen:
@@ -189,16 +191,34 @@ def twin(kind: str, row: int, pick: Pick, block: int | None, sampler: Sampler) -
     return output, forwards
 
 
-def see(scores: list[float], place: int, row: int, mask: int, stream: RandomStream, sampler: Sampler) -> Seen:
-    scaled = [score / (sampler.temperature or 1.0) for score in scores]
-    scaled[mask] = -math.inf
-    largest = max(scaled)
-    weights = [math.exp(score - largest) for score in scaled]
-    p = [weight / sum(weights) for weight in weights]
-    noise = [0.0] * len(scores)
-    if not sampler.greedy:
+def noise_of(stream: RandomStream, row: int, decided: int | None) -> Callable[[int], list[float]]:
+    """The noise of a row's places while so many are decided; None: the same whatever is decided."""
+    purpose = Purpose.TARGET if decided is None else Purpose.REDRAW
+
+    def draw(place: int) -> list[float]:
         index = torch.full((len(PROMPTS), 1), place)
-        noise = stream.gumbel(index, Purpose.TARGET, len(scores), torch.float64)[row, 0].tolist()
+        noise: list[float] = (
+            stream.at(decided or 0).gumbel(index, purpose, WORDS, torch.float64)[row, 0].tolist()
+        )
+        return noise
+
+    return draw
+
+
+def see(
+    scores: list[float],
+    place: int,
+    mask: int,
+    draw: Callable[[int], list[float]],
+    sampler: Sampler,
+    own: bool,
+) -> Seen:
+    scores[mask] = -math.inf
+    scaled = [score / (sampler.temperature or 1.0) for score in scores]
+    judged = scores if own else scaled
+    weights = [math.exp(score - max(judged)) for score in judged]
+    p = [weight / sum(weights) for weight in weights]
+    noise = [0.0] * len(scores) if sampler.greedy else draw(place)
     token = max(range(len(scores)), key=lambda word: scaled[word] + noise[word])
     return Seen(place, token, scaled, p)
 
@@ -221,7 +241,7 @@ def test_tokens_and_forwards_are_those_of_lists(
         drafter = UnmaskingDrafter(block).fit(target)
         run = decode(target, PROMPTS, drafter, rule, sampler, max_new_tokens=LENGTH, seed=5, end=[END])
         for row, output in enumerate(run.outputs):
-            expected, forwards = twin(kind, row, pick, block, sampler)
+            expected, forwards = twin(kind, row, pick, block, sampler, rule.by_token)
             cut = expected.index(END) + 1 if END in expected else LENGTH
             assert output == expected[:cut], (kind, block, row)
             assert run.stats.nfe[row] == forwards or cut < LENGTH
@@ -246,7 +266,10 @@ def test_blocks_that_end_at_delimiters_are_those_of_lists(least: float, sampler:
             begin = is_open.index(True)
             scores = scores_of(model, [*prompt, *output])[len(prompt) :]
             forwards += 1
-            seen = {place: see(scores[place], place, row, mask, stream, sampler) for place in range(LENGTH)}
+            noise = noise_of(stream, row, is_open.count(False))
+            seen = {
+                place: see(scores[place], place, mask, noise, sampler, own=True) for place in range(LENGTH)
+            }
             if begin >= end:
                 looked = [seen[place] for place in range(begin, min(begin + window, LENGTH))]
                 sure = [(-one.sure, one.place) for one in looked if one.token in delimiters]
@@ -286,7 +309,7 @@ def test_every_rule_decides_something_and_nothing_that_is_not_open() -> None:
             logits = 4 * torch.randn(16, size, WORDS, generator=noise)
             exists = torch.ones_like(is_open)
             begin = torch.zeros(16, dtype=torch.long)
-            places = Places(logits.argmax(-1), logits, is_open, exists, begin, size, frozenset({END}))
+            places = Places(logits.argmax(-1), logits, logits, is_open, exists, begin, size, frozenset({END}))
             given = {"filter": CommitFilter(CommitFilterConfig(8))} if name == "learned" else {}
             rule: Any = ACCEPTANCE_RULES[name](**given)
             chosen = rule.chosen(places)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
-#: Scores over the vocabulary and a place of the output -> a token, and the probability of every token.
-Choose = Callable[[list[float], int], tuple[int, list[float]]]
+#: Scores over the vocabulary, a place of the output and how many are decided -> a token, and the probability
+#: of every token.
+Choose = Callable[[list[float], int, int], tuple[int, list[float]]]
 
 
 def scores_of(model: PreTrainedModel, sequence: Sequence[int], block: int | None = None) -> list[list[float]]:
@@ -28,12 +29,15 @@ def scores_of(model: PreTrainedModel, sequence: Sequence[int], block: int | None
 
 
 def most_confident(
-    scores: list[list[float]], open_places: Sequence[int], choose: Choose, count: int
+    scores: list[list[float]], open_places: Sequence[int], choose: Choose, count: int, decided: int
 ) -> dict[int, int]:
-    """Tokens of the places of the most probable ones: place -> token; of equals the leftmost."""
+    """Tokens of the places of the most probable ones: place -> token; of equals the leftmost.
+
+    Each is chosen with the noise that its place has while so many are decided.
+    """
     ranked = []
     for place in open_places:
-        token, probabilities = choose(scores[place], place)
+        token, probabilities = choose(scores[place], place, decided)
         ranked.append((-probabilities[token], place, token))
     return {place: token for _, place, token in sorted(ranked)[:count]}
 
@@ -58,7 +62,7 @@ def unmask_everywhere(
         scores = scores_of(model, [*prompt, *output])[len(prompt) - shift :]
         forwards += 1
         inside = [place for place in range(first, min(first + block, length)) if is_open[place]]
-        for place, token in most_confident(scores, inside, choose, places).items():
+        for place, token in most_confident(scores, inside, choose, places, is_open.count(False)).items():
             output[place], is_open[place] = token, False
     return output, forwards
 
@@ -80,7 +84,8 @@ def unmask_blocks(
         while inside:
             scores = scores_of(model, sequence, block)[start:]
             forwards += 1
-            decided = most_confident(scores, sorted(place - start for place in inside), choose, places)
+            open_places = sorted(place - start for place in inside)
+            decided = most_confident(scores, open_places, choose, places, end - start - len(inside))
             for place, token in decided.items():
                 sequence[start + place] = token
             inside -= {start + place for place in decided}
@@ -109,9 +114,12 @@ def unmask_doubting(
         scores = scores_of(model, [*prompt, *seen])[len(prompt) :]
         forwards += 1
         inside = range(first, min(first + block, length))
-        decided = most_confident(scores, [place for place in inside if is_open[place]], choose, places)
+        still, count = [place for place in inside if is_open[place]], is_open.count(False)
+        decided = most_confident(scores, still, choose, places, count)
         kept = [
-            (choose(scores[place], place)[1][output[place]], place) for place in inside if not is_open[place]
+            (choose(scores[place], place, count)[1][output[place]], place)
+            for place in inside
+            if not is_open[place]
         ]
         doubted = sorted(each for each in kept if each[0] < threshold)[: len(decided) - 1]
         for place, token in decided.items():

@@ -62,14 +62,14 @@ def naive_unmasking(
     length: int,
     block: int,
     places: int,
-    choose: Callable[[list[float], int], tuple[int, float]],
+    choose: Callable[[list[float], int, int], tuple[int, float]],
 ) -> tuple[list[int], int]:
     """Low-confidence remasking of one row (LLaDA, 2502.09992, section 2.4).
 
     Args:
         predict: output with masks -> scores over the vocabulary at each of its places.
         length, block, places: tokens of the output, of a block, and of those that a step decides.
-        choose: scores and their place -> a token and its probability.
+        choose: scores, their place, and how many are decided -> a token and its probability.
 
     Returns:
         The output, and how many forwards it took.
@@ -80,10 +80,10 @@ def naive_unmasking(
         begin = output.index(None) // block * block
         scores = predict([MASK if token is None else token for token in output])
         forwards += 1
-        chosen = []
+        chosen, decided = [], length - output.count(None)
         for place in range(begin, min(begin + block, length)):
             if output[place] is None:
-                token, probability = choose(scores[place], place)
+                token, probability = choose(scores[place], place, decided)
                 chosen.append((-probability, place, token))
         for _, place, token in sorted(chosen)[:places]:
             output[place] = token
@@ -123,9 +123,9 @@ def naive(row: int, block: int | None, places: int, sampler: Sampler, length: in
             scores = without + sampler.guidance_scale * (scores - without)
         return scores.tolist()
 
-    def choose(scores: list[float], place: int) -> tuple[int, float]:
+    def choose(scores: list[float], place: int, decided: int) -> tuple[int, float]:
         index = torch.full((len(PROMPTS), 1), place)
-        noise = stream.gumbel(index, Purpose.TARGET, VOCABULARY, torch.float64)[row, 0]
+        noise = stream.at(decided).gumbel(index, Purpose.REDRAW, VOCABULARY, torch.float64)[row, 0]
         return naive_choice(scores, sampler, noise.tolist())
 
     return naive_unmasking(predict, length, block or length, places, choose)

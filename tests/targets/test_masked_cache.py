@@ -38,19 +38,23 @@ def target(kind: str) -> MaskedTarget:
     return MaskedTarget(MASKED_MODELS[kind](WORDS))
 
 
-def chooser(row: int, sampler: Sampler) -> Choose:
-    """Tokens of a row of three, drawn with its noise; the mask is never drawn."""
+def chooser(row: int, sampler: Sampler, kind: str = "llada") -> Choose:
+    """Tokens of a row of three, drawn with its noise; the mask is never drawn.
+
+    Confidences are those of each model's code: of LLaDA's scores as they are.
+    """
     stream = RandomStream.from_seed(SEED, len(PROMPTS))
 
-    def choose(scores: list[float], place: int) -> tuple[int, list[float]]:
+    def choose(scores: list[float], place: int, decided: int) -> tuple[int, list[float]]:
         logits = torch.tensor(scores, dtype=torch.float64)
         logits[MASK] = -torch.inf
         if sampler.greedy:
             return int(logits.argmax()), logits.softmax(-1).tolist()
         warped = sampler.warp(logits[None, None])[0, 0]
         index = torch.full((len(PROMPTS), 1), place)
-        noise = stream.gumbel(index, Purpose.TARGET, WORDS, torch.float64)[row, 0]
-        return int((warped + noise).argmax()), warped.softmax(-1).tolist()
+        noise = stream.at(decided).gumbel(index, Purpose.REDRAW, WORDS, torch.float64)[row, 0]
+        judged = logits if kind == "llada" else warped
+        return int((warped + noise).argmax()), judged.softmax(-1).tolist()
 
     return choose
 
@@ -68,7 +72,7 @@ def test_plain_decoding_is_that_of_the_slow_way(kind: str, sampler: Sampler) -> 
     slow = naive_masked.unmask_blocks if kind == "sdar" else naive_masked.unmask_everywhere
     run = unmask(kind, NoDrafter(), LowConfidence(3), sampler)
     for row, prompt in enumerate(PROMPTS):
-        expected = slow(target(kind).model, prompt, LENGTH, chooser(row, sampler))
+        expected = slow(target(kind).model, prompt, LENGTH, chooser(row, sampler, kind))
         assert (run.outputs[row], run.stats.rounds[row]) == expected
     assert run.stats.target_forwards == LENGTH
 
@@ -81,7 +85,7 @@ def test_several_places_a_forward(kind: str, places: int) -> None:
     drafter = UnmaskingDrafter(block_length=None if kind == "sdar" else 4)
     run = unmask(kind, drafter, LowConfidence(places), SAMPLED)
     for row, prompt in enumerate(PROMPTS):
-        choose = chooser(row, SAMPLED)
+        choose = chooser(row, SAMPLED, kind)
         expected = slow(target(kind).model, prompt, LENGTH, choose, places=places, **blocks)
         assert (run.outputs[row], run.stats.rounds[row]) == expected
 
@@ -131,7 +135,8 @@ def cached_unmasking(prompt: Sequence[int], block: int, policy: str, choose: Cho
                 kept = [(layer.keys, layer.values) for layer in cache.layers]
             scores = [[0.0]] * low + read
             inside = [place for place in range(begin, end) if output[place] == MASK]
-            decided = naive_masked.most_confident(scores[start:], inside, choose, 1)
+            count = LENGTH - output.count(MASK)
+            decided = naive_masked.most_confident(scores[start:], inside, choose, 1, count)
             for place, token in decided.items():
                 output[place] = token
     return output

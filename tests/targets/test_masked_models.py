@@ -57,23 +57,28 @@ def tokens_of(pipe: Any, row: int) -> list[int]:
     return tokens
 
 
-def chooser(mask: int, row: int, settings: dict[str, Any]) -> Choose:
-    """Choose as the sampler promises, with the noise of a row's places; the mask is never chosen."""
+def chooser(mask: int, row: int, settings: dict[str, Any], own: bool) -> Choose:
+    """Choose as the sampler promises, with the noise of a row's places; the mask is never chosen.
+
+    LLaDA's probabilities are those of the scores as they are.
+    """
     stream = RandomStream.from_seed([SEEDS[row]], 1)
     temperature, top_k = settings.get("temperature", 1.0), settings.get("top_k", 0)
 
-    def choose(scores: list[float], place: int) -> tuple[int, list[float]]:
+    def choose(scores: list[float], place: int, decided: int) -> tuple[int, list[float]]:
         words = sorted((word for word in range(len(scores)) if word != mask), key=lambda word: -scores[word])
         kept = words[: top_k or None]
         warped = {word: scores[word] / temperature for word in kept}
-        largest = max(warped.values())
-        weights = {word: math.exp(value - largest) for word, value in warped.items()}
+        judged = {word: scores[word] for word in words} if own else warped
+        largest = max(judged.values())
+        weights = {word: math.exp(value - largest) for word, value in judged.items()}
         total = sum(weights.values())
         probabilities = [weights.get(word, 0.0) / total for word in range(len(scores))]
         if settings is GREEDY:
             return kept[0], probabilities
         index = torch.full((1, 1), place)
-        noise = stream.gumbel(index, Purpose.TARGET, len(scores), torch.float64)[0, 0].tolist()
+        fresh = stream.at(decided)
+        noise = fresh.gumbel(index, Purpose.REDRAW, len(scores), torch.float64)[0, 0].tolist()
         return max(kept, key=lambda word: warped[word] + noise[word]), probabilities
 
     return choose
@@ -83,7 +88,8 @@ def expected(
     pipe: Any, row: int, settings: dict[str, Any], block: int | None, places: int
 ) -> tuple[list[int], int]:
     """What the slow way gives for a prompt."""
-    choose = chooser(pipe.model.config.mask_token_id, row, settings)
+    own = pipe.model.config.model_type == "llada"
+    choose = chooser(pipe.model.config.mask_token_id, row, settings, own)
     if pipe.model.config.block_length is not None:
         return unmask_blocks(pipe.model, tokens_of(pipe, row), LENGTH, choose, places)
     return unmask_everywhere(pipe.model, tokens_of(pipe, row), LENGTH, choose, block, places)
@@ -122,7 +128,7 @@ def test_decided_places_that_are_doubted_are_masked_again(llada: Any, settings: 
     total = 0
     output = said(llada, [0, 1, 2], settings, low_confidence(3, 6, remask_below=0.6))
     for row in range(3):
-        choose = chooser(127, row, settings)
+        choose = chooser(127, row, settings, own=True)
         tokens, forwards, opened = unmask_doubting(
             llada.model, tokens_of(llada, row), LENGTH, choose, 0.6, 6, 3
         )
