@@ -722,6 +722,13 @@ FAULTS = (
         ("tests/targets/test_masked_sampling.py",),
     ),
     Fault(
+        "the last block of an SDAR ends at the limit, and has another text",
+        "UnmaskingSession.open",
+        "-(first + asked) % size if",
+        "0 if",
+        ("tests/targets/test_masked_cache.py",),
+    ),
+    Fault(
         "padding of masked models is written over keys",
         "MaskedTarget._nodes",
         "(place - first).where(place < last, junk)",

@@ -36,7 +36,7 @@ class Places:
         is_open: [B, n] whether a token may be decided there.
         exists: [B, n] False for padding of shorter blocks.
         begin: [B] output index of the first place.
-        length: places of the whole output.
+        length: tokens that the whole output may have.
         ends: tokens that end an output.
     """
 
@@ -95,7 +95,7 @@ class Places:
     @property
     def progress(self) -> Tensor:
         """[B, 1] share of the whole output that is decided once this round has decided one place."""
-        return (self.begin[:, None] + self.decided + 1).float() / self.length
+        return ((self.begin[:, None] + self.decided + 1).float() / self.length).clamp_max(1.0)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def places_of(
     """
     parts = draft.is_open[:, :, 0], draft.valid[:, :, 0], draft.starts
     is_open, exists, starts = (each.reshape(len(each) * groups, -1) for each in parts)
-    begin, length = starts[:, 0], getattr(draft, "length", is_open.shape[1])
+    begin, length = starts[:, 0], getattr(draft, "asked", is_open.shape[1])
     if anew:
         count = begin + (exists & ~is_open).sum(-1)
         token = draw_anew(scores, random, starts, count[:, None].expand_as(starts))

@@ -45,12 +45,16 @@ class UnmaskingSession(OrderSession):
         self.drafter, self.requests, self.device = drafter, batch.requests, batch.prefill.logits.device
 
     def open(self, canvas: Canvas) -> Draft:
-        length, rows = canvas.stopping[0].max_new_tokens, len(self.requests)
-        size = self.drafter.block_length or length
-        self.order = torch.arange(length, device=self.device).expand(rows, -1)
+        asked, rows = canvas.stopping[0].max_new_tokens, len(self.requests)
+        size = self.drafter.block_length or asked
         # blocks of a block-causal model are counted from the first token of the prompt
         inside = [len(each.prompt_tokens) % size if self.drafter.is_causal else 0 for each in self.requests]
-        self.ends = [[*range(size - first, length, size), length] for first in inside]
+        more = [-(first + asked) % size if self.drafter.whole_blocks else 0 for first in inside]
+        self.ends = [
+            [*range(size - first, asked, size), asked + rest]
+            for first, rest in zip(inside, more, strict=True)
+        ]
+        self.order = torch.arange(asked + max(more), device=self.device).expand(rows, -1)
         return super().open(canvas)
 
     def count_decided(self, row: int, canvas: Canvas) -> int:
@@ -71,6 +75,7 @@ class UnmaskingSession(OrderSession):
             completes=places.shape[1],
             groups=groups,
             length=length,
+            asked=canvas.stopping[0].max_new_tokens,
             cache=self.drafter.cache,
             ends=canvas.stopping[0].end_token_ids,
             judges_own=self.drafter.judges_own,
@@ -125,6 +130,7 @@ class UnmaskingDrafter(PlacesDrafter):
     mask: int  # of the target that it is fitted to
     order: str  # of its plain decoding
     judges_own: bool  # as of `MaskedBlock`
+    whole_blocks: bool  # as of `MaskedTarget`
     by_confidence = True  # rules rank places so, whatever the model's own order
     is_causal: bool  # from block to block
 
@@ -145,6 +151,7 @@ class UnmaskingDrafter(PlacesDrafter):
         fitted = copy.copy(self)
         fitted.mask, fitted.is_causal, fitted.order = target.vocabulary, own is not None, target.order
         fitted.block_length = own or self.block_length
+        fitted.whole_blocks = target.whole_blocks
         fitted.judges_own = target.confidence == "own"
         fitted.keeps = ONE_PLACE[target.order]
         another = own is None and (self.block_length is not None or self.cache != "none")

@@ -105,7 +105,8 @@ class StatesSession(UnmaskingSession):
         is_full = known & (state[:, 0] == left[:, None])  # at most one of a row
         full = torch.where(is_full.any(-1), is_full.long().argmax(-1), count)
         behind = starts[:, :1] + exists.sum(-1, keepdim=True) + torch.arange(width, device=self.device)
-        has_behind = (full < count)[:, None] & (behind < block.length)
+        last = torch.tensor([ends[-1] for ends in self.ends], device=self.device)[:, None]
+        has_behind = (full < count)[:, None] & (behind < last)
 
         masks = torch.full_like(behind, self.drafter.mask)
         made = self._laid_out(
@@ -158,6 +159,7 @@ class StatesSession(UnmaskingSession):
             completes=2 * width,
             groups=block.groups,
             length=length,
+            asked=block.asked,
             cache=block.cache,
             ends=block.ends,
             judges_own=block.judges_own,

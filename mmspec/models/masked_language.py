@@ -12,6 +12,8 @@ Attributes of each config, which the target reads (a saved one may set all but t
     block_length: places p and q of one block, p // block_length, see each other, and blocks those before
         them; None: all places see each other.
     predicts: "own" if the logits at a place are of that place, "next" if they are of the place behind it.
+    whole_blocks: of models with blocks, True, the default, if the last one of an output is filled whole and
+        cut; False if it ends where the output does.
     confidence: "own" if a token's confidence is its probability in the model's own distribution, as in the
         `generate.py` of LLaDA; "promised", the default, if it is that behind temperature and truncation.
 """
@@ -194,6 +196,7 @@ class LLaDA2Config(Glm4MoeConfig):
 
     model_type = "llada2_moe"
     predicts = "own"
+    whole_blocks = False
 
     mask_token_id: int = 156895
     block_length: int = 32

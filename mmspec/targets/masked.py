@@ -48,7 +48,9 @@ class MaskedBlock(Block):
 
     Attributes:
         groups: begin and end of each row's block, as output indices known to the host.
-        length: places of the output; slots from there on belong to no place.
+        length: places of the output, those behind the end of it in a last block that is filled whole
+            included; slots from there on belong to no place.
+        asked: tokens that the output may have.
         cache: what is kept from one forward to the next where all places see each other, a change of the
             model's distribution: "none", exactly nothing; "prefix", what stands before the block, as it was
             read when the block began; "dual", what stands behind it as well (Fast-dLLM, 2505.22618). Ignored
@@ -60,6 +62,7 @@ class MaskedBlock(Block):
 
     groups: Sequence[tuple[int, int]]
     length: int
+    asked: int
     cache: str
     ends: frozenset[int] = frozenset()
     judges_own: bool = False
@@ -112,6 +115,10 @@ class MaskedTarget(CausalTarget):
 
     Attributes:
         mask_token_id, block_length, predicts, order, confidence: as passed.
+        whole_blocks: of a block-causal model, the config's or True: whether the last block of an output is
+            filled whole and cut (SDAR), so that a limit does not change the text before it; else it ends
+            where the output does (LLaDA2 in diffusers). False where all places see each other: there the
+            limit says how many are read.
 
     Raises:
         UnsupportedModelError: the architecture cannot be told what its tokens see; the message says why.
@@ -141,6 +148,7 @@ class MaskedTarget(CausalTarget):
         self.predicts = getattr(text, "predicts", "own") if predicts is None else predicts
         self.order = getattr(text, "order", "confidence") if order is None else order
         self.confidence = getattr(text, "confidence", "promised") if confidence is None else confidence
+        self.whole_blocks = self.block_length is not None and bool(getattr(text, "whole_blocks", True))
         last = self.vocabulary - 1
         if not is_integer(self.mask_token_id) or not 0 <= self.mask_token_id <= last:
             raise InputError("mask_token_id", self.mask_token_id, f"a token id from 0 to {last}")
@@ -204,7 +212,7 @@ class MaskedTarget(CausalTarget):
         """Score the lanes of a block in one forward, which also reads what they need and is not kept."""
         shift = int(self.predicts == "next")
         if (longest := max(state.prompt_lengths)) == state.tokens.shape[1]:
-            check_length(self.model, state.prompt_lengths, draft.length)
+            check_length(self.model, state.prompt_lengths, draft.asked)
             state.tokens = lengthen(state.tokens, longest + draft.length + 1, fill=self.vocabulary)
         nodes = self._nodes(state, draft, shift)
         state.lanes = draft.starts.shape[1] + shift

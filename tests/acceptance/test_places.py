@@ -49,7 +49,7 @@ class At(NamedTuple):
 
     @property
     def progress(self) -> float:
-        return (self.begin + self.decided + 1) / self.length
+        return min((self.begin + self.decided + 1) / self.length, 1.0)
 
 
 Pick = Callable[[list[Seen], At], set[int]]
@@ -169,13 +169,14 @@ def twin(
     model, prompt, stream = model_of(kind), PROMPTS[row], RandomStream.from_seed(5, len(PROMPTS))
     mask, shift = model.config.mask_token_id, int(model.config.predicts == "next")
     causal, start = model.config.block_length, len(prompt)
-    output, is_open, forwards = [mask] * LENGTH, [True] * LENGTH, 0
     inside = start % causal if causal else 0
     size = causal or block or LENGTH
-    while any(is_open):
+    whole = LENGTH + -(inside + LENGTH) % causal if causal else LENGTH
+    output, is_open, forwards = [mask] * whole, [True] * whole, 0
+    while any(is_open[:LENGTH]):
         first = is_open.index(True)
         begin = max(0, (first + inside) // size * size - inside)
-        end = min((first + inside) // size * size - inside + size, LENGTH)
+        end = min((first + inside) // size * size - inside + size, whole)
         shown = [*prompt, *output][: start + end] if causal else [*prompt, *output]
         scores = scores_of(model, shown, causal)[start - shift :]
         forwards += 1
@@ -188,7 +189,7 @@ def twin(
         for one in seen:
             if one.place in picked:
                 output[one.place], is_open[one.place] = one.token, False
-    return output, forwards
+    return output[:LENGTH], forwards
 
 
 def noise_of(stream: RandomStream, row: int, decided: int | None) -> Callable[[int], list[float]]:

@@ -72,16 +72,17 @@ def unmask_blocks(
 ) -> tuple[list[int], int]:
     """SDAR (2510.06303): blocks of absolute places, the first of which may begin inside the prompt.
 
-    A block is decided with nothing behind it, and read clean by those that follow.
+    A block is decided with nothing behind it, and read clean by those that follow. The last one is filled
+    whole, until all that was asked for is decided.
     """
     block, mask, start = model.config.block_length, model.config.mask_token_id, len(prompt)
     sequence, forwards = [*prompt], 0
     while len(sequence) < start + length:
         begin = len(sequence)
-        end = min((begin // block + 1) * block, start + length)
+        end = (begin // block + 1) * block
         sequence += [mask] * (end - begin)
         inside = {*range(begin, end)}
-        while inside:
+        while any(place < start + length for place in inside):
             scores = scores_of(model, sequence, block)[start:]
             forwards += 1
             open_places = sorted(place - start for place in inside)
@@ -89,7 +90,7 @@ def unmask_blocks(
             for place, token in decided.items():
                 sequence[start + place] = token
             inside -= {start + place for place in decided}
-    return sequence[start:], forwards
+    return sequence[start : start + length], forwards
 
 
 def unmask_doubting(
