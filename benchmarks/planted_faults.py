@@ -729,6 +729,20 @@ FAULTS = (
         ("tests/targets/test_masked_cache.py",),
     ),
     Fault(
+        "an enabled masked model is decoded by the next token where a setting is refused",
+        "make_loop.loop",
+        "if not passes_on or has_no_next_token(model):",
+        "if not passes_on:",
+        ("tests/targets/test_masked_models.py",),
+    ),
+    Fault(
+        "what is forbidden at the first places of a block is forbidden at all of it",
+        "Sampler.processed_places",
+        "bisect_right(edges, prompts[row] + place)",
+        "bisect_right(edges, place)",
+        ("tests/targets/test_masked_models.py",),
+    ),
+    Fault(
         "padding of masked models is written over keys",
         "MaskedTarget._nodes",
         "(place - first).where(place < last, junk)",

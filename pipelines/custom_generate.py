@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -184,7 +184,7 @@ def make_loop(
             try:
                 call = prepare(method, seed, asked, given)
             except (InputError, UnsupportedModelError) as error:
-                if not passes_on:
+                if not passes_on or has_no_next_token(model):
                     raise
                 logger.info("passed on to transformers: %s", error)
                 return asked.by_transformers()
@@ -340,6 +340,7 @@ def decode_plainly(
 
     Raises:
         NumericalError: a row's logits are no numbers.
+        InputError: the model has no next token.
     """
     # a criterion of one row is asked after each token of it, as by `generate`
     input_ids = asked.input_ids
@@ -347,6 +348,11 @@ def decode_plainly(
     strangers = [item for item in callbacks if not knows_its_row(item)]
     if not strangers:
         return None
+    if has_no_next_token(asked.model):
+        is_processor = strangers[0] in asked.processors
+        allowed = "none that may keep a state, or look at other tokens: this model has no next token"
+        name = "logits_processor" if is_processor else "stopping_criteria"
+        raise InputError(name, type(strangers[0]).__name__, allowed)
     for item in strangers:
         say_why_plain(item)
     prompt = input_ids.shape[1]
@@ -370,6 +376,13 @@ def decode_plainly(
         seconds=perf_counter() - started,
     )
     return output, stats
+
+
+def has_no_next_token(model: Any) -> bool:
+    """True for models that decide places of a block, which the loop of transformers would decode wrongly."""
+    with suppress(InputError, UnsupportedModelError):
+        return adapt(model).by_blocks
+    return False
 
 
 def lengths_of(tokens: Tensor, criteria: StoppingCriteriaList) -> list[int]:

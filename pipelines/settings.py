@@ -71,7 +71,8 @@ class GenerationSettings:
             torch's global generator, as transformers does.
         generator: torch generator(s), diffusers' way; their initial seeds are taken.
         guidance_scale: classifier-free guidance against `negative_prompt`; 1 is off.
-        negative_prompt: the unconditional prompt(s) of guidance.
+        negative_prompt: the unconditional prompt(s) of guidance; None is an empty one, or, for LLaDA, the
+            prompt with all tokens masked, as in its code.
     """
 
     max_new_tokens: int | None = None

@@ -193,7 +193,12 @@ class VisionLanguagePipeline(MMSpecPipeline):
             processor = read_once(processor) if negatives else processor
             inputs = self._encode(row, processor, variables)
             draft_inputs = self._draft_inputs(row, inputs, variables)
-            negative = self._encode(negatives[index], processor, variables) if negatives else None
+            negative = None
+            if negatives:
+                given = settings.negative_prompt
+                named = given if isinstance(given, str | None) else given[index]
+                own = self.target.unconditional(inputs) if named is None else None
+                negative = self._encode(negatives[index], processor, variables) if own is None else own
             requests.append(Request(inputs, draft_inputs, negative, continues=row.continues))
         prompted = [row for request in requests for row in (request.inputs, request.negative_inputs) if row]
         lengths = [inputs["input_ids"].shape[1] for inputs in prompted]

@@ -142,6 +142,10 @@ class Target(ABC, Generic[State]):
     any_order: bool = False
     by_blocks: bool = False
 
+    def unconditional(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """The prompt that guidance leads away from where the caller names none; None for an empty text."""
+        return None
+
     def layout_of(self, grid: ImageGrid) -> Layout:
         """Layout of the output that an image of that grid is drawn by: the grid alone, or more before it."""
         return grid

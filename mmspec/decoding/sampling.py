@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
+from transformers import (
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 
 from mmspec.decoding.distribution import AnyDistribution, Scores
-from mmspec.decoding.draft import Draft, Tree
+from mmspec.decoding.draft import Block, Draft, Tree
 from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.once import once
 from mmspec.decoding.rows import Rows, named
@@ -27,7 +36,15 @@ from mmspec.kernels import Warping, warp_logits
 from mmspec.kernels.sampling import of_rows
 from mmspec.validation import is_integer, is_list, plain_numbers, require_number
 
-__all__ = ["ROW_SETTINGS", "RowSettings", "Sampler", "check_rows", "check_setting", "read_setting"]
+__all__ = [
+    "ROW_SETTINGS",
+    "RowSettings",
+    "Sampler",
+    "check_rows",
+    "check_setting",
+    "edges_of",
+    "read_setting",
+]
 
 #: Temperatures below it are greedy. Configs and clients write "greedy" so (Qwen2.5-VL: 1e-06), and logits
 #: that such a draw would choose between differ by less than half precision can tell.
@@ -132,7 +149,8 @@ class Sampler(RowSettings):
         guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
         processors: for each row a list of transformers logits processors, each of which is called for every
             node with the token ids on the node's own path; or a `Lockstep`, the same object for all of its
-            rows, which is called once for their roots. Or none at all.
+            rows, which is called once for their roots. Or none at all. Of places that are not decoded in
+            order those alone that `edges_of` knows.
 
     Raises:
         InputError: a value outside its range.
@@ -197,7 +215,10 @@ class Sampler(RowSettings):
         """Make distributions of a target's logits, which are warped once a rule asks for it."""
         shape = draft.lanes.valid.shape
         if self.processors:
-            return self.scores(self.processed(self.guided(logits), draft.lanes, history), shape)
+            guided = self.guided(logits)
+            if isinstance(draft, Block):
+                return self.scores(self.processed_places(guided, draft), shape)
+            return self.scores(self.processed(guided, draft.lanes, history), shape)
         return self._scores(logits, self.warping, shape)
 
     def guided(self, logits: Tensor) -> Tensor:
@@ -224,6 +245,21 @@ class Sampler(RowSettings):
                 processed[row, node] = processors(ids, logits[row, node][None].clone())[0]
         for together, rows in in_step.items():
             processed[rows, 0] = together.process([history[row] for row in rows], logits[rows, 0])
+        return processed
+
+    def processed_places(self, logits: Tensor, draft: Block) -> Tensor:
+        """Apply processors that look at no other token to the places of a block, [B, L, V]."""
+        processed, places = logits.clone(), draft.starts.tolist()
+        prompts: Sequence[int] = getattr(draft, "prompts", ())
+        for row, processors in enumerate(self.processors):
+            edges = sorted(edge for item in processors for edge in edges_of(item) or ())
+            alike: dict[int, list[int]] = {}
+            for lane, place in enumerate(places[row]):
+                alike.setdefault(bisect_right(edges, prompts[row] + place), []).append(lane)
+            for lanes in alike.values() if processors else ():
+                length = prompts[row] + places[row][lanes[0]]
+                ids: Any = torch.zeros(len(lanes), length, dtype=torch.long, device=logits.device)
+                processed[row, lanes] = processors(ids, processed[row, lanes])
         return processed
 
     def scores(self, logits: Tensor, shape: Sequence[int] | None = None) -> Scores:
@@ -255,6 +291,25 @@ class Sampler(RowSettings):
         if isinstance(greedy, Tensor):
             greedy = greedy.repeat_interleave(shape[0] // len(greedy), 0)
         return Scores(logits, greedy, warping, shape)
+
+
+def edges_of(processor: Any) -> list[int] | None:
+    """Lengths of the text before a token from which on a processor acts otherwise, and on nothing else.
+
+    None for one that looks at other tokens.
+    """
+    kind = type(processor)
+    if kind is SuppressTokensLogitsProcessor:
+        return []
+    if kind is SuppressTokensAtBeginLogitsProcessor:
+        return [processor.begin_index, processor.begin_index + 1]
+    if kind is MinLengthLogitsProcessor:
+        return [processor.min_length]
+    if kind is MinNewTokensLengthLogitsProcessor:
+        return [processor.prompt_length_to_skip + processor.min_new_tokens]
+    if kind in (SequenceBiasLogitsProcessor, NoBadWordsLogitsProcessor):
+        return [] if all(len(words) == 1 for words in processor.sequence_bias) else None
+    return None
 
 
 def part_ties(p: Tensor, most: float | Tensor) -> Tensor:

@@ -20,8 +20,9 @@ from mmspec.acceptance.sequential import Sequential
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.draft import Draft, DraftKind
 from mmspec.decoding.interfaces import AcceptanceRule, DraftSession, PromptOutput, Request, Target
+from mmspec.decoding.lockstep import Lockstep
 from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.decoding.sampling import Sampler, edges_of
 from mmspec.drafters.order import Groups, OrderSession
 from mmspec.drafters.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
@@ -79,6 +80,7 @@ class UnmaskingSession(OrderSession):
             cache=self.drafter.cache,
             ends=canvas.stopping[0].end_token_ids,
             judges_own=self.drafter.judges_own,
+            prompts=canvas.prompt_lengths,
         )
         where = exists[:, :, None]
         return replace(block, valid=where, slots=block.slots.where(where, length))
@@ -127,7 +129,8 @@ class UnmaskingDrafter(PlacesDrafter):
     proposes = "places"
     keeps = ONE_PLACE["confidence"]
     session: Callable[[Any, PromptBatch], DraftSession] = UnmaskingSession
-    mask: int  # of the target that it is fitted to
+    mask: int  # of the target that it is fitted to, as a node
+    mask_token_id: int  # of its vocabulary
     order: str  # of its plain decoding
     judges_own: bool  # as of `MaskedBlock`
     whole_blocks: bool  # as of `MaskedTarget`
@@ -141,6 +144,22 @@ class UnmaskingDrafter(PlacesDrafter):
             raise InputError("cache", cache, did_you_mean(cache, CACHES))
         self.block_length, self.cache = block_length, cache
 
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        held = (each.processors if isinstance(each, Lockstep) else each for each in sampler.processors)
+        unfit = {type(item).__name__ for row in held for item in row if edges_of(item) is None}
+        if unfit or any(isinstance(each, Lockstep) for each in sampler.processors):
+            allowed = (
+                "those of suppress_tokens, begin_suppress_tokens, min_new_tokens and min_length, and of "
+                "bad_words_ids and sequence_bias for single tokens: a masked model's places are not decoded "
+                "in order, so that nothing can look at the tokens before them"
+            )
+            raise InputError("logits_processor", sorted(unfit), allowed)
+        for index, request in enumerate(requests):
+            if self.mask_token_id in request.prompt_tokens:
+                place = request.prompt_tokens.index(self.mask_token_id)
+                allowed = f"none with the mask token ({self.mask_token_id}): only places behind it are filled"
+                raise InputError(f"prompt[{index}]", f"the mask token at place {place}", allowed)
+
     def fit(self, target: Target[Any]) -> UnmaskingDrafter:
         if not isinstance(target, MaskedTarget):
             allowed = "a masked model: others predict the next token alone"
@@ -151,6 +170,7 @@ class UnmaskingDrafter(PlacesDrafter):
         fitted = copy.copy(self)
         fitted.mask, fitted.is_causal, fitted.order = target.vocabulary, own is not None, target.order
         fitted.block_length = own or self.block_length
+        fitted.mask_token_id = target.mask_token_id
         fitted.whole_blocks = target.whole_blocks
         fitted.judges_own = target.confidence == "own"
         fitted.keeps = ONE_PLACE[target.order]

@@ -163,6 +163,7 @@ class StatesSession(UnmaskingSession):
             cache=block.cache,
             ends=block.ends,
             judges_own=block.judges_own,
+            prompts=block.prompts,
         )
         held = {each.name: getattr(made, each.name) for each in fields(made)}
         return {**held, "slots": slots[:, :, None], "valid": exists[:, :, None]}

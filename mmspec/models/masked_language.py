@@ -12,6 +12,7 @@ Attributes of each config, which the target reads (a saved one may set all but t
     block_length: places p and q of one block, p // block_length, see each other, and blocks those before
         them; None: all places see each other.
     predicts: "own" if the logits at a place are of that place, "next" if they are of the place behind it.
+    masks_unconditional: True if the unconditional prompt of guidance is the prompt with all tokens masked.
     whole_blocks: of models with blocks, True, the default, if the last one of an output is filled whole and
         cut; False if it ends where the output does.
     confidence: "own" if a token's confidence is its probability in the model's own distribution, as in the
@@ -132,6 +133,7 @@ class LLaDAConfig(LlamaConfig):
     block_length = None
     predicts = "own"
     confidence = "own"
+    masks_unconditional = True
     is_causal = False
 
     rms_norm_eps: float = 1e-5

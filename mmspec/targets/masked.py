@@ -58,6 +58,7 @@ class MaskedBlock(Block):
         ends: tokens that end an output.
         judges_own: whether the confidence of a token is its probability in the model's own distribution, not
             in the promised one.
+        prompts: tokens before the output of each row, as logits processors count them.
     """
 
     groups: Sequence[tuple[int, int]]
@@ -66,6 +67,7 @@ class MaskedBlock(Block):
     cache: str
     ends: frozenset[int] = frozenset()
     judges_own: bool = False
+    prompts: Sequence[int] = ()
 
     @property
     def before(self) -> Tensor:
@@ -115,6 +117,8 @@ class MaskedTarget(CausalTarget):
 
     Attributes:
         mask_token_id, block_length, predicts, order, confidence: as passed.
+        masks_unconditional: the config's, or False: whether the unconditional prompt of guidance is the
+            prompt with all tokens masked (LLaDA).
         whole_blocks: of a block-causal model, the config's or True: whether the last block of an output is
             filled whole and cut (SDAR), so that a limit does not change the text before it; else it ends
             where the output does (LLaDA2 in diffusers). False where all places see each other: there the
@@ -148,6 +152,7 @@ class MaskedTarget(CausalTarget):
         self.predicts = getattr(text, "predicts", "own") if predicts is None else predicts
         self.order = getattr(text, "order", "confidence") if order is None else order
         self.confidence = getattr(text, "confidence", "promised") if confidence is None else confidence
+        self.masks_unconditional = bool(getattr(text, "masks_unconditional", False))
         self.whole_blocks = self.block_length is not None and bool(getattr(text, "whole_blocks", True))
         last = self.vocabulary - 1
         if not is_integer(self.mask_token_id) or not 0 <= self.mask_token_id <= last:
@@ -160,6 +165,11 @@ class MaskedTarget(CausalTarget):
             raise InputError("order", self.order, " or ".join(ORDERS))
         if self.confidence not in CONFIDENCES:
             raise InputError("confidence", self.confidence, " or ".join(CONFIDENCES))
+
+    def unconditional(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        if not self.masks_unconditional or set(inputs) - {*TOKENS, "attention_mask"}:
+            return None
+        return {**inputs, "input_ids": torch.full_like(inputs["input_ids"], self.mask_token_id)}
 
     def embed_prompt(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Embed a prompt, [L, d], with its images where it has any."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, MinLengthLogitsProcessor, PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from mmspec.accelerators import none
 from mmspec.accelerators.accelerator import Accelerator, is_sound
@@ -279,7 +279,8 @@ def test_what_cannot_be_unmasked_is_refused() -> None:
         with pytest.raises(InputError, match="places_per_step"):
             LowConfidence(bad)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="logits_processor"):
-        unmask(sampler=Sampler(processors=[LogitsProcessorList()] * 3))
+        penalty = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])
+        unmask(sampler=Sampler(processors=[penalty] * 3))
     with pytest.raises(InputError, match="taps"):
         target().prefill([], 0, taps=[-1])
     with pytest.raises(InputError, match="pixel_values"):
@@ -317,6 +318,6 @@ def test_plain_decoding_is_one_place_a_forward_the_surest_first(
 
 
 def test_plain_decoding_refuses_what_looks_at_a_path() -> None:
-    sampler = Sampler(processors=[LogitsProcessorList([MinLengthLogitsProcessor(3, 1)])] * 3)
+    sampler = Sampler(processors=[LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])] * 3)
     with pytest.raises(InputError, match="logits_processor"):
         NoDrafter().fit(target()).admit([], sampler, Stopping(3))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import mmspec
 from mmspec.accelerators import low_confidence
@@ -16,7 +17,7 @@ from mmspec.errors import InputError
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines.outputs import TextOutput
 from mmspec.targets import CausalTarget, MaskedTarget
-from tests.targets.naive_masked import Choose, unmask_blocks, unmask_doubting, unmask_everywhere
+from tests.targets.naive_masked import Choose, scores_of, unmask_blocks, unmask_doubting, unmask_everywhere
 from tests.tiny_models import MASKED_MODELS, save_masked, tiny_images, tiny_lm
 
 PROMPTS = ["what colour is the circle ?", "how many", "is the red star left of the small green square ?"]
@@ -152,6 +153,104 @@ def test_inside_generate_of_transformers(pipe: Any) -> None:
     masks = {"attention_mask": torch.ones_like(ids)}
     output = pipe.model.generate(ids, custom_generate=loop, max_new_tokens=LENGTH, do_sample=False, **masks)
     assert output[0, ids.shape[1] :].tolist() == expected(pipe, 2, GREEDY, None, 1)[0]
+
+
+def test_forbidden_and_favoured_tokens_are_those_of_the_slow_way(pipe: Any) -> None:
+    """What looks at no other token acts at every place: of the place's number and of the token alone."""
+    free = said(pipe, [0, 1, 2], GREEDY, "none").tokens
+    often, other, ends = free[0][0], free[1][2], [free[2][1], free[0][4]]
+    asked: dict[str, Any] = {"eos_token_id": ends, "min_new_tokens": 6, "suppress_tokens": [often]}
+    asked |= {"sequence_bias": [[[other], -2.5]], "begin_suppress_tokens": [free[1][0]]}
+    output = said(pipe, [0, 1, 2], GREEDY, "none", **asked)
+    for row in range(3):
+        choose = chooser(pipe.model.config.mask_token_id, row, GREEDY, own=False)
+
+        def changed(scores: list[float], place: int, decided: int, choose: Choose = choose) -> Any:
+            scores = list(scores)
+            for token in (often, *(ends if place < 6 else ()), *([free[1][0]] if place == 0 else ())):
+                scores[token] = -math.inf
+            scores[other] -= 2.5
+            return choose(scores, place, decided)
+
+        slow = unmask_blocks if pipe.model.config.block_length is not None else unmask_everywhere
+        tokens = slow(pipe.model, tokens_of(pipe, row), LENGTH, changed)[0]
+        cut = min((tokens.index(end) + 1 for end in ends if end in tokens), default=LENGTH)
+        assert output.tokens[row] == tokens[:cut] and cut > 6
+    assert output.tokens != free
+
+
+def test_guidance_of_llada_leads_away_from_masks(llada: Any) -> None:
+    """As its generate.py: the unconditional prompt is the prompt with all tokens masked."""
+    mask, scale = llada.model.config.mask_token_id, 2.5
+    output = said(llada, [0, 1, 2], GREEDY, "none", guidance_scale=scale)
+    for row in range(3):
+        prompt, text = tokens_of(llada, row), [mask] * LENGTH
+        while mask in text:
+            known, blank = (
+                torch.tensor(scores_of(llada.model, [*before, *text])[len(prompt) :], dtype=torch.float64)
+                for before in (prompt, [mask] * len(prompt))
+            )
+            p = (blank + scale * (known - blank)).index_fill(-1, torch.tensor(mask), -torch.inf).softmax(-1)
+            sure, tokens = p.max(-1)
+            place = int(sure.where(torch.tensor(text) == mask, -1.0).argmax())
+            text[place] = int(tokens[place])
+        assert output.tokens[row] == text
+    named = said(llada, [0, 1, 2], GREEDY, "none", guidance_scale=scale, negative_prompt="how")
+    assert named.tokens != output.tokens
+
+
+class Same(LogitsProcessor):
+    """Changes nothing, and does not say that it looks at a row alone."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return scores
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["custom_generate", "enabled"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logits_processor": LogitsProcessorList([Same()])},
+        {"prefix_allowed_tokens_fn": lambda row, ids: list(range(100))},
+        {"guidance_scale": 2.0},
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[3, 4]]},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_looks_at_a_next_token_is_refused_inside_generate(
+    pipe: Any, enabled: bool, asked: dict[str, Any]
+) -> None:
+    """The loop of transformers would decode by the next token, and return masks."""
+    ids = torch.tensor([tokens_of(pipe, 2)] * 2)
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": LENGTH, "do_sample": False, **asked}
+    if not enabled:
+        with pytest.raises(InputError, match="logits_processor"):
+            pipe.model.generate(ids, custom_generate=mmspec.accelerate("none"), **how)
+        return
+    mmspec.enable(pipe.model, "threshold")
+    try:
+        with pytest.raises(InputError, match="logits_processor"):
+            pipe.model.generate(ids, **how)
+    finally:
+        mmspec.disable(pipe.model)
+
+
+def test_criteria_of_several_rows_and_masks_in_a_prompt_are_refused(pipe: Any) -> None:
+    class Never(StoppingCriteria):
+        def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    ids, mask = torch.tensor([tokens_of(pipe, 2)] * 2), pipe.model.config.mask_token_id
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": LENGTH, "do_sample": False}
+    how["custom_generate"] = mmspec.accelerate("none")
+    with pytest.raises(InputError, match=r"stopping_criteria.*Never"):
+        pipe.model.generate(ids, stopping_criteria=StoppingCriteriaList([Never()]), **how)
+    holed = ids.clone()
+    holed[1, 3] = mask
+    with pytest.raises(InputError, match=r"prompt\[1\].*mask token at place 3"):
+        pipe.model.generate(holed, **how)
 
 
 def test_what_needs_a_next_token_is_refused(folders: Path) -> None:
