@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
@@ -23,12 +23,14 @@ from transformers import (
     StoppingCriteriaList,
     TemperatureLogitsWarper,
 )
+from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor as Guidance
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmspec.accelerators import build_accelerator, find_preset, option_names
 from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
+from mmspec.decoding.interfaces import Request, Target
 from mmspec.decoding.random_stream import RandomStream, draw_seed
 from mmspec.decoding.sampling import LEAST_TEMPERATURE, Sampler
 from mmspec.decoding.stats import DecodingStats
@@ -235,7 +237,12 @@ def prepare(
     fitted = method.fit(target)
     check_inputs(model, input_ids, asked.model_kwargs, given)
     requests = split_rows(model.config, input_ids, asked.model_kwargs)
-    sampler = read_sampler(asked.config, asked.processors, len(requests))
+    guides = [item for item in asked.processors if type(item) is Guidance]
+    others = LogitsProcessorList([item for item in asked.processors if item not in guides])
+    sampler = read_sampler(asked.config, others, len(requests))
+    for guide in guides:
+        sampler = replace(sampler, guidance_scale=guide.guidance_scale)
+        requests = [guided(request, target, guide, row) for row, request in enumerate(requests)]
     stopping = read_stopping(asked.config, asked.criteria, input_ids.shape[1])
     fitted.drafter.admit(requests, sampler, stopping)
     check_reach(model, [len(request.prompt_tokens) for request in requests], stopping.max_new_tokens)
@@ -283,6 +290,23 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
         return Sampler(processors=per_row)
     told = {NAMES[type(item)]: getattr(item, NAMES[type(item)]) for item in warpers or ()}
     return Sampler(**{"temperature": 1.0, **told}, processors=per_row)
+
+
+def guided(request: Request, target: Target[Any], guide: Guidance, row: int) -> Request:
+    """The request of a masked model with its unconditional prompt: the caller's, or the model's own.
+
+    Raises:
+        InputError: there is neither.
+    """
+    ids, mask = (guide.unconditional_context[name] for name in ("input_ids", "attention_mask"))
+    if ids is None:
+        negative = target.unconditional(request.inputs)
+        if negative is None:
+            raise InputError("guidance_scale", guide.guidance_scale, "1, or `negative_prompt_ids` beside it")
+        return replace(request, negative_inputs=negative)
+    own = ids[row % len(ids)]
+    own = own if mask is None else own[mask[row % len(mask)].bool()]
+    return replace(request, negative_inputs={"input_ids": own[None]})
 
 
 def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prompt_length: int) -> Stopping:
@@ -346,9 +370,12 @@ def decode_plainly(
     input_ids = asked.input_ids
     callbacks = (*asked.processors, *(asked.criteria if len(input_ids) > 1 else ()))
     strangers = [item for item in callbacks if not knows_its_row(item)]
+    by_blocks = bool(strangers) and has_no_next_token(asked.model)
+    if by_blocks:  # guided by the sampler
+        strangers = [item for item in strangers if type(item) is not Guidance]
     if not strangers:
         return None
-    if has_no_next_token(asked.model):
+    if by_blocks:
         is_processor = strangers[0] in asked.processors
         allowed = "none that may keep a state, or look at other tokens: this model has no next token"
         name = "logits_processor" if is_processor else "stopping_criteria"

@@ -195,6 +195,14 @@ def test_guidance_of_llada_leads_away_from_masks(llada: Any) -> None:
             place = int(sure.where(torch.tensor(text) == mask, -1.0).argmax())
             text[place] = int(tokens[place])
         assert output.tokens[row] == text
+    inside = []
+    for row in range(3):
+        ids = torch.tensor([tokens_of(llada, row)])
+        how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": LENGTH, "do_sample": False}
+        how |= {"custom_generate": mmspec.accelerate("none"), "guidance_scale": scale}
+        masks = {"negative_prompt_ids": torch.full_like(ids, mask)} if row else {}  # named, or its own
+        inside.append(llada.model.generate(ids, **how, **masks)[0, ids.shape[1] :].tolist())
+    assert inside == output.tokens
     named = said(llada, [0, 1, 2], GREEDY, "none", guidance_scale=scale, negative_prompt="how")
     assert named.tokens != output.tokens
 
@@ -212,7 +220,6 @@ class Same(LogitsProcessor):
     [
         {"logits_processor": LogitsProcessorList([Same()])},
         {"prefix_allowed_tokens_fn": lambda row, ids: list(range(100))},
-        {"guidance_scale": 2.0},
         {"repetition_penalty": 1.3},
         {"no_repeat_ngram_size": 2},
         {"bad_words_ids": [[3, 4]]},
@@ -235,6 +242,14 @@ def test_what_looks_at_a_next_token_is_refused_inside_generate(
             pipe.model.generate(ids, **how)
     finally:
         mmspec.disable(pipe.model)
+
+
+@pytest.mark.parametrize("kind", ["sdar", "dream"])
+def test_guidance_needs_a_prompt_to_lead_away_from(folders: Path, kind: str) -> None:
+    model: Any = MMSpecPipeline.from_pretrained(folders / kind).model
+    how = {"max_new_tokens": 3, "do_sample": False, "guidance_scale": 2.0}
+    with pytest.raises(InputError, match="negative_prompt_ids"):
+        model.generate(torch.tensor([[3, 1]]), custom_generate=mmspec.accelerate("none"), **how)
 
 
 def test_criteria_of_several_rows_and_masks_in_a_prompt_are_refused(pipe: Any) -> None:
