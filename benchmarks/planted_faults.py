@@ -100,6 +100,20 @@ FAULTS = (
         DRAFTERS,
     ),
     Fault(
+        "visual tokens that a draft model reads depend on the default dtype",
+        "guided_and_even",
+        "torch.arange(left, dtype=torch.float32, ",
+        "torch.arange(left, ",
+        ("tests/decoding/test_callers_defaults.py",),
+    ),
+    Fault(
+        "the share of a text that is decided depends on the default dtype",
+        "Places.progress",
+        ".float() / self.length",
+        " / self.length",
+        ("tests/decoding/test_callers_defaults.py",),
+    ),
+    Fault(
         "text behind visual tokens that are not read moves to their positions",
         "CausalTarget.prefill_part",
         "offset + whole[row] - lengths[row]",

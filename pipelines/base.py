@@ -100,17 +100,6 @@ class MMSpecPipeline:
         self._interrupted = threading.Event()
         self.set_accelerator(self.default_accelerator if accelerator is None else accelerator, **options)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of: all but the target, the lock and the flag, which every pipeline makes."""
-        return {name: value for name, value in vars(self).items() if name not in OWN_TO_EACH}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock, self._interrupted = threading.Lock(), threading.Event()
-        self.target = self._adapt(self.model)
-        self.accelerator = self.accelerator.fit(self.target)
-        self._attach()
-
     @classmethod
     def from_pretrained(
         cls,
@@ -370,6 +359,17 @@ class MMSpecPipeline:
             self.accelerator = self.accelerator.fit(self.target)
             self._attach()
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of: all but the target, the lock and the flag, which every pipeline makes."""
+        return {name: value for name, value in vars(self).items() if name not in OWN_TO_EACH}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock, self._interrupted = threading.Lock(), threading.Event()
+        self.target = self._adapt(self.model)
+        self.accelerator = self.accelerator.fit(self.target)
+        self._attach()
 
     def enable_prefix_cache(self, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
         """Keep the prefill of prompts; later ones that begin alike, images included, read only the rest.

@@ -157,8 +157,9 @@ def enable(
         except MMSpecError as error:
             refused[name] = str(error)
             continue
-        method = accelerator if isinstance(accelerator, Accelerator) else None
-        if method is None:
+        if isinstance(accelerator, Accelerator):
+            method = accelerator
+        else:
             head = load_for(accelerator, drafter, target) if is_head(accelerator) else drafter
             method = build(accelerator, head, options)
         fitted = method.fit(target)

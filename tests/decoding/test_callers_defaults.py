@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.acceptance.places import Places
 from mmspec.decoding.sampling import Sampler
+from mmspec.models.head_layers import MultimodalRotary
+from mmspec.models.ppd import PromptTokensConfig
 from mmspec.pipelines import MMSpecPipeline
+from mmspec.targets.thinned import guided_and_even
+from mmspec.visual_tokens.boxes import raster
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode
 from tests.contracts.test_drafters import REGISTERED
@@ -54,6 +59,44 @@ def test_drafters_draft_the_same(name: str) -> None:
         return run.outputs, run.stats.drafted, run.stats.accepted
 
     drafter = REGISTERED[name](4, torch.float32)
+    check(call)
+
+
+def progress() -> torch.Tensor:
+    """Of places of long texts."""
+    decided = torch.arange(100, device="cpu") < 57
+    rows = torch.zeros(3, 100, dtype=torch.long, device="cpu"), decided.expand(3, -1)
+    begin = torch.tensor([3, 601, 901], device="cpu")
+    return Places(rows[0], rows[0][..., None], ~rows[1], torch.ones_like(rows[1]), begin, 1001).progress
+
+
+def turns() -> tuple[torch.Tensor, ...]:
+    """Of a head for prompts with images."""
+    rotary = MultimodalRotary(16, 1e6, (2, 3, 3), interleaved=True)
+    positions = torch.arange(2000, 2012, device="cpu").view(3, 1, 4)
+    return rotary(torch.zeros(1, dtype=torch.float32, device="cpu"), positions)
+
+
+NUMBERS: dict[str, Callable[[], Any]] = {
+    "progress": progress,
+    "turns": turns,
+    "visual tokens that are read": lambda: guided_and_even(WEIGHTS, 700, 0.2),
+    "boxes of visual tokens": lambda: raster(7, 9),
+    "worth of prompt tokens": lambda: torch.tensor(
+        PromptTokensConfig(num_probes=3, hit_rates=[[0.513], [0.37], [0.211]]).worth,
+        dtype=torch.float64,
+        device="cpu",
+    ),
+}
+WEIGHTS = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_are_computed_of_integers_are_as_precise(name: str) -> None:
+    def call() -> Any:
+        found = NUMBERS[name]()
+        return [(each.dtype, each.tolist()) for each in (found if isinstance(found, tuple) else (found,))]
+
     check(call)
 
 
