@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,11 @@ import torch
 from PIL import Image
 from transformers import BatchFeature
 
-__all__ = ["read_once", "read_sized", "takes_sizes"]
+from mmspec.errors import InputError
+from mmspec.media.limits import MediaLimits, check_size
+from mmspec.validation import is_integer
+
+__all__ = ["checked_size", "read_once", "read_sized", "takes_sizes"]
 
 
 class ReadOnce:
@@ -75,6 +80,28 @@ class ReadSized:
         bounds = {"shortest_edge": least, "longest_edge": most}
         read: BatchFeature = self._part(images=[image], **kwargs, **({"size": bounds} if size else {}))
         return read
+
+
+def checked_size(options: Mapping[str, Any], place: str, limits: MediaLimits | None) -> dict[str, int]:
+    """The size options of an image.
+
+    Raises:
+        InputError: they are no positive integers within the limits, contradict each other, or are not taken.
+    """
+    for name, value in options.items():
+        where = f"{place}[{name!r}]"
+        if limits is None:
+            raise InputError(where, value, "nothing: image processors of Qwen-VL alone take sizes of parts")
+        if not is_integer(value) or not 1 <= value <= limits.max_pixels:
+            raise InputError(where, value, f"an integer from 1 to {limits.max_pixels} (max_pixels)")
+    if limits is not None and (options.keys() & {"resized_height", "resized_width"}):
+        if len(options) != 2 or "resized_height" not in options or "resized_width" not in options:
+            raise InputError(place, dict(options), "resized_height and resized_width together, and no other")
+        height, width = options["resized_height"], options["resized_width"]
+        check_size(width, height, "an image", argument=place, limits=limits)
+    if options.get("min_pixels", 0) > options.get("max_pixels", math.inf):
+        raise InputError(f"{place}['min_pixels']", options["min_pixels"], "at most max_pixels")
+    return {name: int(value) for name, value in options.items()}
 
 
 def takes_sizes(processor: Any) -> bool:

@@ -7,7 +7,6 @@ address checks hold for images inside messages too. The chat template makes the 
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +20,9 @@ from transformers import PreTrainedTokenizerBase
 
 from mmspec.errors import InputError
 from mmspec.media import MediaLimits, Video, load_image, load_video
-from mmspec.media.limits import check_size
 from mmspec.messages import MEDIA_URL, MESSAGE, PARTS, SOURCES
+from mmspec.pipelines.processor_parts import checked_size
 from mmspec.registry import did_you_mean
-from mmspec.validation import is_integer
 
 __all__ = ["apply_template", "template_variables"]
 
@@ -298,28 +296,6 @@ def take_source(options: dict[str, Any], named: str, place: str) -> Any:
     if not isinstance(url, str) or not url.lower().startswith(("data:", "https://", "http://")):
         raise InputError(where, url, "a data: URL, or an https:// or http:// URL")
     return url
-
-
-def checked_size(options: Mapping[str, Any], place: str, limits: MediaLimits | None) -> dict[str, int]:
-    """The size options of an image.
-
-    Raises:
-        InputError: they are no positive integers within the limits, contradict each other, or are not taken.
-    """
-    for name, value in options.items():
-        where = f"{place}[{name!r}]"
-        if limits is None:
-            raise InputError(where, value, "nothing: image processors of Qwen-VL alone take sizes of parts")
-        if not is_integer(value) or not 1 <= value <= limits.max_pixels:
-            raise InputError(where, value, f"an integer from 1 to {limits.max_pixels} (max_pixels)")
-    if limits is not None and (options.keys() & {"resized_height", "resized_width"}):
-        if len(options) != 2 or "resized_height" not in options or "resized_width" not in options:
-            raise InputError(place, dict(options), "resized_height and resized_width together, and no other")
-        height, width = options["resized_height"], options["resized_width"]
-        check_size(width, height, "an image", argument=place, limits=limits)
-    if options.get("min_pixels", 0) > options.get("max_pixels", math.inf):
-        raise InputError(f"{place}['min_pixels']", options["min_pixels"], "at most max_pixels")
-    return {name: int(value) for name, value in options.items()}
 
 
 def check_template_key(name: str, value: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
