@@ -133,7 +133,7 @@ def test_equal_values_are_one_value() -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("temperature", [1.0, 1e-9]),
+        ("temperature", [1.0, -1e-9]),
         ("temperature", [1.0, None]),
         ("temperature", []),
         ("top_k", [5, -1]),

@@ -95,7 +95,7 @@ def test_warping_runs_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("temperature", value) for value in (1e-9, float("nan"), float("inf"), "1", None)),
+        *(("temperature", value) for value in (-1e-9, float("nan"), float("inf"), "1", None)),
         *(("top_k", value) for value in (-1, 1.5)),
         *(("top_p", value) for value in (0, 1.1)),
         *(("min_p", value) for value in (-0.1,)),

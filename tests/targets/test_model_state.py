@@ -44,6 +44,7 @@ class Steered(nn.Module):
 
 def adapted() -> tuple[CausalTarget, Any]:
     """A target with an empty prefix cache, and its model with two adapters, of which the first acts."""
+    torch.manual_seed(0)  # of the adapters' weights
     model = tiny_llama()
     model.model.layers[0] = Steered(model.model.layers[0])
     target = CausalTarget(model)
@@ -147,7 +148,9 @@ def test_an_adapter_that_comes_back_finds_its_own_keys() -> None:
     for name, expected in (("one", first), ("two", second)):
         wrapped.set_adapter(name)
         found, known = read(target)
-        assert known == PROMPT.shape[1] - 1 and all(map(torch.allclose, found, expected))
+        assert known == PROMPT.shape[1] - 1
+        for ours, theirs in zip(found, expected, strict=True):  # its last token was read by itself
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_while_a_hook_is_set_nothing_is_kept_and_then_all_is_known_again() -> None:
