@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,7 +85,7 @@ class Places:
     def map(self, change: Callable[[Tensor], Tensor]) -> Places:
         """These places with each tensor [B, ...] changed."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
-        changed = {name: change(value) for name, value in held.items() if isinstance(value, Tensor)}
+        changed: Any = {name: change(value) for name, value in held.items() if isinstance(value, Tensor)}
         return replace(self, **changed)
 
     @property
@@ -115,7 +116,7 @@ class PlaceRule(AcceptanceRule):
         end_cut: whether places behind a decided token that ends the output are left alone (after Learn2PD's
             end-of-text prediction, 2509.25188, which cuts behind predicted ones as well).
         fallback: which places are decided in any case: the "surest", as published, or the "leftmost", as
-            `selection_policy` of vLLM has it. For a model that decides from left to right the text is then
+            `selection_policy` of vLLM has it. For a model that decides from left to right greedy text is then
             that of plain decoding as long as what is decided ahead is right.
 
     Raises:
@@ -209,7 +210,7 @@ def places_of(
         token = scores.choose(draft.lanes, random, first)
     logits = scores.logits.view(*is_open.shape, -1)
     judged = scores.own_logits.view_as(logits) if getattr(draft, "judges_own", False) else logits
-    ends = getattr(draft, "ends", frozenset())
+    ends: frozenset[int] = getattr(draft, "ends", frozenset())
     return Places(token.view_as(is_open), logits, judged, is_open, exists, begin, length, ends)
 
 

@@ -252,6 +252,8 @@ class Sampler(RowSettings):
         processed, places = logits.clone(), draft.starts.tolist()
         prompts: Sequence[int] = getattr(draft, "prompts", ())
         for row, processors in enumerate(self.processors):
+            if isinstance(processors, Lockstep):
+                raise TypeError("places of a block are not decoded in lock step")
             edges = sorted(edge for item in processors for edge in edges_of(item) or ())
             alike: dict[int, list[int]] = {}
             for lane, place in enumerate(places[row]):

@@ -180,7 +180,7 @@ class MaskedCheck(IdentityCheck):
 
     @property
     def is_token_exact(self) -> bool:
-        return True  # a place is drawn with its own noise, in every forward
+        return True  # a place is drawn with the noise of its state, whoever guesses that state
 
     def greedy(self) -> Comparison:
         return self._against_plain("greedy", "plain decoding", {"do_sample": False})
