@@ -298,7 +298,8 @@ def guided(request: Request, target: Target[Any], guide: Guidance, row: int) -> 
     Raises:
         InputError: there is neither.
     """
-    ids, mask = (guide.unconditional_context[name] for name in ("input_ids", "attention_mask"))
+    context: dict[str, Any] = guide.unconditional_context
+    ids, mask = context["input_ids"], context["attention_mask"]
     if ids is None:
         negative = target.unconditional(request.inputs)
         if negative is None:

@@ -27,7 +27,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 
 
 class Seen(NamedTuple):
-    """An open place: its index in the output, its token, and its scores and probabilities of all tokens."""
+    """An open place: its index in the output, its token, and its scores and confidences of all tokens."""
 
     place: int
     token: int
@@ -60,7 +60,11 @@ def surest(seen: list[Seen], count: int, key: Callable[[Seen], float] = lambda o
 
 
 def entropy(one: Seen) -> float:
-    return -sum(share * math.log(share) for share in one.p if share > 0)
+    weights = [math.exp(score - max(one.scores)) for score in one.scores]
+    shares = [
+        weight / sum(weights) for weight in weights
+    ]  # of the promised distribution, which `p` may not be
+    return -sum(share * math.log(share) for share in shares if share > 0)
 
 
 def by_steps(steps: int) -> Pick:
