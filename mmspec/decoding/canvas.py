@@ -90,7 +90,7 @@ class Report(NamedTuple):
         pinned = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
         pinned.copy_(numbers, non_blocking=True)
         arrived = torch.cuda.Event()
-        arrived.record()
+        arrived.record(torch.cuda.current_stream(numbers.device))
         return cls(pinned, arrived, reach, measured)
 
     def rows(self) -> list[list[int]]:

@@ -221,7 +221,7 @@ class Laps:
     """
 
     def __init__(self, stats: DecodingStats, device: torch.device) -> None:
-        self._stats = stats
+        self._stats, self._device = stats, device
         self._by_events = _by_device.get() and device.type == "cuda"
         self._laps: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._last: float | torch.cuda.Event = 0.0
@@ -232,7 +232,7 @@ class Laps:
 
     def __exit__(self, *_: object) -> None:
         if self._laps:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         for part, begin, end in self._laps:
             self._add(part, begin.elapsed_time(end) / 1000)
         self._laps.clear()
@@ -254,7 +254,7 @@ class Laps:
         if not self._by_events:
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def _add(self, part: str, seconds: float) -> None:

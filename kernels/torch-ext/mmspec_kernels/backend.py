@@ -15,6 +15,7 @@ NAMESPACE = __package__.replace(".", "_")
 """Namespace of the ops in `torch.ops`: a copy from the Hub beside the installed one has its own."""
 
 P = ParamSpec("P")
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -96,6 +97,24 @@ def planes(rows: Tensor) -> Tensor:
     A slice of the places of a batch (`p[:, :-1]`) is a view; as [batch * places, V] it would be copied.
     """
     return rows_together(rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None])
+
+
+def launcher(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function launch kernels on the device of its first argument, a tensor or a list of them.
+
+    Triton launches on the current device and stream, wherever the tensors are; layers may be on several.
+    """
+
+    @functools.wraps(function)
+    def launch(*args: P.args, **kwargs: P.kwargs) -> R:
+        first: Any = args[0]
+        place: Tensor = first[0] if isinstance(first, list) else first
+        if place.is_cuda and place.get_device() != torch.cuda.current_device():
+            with torch.cuda.device(place.device):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return launch
 
 
 def explain_backend(device: torch.device) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton
+from .backend import launcher, operator, tl, triton, use_triton
 
 MAX_CANDIDATES = 4096  # that the kernel compares, each with each
 ELEMENTS = 8192  # comparisons that a program makes at once
@@ -36,6 +36,7 @@ def best(scores: Tensor, count: int, ascending: bool = False) -> Tensor:
     return index.sort(-1).values if ascending else index.contiguous()
 
 
+@launcher
 def best_triton(scores: Tensor, count: int, ascending: bool) -> Tensor:
     """Launch `best`: scores [B, m] -> [B, count] int64."""
     rows, size = scores.shape

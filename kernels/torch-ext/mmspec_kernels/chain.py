@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton, with_row_stride
+from .backend import launcher, operator, tl, triton, use_triton, with_row_stride
 from .philox import gumbel_tile, philox_gumbel
 
 TILE = 1024  # tokens that a program races
@@ -101,6 +101,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return normalise((p - q).clamp_min(0.0), otherwise=p)
 
 
+@launcher
 def verify_chain_triton(
     p: Tensor, q: Tensor | None, tokens: Tensor, *others: Tensor
 ) -> tuple[Tensor, Tensor]:

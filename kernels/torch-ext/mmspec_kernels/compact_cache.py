@@ -12,7 +12,7 @@ import functools
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton
+from .backend import launcher, operator, tl, triton, use_triton
 
 ELEMENTS = 2048  # words that a program holds: the whole path, and a part of each token
 
@@ -44,6 +44,7 @@ def compact_cache(buffers: list[Tensor], path: Tensor, lengths: Tensor, counts: 
         places.index_copy_(0, destination, places.index_select(0, source))  # the two may overlap
 
 
+@launcher
 def compact_cache_triton(buffers: list[Tensor], path: Tensor, lengths: Tensor, counts: Tensor) -> None:
     """Launch `compact_cache`.
 

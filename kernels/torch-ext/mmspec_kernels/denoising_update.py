@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import operator, rows_together, tl, triton, use_triton_without_gradient
+from .backend import launcher, operator, rows_together, tl, triton, use_triton_without_gradient
 
 BLOCK = 128
 
@@ -77,6 +77,7 @@ def denoising_update(
     return mean + std * noise
 
 
+@launcher
 def denoising_update_triton(
     x: Tensor, output: Tensor, noise: Tensor, coefficients: Tensor, scale: Tensor, temperature: Tensor
 ) -> Tensor:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton
+from .backend import launcher, operator, tl, triton, use_triton
 
 MOST_NODES = 64  # of the kernel, which holds a matrix of them in registers
 KEY_BLOCK = 16  # numbers of a key read at a time; 32 spill registers
@@ -109,6 +109,7 @@ def norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
+@launcher
 def gated_delta_tree_triton(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, ancestors: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .backend import operator, planes, tl, triton, use_triton
+from .backend import launcher, operator, planes, tl, triton, use_triton
 from .ordering import sort_stably
 
 MEMBERS = 1024  # tokens of groups that one program holds at once
@@ -66,6 +66,7 @@ def bounded_ratio(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(q > p, p / q.clamp_min(torch.finfo(p.dtype).tiny), 1.0)
 
 
+@launcher
 def rank_ratio_triton(p: Tensor, q: Tensor, size: int) -> Tensor:
     """Launch `rank_ratio`: p, q [..., V] -> [..., V]."""
     out = torch.empty(p.shape, dtype=p.dtype, device=p.device)
@@ -92,6 +93,7 @@ def rank_ratio_triton(p: Tensor, q: Tensor, size: int) -> Tensor:
     return out
 
 
+@launcher
 def rank_ratio_at_triton(p: Tensor, q: Tensor, x: Tensor, size: int) -> Tensor:
     """Launch `rank_ratio_at`: p, q [..., V], x [..., m] -> [..., m]."""
     if size > LARGEST_SELECTION:

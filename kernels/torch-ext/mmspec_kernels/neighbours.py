@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-from .backend import operator, planes, tl, triton, use_triton
+from .backend import launcher, operator, planes, tl, triton, use_triton
 
 CACHED_ELEMENTS = 2**20  # numbers gathered at once: as many as a processor's cache holds
 UNROLL = 4  # neighbours whose loads are in flight together
@@ -84,6 +84,7 @@ def _prefix_mass(codes: Tensor, table: Tensor, limit: Tensor) -> Tensor:
     return kept
 
 
+@launcher
 def nearby_mass_triton(p: Tensor, table: Tensor, limit: Tensor | None) -> Tensor:
     """Launch `nearby_mass`: p [..., V], table [K, k], limit [..., 1 or V] -> [..., V]."""
     out = torch.empty(p.shape, dtype=p.dtype, device=p.device)
@@ -117,6 +118,7 @@ def nearby_mass_triton(p: Tensor, table: Tensor, limit: Tensor | None) -> Tensor
     return out
 
 
+@launcher
 def nearby_prefix_triton(p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None) -> tuple[Tensor, Tensor]:
     """Launch `nearby_prefix`: p [..., V], table [K, k], x [..., m] -> mass and count [..., m]."""
     mass = torch.empty(x.shape, dtype=p.dtype, device=p.device)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton
+from .backend import launcher, operator, tl, triton, use_triton
 
 ROUNDS = 10
 WORD = 0xFFFFFFFF
@@ -203,6 +203,7 @@ def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return multipliers, (multipliers >> 1).flip(0), torch.tensor(HALF, device=device), steps * increments
 
 
+@launcher
 def philox4x32_triton(counters: Tensor, key: Tensor) -> Tensor:
     """Launch `philox4x32`: counters [..., 4], key [..., 2], both int64 -> [..., 4] int64."""
     leading = torch.broadcast_shapes(counters.shape[:-1], key.shape[:-1])
@@ -215,6 +216,7 @@ def philox4x32_triton(counters: Tensor, key: Tensor) -> Tensor:
     return out
 
 
+@launcher
 def philox_uniform_triton(
     key: Tensor, position: Tensor, stream: Tensor, step: Tensor, count: int, dtype: torch.dtype
 ) -> Tensor:

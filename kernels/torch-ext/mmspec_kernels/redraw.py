@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton, with_row_stride
+from .backend import launcher, operator, tl, triton, use_triton, with_row_stride
 
 BLOCK = 2048  # tokens that a program holds at once
 WARPS = 8
@@ -65,6 +65,7 @@ def invert_often(p: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).clamp_max(p.shape[-1] - 1)
 
 
+@launcher
 def redraw_triton(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
     """Launch `redraw`: p [B, W, V], q [B, n - 1, V], tokens, valid [B, n], old, u [B, W, ...] -> [B, W]."""
     rows, places, vocabulary = p.shape

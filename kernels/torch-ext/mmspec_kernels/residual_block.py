@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear, silu
 
-from .backend import INTERPRETED, operator, rows_together, tl, triton, use_triton_without_gradient
+from .backend import INTERPRETED, launcher, operator, rows_together, tl, triton, use_triton_without_gradient
 
 MAX_ROWS = 64  # with more, the weights are no longer all that is read, and the BLAS of torch does better
 BLOCK_N = 32
@@ -80,6 +80,7 @@ def _empty(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return rows.new_empty(*rows.shape[:-1], len(weight), dtype=dtype)
 
 
+@launcher
 def modulated_linear_triton(
     x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float, activate: bool
 ) -> Tensor:
@@ -115,6 +116,7 @@ def modulated_linear_triton(
     return out
 
 
+@launcher
 def gated_linear_triton(x: Tensor, hidden: Tensor, gate: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Launch `gated_linear`; arguments as there."""
     size, width = weight.shape

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .backend import rows_together, tl, triton
+from .backend import launcher, rows_together, tl, triton
 from .philox import gumbel_tile
 from .sampling import CACHED_SETTINGS, Warping, held
 
@@ -407,6 +407,7 @@ def sample_triton(
     return tokens, finite
 
 
+@launcher
 def _launch(
     logits: Tensor,
     warping: Warping,

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .backend import INTERPRETED, operator, rows_together, tl, triton, use_triton, use_triton_without_gradient
+from .backend import (
+    INTERPRETED,
+    launcher,
+    operator,
+    rows_together,
+    tl,
+    triton,
+    use_triton,
+    use_triton_without_gradient,
+)
 
 EPSILON = tl.constexpr(1e-12)  # the smallest norm that `normalize` divides by
 WIDTH = 256  # elements of a merged vector that one program sums up
@@ -78,6 +87,7 @@ def merge_vectors(values: Tensor, weights: Tensor, target: Tensor, count: int) -
     return mean.to(values.dtype), total
 
 
+@launcher
 def most_similar_triton(a: Tensor, b: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Launch `most_similar`: a [P, n, d], b [P, m, d], mask [P, m] -> [P, n] similarities and indices."""
     a, b = rows_together(a), rows_together(b)
@@ -105,6 +115,7 @@ def most_similar_triton(a: Tensor, b: Tensor, mask: Tensor) -> tuple[Tensor, Ten
     return similarity, index
 
 
+@launcher
 def merge_vectors_triton(
     values: Tensor, weights: Tensor, target: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:

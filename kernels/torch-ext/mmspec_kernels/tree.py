@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton
+from .backend import launcher, operator, tl, triton, use_triton
 
 ELEMENTS = 2048  # pairs of nodes that a program looks at
 
@@ -58,6 +58,7 @@ def tree_children(parents: Tensor, valid: Tensor, max_children: int) -> Tensor:
     return table.scatter(2, slot, index.expand(rows, nodes, nodes))[:, :, :max_children].contiguous()
 
 
+@launcher
 def tree_paths_triton(parents: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
     """Launch `tree_paths`: parents [B, n] -> [B, n, n] bool and [B, n] int64."""
     rows, nodes = parents.shape
@@ -72,6 +73,7 @@ def tree_paths_triton(parents: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
     return ancestors, depth
 
 
+@launcher
 def tree_children_triton(parents: Tensor, valid: Tensor, max_children: int) -> Tensor:
     """Launch `tree_children`: parents and valid [B, n] -> [B, n, max_children] int64."""
     rows, nodes = parents.shape

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .backend import INTERPRETED, operator, rows_together, tl, triton, use_triton
+from .backend import INTERPRETED, launcher, operator, rows_together, tl, triton, use_triton
 
 LARGEST_KEY = 512  # bytes of a key of one head; more than that spills registers
 # two for each multiprocessor of a Hopper GPU; a constant, so that results are the same elsewhere
@@ -93,6 +93,7 @@ class Config(NamedTuple):
     stages: int
 
 
+@launcher
 def tree_attention_triton(
     query: Tensor, key: Tensor, value: Tensor, first: Tensor, lengths: Tensor, visible: Tensor, scale: float
 ) -> Tensor:

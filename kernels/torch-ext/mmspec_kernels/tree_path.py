@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton
+from .backend import launcher, operator, tl, triton, use_triton
 
 Path = tuple[Tensor, Tensor, Tensor]
 """[B, D + 1] nodes from the root down, padded; [B] depth of the last one; [B, D + 1] or [B, D + 1, d] the
@@ -173,6 +173,7 @@ def _packed(values: Tensor | None) -> Tensor | None:
     return values.contiguous().view(torch.int8) if values.dtype == torch.bool else values.contiguous()
 
 
+@launcher
 def _launch(draft: Tensor, max_depth: int, **given: Tensor | None) -> None:
     """Launch the kernel for drafts of the shape [B, n]; pointers that are not given are None."""
     rows, nodes = draft.shape

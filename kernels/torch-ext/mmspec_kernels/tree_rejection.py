@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .backend import operator, tl, triton, use_triton, with_row_stride
+from .backend import launcher, operator, tl, triton, use_triton, with_row_stride
 from .chain import normalise, residual
 
 Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -101,6 +101,7 @@ def _reject_tree(
     return descend(draft_p, children, u, judge)
 
 
+@launcher
 def reject_tree_triton(
     p: Tensor, q: Tensor, tokens: Tensor, children: Tensor, u: Tensor, without_replacement: bool
 ) -> tuple[Tensor, Tensor]:
