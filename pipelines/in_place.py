@@ -15,9 +15,10 @@ import copy
 import functools
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -94,17 +95,19 @@ class Enabled:
     method: Accelerator
     seed: int | None
     before: Callable[..., Any] | None  # what stood in the place of the class's `generate`
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, stats: DecodingStats) -> None:
-        """Add a call to the account."""
-        done = self.summary
-        self.summary = replace(
-            done,
-            calls=done.calls + 1,
-            tokens=done.tokens + sum(stats.new_tokens),
-            forwards=done.forwards + stats.target_forwards,
-            last=stats,
-        )
+        """Add a call to the account, of whichever thread."""
+        with self.lock:
+            done = self.summary
+            self.summary = replace(
+                done,
+                calls=done.calls + 1,
+                tokens=done.tokens + sum(stats.new_tokens),
+                forwards=done.forwards + stats.target_forwards,
+                last=stats,
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Enabled:
         fresh = Summary(self.summary.name, self.summary.accelerator, self.summary.exactness)

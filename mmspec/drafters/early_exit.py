@@ -27,7 +27,7 @@ from mmspec.drafters.siblings import SiblingDraws
 from mmspec.drafters.tree import StaticTree, TreeGrowth
 from mmspec.errors import InputError
 from mmspec.targets.causal import CausalState, CausalTarget
-from mmspec.targets.exits import count_layers, first_layers, head_cost
+from mmspec.targets.exits import FirstLayers, count_layers, head_cost
 from mmspec.validation import check_draft_tokens, is_integer
 
 __all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer"]
@@ -163,7 +163,7 @@ class EarlyExitSession(DraftSession):
         # behind the committed tokens, whose length stays: verifying writes all of these slots again
         node = replace(chain, tokens=last, slots=chain.slots[:, -1:], visible=visible)
         copies = self.state.cache.rows // len(tokens)
-        with first_layers(target.model, self.exit):
+        with self.drafter.first[self.exit]():
             return target.score_nodes(self.state, node.repeat_rows(copies)).logits
 
 
@@ -183,6 +183,7 @@ class EarlyExitDrafter(SessionDrafter):
     Attributes:
         exits: layers that draft.
         readers: the target by exit; what compiles its forwards sees each alone.
+        first: the layers that each reads.
         rates: of the exits, as they turned out in all batches; None where one is given.
     """
 
@@ -191,6 +192,7 @@ class EarlyExitDrafter(SessionDrafter):
     session = EarlyExitSession
     exits: tuple[int, ...]
     readers: dict[int, CausalTarget]
+    first: dict[int, FirstLayers]
     rates: ExitRates | None = None
     stop_below = 0.0
 
@@ -222,6 +224,7 @@ class EarlyExitDrafter(SessionDrafter):
             raise InputError("layers", self.layers, f"'auto', or 1 to {most}, the layers of this model")
         fitted = copy.copy(self)
         fitted.exits, fitted.readers = exits, {exit: copy.copy(target) for exit in exits}
+        fitted.first = {exit: FirstLayers(target.model, exit) for exit in exits}
         for reader in fitted.readers.values():
             reader.steps = None
         fitted.rates = ExitRates(exits, most, head_cost(target.model)) if self.layers == AUTO else None

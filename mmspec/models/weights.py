@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.models.replaced import computes_plainly
+
 __all__ = [
     *("execution_device", "hooks_of", "is_finite", "is_offloaded", "is_plain_linear", "stored_weight"),
     "stored_weights",
@@ -47,7 +49,7 @@ def is_plain_linear(module: nn.Module | None) -> bool:
     if type(module) is not nn.Linear:
         return False
     weight = module.weight
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    hooked = module._forward_hooks or module._forward_pre_hooks or not computes_plainly(module)
     open_ = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and not weight.is_meta
     return open_ and not hooked and weight.shape == (module.out_features, module.in_features)
 

@@ -1,33 +1,32 @@
 """Attention of scoring forwards: by the kernel `tree_attention` where it can be, else by the model's own.
 
 A model that was loaded with sdpa hands queries, keys and values to a function that transformers looks up by
-name. While a draft is scored that name is another one, and in place of the mask goes what
+name. While a draft is scored another one stands there for that thread, and in place of the mask goes what
 `tree_attention` takes. This is for modules in the table below alone: what others ask of attention (soft caps,
 sinks, biases) the kernel cannot express, and they keep the attention that they have. So does a prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import MASKABLE_LAYERS, RaggedCache
 from mmspec.decoding.draft import Nodes
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import tree_attention
 from mmspec.kernels.backend import use_triton
+from mmspec.models.replaced import replaced_attention
 
 __all__ = ["PLAIN_ATTENTION", "attends_plainly", "attention_on_tree", "mask_dtype", "tree_mask"]
 
 Mask = Tensor | dict[str, Tensor | None] | None
 
-NAME = "mmspec_tree"
 #: Attention modules that hand a function nothing but what `tree_attention` or its mask expresses, by class.
 PLAIN_ATTENTION = frozenset(
     {
@@ -103,12 +102,16 @@ def attention_on_tree(
     if not (plain and use_triton(cache.lengths.device) and config._attn_implementation == "sdpa"):
         yield cache.attention_mask(nodes, additive)
         return
-    chosen = config._attn_implementation
-    config._attn_implementation = {"": NAME}  # of this config alone, not of those inside it
-    try:
+
+    def on_tree(own: Callable[..., Any]) -> Callable[..., Any]:
+        def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
+            is_of_decoder = getattr(module, "config", None) is config
+            return (attend if is_of_decoder else own)(module, *args, **given)
+
+        return attention
+
+    with replaced_attention(on_tree):
         yield tree_mask(cache, nodes)
-    finally:
-        config._attn_implementation = {"": chosen}
 
 
 def tree_mask(cache: RaggedCache, nodes: Nodes) -> Mask:
@@ -168,8 +171,3 @@ def attend(
     seen = attention_mask[:, 0]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return tree_attention(query, key, value, seen[..., 0], seen[:, 0, 1], seen[..., 2:], scale), None
-
-
-AttentionInterface.register(NAME, attend)
-# never asked for one, because a 4-D mask is passed; but transformers looks whether there is one
-AttentionMaskInterface.register(NAME, sdpa_mask)

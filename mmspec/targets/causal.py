@@ -329,8 +329,9 @@ class CausalTarget(Target[Any]):
         # forwards of these layers are replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
         attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
-        turning = turned(self._changing if is_apart else (), one_by_one=True)
+        turning = turned(self._changing if step == self._step else (), one_by_one=is_apart)
         few = self._few_rows() if step == self._step and self.device.type == "cpu" else nullcontext()
+        state.hidden.begin()
         with attention as mask, mixers_on_tree(self.model, cache, nodes), turning, few:
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
             logits = step(inputs, cache, state.hidden)
@@ -348,6 +349,7 @@ class CausalTarget(Target[Any]):
             return HiddenStates(self.model, taps)
         if tuple(taps) not in self._readers:
             self._readers[tuple(taps)] = HiddenStates(self.model, taps, stays=True)
+        self._readers[tuple(taps)].begin()
         return self._readers[tuple(taps)]
 
     def next_positions(self, state: Any, nodes: Nodes) -> Tensor:

@@ -10,13 +10,18 @@ at all is measured once in each process.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+
+from mmspec.models.replaced import Confined
 
 __all__ = ["FewRows", "few_rows_linear"]
 
@@ -25,8 +30,18 @@ TRIALS = 7
 LEAST_SPEEDUP = 1.2
 
 
+class Turning(threading.local):
+    """Whether this thread computes few rows in the faster way."""
+
+    here = False
+
+
+TURNING = Turning()
+LOCK = threading.RLock()  # of all models; re-entered where a collection of garbage closes a decoding
+
+
 class FewRows:
-    """The linear layers of a model, which compute few rows in the faster way for a while.
+    """The linear layers of a model, which compute few rows in the faster way for a while, in one thread.
 
     Args:
         model: whose layers of float32 on the CPU do so; others, and those whose `forward` something else has
@@ -36,25 +51,67 @@ class FewRows:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._layers = [
-            (vars(layer), functools.partial(forward, layer))
-            for layer in model.modules()
-            if type(layer) is nn.Linear
+            (vars(layer), TurnedForward(layer)) for layer in model.modules() if type(layer) is nn.Linear
         ]
+        self._model = OF_MODEL.setdefault(model, Users())
 
     def __reduce__(self) -> tuple[type[FewRows], tuple[nn.Module]]:
         return type(self), (self._model,)  # attributes of layers are not those of their copies
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Let the layers compute so until the end of the block."""
-        for attributes, turned in self._layers:
-            attributes.setdefault("forward", turned)
+        """Let the layers compute so in this thread until the end of the block."""
+        outer, TURNING.here = TURNING.here, True
+        with LOCK:
+            self._model.count += 1
+            self._model.entered.add(self)
+            for attributes, turned in self._layers:
+                attributes.setdefault("forward", turned)
         try:
             yield
         finally:
-            for attributes, turned in self._layers:
-                if attributes.get("forward") is turned:
-                    del attributes["forward"]
+            TURNING.here = outer
+            with LOCK:
+                self._model.count -= 1
+                if not self._model.count:
+                    self._model.leave()
+
+    def leave(self) -> None:
+        """Take the forwards away that stand in the layers."""
+        for attributes, turned in self._layers:
+            if attributes.get("forward") is turned:
+                del attributes["forward"]
+
+
+@dataclass
+class Users:
+    """Number of threads that compute few rows of a model so, and what they entered until none is left."""
+
+    count: int = 0
+    entered: set[FewRows] = field(default_factory=set)
+
+    def leave(self) -> None:
+        """Take all forwards away."""
+        for each in self.entered:
+            each.leave()
+        self.entered.clear()
+
+
+OF_MODEL: WeakKeyDictionary[nn.Module, Users] = WeakKeyDictionary()
+
+
+class TurnedForward(Confined):
+    """The forward of a linear layer, by its weights as they are now; the faster one within `FewRows`."""
+
+    __slots__ = ("layer",)
+    stood = None
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
+
+    def __call__(self, input: Tensor) -> Tensor:
+        layer = self.layer
+        return (few_rows_linear if TURNING.here else linear)(input, layer.weight, layer.bias)
 
 
 def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -71,11 +128,6 @@ def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     if bias is not None:
         y += bias
     return y.view(*x.shape[:-1], -1)
-
-
-def forward(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The output of a linear layer, by its weights as they are now."""
-    return few_rows_linear(x, layer.weight, layer.bias)
 
 
 def width(rows: int, threads: int) -> int:

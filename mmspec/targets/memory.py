@@ -17,6 +17,7 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths
 from mmspec.errors import InputError
+from mmspec.models.replaced import Replacement, replaced_forwards
 from mmspec.models.weights import execution_device
 from mmspec.targets.mixers import closed_form, find_mixers, mixer_on_tree
 from mmspec.transformers_versions import cache_name
@@ -139,7 +140,8 @@ def measure_states(model: PreTrainedModel) -> list[StateMemory]:
         sizes = []
         for count in (1, 2):
             nodes = Tree.chain(torch.zeros(1, count, dtype=torch.long, device="cpu"), DraftKind.POINT).nodes
-            with mixer_on_tree(mixer, layer, Paths.of(nodes, layer.taps).to(layer.place)):
+            on_tree = mixer_on_tree(mixer, layer, Paths.of(nodes, layer.taps).to(layer.place))
+            with replaced_forwards([Replacement(mixer, on_tree)]):
                 mixer(hidden[:, :count], **told)
             sizes.append(layer.scored.nbytes())
         is_closed = closed_form(mixer) is not None

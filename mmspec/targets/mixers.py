@@ -1,16 +1,16 @@
 """Recurrent mixers of transformers models, computed over a draft tree.
 
-Their own forwards read a sequence and change their state. While a draft is scored, and only then, a mixer has
-another: one of those below, in closed form over the module's own projections, convolution, norm and
-activation; or, for every other mixer that keeps its state in the cache, its own forward token by token, each
-from the state of its parent.
+Their own forwards read a sequence and change their state. While a draft is scored, and in that thread alone,
+a mixer has another: one of those below, in closed form over the module's own projections, convolution, norm
+and activation; or, for every other mixer that keeps its state in the cache, its own forward token by token,
+each from the state of its parent.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from mmspec.decoding.cache import RaggedCache, check_layer_types
 from mmspec.decoding.draft import Nodes
 from mmspec.decoding.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, Paths, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
+from mmspec.models.replaced import Maker, Replacement, replaced_forwards
 from mmspec.transformers_versions import cache_name
 
 __all__ = ["CLOSED_FORMS", "find_mixers", "mixers_in_turn", "mixers_on_tree"]
@@ -181,31 +182,7 @@ def keeps_state(module: nn.Module) -> bool:
     return len(needed) == 2  # self and the input
 
 
-@contextmanager
-def replaced_forward(
-    module: nn.Module, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Let a module compute something else, until the context is left.
-
-    Args:
-        module: of a target.
-        replacement: makes the other forward of the module's own.
-    """
-    # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
-    name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
-    kept = vars(module).get(name)
-    setattr(module, name, replacement(getattr(module, name)))
-    try:
-        yield
-    finally:
-        if kept is None:
-            delattr(module, name)
-        else:
-            setattr(module, name, kept)
-
-
-@contextmanager
-def mixers_in_turn(model: PreTrainedModel) -> Iterator[None]:
+def mixers_in_turn(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Let mixers without a closed form read several tokens one after another, on from the state they find.
 
     Mamba's form for several tokens begins without a state, whatever the cache holds.
@@ -217,28 +194,27 @@ def mixers_in_turn(model: PreTrainedModel) -> Iterator[None]:
 
         return forward
 
-    with ExitStack() as stack:
-        for mixer in find_mixers(model):
-            if closed_form(mixer) is None:
-                stack.enter_context(replaced_forward(mixer, in_turn))
-        yield
+    return replaced_forwards(
+        [Replacement(each, in_turn) for each in find_mixers(model) if closed_form(each) is None]
+    )
 
 
-@contextmanager
-def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, nodes: Nodes) -> Iterator[None]:
+def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, nodes: Nodes) -> AbstractContextManager[None]:
     """Let the recurrent mixers of a model read a draft tree, in one scoring forward."""
+    if not cache.recurrent:
+        return nullcontext()
     paths: dict[int, Paths] = {}
-    with ExitStack() as stack:
-        for layer, mixer in zip(cache.recurrent, find_mixers(model) if cache.recurrent else (), strict=True):
-            taps = layer.taps
-            if taps not in paths:
-                paths[taps] = Paths.of(nodes, taps)
-            stack.enter_context(mixer_on_tree(mixer, layer, paths[taps].to(layer.place)))
-        yield
+    replacements = []
+    for layer, mixer in zip(cache.recurrent, find_mixers(model), strict=True):
+        taps = layer.taps
+        if taps not in paths:
+            paths[taps] = Paths.of(nodes, taps)
+        replacements.append(Replacement(mixer, mixer_on_tree(mixer, layer, paths[taps].to(layer.place))))
+    return replaced_forwards(replacements)
 
 
-def mixer_on_tree(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> AbstractContextManager[None]:
-    """Replace the forward of one mixer by that over a tree."""
+def mixer_on_tree(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> Maker:
+    """What makes the forward of one mixer over a tree of its own."""
     compute, told_as = closed_form(mixer), cache_name(type(mixer).forward)
 
     def on_tree(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -250,4 +226,4 @@ def mixer_on_tree(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> Abst
 
         return forward
 
-    return replaced_forward(mixer, on_tree)
+    return on_tree

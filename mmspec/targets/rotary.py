@@ -9,14 +9,15 @@ over several tokens, of several rows, gives each the frequencies of its own posi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.targets.mixers import replaced_forward
+from mmspec.models.replaced import Replacement, rebound, replaced_forwards, twin
 
 __all__ = ["change_of", "find_changing", "turned"]
 
@@ -58,9 +59,8 @@ def changes(kind: str) -> bool:
     return GROWING in kind or kind == LONG_ONCE
 
 
-@contextmanager
-def turned(modules: Sequence[nn.Module], one_by_one: bool = False) -> Iterator[None]:
-    """Let modules turn what one forward reads; then they are as they were.
+def turned(modules: Sequence[nn.Module], one_by_one: bool = False) -> AbstractContextManager[None]:
+    """Let modules turn what one forward reads in this thread; they themselves stay as they are.
 
     Args:
         modules: by `find_changing`.
@@ -68,10 +68,7 @@ def turned(modules: Sequence[nn.Module], one_by_one: bool = False) -> Iterator[N
             a whole prompt, as in a model that has read nothing.
     """
     turning: Any = turn_each if one_by_one else lambda turn, _, positions: turn(positions)
-    with ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(replaced(module, turning))
-        yield
+    return replaced_forwards(Replacement(module, partial(turned_by, module, turning)) for module in modules)
 
 
 def turn_each(
@@ -98,50 +95,37 @@ def turn_each(
     return tuple(whole.unflatten(-2, sizes.shape) for whole in found)
 
 
-@contextmanager
-def replaced(module: Any, turning: Callable[..., tuple[Tensor, ...]]) -> Iterator[None]:
-    """Replace the forward of one module, whose frequencies are those of a fresh one before each turn."""
+def turned_by(
+    module: Any, turning: Callable[..., tuple[Tensor, ...]], own: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The other forward of one module, whose frequencies are those of a fresh one before each turn."""
 
-    def turned_by(own: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-            layer = {} if layer_type is None else {"layer_type": layer_type}
-            kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
-            if not changes(kind):
-                return own(x, position_ids, **layer)
+    def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+        layer = {} if layer_type is None else {"layer_type": layer_type}
+        kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
+        if not changes(kind):
+            return own(x, position_ids, **layer)
+        fresh: Any = twin(module)  # a module changes its attributes and buffers with the lengths it meets
 
-            def turn(positions: Tensor) -> tuple[Tensor, ...]:
-                if not once:
-                    refresh(module, "" if layer_type is None else f"{layer_type}_")
-                turned = own(x, positions, **layer)
-                return turned if isinstance(turned, tuple) else (turned,)
+        def turn(positions: Tensor) -> tuple[Tensor, ...]:
+            refresh(fresh, "" if layer_type is None else f"{layer_type}_")
+            turned = rebound(own, fresh)(x, positions, **layer)
+            return turned if isinstance(turned, tuple) else (turned,)
 
-            rope: Any = module.config.rope_parameters
-            rope = rope if layer_type is None else rope[layer_type]
-            once = kind == LONG_ONCE
-            most = rope["original_max_position_embeddings"] if once else module.original_max_seq_len
-            turned = turning(turn, (int(most), once), position_ids)
-            return turned if len(turned) > 1 else turned[0]
+        rope: Any = module.config.rope_parameters
+        rope = rope if layer_type is None else rope[layer_type]
+        once = kind == LONG_ONCE
+        most = rope["original_max_position_embeddings"] if once else module.original_max_seq_len
+        turned = turning(turn, (int(most), once), position_ids)
+        return turned if len(turned) > 1 else turned[0]
 
-        return forward
-
-    state = state_of(module)
-    try:
-        with replaced_forward(module, turned_by):
-            yield
-    finally:
-        for key, value in state.items():
-            setattr(module, key, value)
-
-
-def state_of(module: nn.Module) -> dict[str, Any]:
-    """Attributes that a module changes with the lengths it meets, and keeps until a short prompt comes."""
-    names = [name for name in vars(module) if name.endswith("max_seq_len_cached")]
-    names += [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
-    return {name: getattr(module, name) for name in names}
+    return forward
 
 
 def refresh(module: nn.Module, prefix: str) -> None:
-    """Forget the lengths that a module has met."""
+    """Let a module forget the lengths that it has met."""
     original = getattr(module, f"{prefix}original_inv_freq")
-    setattr(module, f"{prefix}inv_freq", original.to(getattr(module, f"{prefix}inv_freq").device))
+    # a copy, for some versions of transformers write into it
+    frequencies = original.to(getattr(module, f"{prefix}inv_freq").device, copy=True)
+    setattr(module, f"{prefix}inv_freq", frequencies)
     setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)

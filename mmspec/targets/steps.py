@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from mmspec.errors import InputError, UnsupportedModelError
 
 __all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "HiddenStates", "StaticCaches"]
 
+NOTHING: Mapping[str, Any] = {}
 MAX_GRAPHS = 32
 MAX_CACHES = 4
 LEAST_CAPACITY = 1024
@@ -68,8 +70,19 @@ class CompiledForward:
         return self._eager(*args, **kwargs)
 
 
+class Reading(threading.local):
+    """The hidden states that are read in forwards of this thread."""
+
+    now: HiddenStates | None = None
+
+
+READING = Reading()
+
+
 class HiddenStates:
     """Hidden states of chosen layers, collected by hooks in every forward until `close`.
+
+    Forwards of the thread that made it, or called `begin` last; others run the same model meanwhile.
 
     Hooks work alike on every transformers version; `output_hidden_states=[...]` does not (5.17 drops the last
     index).
@@ -98,6 +111,11 @@ class HiddenStates:
             else layers[tap].register_forward_pre_hook(partial(self._keep_input, tap), with_kwargs=True)
             for tap in taps
         ]
+        self.begin()
+
+    def begin(self) -> None:
+        """Collect the states of the next forwards of this thread."""
+        READING.now = self
 
     def take(self) -> dict[int, Tensor]:
         """Return the states of the last forward, tap -> [B, n, d], and forget them."""
@@ -114,8 +132,10 @@ class HiddenStates:
             handle.remove()
 
     def _keep_input(
-        self, tap: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+        self, tap: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor] = NOTHING
     ) -> None:
+        if READING.now is not self:  # without keywords where the hook was just set, or is just being removed
+            return
         state = args[0] if args else kwargs["hidden_states"]
         if state.dim() != 3:
             raise UnsupportedModelError(
@@ -125,6 +145,8 @@ class HiddenStates:
         self._states[tap] = state
 
     def _keep_output(self, module: nn.Module, args: object, output: Any) -> None:
+        if READING.now is not self:
+            return
         self._states[-1] = output[0] if isinstance(output, tuple) else output.last_hidden_state
 
 
@@ -255,16 +277,22 @@ def tensors_of(leaves: list[Any]) -> list[Tensor]:
 
 @contextmanager
 def modules_entered(model: nn.Module, names: list[str]) -> Iterator[None]:
-    """Keep the names of the modules of a model whose forwards have begun and not ended, innermost last."""
+    """Keep the names of the modules whose forwards this thread has begun and not ended, innermost last."""
+    thread = threading.get_ident()
+
+    def enter(name: str, *_: object) -> None:
+        if threading.get_ident() == thread:
+            names.append(name)
 
     def leave(*_: object) -> None:
-        names.pop()
+        if threading.get_ident() == thread:
+            names.pop()
 
     handles = [
         handle
         for name, module in model.named_modules()
         for handle in (
-            module.register_forward_pre_hook(lambda *_, name=name: names.append(name)),
+            module.register_forward_pre_hook(partial(enter, name)),
             module.register_forward_hook(leave),
         )
     ]

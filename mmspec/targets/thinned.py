@@ -7,8 +7,9 @@ A draft model that reads a tenth of a clip costs less to start and to run; its t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.errors import UnsupportedModelError
+from mmspec.models.replaced import Replacement, replaced_attention, replaced_forwards
 
 __all__ = ["attention_behind", "guided_and_even", "reading_only"]
 
 #: Arguments of decoders that are of all places, and which of their dimensions is.
 BY_PLACE = {"inputs_embeds": 1, "position_ids": -1, "visual_pos_masks": 1}
+EAGER = "eager_attention_forward"
 
 
 def guided_and_even(weights: Tensor, count: int, mass: float) -> Tensor:
@@ -42,25 +45,21 @@ def guided_and_even(weights: Tensor, count: int, mass: float) -> Tensor:
     return torch.cat([order[:guided], rest[even]]).sort().values
 
 
-@contextmanager
-def reading_only(decoder: nn.Module, places: Tensor | None) -> Iterator[None]:
+def reading_only(decoder: nn.Module, places: Tensor | None) -> AbstractContextManager[None]:
     """Let a decoder read some places [K] of its prompt alone, each at its own position; None for all.
+
+    In this thread, until the context is left.
 
     Raises:
         UnsupportedModelError: the model gives its decoder more than embeddings and positions; in the forward.
     """
     if places is None:
-        yield
-        return
+        return nullcontext()
 
-    def cut(_: nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, thinned(given, places)
+    def cut(own: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **given: own(*args, **thinned(given, places))
 
-    handle = decoder.register_forward_pre_hook(cut, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return replaced_forwards([Replacement(decoder, cut)])
 
 
 def thinned(given: dict[str, Any], places: Tensor) -> dict[str, Any]:
@@ -104,23 +103,33 @@ def attention_behind(target: Any, state: Any, tokens: Tensor) -> Tensor:
     """
     reader = copy.copy(target)
     reader.steps = None
+    reader._plain = False
     decoder = target.model.get_decoder()
     found: list[Tensor] = []
 
-    def keep(_: nn.Module, __: object, output: Any) -> None:
-        found.extend(each for each in output[1:2] if each is not None and each.dim() == 4)
+    def keeping(own: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **given: Any) -> Any:
+            output = own(*args, **given)
+            found.extend(each for each in output[1:2] if each is not None and each.dim() == 4)
+            return output
+
+        return forward
 
     attending = [each for each in decoder.modules() if "attention" in type(each).__name__.lower()]
-    handles = [module.register_forward_hook(keep) for module in attending]
-    chosen = decoder.config._attn_implementation
-    decoder.config._attn_implementation = {"": "eager"}
-    try:
+    with replaced_attention(eagerly), replaced_forwards(Replacement(module, keeping) for module in attending):
         nodes = Tree.chain(tokens, DraftKind.POINT).nodes
         reader.score_nodes(replace(state, additive=decoder.dtype), nodes)
-    finally:
-        decoder.config._attn_implementation = {"": chosen}
-        for handle in handles:
-            handle.remove()
     if not found:
         raise UnsupportedModelError(f"{type(target.model).__name__} does not tell what it attends to")
     return torch.stack([each[:, :, -1].float().mean(1) for each in found]).mean(0)
+
+
+def eagerly(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The attention function by which a module tells its weights, of its modelling file; else `own`."""
+
+    def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
+        files = (sys.modules[each.__module__] for each in type(module).__mro__)
+        function = next((getattr(file, EAGER) for file in files if hasattr(file, EAGER)), own)
+        return function(module, *args, **given)
+
+    return attention

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.targets import CausalTarget, few_rows
-from mmspec.targets.few_rows import FewRows, forward, width
+from mmspec.targets.few_rows import FewRows, few_rows_linear, width
 from tests.tiny_models.text import tiny_llama
 
 
@@ -29,7 +29,7 @@ def test_outputs_are_those_of_the_layer(threads: int, bias: bool) -> None:
         x = torch.randn(rows, 24, generator=generator)
         expected = layer(x)
         for given in (x, x.T.contiguous().T, x[None], x.view(rows, 1, 24)):
-            found = forward(layer, given)
+            found = few_rows_linear(given, layer.weight, layer.bias)
             assert found.is_contiguous()
             torch.testing.assert_close(found, expected.view(found.shape), atol=1e-5, rtol=1e-5)
 
@@ -64,11 +64,11 @@ def test_layers_are_turned_for_a_while(threads: int) -> None:
 def test_a_target_turns_the_layers_of_its_drafts(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def noted(layer: nn.Linear, x: Tensor) -> Tensor:
+    def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         seen.append(x.numel() // x.shape[-1])
-        return forward(layer, x)
+        return few_rows_linear(x, weight, bias)
 
-    monkeypatch.setattr(few_rows, "forward", noted)
+    monkeypatch.setattr(few_rows, "few_rows_linear", noted)
     target = CausalTarget(tiny_llama())
     state, _ = target.prefill([{"input_ids": torch.tensor([[3, 1, 4, 1, 5]])}], 16)
     assert not seen  # prompts are read as ever
