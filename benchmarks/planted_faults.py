@@ -191,6 +191,20 @@ FAULTS = (
         ("tests/targets/test_threads.py",),
     ),
     Fault(
+        "hooks that steer the last place of a call steer drafts otherwise",
+        "is_close",
+        "rounding * spread",
+        "(1e3 + rounding * spread)",
+        ("tests/targets/test_hooks.py",),
+    ),
+    Fault(
+        "a hook that is set later is not tried",
+        "treats_alike",
+        "tuple(hooks) == tried",
+        "target.model in TRIED",
+        ("tests/targets/test_hooks.py",),
+    ),
+    Fault(
         "a head beside copies is not told what was decided",
         "CopyBesideHeadSession.observe",
         "self.head.observe(draft, output, scores, verdict)",
@@ -827,6 +841,13 @@ FAULTS = (
         "row * capacity + tl.load(lengths_ptr + row)",
         "row * capacity",
         KERNELS,
+    ),
+    Fault(
+        "kernels for tensors of a second GPU are launched on the first",
+        "launcher",
+        "place.get_device() != torch.cuda.current_device()",
+        "not place.is_cuda",
+        ("tests/kernels/test_launchers.py",),
     ),
     # models and training
     Fault(

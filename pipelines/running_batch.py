@@ -150,6 +150,9 @@ class RunningBatch:
         before = call.requests[0].text_before
         running = Running(self._handles, make_output, count, before, [[] for _ in range(count)])
         accelerator = self.pipe.accelerator
+        if call.accelerator.name != accelerator.name and call.canvas.stopping[0].lockstep is None:
+            allowed = "'none': hooks of the model do something else to several tokens than to one alone"
+            raise InputError("accelerator", accelerator.name, allowed)
         where = call.sampler, call.requests, call.canvas, call.random
         batch, prompts = begin(self.pipe.target, accelerator.drafter, accelerator.rule, *where)
         running.take(prompts.emission.tokens)

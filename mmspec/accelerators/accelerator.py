@@ -156,13 +156,16 @@ class Accelerator:
             stopping: where rows end.
             prompts: B lists of token ids that criteria and processors count as well; None for the requests'.
 
+        Rows that get one token a round, and models that are not `Target.treats_alike`, are decoded plainly.
+
         Raises:
             InputError: the rule's promise does not hold for this way of sampling, or settings of rows are not
                 those of this batch.
         """
         self.check(sampler)
         check_rows(sampler, len(requests))
-        if stopping.lockstep is not None and self.drafter.max_nodes > 1:
+        tried = [request.inputs for request in requests[: self.drafter.max_nodes > 1]]
+        if tried and (stopping.lockstep is not None or not target.treats_alike(*tried)):
             return self._in_step(target).call(target, sampler, requests, stopping, random, prompts)
         stats = DecodingStats(self.name, self.exactness, self.keeps)
         ids = [request.prompt_tokens for request in requests] if prompts is None else prompts

@@ -150,6 +150,14 @@ class Target(ABC, Generic[State]):
         """Layout of the output that an image of that grid is drawn by: the grid alone, or more before it."""
         return grid
 
+    def treats_alike(self, prompt: Mapping[str, Tensor]) -> bool:
+        """Whether several tokens of a forward get the logits that they get one after another.
+
+        Args:
+            prompt: one of those to decode, to try it on.
+        """
+        return True
+
     @abstractmethod
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

@@ -25,6 +25,7 @@ from mmspec.targets.admission import check_model, takes
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.few_rows import FewRows, few_rows_linear
+from mmspec.targets.hooks import treats_alike
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
 from mmspec.targets.model_state import state_of
@@ -156,6 +157,10 @@ class CausalTarget(Target[Any]):
     def node_bytes(self) -> int:
         """Bytes that recurrent layers keep for each node of a draft, until the commit."""
         return sum(states.node for states in measure_states(self.model))
+
+    def treats_alike(self, prompt: Mapping[str, Tensor]) -> bool:
+        one_by_one = not (self.by_blocks or self.any_order or self.vector_size)
+        return not one_by_one or treats_alike(self, prompt)
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

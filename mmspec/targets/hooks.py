@@ -1,0 +1,115 @@
+"""Hooks of users in a target, and whether they do to each of several tokens what they do to one alone.
+
+Plain decoding calls a hook with one new token; a forward that scores a draft calls it with many. A hook that
+adds a vector to every place does the same in both, one that steers the last place of its call does not:
+drafts would be verified by another model than the one that decodes plainly.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as of_all
+
+from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.decoding.verdict import Path
+from mmspec.models.replaced import Confined, forward_name
+
+__all__ = ["hooks_of_users", "treats_alike"]
+
+logger = logging.getLogger("mmspec")
+#: Packages whose hooks move, quantise, adapt or record, whatever the number of tokens.
+KNOWN = frozenset({"accelerate", "diffusers", "mmspec", "peft", "torch", "transformers"})
+ROUNDING = 1e-3  # root mean square over the spread of logits, in float32
+#: Identities of the hooks that a model was tried with last, and whether they treat all tokens alike.
+TRIED: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], bool]] = WeakKeyDictionary()
+
+
+def hooks_of_users(model: nn.Module) -> dict[int, Any]:
+    """Hooks and patched forwards of the modules of a model that none of the packages above has set, by id."""
+    found: dict[int, Any] = {**of_all._global_forward_hooks, **of_all._global_forward_pre_hooks}
+    for module in model.modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            found |= {**module._forward_hooks, **module._forward_pre_hooks}
+        stands = vars(module).get(forward_name(module))
+        is_own = getattr(stands, "__func__", None) is type(module).forward
+        if not (stands is None or is_own or isinstance(stands, Confined)):
+            found[id(stands)] = stands
+    return {key: hook for key, hook in found.items() if package_of(hook) not in KNOWN}
+
+
+def package_of(hook: Any) -> str:
+    """The package whose code a hook is, whatever names it was given by `functools.wraps`."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    code = getattr(getattr(hook, "__func__", hook), "__globals__", None)
+    name = type(hook).__module__ if code is None else code.get("__name__", "")
+    return str(name).partition(".")[0]
+
+
+def treats_alike(target: Any, prompt: Mapping[str, Tensor]) -> bool:
+    """Whether a target gives several tokens in a forward the logits that it gives them one after another.
+
+    It is tried on a prompt when hooks of users were set or removed, not again while they stay.
+
+    Args:
+        target: a causal one.
+        prompt: its arguments for a prompt, one row.
+    """
+    hooks = hooks_of_users(target.model)
+    tried, alike = TRIED.get(target.model, ((), True))
+    if tuple(hooks) == tried or not hooks:
+        return alike or not hooks
+    together, apart = score_twice(target, prompt)
+    alike = is_close(together, apart)
+    TRIED[target.model] = tuple(hooks), alike
+    if not alike:
+        names = ", ".join(
+            sorted({getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks.values()})
+        )
+        logger.warning(
+            "hooks of %s (%s) do something else to several tokens of a forward than to one alone, so calls "
+            "are decoded plainly, a token at a time",
+            type(target.model).__name__,
+            names,
+        )
+    return alike
+
+
+@torch.inference_mode()
+def score_twice(target: Any, prompt: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits [2, V] of two tokens behind a prompt: scored in one forward, and one after the other."""
+    reader = copy.copy(target)
+    reader.prefix_cache = reader.steps = None
+    state, output = reader.prefill([prompt], prompt["input_ids"].shape[1] + 2)
+    with closing(state):
+        first = Tree.chain(output.logits[:, -1:].argmax(-1), DraftKind.POINT)
+        alone = reader.score(state, first).logits
+        second = alone.argmax(-1)
+        both = Tree.chain(torch.cat([first.tokens, second], 1), DraftKind.POINT)
+        together = reader.score(state, both).logits[0]
+        going = torch.ones(1, dtype=torch.bool, device=second.device)
+        reader.commit(state, first, Path.root(first, second[:, 0]), going)
+        after = reader.score(state, Tree.chain(second, DraftKind.POINT)).logits
+    return together, torch.cat([alone, after], 1)[0]
+
+
+def is_close(together: Tensor, apart: Tensor) -> bool:
+    """Whether two computations of logits [2, V] differ by no more than rounding, at either token."""
+    finite = apart.isfinite()
+    if not torch.equal(finite, together.isfinite()):
+        return False
+    rounding = max(ROUNDING, 8 * torch.finfo(apart.dtype).eps)
+    for mine, other, known in zip(together.float(), apart.float(), finite, strict=True):
+        difference, spread = (mine - other)[known], other[known].std(correction=0)
+        if bool(difference.square().mean().sqrt() > rounding * spread):
+            return False
+    return True
