@@ -53,7 +53,7 @@ class FewRows:
         self._layers = [
             (vars(layer), TurnedForward(layer)) for layer in model.modules() if type(layer) is nn.Linear
         ]
-        self._model = OF_MODEL.setdefault(model, Users())
+        self._users = OF_MODEL.setdefault(model, Users())
 
     def __reduce__(self) -> tuple[type[FewRows], tuple[nn.Module]]:
         return type(self), (self._model,)  # attributes of layers are not those of their copies
@@ -63,8 +63,8 @@ class FewRows:
         """Let the layers compute so in this thread until the end of the block."""
         outer, TURNING.here = TURNING.here, True
         with LOCK:
-            self._model.count += 1
-            self._model.entered.add(self)
+            self._users.count += 1
+            self._users.entered.add(self)
             for attributes, turned in self._layers:
                 attributes.setdefault("forward", turned)
         try:
@@ -72,9 +72,9 @@ class FewRows:
         finally:
             TURNING.here = outer
             with LOCK:
-                self._model.count -= 1
-                if not self._model.count:
-                    self._model.leave()
+                self._users.count -= 1
+                if not self._users.count:
+                    self._users.leave()
 
     def leave(self) -> None:
         """Take the forwards away that stand in the layers."""

@@ -23,36 +23,49 @@ from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.verdict import Path
 from mmspec.models.replaced import Confined, forward_name
 
-__all__ = ["hooks_of_users", "treats_alike"]
+__all__ = ["hooks_of_users", "names_of", "treats_alike"]
 
 logger = logging.getLogger("mmspec")
-#: Packages whose hooks move, quantise, adapt or record, whatever the number of tokens.
-KNOWN = frozenset({"accelerate", "diffusers", "mmspec", "peft", "torch", "transformers"})
+#: Packages whose hooks and replaced forwards compute the same in every call, whatever the number of tokens.
+LIBRARIES = frozenset({
+    "accelerate", "bitsandbytes", "deepspeed", "diffusers", "kernels", "liger_kernel", "mmspec", "optimum",
+    "peft", "torch", "transformers",
+})  # fmt: skip
 ROUNDING = 1e-3  # root mean square over the spread of logits, in float32
 #: Identities of the hooks that a model was tried with last, and whether they treat all tokens alike.
 TRIED: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], bool]] = WeakKeyDictionary()
 
 
 def hooks_of_users(model: nn.Module) -> dict[int, Any]:
-    """Hooks and patched forwards of the modules of a model that none of the packages above has set, by id."""
+    """Hooks and replaced forwards of a model's modules that code outside `LIBRARIES` has set, by id."""
     found: dict[int, Any] = {**of_all._global_forward_hooks, **of_all._global_forward_pre_hooks}
     for module in model.modules():
         if module._forward_hooks or module._forward_pre_hooks:
             found |= {**module._forward_hooks, **module._forward_pre_hooks}
         stands = vars(module).get(forward_name(module))
-        is_own = getattr(stands, "__func__", None) is type(module).forward
-        if not (stands is None or is_own or isinstance(stands, Confined)):
+        if isinstance(stands, Confined):  # another thread is scoring
+            stands = stands.stood
+        if stands is not None and getattr(stands, "__func__", None) is not type(module).forward:
             found[id(stands)] = stands
-    return {key: hook for key, hook in found.items() if package_of(hook) not in KNOWN}
+    return {key: hook for key, hook in found.items() if not is_of_library(hook)}
 
 
-def package_of(hook: Any) -> str:
-    """The package whose code a hook is, whatever names it was given by `functools.wraps`."""
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    code = getattr(getattr(hook, "__func__", hook), "__globals__", None)
-    name = type(hook).__module__ if code is None else code.get("__name__", "")
-    return str(name).partition(".")[0]
+def is_of_library(code: Any) -> bool:
+    """True if a function, and all that it wraps, was written in one of `LIBRARIES`."""
+    if isinstance(code, functools.partial):
+        written = is_of_library(code.func)
+    else:  # `__module__` would be that of the wrapped function
+        function = getattr(code, "__func__", code)
+        home = getattr(function, "__globals__", {}).get("__name__", type(code).__module__)
+        written = home.partition(".")[0] in LIBRARIES
+    wrapped = vars(code).get("__wrapped__") if hasattr(code, "__dict__") else None
+    return written and (wrapped is None or is_of_library(wrapped))
+
+
+def names_of(hooks: Mapping[int, Any]) -> str:
+    """The names of hooks, for messages."""
+    names = {getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks.values()}
+    return ", ".join(sorted(names))
 
 
 def treats_alike(target: Any, prompt: Mapping[str, Tensor]) -> bool:
@@ -72,14 +85,11 @@ def treats_alike(target: Any, prompt: Mapping[str, Tensor]) -> bool:
     alike = is_close(together, apart)
     TRIED[target.model] = tuple(hooks), alike
     if not alike:
-        names = ", ".join(
-            sorted({getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks.values()})
-        )
         logger.warning(
             "hooks of %s (%s) do something else to several tokens of a forward than to one alone, so calls "
             "are decoded plainly, a token at a time",
             type(target.model).__name__,
-            names,
+            names_of(hooks),
         )
     return alike
 

@@ -6,30 +6,25 @@ import functools
 import logging
 import marshal
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedConfig
+
+from mmspec.targets.hooks import hooks_of_users, names_of
 
 __all__ = ["state_of"]
 
 logger = logging.getLogger(__name__)
 
-#: Packages whose hooks and replaced forwards compute the same keys in every call.
-LIBRARIES = frozenset({
-    "accelerate", "bitsandbytes", "deepspeed", "kernels", "liger_kernel", "mmspec", "optimum", "peft",
-    "torch", "transformers",
-})  # fmt: skip
 OPTIONS = frozenset({bool, int, float, complex, str, bytes})
 PLAIN = OPTIONS | {type(None)}  # what marshal writes as it is
 #: Attributes that are looked at by themselves, or that transformers sets in a model's first forward.
 PASSED_OVER = frozenset(vars(nn.Module())) - {"training"} | {"forward", "_output_capturing_hooks_installed"}
-HOOKS_OF_ALL = (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks)
 RUN = 16
 
 
@@ -45,20 +40,19 @@ def state_of(model: nn.Module, apart: Sequence[nn.Module] = ()) -> int | None:
     tensor are hashed as well: a write to a whole tensor, as of an EMA, is seen, and one to a few rows is not.
     Nor are offloaded weights, the contents of tensor subclasses and of other objects, and patched classes.
 
-    It is None as long as a hook, or an instance's own `forward`, is set by code outside `LIBRARIES`: what
-    such code computes may depend on anything.
+    It is None as long as a user's hook, or a replaced `forward`, is set (`hooks_of_users`): what it computes
+    may depend on anything.
 
     Args:
         model: which reads prompts.
         apart: modules of it whose tensors change with what is read, as the caller knows.
     """
+    if hooks := hooks_of_users(model):
+        say_that_it_rests(type(model).__name__, names_of(hooks))
+        return None
     reading = ModelReading()
     reading.add(model)
-    everywhere = [code for hooks in HOOKS_OF_ALL for code in hooks.values()]
     for module in reading.modules:  # which grows
-        if (code := everywhere + code_set_on(module)) and not all(map(is_of_library, code)):
-            say_that_it_rests(type(model).__name__, type(module).__name__)
-            return None
         if not any(module is each for each in apart):
             reading.add_parts(module)
     return reading.hash()
@@ -119,9 +113,8 @@ class ModelReading:
         if home.startswith("torch."):
             self.plain.append(module.training)
         else:
-            is_of_transformers = home.startswith(
-                "transformers."
-            )  # its other attributes are notes of forwards
+            # other attributes of transformers' modules are notes of their forwards
+            is_of_transformers = home.startswith("transformers.")
             for name, value in list(own.items()):
                 if name in PASSED_OVER:
                     continue
@@ -147,9 +140,8 @@ class ModelReading:
             where.append(str(dtype))
             contents[device].append(torch.cat(each).view(torch.uint8))
         samples = [torch.cat(each).cpu().numpy().tobytes() for each in contents.values()]
-        return hash(
-            marshal.dumps((self.plain, where, samples), 2)
-        )  # version 2 gives equal values equal bytes
+        # version 2 of the format writes equal values as equal bytes
+        return hash(marshal.dumps((self.plain, where, samples), 2))
 
 
 def has_memory(tensor: Tensor) -> bool:
@@ -169,31 +161,12 @@ def middle_of(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)[:RUN]
 
 
-def code_set_on(module: nn.Module) -> list[Callable[..., Any]]:
-    """Hooks of a module's forward, and the `forward` of the instance."""
-    own = vars(module)
-    found = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
-    return [*found, own["forward"]] if "forward" in own else found
-
-
-def is_of_library(code: Any) -> bool:
-    """True if a function, and all that it wraps, was written in one of `LIBRARIES`."""
-    if isinstance(code, functools.partial):
-        written = is_of_library(code.func)
-    else:  # `__module__` would be that of the wrapped function
-        function = getattr(code, "__func__", code)
-        home = getattr(function, "__globals__", {}).get("__name__", type(code).__module__)
-        written = home.partition(".")[0] in LIBRARIES
-    wrapped = vars(code).get("__wrapped__") if hasattr(code, "__dict__") else None
-    return written and (wrapped is None or is_of_library(wrapped))
-
-
 @functools.cache
-def say_that_it_rests(model: str, module: str) -> None:
-    """Log, once for each kind of module, why prompts are read whole."""
+def say_that_it_rests(model: str, hooks: str) -> None:
+    """Log, once for each set of hooks, why prompts are read whole."""
     logger.warning(
-        "a hook or a replaced forward is set on %s in %s; what it computes may change, so the prefix cache "
-        "is not used meanwhile, and prompts are read from their beginning",
-        module,
+        "hooks are set on %s (%s); what they compute may change, so the prefix cache is not used, and "
+        "prompts are read from their beginning",
         model,
+        hooks,
     )

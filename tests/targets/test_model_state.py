@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from mmspec.accelerators import build_accelerator
 from mmspec.targets import CausalTarget
-from mmspec.targets.model_state import is_of_library, state_of
+from mmspec.targets.hooks import is_of_library
+from mmspec.targets.model_state import state_of
 from mmspec.targets.prefix import PrefixCache
 from tests.contracts.running import decode
 from tests.tiny_models import tiny_llama
