@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\ufffd"
+#: A token of one byte. A later byte that fits no character turns the whole run of bytes into replacements.
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+WINDOW = 32  # tokens that are decoded again before earlier ones are dropped
 
 
 class TextDeltas:
     """Turns a growing list of token ids into text deltas.
 
-    A delta is held back while the text ends in a half-decoded character, or while a tokenizer still
-    rewrites what came before; so the deltas, `finish` included, always join to the final text.
+    Each delta decodes a window of the last tokens, so a long text costs linear time. A delta is held back
+    while the text ends in a half-decoded character or a run of byte tokens, or while a tokenizer still
+    rewrites what came before; so the deltas, `finish` included, join to the final text.
 
     Args:
         tokenizer: of the tokens.
@@ -31,30 +36,56 @@ class TextDeltas:
     ) -> None:
         self._tokenizer, self._before = tokenizer, before
         self._hidden, self._skips = frozenset(hidden), skip_special_tokens
-        self._tokens: list[int] = []
-        self._given = ""
-
-    @property
-    def text(self) -> str:
-        """Text of all tokens so far."""
-        return decode(self._tokenizer, self._tokens, self._before, self._skips)
+        self._window: list[int] = []
+        self._given = ""  # text of the window that has been given
+        self._settled = 0  # tokens of the window at the last delta
+        self._due = 0  # tokens of the window at which it is decoded again
 
     def add(self, tokens: Sequence[int]) -> str:
         """Add tokens; return the new text that they complete, which may be empty."""
-        self._tokens.extend(token for token in tokens if token not in self._hidden)
-        text = self.text
-        if text.endswith(REPLACEMENT) or not text.startswith(self._given):
+        self._window.extend(token for token in tokens if token not in self._hidden)
+        size = len(self._window)
+        if size < self._due:
             return ""
-        return self._advance(text)
+        text = self._decode(self._window, self._before)
+        delta = "" if text == self._given or self._is_open(text) else self._advance(text)
+        if delta:
+            if size > WINDOW:
+                self._shift(text)
+            self._settled = len(self._window)
+        # in a long window that cannot be left, as of noise, the next decoding waits for a share of it
+        self._due = len(self._window) + 1 + len(self._window) // (2 * WINDOW)
+        return delta
 
     def finish(self) -> str:
         """Return the text that was held back."""
-        text = self.text
+        text = self._decode(self._window, self._before)
         return self._advance(text) if text.startswith(self._given) else ""
+
+    def _is_open(self, text: str) -> bool:
+        """Whether tokens that follow may change the end of the text."""
+        if text.endswith(REPLACEMENT) or not text.startswith(self._given):
+            return True
+        for token in reversed(self._window):
+            if BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
+                return True
+            if self._decode([token]):  # else a special token, which may stand within a run of bytes
+                return False
+        return False
 
     def _advance(self, text: str) -> str:
         delta, self._given = text[len(self._given) :], text
         return delta
+
+    def _shift(self, text: str) -> None:
+        """Drop the tokens up to the last delta, if those after it have the same text without them."""
+        rest = self._window[self._settled :]
+        alone = self._decode(rest)
+        if alone and text.endswith(alone):
+            self._before, self._window, self._given = (), rest, alone
+
+    def _decode(self, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
+        return decode(self._tokenizer, tokens, before, self._skips)
 
 
 def decode(

@@ -11,7 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AsyncTextIteratorStreamer, TextIteratorStreamer, TextStreamer
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    AsyncTextIteratorStreamer,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    TextIteratorStreamer,
+    TextStreamer,
+)
 
 from mmspec.errors import PipelineBusyError
 from mmspec.pipelines import VisionLanguagePipeline
@@ -22,11 +30,43 @@ from tests.tiny_models import tiny_image
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 24}
 BYTES = byte_level_tokenizer()
 CHUNKS = st.lists(st.integers(1, 12), min_size=1, max_size=40)
+SPECIAL = ["<unk>", "</s>", "<pad>"]
+SPACED = ["▁", "▁the", "▁a", "b", "é", "▁▁", ".", *(f"<0x{byte:02X}>" for byte in range(256))]
+PIECES = ["the", "red", "##a", "##s", ".", "do", "n't", "##n't"]
 
 
-def streamed(tokens: list[int], sizes: list[int]) -> list[str]:
+def made(words: list[str], decoder: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer of these words that decodes in this way."""
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    names = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+OF_BYTES = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+TOKENIZERS: dict[str, PreTrainedTokenizerBase] = {
+    "byte level": BYTES,
+    "byte fallback": made(SPACED, decoders.Sequence([*OF_BYTES, decoders.Strip(" ", 1, 0)])),
+    "byte fallback with all spaces": made(SPACED, decoders.Sequence(OF_BYTES)),
+    "byte fallback with no first spaces": made(
+        SPACED, decoders.Sequence([*OF_BYTES, decoders.Strip(" ", 3, 0)])
+    ),
+    "metaspace": made(SPACED, decoders.Metaspace()),
+    "pieces of words": made(PIECES, decoders.WordPiece()),
+    "ends of words": made(["a</w>", "b</w>", "c", "é"], decoders.BPEDecoder()),
+    "repeats that count once": made(["a", "b", "|"], decoders.CTC()),
+    "words": made(["a", "b"], None),
+    "words of scenes": AutoTokenizer.from_pretrained("assets/scenes-llava"),
+}
+
+
+def streamed(
+    tokens: list[int], sizes: list[int], tokenizer: PreTrainedTokenizerBase = BYTES, **how: Any
+) -> list[str]:
     """The deltas of tokens that come in chunks of these sizes, over and over."""
-    deltas, source, pieces = TextDeltas(BYTES), iter(tokens), []
+    deltas, source, pieces = TextDeltas(tokenizer, **how), iter(tokens), []
     for size in itertools.cycle(sizes):
         chunk = list(itertools.islice(source, size))
         if not chunk:
@@ -47,6 +87,51 @@ def test_pieces_join_to_the_text_whole_characters_only(text: str, sizes: list[in
 @given(st.lists(st.integers(0, len(BYTES) - 1), max_size=60), CHUNKS)
 def test_pieces_join_to_the_text_of_any_tokens(tokens: list[int], sizes: list[int]) -> None:
     assert "".join(streamed(tokens, sizes)) == decode(BYTES, tokens)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_pieces_join_to_the_text_of_every_kind_of_tokenizer(kind: str, data: Any) -> None:
+    tokenizer = TOKENIZERS[kind]
+    few = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), min_size=1, max_size=12))
+    tokens = data.draw(st.lists(st.sampled_from(few), max_size=120))
+    before, skips = data.draw(st.lists(st.sampled_from(few), max_size=3)), data.draw(st.booleans())
+    how = {"before": before, "skip_special_tokens": skips}
+    pieces = streamed(tokens, data.draw(CHUNKS), tokenizer, **how)
+    assert "".join(pieces) == decode(tokenizer, tokens, before, skips)
+
+
+def test_a_byte_that_spoils_a_run_of_bytes_changes_no_text_that_was_given() -> None:
+    tokenizer = TOKENIZERS["byte fallback"]
+    tokens = tokenizer.convert_tokens_to_ids(["▁the", "<0xE6>", "<0x97>", "<0xA5>", "</s>", "<0xFF>", "b"])
+    assert (
+        decode(tokenizer, tokens[:4]) == "the日" and decode(tokenizer, tokens) == "the" + 4 * "\ufffd" + "b"
+    )
+    assert "".join(streamed(tokens, [1], tokenizer)) == decode(tokenizer, tokens)
+    assert "".join(streamed(tokens[:5], [1], tokenizer)) == "the日"
+
+
+def test_spaces_within_a_long_text_are_kept_by_tokenizers_that_drop_them_in_front() -> None:
+    tokenizer = TOKENIZERS["byte fallback with no first spaces"]
+    for words in range(28, 40):
+        tokens = tokenizer.convert_tokens_to_ids(["b"] * words + ["▁", "▁", "▁the"])
+        assert "".join(streamed(tokens, [1], tokenizer)) == "b" * words + "   the"
+
+
+@pytest.mark.parametrize("kind", ["text", "noise", "special tokens"])
+def test_a_long_stream_costs_linear_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = [token for token in range(len(BYTES)) if BYTES.decode([token]) == "\ufffd"]
+    some = {"text": BYTES("the red é")["input_ids"], "noise": noise, "special tokens": [0, 1]}[kind]
+    tokens, decoded = list(itertools.islice(itertools.cycle(some), 4000)), list[int]()
+
+    def counted(tokenizer: Any, ids: Any, *arguments: Any) -> str:
+        decoded.append(len(ids))
+        return decode(tokenizer, ids, *arguments)
+
+    monkeypatch.setattr("mmspec.pipelines.text_stream.decode", counted)
+    streamed(tokens, [1])
+    assert sum(decoded) < 200 * len(tokens)  # half of all before each: 2000 times
 
 
 def test_a_stream_joins_to_the_text(text: Any, bytes_pipeline: Any) -> None:
