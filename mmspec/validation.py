@@ -15,6 +15,7 @@ __all__ = [
     "is_number",
     "plain_numbers",
     "require_number",
+    "require_unicode",
 ]
 
 MAX_DRAFT_TOKENS = 512
@@ -26,6 +27,14 @@ def require_number(
     """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
     if not is_number(value) or not low <= value <= high or (open_below and value == low):
         raise InputError(name, value, allowed)
+
+
+def require_unicode(name: str, text: str) -> None:
+    """Raise InputError for text with half of a character, which no tokenizer reads and no file holds."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(name, "text with lone surrogates", "valid Unicode") from None
 
 
 def is_number(value: object) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmspec.errors import InputError
-from mmspec.pipelines.text_stream import decode
+from mmspec.pipelines.text_stream import BYTE, decode
+
+SPELLED = "abcdef"  # text in front of a token, which keeps the token's own space
 
 
 class CheckedCallback:
@@ -54,6 +58,90 @@ class CheckedCriterion(CheckedCallback, StoppingCriteria):
         if not isinstance(result, Tensor) or result.dtype != torch.bool or result.numel() not in (1, rows):
             raise self._refuse(result, "a bool, or a bool tensor with one for each row")
         return result.reshape(-1).to(input_ids.device)
+
+
+class TokenTexts:
+    """Text that each token adds to what stands before it, as transformers' stop strings take it.
+
+    Texts are bytes for tokenizers whose tokens may be parts of a character.
+
+    Raises:
+        ValueError: the tokenizer does not spell any text, as one of whole words.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        made_of = str(getattr(decoder, "__getstate__", str)())  # JSON, where there is a decoder
+        self._falls_back = '"ByteFallback"' in made_of
+        self.are_bytes = self._falls_back or '"ByteLevel"' in made_of
+        ids = tokenizer(SPELLED, add_special_tokens=False)["input_ids"]
+        self._before = list(tokenizer.convert_ids_to_tokens(ids))
+        if SPELLED not in tokenizer.convert_tokens_to_string(self._before):
+            raise ValueError(SPELLED)
+        self.size = len(tokenizer)
+        self._names = {index: name for name, index in tokenizer.get_vocab().items()}
+        self._known: dict[int, Any] = {}
+
+    def find(self, tokenizer: PreTrainedTokenizerBase, token: int) -> Any:
+        """The text of a token, str or bytes; None if there is no such token."""
+        if token not in self._known:
+            name = self._names.get(token)
+            self._known[token] = None if name is None else self._read(tokenizer, name)
+        return self._known[token]
+
+    def _read(self, tokenizer: PreTrainedTokenizerBase, name: str) -> Any:
+        if self._falls_back and BYTE.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        if self.are_bytes and not self._falls_back and all(one in BYTE_OF for one in name):
+            return bytes(BYTE_OF[one] for one in name)
+        text = tokenizer.convert_tokens_to_string([*self._before, name]).partition(SPELLED)[2]
+        return text.encode() if self.are_bytes else text
+
+
+BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}  # in names of byte-level tokens
+TEXTS: WeakKeyDictionary[PreTrainedTokenizerBase, TokenTexts] = WeakKeyDictionary()
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase) -> TokenTexts:
+    """The texts of a tokenizer's tokens, which are kept from one call to the next."""
+    found = TEXTS.get(tokenizer)
+    if found is None or found.size != len(tokenizer):
+        found = TEXTS[tokenizer] = TokenTexts(tokenizer)
+    return found
+
+
+class StopStringsCriterion(StoppingCriteria):
+    """Stop strings: true if the last token completes one.
+
+    It answers as transformers' StopStringCriteria, which builds a table over the whole vocabulary for every
+    new set of strings. This one reads the texts of the last tokens, so making it takes no time.
+
+    Raises:
+        ValueError: the tokenizer does not spell any text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
+        self._tokenizer, self._texts = tokenizer, token_texts(tokenizer)
+        self._strings: list[Any] = [one.encode() if self._texts.are_bytes else one for one in strings]
+        self._longest = max(map(len, self._strings))
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        found = [self._ends(ids) for ids in input_ids[:, -self._longest :].tolist()]
+        return torch.tensor(found, device=input_ids.device)
+
+    def _ends(self, ids: list[int]) -> bool:
+        last = self._texts.find(self._tokenizer, ids[-1])
+        if not last:
+            return False
+        parts, length = [last], 0
+        for token in reversed(ids[:-1]):
+            text = self._texts.find(self._tokenizer, token)
+            if text is None or length >= self._longest:
+                break
+            parts.append(text)
+            length += len(text)
+        tail = last[:0].join(reversed(parts))
+        return any(tail.find(one, max(0, length - len(one) + 1)) >= 0 for one in self._strings)
 
 
 class StopTextCriterion(StoppingCriteria):

@@ -23,6 +23,7 @@ from mmspec.media import MediaLimits, Video, load_image, load_video
 from mmspec.messages import MEDIA_URL, MESSAGE, PARTS, SOURCES
 from mmspec.pipelines.processor_parts import checked_size
 from mmspec.registry import did_you_mean
+from mmspec.validation import require_unicode
 
 __all__ = ["apply_template", "template_variables"]
 
@@ -328,10 +329,7 @@ def check_text(text: object, where: str, tokenizer: PreTrainedTokenizerBase | No
         raise InputError(where, text, "a string")
     if "\0" in text:
         raise InputError(where, text, "text without NUL characters")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError(where, "text with lone surrogates", "valid Unicode") from None
+    require_unicode(where, text)
     for token in () if tokenizer is None else tokenizer.all_special_tokens:
         if len(token) > 2 and token in text:
             templated = "for a prompt that is already templated pass apply_chat_template=False"

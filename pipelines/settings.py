@@ -13,16 +13,15 @@ from transformers import (
     MaxTimeCriteria,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
-    StopStringCriteria,
 )
 
 from mmspec.decoding.canvas import MAX_NEW_TOKENS, Stopping
 from mmspec.decoding.sampling import Sampler, check_rows
 from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.pipelines.callbacks import CheckedCriterion, StopTextCriterion, checked
+from mmspec.pipelines.callbacks import CheckedCriterion, StopStringsCriterion, StopTextCriterion, checked
 from mmspec.pipelines.generation_fields import distance, resolve
 from mmspec.registry import did_you_mean
-from mmspec.validation import given_of, is_integer, plain_numbers, require_number
+from mmspec.validation import given_of, is_integer, plain_numbers, require_number, require_unicode
 
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
@@ -226,9 +225,10 @@ class GenerationSettings:
             for index, string in enumerate(strings):
                 if not isinstance(string, str) or not string:
                     raise InputError(f"stop_strings[{index}]", string, "a string of at least one character")
+                require_unicode(f"stop_strings[{index}]", string)
             try:
-                criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=list(strings)))
-            except ValueError:  # transformers spells "abcdef" to learn the tokens' texts; not all can
+                criteria.append(StopStringsCriterion(tokenizer, list(strings)))
+            except ValueError:  # a tokenizer of whole words
                 criteria.append(StopTextCriterion(tokenizer, list(strings)))
         criteria.extend(checked(CheckedCriterion, "stopping_criteria", self.stopping_criteria))
         return criteria

@@ -11,12 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AsyncTextIteratorStreamer,
-    AutoTokenizer,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
     TextIteratorStreamer,
     TextStreamer,
 )
@@ -24,42 +21,11 @@ from transformers import (
 from mmspec.errors import PipelineBusyError
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.pipelines.text_stream import TextDeltas, decode
-from tests.pipelines.byte_level import byte_level_tokenizer
+from tests.pipelines.small_tokenizers import BYTES, TOKENIZERS
 from tests.tiny_models import tiny_image
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 24}
-BYTES = byte_level_tokenizer()
 CHUNKS = st.lists(st.integers(1, 12), min_size=1, max_size=40)
-SPECIAL = ["<unk>", "</s>", "<pad>"]
-SPACED = ["▁", "▁the", "▁a", "b", "é", "▁▁", ".", *(f"<0x{byte:02X}>" for byte in range(256))]
-PIECES = ["the", "red", "##a", "##s", ".", "do", "n't", "##n't"]
-
-
-def made(words: list[str], decoder: Any) -> PreTrainedTokenizerFast:
-    """A tokenizer of these words that decodes in this way."""
-    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    if decoder is not None:
-        tokenizer.decoder = decoder
-    names = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
-
-
-OF_BYTES = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-TOKENIZERS: dict[str, PreTrainedTokenizerBase] = {
-    "byte level": BYTES,
-    "byte fallback": made(SPACED, decoders.Sequence([*OF_BYTES, decoders.Strip(" ", 1, 0)])),
-    "byte fallback with all spaces": made(SPACED, decoders.Sequence(OF_BYTES)),
-    "byte fallback with no first spaces": made(
-        SPACED, decoders.Sequence([*OF_BYTES, decoders.Strip(" ", 3, 0)])
-    ),
-    "metaspace": made(SPACED, decoders.Metaspace()),
-    "pieces of words": made(PIECES, decoders.WordPiece()),
-    "ends of words": made(["a</w>", "b</w>", "c", "é"], decoders.BPEDecoder()),
-    "repeats that count once": made(["a", "b", "|"], decoders.CTC()),
-    "words": made(["a", "b"], None),
-    "words of scenes": AutoTokenizer.from_pretrained("assets/scenes-llava"),
-}
 
 
 def streamed(
