@@ -964,6 +964,13 @@ FAULTS = (
         ("tests/serving",),
     ),
     Fault(
+        "a request that is refused counts as a row that failed",
+        "Engine._fail",
+        "if answer.status >= 500:",
+        "if answer.status >= 400:",
+        ("tests/serving",),
+    ),
+    Fault(
         "text that comes before all rows have entered is lost",
         "Ticket.entered",
         "early.append((index, event))",

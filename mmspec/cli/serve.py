@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,7 +93,7 @@ def serve(
     )
     origins = [read_origin(origin) for origin in allow_origin or []]
     sources = models or [reference_model(REFERENCE), reference_model(REFERENCE_IMAGE)]
-    names = [Path(source).name for source in sources]
+    names = [name_of(source) for source in sources]
     if len(set(names)) < len(names):
         raise InputError("MODEL", names, "folders of different names, by which clients choose")
     with listen(host, port) as listener:  # before models are loaded, which takes longer
@@ -119,6 +120,11 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError("--port", f"{host}:{port}", allowed) from error
 
 
+def name_of(source: str) -> str:
+    """The name of a model: the last part of its source, as of the folder that `.` or `..` stands for."""
+    return Path(os.path.abspath(source)).name
+
+
 def load_engine(
     source: str, accelerator: str | None, rows: int, limits: ServerLimits, metrics: Metrics, how: ModelOptions
 ) -> Engine:
@@ -139,7 +145,7 @@ def load_engine(
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media
-    name = Path(source).name
+    name = name_of(source)
     reason = why_in_turn(pipe)
     note(f"{name}: {choice.label}, {rows} rows" + ("" if reason is None else f" that take turns ({reason})"))
     return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))

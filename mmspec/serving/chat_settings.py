@@ -105,7 +105,7 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
 
 def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[str, Any]]:
     """The settings once for each choice, with seeds that count up from the request's or a random one."""
-    first = secrets.randbits(62) if seed is None else seed
+    first = secrets.randbits(62) if seed in (None, -1) else seed
     return [{**settings, "seed": first + index} for index in range(count)]
 
 
@@ -157,7 +157,8 @@ def read_messages(messages: Sequence[Message], limits: ServerLimits) -> list[dic
                 given.append({"type": "image", "image": image})
             else:
                 given.append({"type": "text", "text": part if isinstance(part, str) else part.text})
-        read.append({"role": "system" if message.role == "developer" else message.role, "content": given})
+        role = "system" if message.role == "developer" else message.role
+        read.append({"role": role, "content": given, **given_of(name=message.name)})
     return read
 
 

@@ -283,5 +283,7 @@ class Engine:
 
     def _fail(self, rows: Sequence[Row], error: BaseException) -> None:
         for row in rows:
-            self.metrics.failed.inc()
-            row.tell(Event(error=as_request_error(error, row.ticket.names)))
+            answer = as_request_error(error, row.ticket.names)
+            if answer.status >= 500:  # else a request that was refused
+                self.metrics.failed.inc()
+            row.tell(Event(error=answer))

@@ -10,7 +10,14 @@ from fastapi.responses import JSONResponse
 
 from mmspec.errors import InputError, MMSpecError, NumericalError, UnsupportedModelError
 
-__all__ = ["CHAT_NAMES", "RequestError", "as_request_error", "error_response", "field_error"]
+__all__ = [
+    "CHAT_NAMES",
+    "RequestError",
+    "as_request_error",
+    "error_response",
+    "field_error",
+    "without_surrogates",
+]
 
 KINDS = {
     401: "authentication_error",
@@ -44,13 +51,19 @@ class RequestError(MMSpecError):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
-        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
-        super().__init__(message)
+        self.status, self.code, self.retry_after = status, code, retry_after
+        self.param = None if param is None else without_surrogates(param)
+        super().__init__(without_surrogates(message))
 
     def body(self) -> dict[str, Any]:
         """The answer's body, in OpenAI's shape."""
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def without_surrogates(text: str) -> str:
+    """Text that can be sent: halves of characters, which a request may hold, are written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_request_error(error: BaseException, names: Mapping[str, str] | None = None) -> RequestError:

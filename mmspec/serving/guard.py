@@ -33,7 +33,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, limits: ServerLimits, api_key: str | None = None) -> None:
         self._app, self._limits = app, limits
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,8 +63,10 @@ class Guard:
             )
 
     def _check_key(self, path: str, headers: Headers) -> None:
-        given = headers.get("authorization", "").encode()
-        if self._key is not None and path.startswith("/v1") and not hmac.compare_digest(given, self._key):
+        if self._key is None or not path.startswith("/v1"):
+            return
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._key):
             text = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
             raise RequestError(401, text, code="invalid_api_key")
 

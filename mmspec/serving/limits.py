@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 
-from mmspec.errors import InputError
+from mmspec.errors import InputError, shorten
 from mmspec.media import MediaLimits
 from mmspec.serving.errors import RequestError
 
@@ -59,4 +59,4 @@ class ServerLimits:
 def check_at_most(name: str, value: int, limit: str, most: int) -> None:
     """Raise RequestError for a field above its limit."""
     if value > most:
-        raise RequestError(400, f"{name}: got {value:.0f}; at most {most} ({limit})", name)
+        raise RequestError(400, f"{name}: got {shorten(value)}; at most {most} ({limit})", name)

@@ -33,7 +33,7 @@ class Metrics:
             "target_forwards", "Target forwards that finished rows took", "", "mmspec"
         )
         self.finished = self._counter("request_success", "Rows that have ended", "finished_reason")
-        self.failed = self._counter("rows_failed", "Rows that ended in an error", "", "mmspec")
+        self.failed = self._counter("rows_failed", "Rows that the server failed to finish", "", "mmspec")
         self.cancelled = self._counter(
             "rows_cancelled", "Rows that were taken out of the batch", "", "mmspec"
         )

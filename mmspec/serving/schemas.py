@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from mmspec.errors import shorten
 from mmspec.messages import MEDIA_URL, PARTS, TEMPLATE_KEYS, UNSUPPORTED_KEYS, asks_nothing
+from mmspec.serving.errors import without_surrogates
 
 __all__ = [
     "BODIES",
@@ -89,7 +90,9 @@ CHAT_REFUSED = {
 }
 
 #: The same, of a message.
-MESSAGE_REFUSED = {**TEMPLATE_KEYS, **UNSUPPORTED_KEYS}
+MESSAGE_REFUSED = {
+    key: neutral for key, neutral in {**TEMPLATE_KEYS, **UNSUPPORTED_KEYS}.items() if key != "name"
+}
 
 #: The same, of images: OpenAI's fields and diffusers' words.
 IMAGE_REFUSED = {
@@ -106,7 +109,7 @@ IMAGE_REFUSED = {
     "stream": (False,),
 }
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Field(ge=-1, lt=2**63)]  # -1, vLLM's word for none
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -151,7 +154,8 @@ class Strict(BaseModel):
 
 def _error(code: str, name: str, text: str) -> PydanticCustomError:
     """The error of one field of a model, which is named by `field` beside the model's own place."""
-    return PydanticCustomError(code, "{text}", {"text": text, "field": name})
+    told = {"text": without_surrogates(text), "field": without_surrogates(name)}
+    return PydanticCustomError(code, "{text}", told)
 
 
 class TextPart(Strict):
@@ -186,6 +190,7 @@ class Message(Strict):
     refused = MESSAGE_REFUSED
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
+    name: str | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
+from mmspec.cli.serve import name_of
 from tests.packaging.source_tree import ROOT
 
 
@@ -54,6 +55,16 @@ def told_to_stop(*arguments: Any, cwd: Path) -> Iterator[dict[str, Any]]:
 def test_a_real_process_serves_from_another_folder_and_ends_with_ctrl_c(tiny_folder, tmp_path):
     with told_to_stop("serve", tiny_folder, cwd=tmp_path) as where:
         assert fetch(where["url"] + "/health")["models"] == where["models"] == [tiny_folder.name]
+
+
+def test_the_folder_that_a_dot_stands_for_names_a_model(tmp_path):
+    within = tmp_path / "own" / "within"
+    within.mkdir(parents=True)
+    os.symlink(within, tmp_path / "linked")
+    for source, name in ((".", "within"), ("..", "own"), ("../within/.", "within")):
+        with chdir(within):
+            assert name_of(source) == name
+    assert [name_of(source) for source in ("org/model", str(tmp_path / "linked"))] == ["model", "linked"]
 
 
 def test_a_demo_serves_until_it_is_interrupted() -> None:

@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from mmspec.serving.chat_settings import seeded
 from mmspec.serving.errors import field_error
 from mmspec.serving.schemas import (
     CHAT_IGNORED,
@@ -175,7 +176,7 @@ WRONG = [
     ({"top_p": 0}, "top_p"),
     ({"n": 0}, "n"),
     ({"n": 10**6}, "n"),
-    ({"seed": -1}, "seed"),
+    ({"seed": -2}, "seed"),
     ({"stop": ""}, "stop"),
     ({"stop": ["x"] * 10_000}, "stop"),
     ({"stream": "yes"}, "stream"),
@@ -226,4 +227,25 @@ def test_values_that_ask_for_nothing_change_nothing(server):
     neutral |= {"stop_token_ids": [], "bad_words": [], "min_tokens": 0, "top_k": -1, "ignore_eos": False}
     neutral |= {"chat_template_kwargs": {}, "add_generation_prompt": True, "stop": [], "n": None}
     assert text(server, **neutral, **dict.fromkeys(CHAT_IGNORED, "me")) == text(server)
-    assert {"name", "tool_calls"} <= set(MESSAGE_REFUSED)
+    assert {"tool_calls", "tool_call_id"} <= set(MESSAGE_REFUSED)
+
+
+def test_a_seed_of_minus_one_is_none(server):
+    assert len({text(server, seed=-1, temperature=2.0) for _ in range(4)}) > 1
+    assert param(ImageRequest, {"prompt": "a", "seed": -1}) is None
+    first, second = (one["seed"] for one in seeded({}, -1, 2))  # of images too
+    assert second == first + 1 > 1
+
+
+def test_the_name_of_a_speaker_reaches_the_chat_template():
+    pipe = load("scenes-llava")
+    plain, role = pipe.processor.chat_template, "{{- '<' + message['role'] + '>' }}"
+    assert role in plain
+    pipe.processor.chat_template = plain.replace(role, role + "{{- message['name'] + ' ' }}")
+    with running(pipelines={"scenes-llava": pipe}) as one:
+        named = text(one, messages=[{**ASKED, "name": "red ring"}])
+        assert answer(one, messages=[{**ASKED, "name": "<eos>"}])[0] == 400
+        assert answer(one, messages=[{**ASKED, "name": 3}])[1]["error"]["param"] == "messages[0].name"
+    prompt = f"<bos><user>red ring {PROMPT}<assistant>"
+    expected = reference("scenes-llava")(prompt, apply_chat_template=False, max_new_tokens=24).text[0]
+    assert named == expected != reference("scenes-llava")(PROMPT, max_new_tokens=24).text[0]

@@ -133,6 +133,20 @@ def test_a_round_that_fails_ends_its_rows_and_the_next_is_answered(monkeypatch):
                 server.chat(PROMPT)
         assert "division" not in str(failed.value)
         assert server.chat(PROMPT, max_tokens=2).choices
+        assert counted_as_failed(server) == 1
+
+
+def counted_as_failed(server) -> float:
+    lines = server.client._client.get(f"{server.url}/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith("mmspec:rows_failed_total")).split()[-1])
+
+
+def test_a_request_that_is_refused_is_no_row_that_failed():
+    with running("scenes-llava") as server:
+        for wrong in ({"bad_words": [" "]}, {"stop_token_ids": [10**6]}):
+            with pytest.raises(openai.BadRequestError):
+                server.chat(PROMPT, extra_body=wrong)
+        assert counted_as_failed(server) == 0
 
 
 def test_health_tells_of_a_worker_that_has_died(server):

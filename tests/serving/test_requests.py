@@ -8,6 +8,7 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.serving.app import read_origin
+from mmspec.serving.schemas import ChatRequest, ImageRequest, Message
 from tests.serving.conftest import PATIENCE, post, running
 
 GOOD = {"messages": [{"role": "user", "content": "Describe the picture."}], "max_tokens": 2}
@@ -36,6 +37,36 @@ def test_a_body_that_is_no_request(server):
         assert status == 400
         assert set(answer["error"]) == {"message", "type", "param", "code"}
         assert answer["error"]["type"] == "invalid_request_error"
+
+
+HALF = "half \ud83d"  # of an emoji: JavaScript cuts strings between the halves
+ODD = [
+    10**400,
+    -(10**400),
+    10**20,
+    HALF,
+    [10**400],
+    [HALF],
+    {HALF: HALF},
+    {"type": HALF},
+    {"type": "text", HALF: 1},
+]
+
+
+def test_numbers_of_400_digits_and_halves_of_characters_are_the_clients_mistakes(server):
+    for model, path in ((ChatRequest, "/v1/chat/completions"), (ImageRequest, "/v1/images/generations")):
+        good = GOOD if model is ChatRequest else {"prompt": "a"}
+        for name in [HALF, *model.model_fields, *model.refused]:
+            for value in ODD:
+                status, _, answer = post(server, {**good, name: value}, path)
+                assert status in (200, 400, 404), (name, ascii(value)[:40], answer)
+                assert status == 200 or answer["error"]["message"]
+    for name in [HALF, *Message.model_fields, *Message.refused]:
+        for value in ODD:
+            status, _, answer = post(server, {**GOOD, "messages": [{**GOOD["messages"][0], name: value}]})
+            assert status == 400 and answer["error"]["param"].startswith("messages[0]"), (name, answer)
+    assert post(server, {**GOOD, HALF: 1})[2]["error"]["param"] == "half \\ud83d"
+    assert post(server, {**GOOD, "stop": HALF})[2]["error"]["param"] == "stop[0]"
 
 
 def test_an_image_that_cannot_be_read_or_is_one_too_many(server, scene_url):
@@ -120,6 +151,13 @@ def test_pages_of_allowed_origins_read_answers_and_errors_and_send_the_key(serve
             status, headers, _ = post(one, GOOD, Origin=page, Authorization=f"Bearer {key}")
             assert (status, headers[allowed]) == (expected, page)
         assert post(one, GOOD)[0] == 401
+        for header, expected in (
+            ("bearer secret", 200),
+            ("BEARER  secret", 200),
+            ("Basic secret", 401),
+            ("secret", 401),
+        ):
+            assert post(one, GOOD, Authorization=header)[0] == expected
         with pytest.raises(openai.AuthenticationError, match="API key"):
             one.client.with_options(api_key="wrong").models.list()
     status, headers, _ = post(server, b"", path, "OPTIONS", Origin=page, **asked)  # none is allowed there
