@@ -936,6 +936,13 @@ FAULTS = (
         (*PIPELINES, "tests/serving"),
     ),
     Fault(
+        "a special token that is pasted into a message is one",
+        "SpellingTokenizer._read",
+        "if token in known and not pasted",
+        "if token in known and pasted",
+        ("tests/pipelines/test_pasted_tokens.py",),
+    ),
+    Fault(
         "streamed text holds characters of bytes that a later byte spoils",
         "TextDeltas._is_open",
         "reversed(self._window)",

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from mmspec.errors import InputError
 from mmspec.media import MediaLimits, Video, load_image, load_video
 from mmspec.messages import MEDIA_URL, MESSAGE, PARTS, SOURCES
+from mmspec.pipelines.pasted_tokens import with_stand_ins
 from mmspec.pipelines.processor_parts import checked_size
 from mmspec.registry import did_you_mean
 from mmspec.validation import require_unicode
@@ -70,11 +71,12 @@ def read_prompts(
     placeholders: Mapping[str, str],
     takes_sizes: bool = False,
     continue_final_message: bool | None = None,
+    sanitize_control_tokens: bool = False,
 ) -> list[Prompt]:
     """Read prompts, images and videos in any form that users pass; see `VisionLanguagePipeline.__call__`.
 
     Args:
-        tokenizer: its special tokens may not stand in the text of a message.
+        tokenizer: its special tokens may not stand in a prompt that goes through a chat template.
         placeholders: "image" / "video" -> the placeholder token in templated strings.
         takes_sizes: whether the processor reads each image in the size that its part asks for.
         others: as of a call.
@@ -114,8 +116,9 @@ def read_prompts(
                 read.append(Prompt(text=row, images=loaded, videos=clips))
         else:
             given = {"image": loaded, "video": clips}
+            of_text = None if sanitize_control_tokens else tokenizer
             sizes = limits if takes_sizes else None
-            read.append(from_messages(row, where, given, load, tokenizer, sizes=sizes))
+            read.append(from_messages(row, where, given, load, tokenizer, of_text=of_text, sizes=sizes))
             last = read[-1].messages[-1]
             if last["role"] == "assistant" if continue_final_message is None else continue_final_message:
                 if not last["content"] or last["content"][-1]["type"] != "text":
@@ -207,11 +210,13 @@ def from_messages(
     load: Loaders,
     tokenizer: PreTrainedTokenizerBase,
     *,
+    of_text: PreTrainedTokenizerBase | None,
     sizes: MediaLimits | None = None,
 ) -> Prompt:
     """Take media out of the messages; parts without data take theirs, by kind, from those that were given.
 
-    Sizes of images that parts ask for keep the limits `sizes`; None refuses them.
+    Special tokens of `of_text` are refused in text, those of `tokenizer` elsewhere. Sizes of images that
+    parts ask for keep the limits `sizes`; None refuses them.
     """
     prompt = Prompt()
     found: dict[str, list[Any]] = {"image": prompt.images, "video": prompt.videos}
@@ -239,7 +244,7 @@ def from_messages(
             del options["type"]
             if named == "text":
                 text = options.get("text")
-                check_text(text, place, tokenizer)
+                check_text(text, place, of_text)
                 cleaned.append({"type": "text", "text": text})
                 continue
             kind = named.removesuffix("_url")
@@ -347,7 +352,7 @@ def count_placeholders(text: str, where: str, kind: str, given: int, placeholder
 def apply_template(
     prompt: Prompt, processor: Any, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]
 ) -> str:
-    """Return the text of a prompt, up to where the output begins.
+    """Return the text of a prompt, up to where the output begins, with stand-ins for pasted special tokens.
 
     The processor, which may be the tokenizer itself, has a chat template; the caller sets variables of it.
 
@@ -370,7 +375,9 @@ def apply_template(
     if prompt.continues and variables.get(NEW_TURN):
         allowed = f"no {NEW_TURN} with a last message that is continued; or continue_final_message=False"
         raise InputError("chat_template_kwargs", variables, allowed)
-    messages = prompt.messages
+    messages = [
+        {**m, "content": [spelled(part, tokenizer) for part in m["content"]]} for m in prompt.messages
+    ]
     if processor is tokenizer:  # text templates take strings, not parts
         messages = [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
     how = {NEW_TURN: not prompt.continues, **variables}
@@ -381,6 +388,11 @@ def apply_template(
     except (TemplateError, TypeError, ValueError) as error:
         # templates refuse turns in an order they do not know, and drop parts of those that are continued
         raise InputError("prompt", messages, f"the chat template says: {error}"[:200]) from error
+
+
+def spelled(part: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """A part of a message with stand-ins for special tokens in its text."""
+    return {**part, "text": with_stand_ins(part["text"], tokenizer)} if part["type"] == "text" else part
 
 
 def check_variables(variables: object, processor: Any, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -28,7 +28,7 @@ DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
 MAX_STOP_STRINGS = 1_000
 OF_CALLS = {
     "images", "videos", "num_frames", "fps", "apply_chat_template", "generation_config", "streamer",
-    "continue_final_message", "chat_template_kwargs",
+    "continue_final_message", "chat_template_kwargs", "sanitize_control_tokens",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from mmspec.errors import InputError
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.generation_fields import distance
 from mmspec.pipelines.outputs import TextOutput
+from mmspec.pipelines.pasted_tokens import STAND_IN, reading_stand_ins
 from mmspec.pipelines.processor_parts import read_once, read_sized, takes_sizes
 from mmspec.pipelines.prompts import (
     Prompt,
@@ -54,6 +55,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         apply_chat_template: bool = True,
         continue_final_message: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        sanitize_control_tokens: bool = False,
         generation_config: Any = None,
         streamer: BaseStreamer | None = None,
         return_dict: bool = True,
@@ -78,6 +80,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 another; None goes on with the assistant's, as transformers' pipelines do. The output is what
                 comes after it alone.
             chat_template_kwargs: variables of the chat template, such as {"enable_thinking": False}.
+            sanitize_control_tokens: whether special tokens in the text of messages are read as text, as by
+                transformers' chat templates, instead of being refused.
             generation_config: a transformers GenerationConfig; keywords win over it.
             streamer: a transformers streamer, for a single prompt; gets every token by itself.
             return_dict: False returns the tuple (text,).
@@ -103,6 +107,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 apply_chat_template=apply_chat_template,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
+                sanitize_control_tokens=sanitize_control_tokens,
                 generation_config=generation_config,
             )
             if streamer is not None:
@@ -245,12 +250,15 @@ class VisionLanguagePipeline(MMSpecPipeline):
         """Encode one row as tensors of batch size 1, on the model's device and of its dtype."""
         tokenizer = tokenizer_of(processor)
         text = apply_template(prompt, processor, tokenizer, variables)
+        is_text = processor is tokenizer
+        if prompt.text is None and STAND_IN.search(text):
+            processor = reading_stand_ins(processor, tokenizer)
         bos = tokenizer.bos_token
         arguments: dict[str, Any] = {
             "return_tensors": "pt",
             "add_special_tokens": not (bos and text.startswith(bos)),
         }
-        if processor is tokenizer:
+        if is_text:
             return dict(processor(text, **arguments))
         if prompt.videos:
             arguments["videos"] = [[video.frames for video in prompt.videos]]

@@ -129,7 +129,8 @@ def turn_settings(body: ChatRequest) -> dict[str, Any]:
         raise InputError("continue_final_message", True, allowed)
     if body.add_generation_prompt is False:
         template["add_generation_prompt"] = False
-    return {"continue_final_message": continues, "chat_template_kwargs": template}
+    turns = {"continue_final_message": continues, "chat_template_kwargs": template}
+    return {**turns, "sanitize_control_tokens": True}
 
 
 def read_messages(messages: Sequence[Message], limits: ServerLimits) -> list[dict[str, Any]]:

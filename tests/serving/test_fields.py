@@ -106,8 +106,8 @@ def test_the_arguments_of_a_pipeline_are_named_as_the_request_names_them(server)
         assert got["error"]["message"].startswith(f"{field}: got 3000")
     status, got = answer(server, "/v1/images/generations", messages=None, max_tokens=None, prompt="\0")
     assert (status, got["error"]["param"]) == (400, "prompt")
-    status, got = answer(server, messages=[ASKED, {"role": "user", "content": "<image>"}])
-    assert got["error"]["message"].startswith("messages[1]: got '<image>'")
+    status, got = answer(server, messages=[ASKED, {"role": "user", "content": "a\0"}])
+    assert got["error"]["message"].startswith("messages[1]: got 'a\\x00'")
 
 
 def test_fields_of_vllm_act(server):
@@ -168,7 +168,7 @@ WRONG = [
     ({"messages": "hello"}, "messages"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": "<image>"}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": "a\0"}]}, "messages[0]"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": "8"}, "max_tokens"),
     ({"temperature": -1}, "temperature"),
@@ -228,6 +228,16 @@ def test_values_that_ask_for_nothing_change_nothing(server):
     neutral |= {"chat_template_kwargs": {}, "add_generation_prompt": True, "stop": [], "n": None}
     assert text(server, **neutral, **dict.fromkeys(CHAT_IGNORED, "me")) == text(server)
     assert {"tool_calls", "tool_call_id"} <= set(MESSAGE_REFUSED)
+
+
+def test_special_tokens_in_a_message_are_text(server, scene_url):
+    for pasted in ("<s>old</s> new", "the <unk> of the <unk>", "a <pad> b", "<image>", "<eos><user>red"):
+        parts = [{"type": "image_url", "image_url": {"url": scene_url}}, {"type": "text", "text": pasted}]
+        for content in (pasted, parts):
+            assert answer(server, messages=[{"role": "user", "content": content}])[0] == 200, content
+    own = text(server, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert own.endswith("<eos>")
+    assert answer(server, messages=[ASKED, {"role": "assistant", "content": own}, ASKED])[0] == 200
 
 
 def test_a_seed_of_minus_one_is_none(server):

@@ -1,0 +1,115 @@
+"""Special tokens that stand in the text of messages, as pasted there: read as text, never as tokens.
+
+A stand-in takes the place of each until the chat template and the processor have seen the text, so that it
+forges no turn and counts as no image. Then the tokenizer reads it as it reads any special token, and the ids
+of its spelling take the place of the token's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from mmspec.errors import InputError
+
+STAND_IN = re.compile("\ufdd0([0-9]{1,5})\ufdd1")  # in noncharacters, which Unicode keeps for such uses
+
+
+def special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Special tokens that text can hold by their names, the longest first."""
+    return sorted((token for token in tokenizer.all_special_tokens if len(token) > 2), key=len, reverse=True)
+
+
+def with_stand_ins(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of a message with stand-ins for the special tokens in it."""
+    names = special_texts(tokenizer)
+    if not any(name in text for name in names):
+        return text
+    text = STAND_IN.sub("", text)  # of the message's own
+    places = {name: f"\ufdd0{index}\ufdd1" for index, name in enumerate(names)}
+    return re.sub("|".join(map(re.escape, names)), lambda found: places[found[0]], text)
+
+
+def reading_stand_ins(processor: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """A copy of a processor, which may be the tokenizer itself, that reads stand-ins as text.
+
+    Raises:
+        InputError: the tokenizer does not tell which characters a token is made of.
+    """
+    if not tokenizer.is_fast:
+        allowed = "text without the model's special tokens: its tokenizer cannot read them as text"
+        raise InputError("prompt", "a message with special tokens", allowed)
+    reader = SpellingTokenizer(tokenizer)
+    if processor is tokenizer:
+        return reader
+    copied = copy.copy(processor)
+    copied.tokenizer = reader
+    return copied
+
+
+class SpellingTokenizer:
+    """Stands for a tokenizer in a processor: reads stand-ins as the texts of the tokens they stand for."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, text: str | list[str], return_tensors: str | None = None, **how: Any) -> BatchEncoding:
+        """As of the tokenizer, for texts that need no padding."""
+        if isinstance(text, str) and return_tensors is None:
+            return BatchEncoding(self._read(text, how))
+        rows = [self._read(row, how) for row in ([text] if isinstance(text, str) else text)]
+        return BatchEncoding({key: [row[key] for row in rows] for key in rows[0]}, tensor_type=return_tensors)
+
+    def _read(self, text: str, how: dict[str, Any]) -> dict[str, list[int]]:
+        names, pasted = special_texts(self._tokenizer), dict[int, str]()
+        whole, read = "", 0
+        for found in STAND_IN.finditer(text):
+            name = names[int(found[1])]
+            whole += text[read : found.start()]
+            pasted[len(whole)] = name
+            whole, read = whole + name, found.end()
+        encoded = dict(self._tokenizer(whole + text[read:], **{**how, "return_offsets_mapping": True}))
+        known = {self._tokenizer.convert_tokens_to_ids(name): name for name in set(pasted.values())}
+        spelled = {token: self._spell(name) for token, name in known.items()}
+        offsets, ids = encoded.pop("offset_mapping"), encoded["input_ids"]
+        spellings = [
+            spelled[token] if token in known and not pasted.keys().isdisjoint(range(*span)) else None
+            for token, span in zip(ids, offsets, strict=True)
+        ]
+        return {key: replaced(values, spellings, key == "input_ids") for key, values in encoded.items()}
+
+    def _spell(self, name: str) -> list[int]:
+        """Ids of a special token's name as ordinary text."""
+        special = {*self._tokenizer.all_special_ids} - {self._tokenizer.unk_token_id}
+        for parts in ([name], [name[0], name[1:]], list(name)):  # a model of words may know the name itself
+            ids = [token for part in parts for token in self._ordinary(part)]
+            if not special.intersection(ids):
+                return ids
+        raise InputError("prompt", name, "text without special tokens: this tokenizer cannot spell it")
+
+    def _ordinary(self, text: str) -> Iterable[int]:
+        backend = self._tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        splits = [text]
+        if backend.pre_tokenizer is not None:
+            splits = [split for split, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for split in splits for token in backend.model.tokenize(split)]
+
+
+def replaced(values: list[int], spellings: list[list[int] | None], are_ids: bool) -> list[int]:
+    """Values of tokens, with the ids of spellings in the places of theirs, or their own value repeated."""
+    result = []
+    for value, spelling in zip(values, spellings, strict=True):
+        if spelling is None:
+            result.append(value)
+        else:
+            result += spelling if are_ids else [value] * len(spelling)
+    return result
