@@ -95,7 +95,7 @@ class SpellingTokenizer:
         raise InputError("prompt", name, "text without special tokens: this tokenizer cannot spell it")
 
     def _ordinary(self, text: str) -> Iterable[int]:
-        backend = self._tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+        backend = self._tokenizer.backend_tokenizer
         if backend.normalizer is not None:
             text = backend.normalizer.normalize_str(text)
         splits = [text]

@@ -63,7 +63,7 @@ WRONG = [
     ({"n": 11}, "n"),
     ({"response_format": "url"}, "response_format"),
     ({"prompt": ""}, "prompt"),
-    ({"extra_body": {"seed": -1}}, "seed"),
+    ({"extra_body": {"seed": -2}}, "seed"),
     ({"extra_body": {"guidance_scale": "much"}}, "guidance_scale"),
     ({"extra_body": {"guidance_scale": 1e30}}, "guidance_scale"),
     ({"extra_body": {"mask": "x"}}, "mask"),
