@@ -61,9 +61,7 @@ def surest(seen: list[Seen], count: int, key: Callable[[Seen], float] = lambda o
 
 def entropy(one: Seen) -> float:
     weights = [math.exp(score - max(one.scores)) for score in one.scores]
-    shares = [
-        weight / sum(weights) for weight in weights
-    ]  # of the promised distribution, which `p` may not be
+    shares = [weight / sum(weights) for weight in weights]  # as promised, unlike `p`
     return -sum(share * math.log(share) for share in shares if share > 0)
 
 
