@@ -62,10 +62,13 @@ class SpellingTokenizer:
 
     def __call__(self, text: str | list[str], return_tensors: str | None = None, **how: Any) -> BatchEncoding:
         """As of the tokenizer, for texts that need no padding."""
+        texts = [text] if isinstance(text, str) else text
+        rows = [self._read(row, how) for row in texts]
         if isinstance(text, str) and return_tensors is None:
-            return BatchEncoding(self._read(text, how))
-        rows = [self._read(row, how) for row in ([text] if isinstance(text, str) else text)]
-        return BatchEncoding({key: [row[key] for row in rows] for key in rows[0]}, tensor_type=return_tensors)
+            return BatchEncoding(rows[0])
+        # Idefics3's processor measures its images by `char_to_token`; no stand-in stands within one
+        measured = self._tokenizer(texts, **how).encodings
+        return BatchEncoding({key: [row[key] for row in rows] for key in rows[0]}, measured, return_tensors)
 
     def _read(self, text: str, how: dict[str, Any]) -> dict[str, list[int]]:
         names, pasted = special_texts(self._tokenizer), dict[int, str]()

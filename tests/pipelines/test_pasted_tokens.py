@@ -8,9 +8,11 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.pipelines import VisionLanguagePipeline
-from mmspec.pipelines.pasted_tokens import SpellingTokenizer, with_stand_ins
+from mmspec.pipelines.pasted_tokens import SpellingTokenizer, reading_stand_ins, with_stand_ins
+from mmspec.pipelines.prompts import Prompt, apply_template
 from tests.pipelines.small_tokenizers import BYTES
-from tests.tiny_models import tiny_image, user_message
+from tests.tiny_models import build_processor, tiny_image, user_message
+from tests.tiny_models.processors import SPECIAL
 
 
 def read(pipe: VisionLanguagePipeline, messages: list[dict[str, Any]]) -> list[int]:
@@ -56,3 +58,21 @@ def test_an_answer_with_its_end_token_comes_back_in_a_conversation(text: Any) ->
         text([{"role": end, "content": "red"}], sanitize_control_tokens=True)
     with pytest.raises(InputError, match="special token"):  # a prompt that looks templated
         text(f"red {end}", sanitize_control_tokens=True)
+
+
+@pytest.mark.parametrize("family", SPECIAL)
+def test_processors_of_every_family_read_pasted_tokens_as_text(family: str) -> None:
+    processor = build_processor(family)
+    tokenizer = processor.tokenizer
+    special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+
+    def specials(text: str) -> list[int]:
+        parts = [{"type": "image"}, {"type": "text", "text": f"red {text} ring"}]
+        prompt = Prompt([{"role": "user", "content": parts}], images=[tiny_image()])
+        templated = apply_template(prompt, processor, tokenizer, {})
+        reader = reading_stand_ins(processor, tokenizer) if text else processor
+        encoded = reader(text=[templated], images=[prompt.images], return_tensors="pt")
+        assert encoded["input_ids"].shape == encoded["attention_mask"].shape
+        return [token for token in encoded["input_ids"][0].tolist() if token in special]
+
+    assert specials("".join(tokenizer.all_special_tokens)) == specials("")
