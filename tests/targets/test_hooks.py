@@ -47,6 +47,7 @@ def steer(model: PreTrainedModel, how: Steering) -> Any:
     """Steer what leaves the first layer of a model."""
     layer = model.get_decoder().layers[0]
 
+    @torch.no_grad()  # by which the hook is a function of torch
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         return (how(output[0]), *output[1:]) if isinstance(output, tuple) else how(output)
 
