@@ -174,7 +174,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
     ) -> Call:
         """Check all arguments of a call and tokenise; nothing heavy has happened when this raises."""
         own = self.model.generation_config
-        if own is not None and own.guidance_scale is not None and family_of(self.model) in IMAGE_FAMILIES:
+        guidance = getattr(own, "guidance_scale", None)
+        if guidance is not None and family_of(self.model) in IMAGE_FAMILIES:
             own = copy.copy(own)  # in the config of Janus, which draws as well, it is that of its images
             own.guidance_scale = None
         settings = GenerationSettings.from_keywords(own, keywords, generation_config)

@@ -97,7 +97,8 @@ def replaced(places: Iterable[tuple[Any, dict[str, Any], str, Maker, Switch | No
         places: (owner, dictionary, name, maker, switch) of each; what the dictionary does not hold is
             inherited by the owner.
     """
-    functions, entered = HERE.functions, list[tuple[dict[str, Any], str, Switch, Function | None]]()
+    functions = HERE.functions
+    entered: list[tuple[dict[str, Any], str, Switch, Function | None]] = []
     try:
         with LOCK:
             for owner, names, name, make, switch in places:

@@ -335,7 +335,8 @@ class CausalTarget(Target[Any]):
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
         attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
         turning = turned(self._changing if step == self._step else (), one_by_one=is_apart)
-        few = self._few_rows() if step == self._step and self.device.type == "cpu" else nullcontext()
+        is_eager = step == self._step and not torch.compiler.is_compiling()
+        few = self._few_rows() if is_eager and self.device.type == "cpu" else nullcontext()
         state.hidden.begin()
         with attention as mask, mixers_on_tree(self.model, cache, nodes), turning, few:
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}

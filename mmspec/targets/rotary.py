@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -67,6 +67,8 @@ def turned(modules: Sequence[nn.Module], one_by_one: bool = False) -> AbstractCo
         one_by_one: every token by the frequencies of its own position, as a scoring forward needs it; else
             a whole prompt, as in a model that has read nothing.
     """
+    if not modules:
+        return nullcontext()
     turning: Any = turn_each if one_by_one else lambda turn, _, positions: turn(positions)
     return replaced_forwards(Replacement(module, partial(turned_by, module, turning)) for module in modules)
 

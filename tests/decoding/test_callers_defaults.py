@@ -67,7 +67,8 @@ def progress() -> torch.Tensor:
     decided = torch.arange(100, device="cpu") < 57
     rows = torch.zeros(3, 100, dtype=torch.long, device="cpu"), decided.expand(3, -1)
     begin = torch.tensor([3, 601, 901], device="cpu")
-    return Places(rows[0], rows[0][..., None], ~rows[1], torch.ones_like(rows[1]), begin, 1001).progress
+    logits = rows[0][..., None]
+    return Places(rows[0], logits, logits, ~rows[1], torch.ones_like(rows[1]), begin, 1001).progress
 
 
 def turns() -> tuple[torch.Tensor, ...]:

@@ -65,7 +65,8 @@ class Event:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
+        assert stream == "stream of cuda:1"
         self.at = Event.now
 
     def elapsed_time(self, other: "Event") -> float:
@@ -75,8 +76,9 @@ class Event:
 
 def test_events_are_read_once_when_the_loop_has_ended_and_only_where_they_were_asked_for(monkeypatch, clock):
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: setattr(Event, "waited", True))
-    stats, cuda = DecodingStats(), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: setattr(Event, "waited", True))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    stats, cuda = DecodingStats(), torch.device("cuda:1")
     with timed_by_device(), Laps(stats, cuda) as timed:
         Event.now = 2.0
         timed.end("target")

@@ -16,7 +16,10 @@ class Letters:
     """A tokenizer whose token n is the n-th letter."""
 
     def decode(self, tokens: list[int], **_: object) -> str:
-        return "".join(chr(97 + token) for token in tokens)
+        return "".join(map(self.convert_ids_to_tokens, tokens))
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return chr(97 + token)
 
 
 def rounds(seconds: float, size: int, letters: int) -> Iterator[TextOutput]:

@@ -249,27 +249,28 @@ def test_images_of_prompts_are_embedded_once() -> None:
     (base, processor), images = tiny_llava(), tiny_images()
     asked = user_message("what is there ?", images[:1]), user_message("which colour is it ?", images[1:3])
     prompts = [dict(encode(processor, messages)) for messages in asked]
+    mask = 33  # stands in neither prompt
     model, expected = base.double(), []
     for prompt in prompts:
-        output, start = [MASK] * 5, prompt["input_ids"].shape[1]
-        while MASK in output:
+        output, start = [mask] * 5, prompt["input_ids"].shape[1]
+        while mask in output:
             ids = torch.cat([prompt["input_ids"], torch.tensor([output])], 1)
             everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=torch.float64)
             inputs = {"pixel_values": prompt["pixel_values"].double(), "attention_mask": everything}
             p = (
                 model(ids, **inputs)
                 .logits[0, start:]
-                .index_fill(-1, torch.tensor(MASK), -torch.inf)
+                .index_fill(-1, torch.tensor(mask), -torch.inf)
                 .softmax(-1)
             )
-            p = p.where(torch.tensor(output)[:, None] == MASK, -1.0)
+            p = p.where(torch.tensor(output)[:, None] == mask, -1.0)
             place = int(p.amax(-1).argmax())
             output[place] = int(p[place].argmax())
         expected.append(output)
     calls = list[int]()
     tower = model.model.vision_tower
     tower.register_forward_hook(lambda *_: calls.append(1))
-    target = MaskedTarget(model, MASK)
+    target = MaskedTarget(model, mask)
     run = decode_inputs(target, none().fit(target), prompts, Stopping(5))
     assert run.outputs == expected and len(calls) == len(prompts)
 
