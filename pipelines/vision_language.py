@@ -173,12 +173,14 @@ class VisionLanguagePipeline(MMSpecPipeline):
         **reading: Any,
     ) -> Call:
         """Check all arguments of a call and tokenise; nothing heavy has happened when this raises."""
-        own = self.model.generation_config
-        guidance = getattr(own, "guidance_scale", None)
+        config = self.model.generation_config
+        guidance = getattr(config, "guidance_scale", None)
         if guidance is not None and family_of(self.model) in IMAGE_FAMILIES:
-            own = copy.copy(own)  # in the config of Janus, which draws as well, it is that of its images
-            own.guidance_scale = None
-        settings = GenerationSettings.from_keywords(own, keywords, generation_config)
+            config = copy.copy(
+                config
+            )  # in the config of Janus, which draws as well, it is that of its images
+            config.guidance_scale = None
+        settings = GenerationSettings.from_keywords(config, keywords, generation_config)
         reading |= {
             "limits": self.media_limits,
             "tokenizer": self.tokenizer,
