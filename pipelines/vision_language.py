@@ -173,14 +173,12 @@ class VisionLanguagePipeline(MMSpecPipeline):
         **reading: Any,
     ) -> Call:
         """Check all arguments of a call and tokenise; nothing heavy has happened when this raises."""
-        config = self.model.generation_config
-        guidance = getattr(config, "guidance_scale", None)
+        defaults = self.model.generation_config
+        guidance = getattr(defaults, "guidance_scale", None)
         if guidance is not None and family_of(self.model) in IMAGE_FAMILIES:
-            config = copy.copy(
-                config
-            )  # in the config of Janus, which draws as well, it is that of its images
-            config.guidance_scale = None
-        settings = GenerationSettings.from_keywords(config, keywords, generation_config)
+            defaults = copy.copy(defaults)  # that of Janus, which draws as well, guides its images
+            defaults.guidance_scale = None
+        settings = GenerationSettings.from_keywords(defaults, keywords, generation_config)
         reading |= {
             "limits": self.media_limits,
             "tokenizer": self.tokenizer,
@@ -218,7 +216,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         self.accelerator.check(sampler)
         tokens = [request.prompt_tokens for request in requests]
         longest = max(map(len, tokens), default=0)
-        usual = distance("max_new_tokens", keywords, generation_config, own) == 2
+        usual = distance("max_new_tokens", keywords, generation_config, defaults) == 2
         stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer, longest, usual)
         where = self.model, tokens, self._filler(), self.device
         sampler, stopping = with_processors(settings, sampler, stopping, *where)
