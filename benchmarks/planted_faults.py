@@ -577,8 +577,8 @@ FAULTS = (
     Fault(
         "keys are kept of a prompt that a hook has changed",
         "state_of",
-        "not all(map(is_of_library, code))",
-        "False",
+        "hooks := hooks_of_users(model)",
+        "hooks := {}",
         ("tests/targets/test_model_state.py",),
     ),
     Fault(

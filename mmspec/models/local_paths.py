@@ -13,6 +13,7 @@ __all__ = ["advice", "is_path", "nearest"]
 
 # of the reference models, which come with a clone of the repository
 REFERENCE = re.compile(r"assets/.*|scenes-[^/]*|smollm2-(ppd|mtp)")
+REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")  # ids of the hub that may be paths too
 CLONE = Path(__file__).resolve().parents[2] / "assets"
 FILES = ("config.json", "adapter_config.json", "model_index.json")  # one of them is in every repository
 NEAR = 0.7  # likeness of names, of difflib
@@ -63,12 +64,16 @@ def near_in(parent: Path, name: str) -> Path | None:
 
 def advice(name: str) -> str:
     """Words about a path that does not exist, for messages: the nearest folder, or those that are there."""
-    if (near := nearest(name)) is not None:
-        return f"did you mean {str(near)!r}?"
     given = first_missing(Path(name).expanduser())
-    shown = sorted(folder.name for folder in folders_in(given.parent))
-    more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
-    return f"folders in {str(given.parent)!r}: {', '.join(shown[:MOST_NAMED]) + more or 'none'}"
+    if (near := nearest(name)) is not None:
+        advice = f"did you mean {str(near)!r}?"
+    else:
+        shown = sorted(folder.name for folder in folders_in(given.parent))
+        more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+        advice = f"folders in {str(given.parent)!r}: {', '.join(shown[:MOST_NAMED]) + more or 'none'}"
+    if REPOSITORY.fullmatch(name) and not REFERENCE.fullmatch(name):
+        advice += f"; for the hub's repository of this name run `hf download {name}` first"
+    return advice
 
 
 def first_missing(path: Path) -> Path:

@@ -38,7 +38,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 PATHS = {
-    "runs/my-lava": "did you mean 'runs/my-llava'",  # the first name is a folder here
+    # the first name is a folder here
+    "runs/my-lava": r"did you mean 'runs/my-llava'\?; for the hub's .*`hf download runs/my-lava`",
     "./runs/my-lava": "did you mean 'runs/my-llava'",
     "../elsewhere/at-all": "folders in",
     "/nowhere/at/all": "folders in '/'",
