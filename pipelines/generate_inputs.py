@@ -81,10 +81,20 @@ def check_cache(model_kwargs: Mapping[str, Any]) -> None:
         cache = model_kwargs.get(name)
         if cache is None:
             continue
-        length = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else None
+        length = cached_tokens(cache)
         if length != 0 or getattr(cache, "_is_user_defined", False):
             held = type(cache).__name__ if length is None else f"{type(cache).__name__} of {length} tokens"
             raise InputError(name, held, "None: an accelerated call keeps a cache of its own")
+
+
+def cached_tokens(cache: Any) -> int | None:
+    """Number of tokens that a cache has read; None if it does not tell."""
+    if not hasattr(cache, "get_seq_length"):
+        return None
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:  # recurrent layers alone count no tokens
+        return None if cache.has_previous_state() else 0
 
 
 def check_mask(model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None) -> Tensor:

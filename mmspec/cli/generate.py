@@ -12,7 +12,7 @@ import typer
 
 from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, print_result, progress
-from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
+from mmspec.cli.loading import REFERENCE_IMAGE, choose, load_pipeline, reference_model, with_drafter
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, located
 from mmspec.cli.options import (
     GuidanceScale,
@@ -132,10 +132,12 @@ def generate(
     choices += [] if accelerator is None else [parse_choice(accelerator)]
     if prompt_file is not None:
         prompts = [*(prompts or []), *(one.only_turn() for one in read_prompt_file(prompt_file))]
-    if many.ray:
-        draw_many(prompts or [], classes or [], model, with_window(choices, window), out, asked, many, how)
-        return
     source = model or reference_model(REFERENCE_IMAGE)
+    if not choices and how.drafter is not None:
+        choices = [choose(None, source, how.drafter)]
+    if many.ray:
+        draw_many(prompts or [], classes or [], source, with_window(choices, window), out, asked, many, how)
+        return
     check_image_file(out)
     pipe: ImageGenerationPipeline | None = None
     if not choices:  # the model decides
@@ -177,7 +179,7 @@ def generate(
 def draw_many(
     prompts: Sequence[str],
     classes: Sequence[int],
-    model: str | None,
+    source: str,
     choices: Sequence[AcceleratorChoice],
     out: Path,
     asked: ImageOptions,
@@ -191,7 +193,6 @@ def draw_many(
         raise InputError("--compare", [one.label for one in choices], "one accelerator, with --ray")
     if not prompts and not classes:
         raise InputError("--ray", True, "with prompts, --prompt-file or --class")
-    source = model or reference_model(REFERENCE_IMAGE)
     choice = with_drafter(choices[0] if choices else parse_choice("sjd"), source, how.drafter)
     settings = asked.settings
     del settings["batch_size"]

@@ -42,6 +42,7 @@ ROWS = {
         ("bench {tiny} --html {tmp}/none/page.html", "--html"),
     ],
     "a bench of images": [
+        ("generate a --model {class} --drafter /no/such/folder", "folder that holds a checkpoint"),
         ("bench {class} --max-new-tokens 12", "an image of this model has 36 tokens"),
         ("bench {class} --task caption", "generate"),
         ("bench {class} --task generat", "did you mean 'generate'"),

@@ -20,6 +20,7 @@ from mmspec.accelerators import copy as copying
 from mmspec.errors import InputError
 from tests.drafters import mtp_checks
 from tests.tiny_models import (
+    HYBRID_TEXT_MODELS,
     encode,
     tiny_images,
     tiny_llama,
@@ -42,6 +43,17 @@ def batch(processor: Any) -> dict[str, Any]:
     if IMAGES_REACH_THE_LOOP:
         return dict(encode(processor, asked[0]))
     return dict(encode(processor, *asked, user_message("which colour is the circle ?", images[2:])))
+
+
+def test_a_model_of_recurrent_layers_alone_says_the_same_words() -> None:
+    """Its cache, which `generate` makes, does not count tokens."""
+    model, ids = HYBRID_TEXT_MODELS["mamba2"](), torch.tensor([[1, 2, 3, 4, 1, 2, 3, 4]])
+    asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "do_sample": False}
+    wanted = model.generate(ids, **asked)
+    mmspec.enable(model, "copy")
+    assert torch.equal(model.generate(ids, **asked), wanted)
+    (told,) = mmspec.summary(model)
+    assert told.calls == 1
 
 
 @pytest.mark.parametrize(("family", "accelerator"), [("llava", "none"), ("qwen3_5", "copy")])

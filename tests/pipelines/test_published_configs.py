@@ -16,7 +16,6 @@ from mmspec.pipelines import VisionLanguagePipeline
 from tests.drafters import eagle_checks
 from tests.pipelines.byte_level import TEMPLATE
 from tests.pipelines.published_configs import EVERY, JANUS, TEXT, VISION_LANGUAGE, Published
-from tests.serving.conftest import running
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_janus, tiny_llama, tiny_tokenizer
 from tests.tiny_models.any_class import tiny_of_class
 
@@ -93,20 +92,6 @@ def test_a_class_answers_by_the_config_that_is_published_of_it(name: str) -> Non
         assert answer(copied, max_new_tokens=12) == expected
         if is_greedy(published.values):
             assert expected == generated(model, published.values, len(expected), tokenizer)
-
-
-def test_the_server_answers_by_every_published_config() -> None:
-    """One model and one server, whose config is exchanged between requests."""
-    pipe = pipes()[1]
-    with running(pipelines={"tiny": pipe}, rows=2) as server:
-        for published in EVERY:
-            values = {**published.values, "guidance_scale": None}
-            pipe.model.generation_config = GenerationConfig(**values)
-            given = server.client.chat.completions.create(
-                model="tiny", messages=[{"role": "user", "content": "what is there ?"}], seed=1
-            )
-            assert given.usage.completion_tokens > 0, published.family
-            assert given.choices[0].finish_reason in ("length", "stop"), published.family
 
 
 def test_there_are_thirty_published_configs_of_different_origin() -> None:

@@ -4,9 +4,14 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
+from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.serving.chat import StopText
-from tests.serving.conftest import post, reference
+from tests.pipelines.byte_level import TEMPLATE
+from tests.pipelines.published_configs import EVERY
+from tests.serving.conftest import post, reference, running
+from tests.tiny_models import tiny_llama, tiny_tokenizer
 
 PROMPT = "Describe the picture."
 
@@ -151,3 +156,17 @@ def test_only_what_may_begin_a_stop_string_is_held_back():
     cut = StopText(["END"])
     assert [cut.add(piece) for piece in ("one E", "x two EN", "Dmore", "rest")] == ["one ", "Ex two ", "", ""]
     assert cut.finish() == ""
+
+
+def test_the_server_answers_by_every_published_config():
+    """One model and one server, whose config is exchanged between requests."""
+    model, tokenizer = tiny_llama(vocab=128), tiny_tokenizer()
+    model.config.max_position_embeddings, tokenizer.chat_template = 28, TEMPLATE
+    with running(pipelines={"tiny": VisionLanguagePipeline(model, tokenizer, "copy")}, rows=2) as tiny:
+        for published in EVERY:
+            model.generation_config = GenerationConfig(**{**published.values, "guidance_scale": None})
+            given = tiny.client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "what is there ?"}], seed=1
+            )
+            assert given.usage.completion_tokens > 0, published.family
+            assert given.choices[0].finish_reason in ("length", "stop"), published.family

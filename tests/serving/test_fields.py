@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from mmspec.messages import MESSAGE, PARTS
 from mmspec.serving.chat_settings import seeded
 from mmspec.serving.errors import field_error
 from mmspec.serving.schemas import (
@@ -10,10 +11,12 @@ from mmspec.serving.schemas import (
     CHAT_REFUSED,
     MESSAGE_REFUSED,
     ChatRequest,
+    ImagePart,
     ImageRequest,
     ImageUrl,
     Message,
     StreamOptions,
+    TextPart,
 )
 from tests.serving.conftest import load, post, reference, running, without_moves
 
@@ -259,3 +262,12 @@ def test_the_name_of_a_speaker_reaches_the_chat_template():
     prompt = f"<bos><user>red ring {PROMPT}<assistant>"
     expected = reference("scenes-llava")(prompt, apply_chat_template=False, max_new_tokens=24).text[0]
     assert named == expected != reference("scenes-llava")(PROMPT, max_new_tokens=24).text[0]
+
+
+def test_the_server_takes_and_refuses_what_the_table_says():
+    assert set(Message.model_fields) <= set(MESSAGE.read)
+    assert {*Message.model_fields, *Message.refused} == {*MESSAGE.read, *MESSAGE.refused}
+    for model, kind in ((TextPart, "text"), (ImagePart, "image_url")):
+        assert (set(model.model_fields), model.ignored) <= (set(PARTS[kind].read), PARTS[kind].ignored)
+        assert model.refused == PARTS[kind].refused
+    assert ImageUrl.refused == {"detail": ("auto", "high")}
