@@ -20,6 +20,7 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from mmspec.decoding.cache import check_layer_types
 from mmspec.decoding.interfaces import Request
 from mmspec.errors import InputError
+from mmspec.transformers_versions import CACHE_NAMES
 
 __all__ = ["check_inputs", "split_rows"]
 
@@ -27,10 +28,15 @@ PREPARE = "prepare_inputs_for_generation"
 M_ROPE_AXES = 3
 #: Keywords of the hooks by which PEFT gives each row of a batch an adapter, or a place to begin at.
 OF_ROWS = {"adapter_names", "alora_offsets"}
-#: The cache, by the names that transformers has given it.
-CACHES = ("past_key_values", "cache")
 #: What generate prepares for its own loop; dropped, once `check_inputs` finds nothing new in it.
-OF_GENERATE = {*CACHES, "attention_mask", "position_ids", "cache_position", "use_cache", "logits_to_keep"}
+OF_GENERATE = {
+    *CACHE_NAMES,
+    "attention_mask",
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "logits_to_keep",
+}
 #: What is read with the prompt and never again: images, sounds, where they stand, and how they are read.
 OF_PROMPT = {
     *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL, "mm_encoder_outputs",
@@ -77,7 +83,7 @@ def check_inputs(
 
 def check_cache(model_kwargs: Mapping[str, Any]) -> None:
     """Raise InputError for a cache of the caller's: it would neither be seen nor filled."""
-    for name in CACHES:
+    for name in CACHE_NAMES:
         cache = model_kwargs.get(name)
         if cache is None:
             continue
