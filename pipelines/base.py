@@ -361,7 +361,7 @@ class MMSpecPipeline:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of: all but the target, the lock and the flag, which every pipeline makes."""
+        """State for copies: everything but the target, the lock and the flag, which each pipeline creates."""
         return {name: value for name, value in vars(self).items() if name not in OWN_TO_EACH}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

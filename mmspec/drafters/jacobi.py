@@ -22,10 +22,10 @@ class JacobiDrafter(WindowDrafter):
     """Drafts a window of tokens from the target's own earlier forwards.
 
     Args:
-        window: as of `WindowDrafter`. None is 32, or 16 on a CPU; of trees 32. With `coupling="exact"`, whose
-            tokens do not depend on it, the rows of a forward share 32 nodes on a CPU: each has 4 at least, or
-            is decoded plainly.
-        coupling, init: as of `WindowDrafter`.
+        window: see `WindowDrafter`. None is 16 on a CPU and 32 elsewhere; trees have 32. With
+            `coupling="exact"` no token depends on the window, and on a CPU the rows of a forward pass share
+            32 nodes: each row gets at least 4 of them, or is decoded plainly.
+        coupling, init: see `WindowDrafter`.
         reuse: probability from which on a place's old draft stays as it is, as in SJD++ (2512.07503), in
             place of the coupling; the outputs are then no longer distributed as the target's. None for never.
         front, reach: as of `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC,

@@ -1,8 +1,8 @@
-"""Functions of a model that compute something else for the calling thread alone.
+"""Replace functions of a model for the calling thread alone.
 
-Other threads run the same model meanwhile, by pipelines of their own or by its plain forward. Where a
-function is replaced, a `Switch` stands in its place until the last thread has left: it calls the replacement
-of the thread that asks, or else the function.
+Other threads may run the same model at the same time, through pipelines of their own or its plain forward. A
+`Switch` is installed for each replaced function and removed when the last thread has left. It calls the
+replacement of the calling thread, or the original function if that thread has none.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ LOCK = threading.RLock()  # of all switches; re-entered where a collection of ga
 
 
 class Confined:
-    """What stands in the place of a function, and does something else in some threads alone.
+    """Base of objects that are installed in place of a function and act in some threads only.
 
     Attributes:
-        stood: what stood in its place in a dictionary; None where it was inherited.
+        stood: the value that the dictionary held before; None if the function was inherited.
     """
 
     __slots__ = ()
@@ -51,15 +51,15 @@ class Confined:
 
 
 class Switch(Confined):
-    """A function that calls the calling thread's replacement of another, or else that function.
+    """Call the calling thread's replacement of a function, or the function if there is none.
 
     Args:
-        owner: whose function it stands for.
-        own: that function.
-        stood: what stands in its place, as of `Confined`.
+        owner: the object that the function belongs to.
+        own: the function.
+        stood: see `Confined`.
 
     Attributes:
-        users: number of contexts in which the function is replaced, of all threads.
+        users: number of contexts, in all threads, in which the function is replaced.
     """
 
     __slots__ = ("__wrapped__", "key", "stood", "users")

@@ -214,7 +214,7 @@ def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, nodes: Nodes) -> 
 
 
 def mixer_on_tree(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> Maker:
-    """What makes the forward of one mixer over a tree of its own."""
+    """Return the function that makes a mixer's forward over a tree from the mixer's own forward."""
     compute, told_as = closed_form(mixer), cache_name(type(mixer).forward)
 
     def on_tree(own: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -59,7 +59,7 @@ def state_of(model: nn.Module, apart: Sequence[nn.Module] = ()) -> int | None:
 
 
 class ModelReading:
-    """What was found in the modules of a model.
+    """Collect everything in a model's modules that its keys depend on.
 
     Attributes:
         plain: numbers, strings and names of types, in the order in which they were met.
