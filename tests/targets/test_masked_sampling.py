@@ -61,7 +61,9 @@ def model_of(kind: str) -> PreTrainedModel:
         mask_token_id=MASK,
         pad_token_id=0,
     )
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval().double()
+    # grouped products of experts take no doubles, and transformers may choose them
+    how = {"experts_implementation": "eager"}
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **how).eval().double()
     scale_head_to_entropy(model, 1.2)
     return model
 
