@@ -138,9 +138,8 @@ def load_engine(
     pipe = load_pipeline(MMSpecPipeline, source, how)
     if accelerator is None and isinstance(pipe, ImageGenerationPipeline):
         accelerator = pipe.default_accelerator
-        if (
-            accelerator == "sjd"
-        ):  # no token depends on the window then, so that it may follow the rows at work
+        if accelerator == "sjd":
+            # with this coupling no token depends on the window, which can then follow the number of rows
             accelerator = "sjd:coupling=exact"
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     pipe.set_accelerator(choice.name, **choice.options)

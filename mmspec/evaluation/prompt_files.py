@@ -40,7 +40,7 @@ OTHER_COLUMNS = (
     "captions",
     "text",
     "question",
-)  # of tables that say by their suffix what they are
+)  # in files whose suffix says that they are tables
 IMAGE_COLUMNS = ("image", "images")
 TABLES = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 JSON = (".json", ".jsonl", ".ndjson")

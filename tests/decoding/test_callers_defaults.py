@@ -63,7 +63,7 @@ def test_drafters_draft_the_same(name: str) -> None:
 
 
 def progress() -> torch.Tensor:
-    """Of places of long texts."""
+    """Shares of long texts that are decided."""
     decided = torch.arange(100, device="cpu") < 57
     rows = torch.zeros(3, 100, dtype=torch.long, device="cpu"), decided.expand(3, -1)
     begin = torch.tensor([3, 601, 901], device="cpu")
@@ -72,7 +72,7 @@ def progress() -> torch.Tensor:
 
 
 def turns() -> tuple[torch.Tensor, ...]:
-    """Of a head for prompts with images."""
+    """Rotary angles of a head for prompts with images."""
     rotary = MultimodalRotary(16, 1e6, (2, 3, 3), interleaved=True)
     positions = torch.arange(2000, 2012, device="cpu").view(3, 1, 4)
     return rotary(torch.zeros(1, dtype=torch.float32, device="cpu"), positions)

@@ -63,7 +63,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
 
 def on(index: int) -> Any:
-    """What tells where a tensor is."""
+    """Return a stand-in for a tensor on the GPU of that index."""
     return SimpleNamespace(is_cuda=True, get_device=lambda: index, device=torch.device("cuda", index))
 
 

@@ -51,7 +51,7 @@ def is_greedy(values: dict[str, Any]) -> bool:
 
 
 def generated(model: PreTrainedModel, values: dict[str, Any], count: int, tokenizer: Any = TOKENIZER) -> Any:
-    """What `generate` says greedily, under the penalties of the config."""
+    """Return the greedy output of `generate` under the penalties of the config."""
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     config = GenerationConfig(**{**values, "do_sample": False, "max_length": None, "max_new_tokens": count})
     config.temperature = config.top_p = config.top_k = config.guidance_scale = None

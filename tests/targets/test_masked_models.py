@@ -156,7 +156,7 @@ def test_inside_generate_of_transformers(pipe: Any) -> None:
 
 
 def test_forbidden_and_favoured_tokens_are_those_of_the_slow_way(pipe: Any) -> None:
-    """What looks at no other token acts at every place: of the place's number and of the token alone."""
+    """A processor that reads only the place and the token acts at every place."""
     free = said(pipe, [0, 1, 2], GREEDY, "none").tokens
     often, other, ends = free[0][0], free[1][2], [free[2][1], free[0][4]]
     asked: dict[str, Any] = {"eos_token_id": ends, "min_new_tokens": 6, "suppress_tokens": [often]}

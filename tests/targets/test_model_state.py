@@ -1,4 +1,4 @@
-"""What changes a prompt's keys without a word in the prompt: adapters, weights, hooks, options of modules."""
+"""Adapters, weights, hooks and options of modules change the keys of an unchanged prompt."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def say(model: Any, ids: Tensor = IDS, count: int = 12) -> list[int]:
 
 
 def parts(model: nn.Module) -> dict[str, Any]:
-    """What every module of a model holds, by name."""
+    """Return the attributes of every module of a model, by name."""
     return {
         f"{path}.{name}": {key: id(part) for key, part in held.items()}
         if isinstance(held, dict)

@@ -67,7 +67,7 @@ def reader(template: str) -> ConversationReader:
 
 
 def learnt(read: ConversationReader, said: Conversation, turns: list[int]) -> tuple[str, str]:
-    """What is read before the first token that is learnt, and what is learnt."""
+    """Return the text before the first learnt token, and the learnt text."""
     made = read.example(said, turns)
     ids = made.inputs["input_ids"][0]
     return read.tokenizer.decode(ids[: made.answer]), read.tokenizer.decode(ids[made.learnt])
