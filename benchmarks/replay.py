@@ -46,7 +46,7 @@ from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.speed.record import Record, as_json, summarise
 from mmspec.evaluation.speed.timing import BASELINE, TimedRun, batches_of
 from mmspec.evaluation.tables import figures
-from mmspec.targets import few_rows
+from mmspec.models import linear_layers
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # nodes of the forwards that are measured
 PASSES = 15  # of each size
@@ -242,7 +242,10 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Longest reply.")] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     as_torch: Annotated[
-        bool, typer.Option("--as-torch", help="Compute few rows as torch does (mmspec/targets/few_rows.py).")
+        bool,
+        typer.Option(
+            "--as-torch", help="Compute linear layers as torch does (mmspec/models/linear_layers.py)."
+        ),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="JSON file to write, as of mmspec bench --out.")] = None,
 ) -> None:
@@ -250,7 +253,7 @@ def main(
     if threads is not None:
         torch.set_num_threads(threads)
     if as_torch:
-        few_rows.turning_pays = lambda threads: False  # type: ignore[assignment]
+        linear_layers.fastest = lambda *_: linear_layers.Way.TORCH  # type: ignore[assignment]
     pipe: Any = MMSpecPipeline.from_pretrained(model, accelerator="none")
     choices = [one for one in parse_choices(accelerators) if one.name != BASELINE]
     contenders = {BASELINE: contender(pipe, BASELINE)}
@@ -266,7 +269,8 @@ def main(
     largest = max(one.accelerator.drafter.max_nodes for one in contenders.values())
     contenders[BASELINE].enter()
     recordings = record_replies(pipe, examples, max_new_tokens, taps)
-    costs = measure_costs(pipe.target, [each.prompt for each in recordings[:MEASURED]], largest)
+    with pipe.target.computing()():
+        costs = measure_costs(pipe.target, [each.prompt for each in recordings[:MEASURED]], largest)
     clock = Replay(pipe.target, costs)
     runs = list(replayed(contenders, examples, recordings, clock, max_new_tokens))
     settings = {

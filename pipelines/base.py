@@ -36,6 +36,7 @@ from mmspec.models.checkpoint import (
     load_processor,
 )
 from mmspec.models.head_checkpoint import check_no_other, load_head, place_head
+from mmspec.models.linear_layers import SHARE
 from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.parallel_images import ParallelImageConfig
@@ -48,7 +49,7 @@ from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
 from mmspec.targets.vision_language import AUTOREGRESSIVE, check_mode
-from mmspec.validation import given_of, is_integer
+from mmspec.validation import given_of, is_integer, require_number
 
 if TYPE_CHECKING:
     from mmspec.pipelines.running_batch import RunningBatch
@@ -95,6 +96,7 @@ class MMSpecPipeline:
         self.draft_processor: Any = None
         self._folder: Path | None = None
         self._prefix_bytes: int | None = None
+        self._packing_share = SHARE
         self._is_compiled = False
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
@@ -406,6 +408,33 @@ class MMSpecPipeline:
             self._prefix_bytes = None
             self._attach_prefix_caches()
 
+    def enable_packing(self, share: float = SHARE) -> None:
+        """On a CPU, keep packed copies of the linear layers, which is on by default.
+
+        Forward passes of several tokens then take hardly longer than those of one. Layers are packed when
+        they are first used so, as long as all packed copies of the process are within a share of the memory
+        that is free without them. A layer whose weights change is packed again in the next call.
+
+        Args:
+            share: from 0 to 1; `compile` makes it 1, unless packing is disabled.
+
+        Raises:
+            InputError: a share outside its range.
+            PipelineBusyError: a call is running.
+        """
+        require_number("share", share, 0, 1, "a number from 0 to 1")
+        with self._busy():
+            self._packing_share = float(share)
+            self._attach()
+
+    def disable_packing(self) -> None:
+        """Keep no packed copies, and free those that there are in the next call.
+
+        Raises:
+            PipelineBusyError: a call is running.
+        """
+        self.enable_packing(0.0)
+
     def compile(self, batch_sizes: Sequence[int] = (1,)) -> Self:
         """Compile decoding steps, of the model and of a draft model; outputs stay the same up to rounding.
 
@@ -431,6 +460,7 @@ class MMSpecPipeline:
             plan.check(rows, self.device)
         with self._busy():
             self._is_compiled = True
+            self._packing_share = 1.0 if self._packing_share else 0.0
             self._attach()
             with tqdm(total=len(batch_sizes) * ROUNDS_TO_COMPILE, desc="compiling") as bar:
                 for rows in batch_sizes:
@@ -458,8 +488,9 @@ class MMSpecPipeline:
         raise NotImplementedError
 
     def _attach(self) -> None:
-        """Attach what was asked for to target and drafter: prefix caches, compiled steps."""
+        """Attach what was asked for to target and drafter: prefix caches, packed layers, compiled steps."""
         self._attach_prefix_caches()
+        self.target.packing.share = self._packing_share
         if self._is_compiled:
             if self.target.steps is None:
                 self.target.compile()

@@ -163,6 +163,8 @@ def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeli
     if dtype is None and device in (None, "cpu") and _is_reference(model):
         dtype = torch.float32  # stored in half precision, in which most CPUs are slow
     pipe = kind.from_pretrained(model, accelerator="none", dtype=dtype, device_map=device, mode=how.mode)
+    if not how.pack:
+        pipe.disable_packing()
     if isinstance(pipe, ImageGenerationPipeline):
         pipe.set_progress_bar_config(disable=True)  # the commands have their own
     return cast(Pipeline, pipe)

@@ -90,6 +90,12 @@ class ModelOptions:
             help="Of a model that was trained for both: blocks or autoregressive.", show_default="blocks"
         ),
     ] = None
+    pack: Annotated[
+        bool,
+        typer.Option(
+            help="On a CPU, keep packed copies of linear layers in up to half of the free memory: faster."
+        ),
+    ] = True
     as_json: AsJson = False
 
 

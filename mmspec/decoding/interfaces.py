@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.canvas import Canvas, Emission, Stopping
@@ -158,6 +159,14 @@ class Target(ABC, Generic[State]):
         """
         return True
 
+    def computing(self, *modules: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+        """Begin a call, whose forwards run inside of what is returned, entered for a while again and again.
+
+        Args:
+            modules: those of the drafter, which run as the target's does.
+        """
+        return nullcontext
+
     @abstractmethod
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -285,6 +294,11 @@ class Drafter(ABC):
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
     ) -> DraftSession:
         """Start a session for a batch that the target has just prefilled."""
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """The modules of its own that it runs; see `Target.computing`."""
+        return ()
 
     @property
     def reader(self) -> Any | None:

@@ -6,8 +6,8 @@ It knows no method and no model by name. Plain decoding is the drafter that prop
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, Self
@@ -51,6 +51,7 @@ class Batch(Rows, Generic[State]):
         state: of the target.
         session: of the drafter.
         round: forwards so far.
+        computing: entered while models run; see `Target.computing`.
     """
 
     row_fields = named("sampler", "canvas", "random", "state", "session")
@@ -64,6 +65,7 @@ class Batch(Rows, Generic[State]):
     session: DraftSession
     laps: Laps
     round: int
+    computing: Callable[[], AbstractContextManager[None]]
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         """Return the batch of some rows, between rounds."""
@@ -79,6 +81,10 @@ class Batch(Rows, Generic[State]):
 
     def decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
         """Propose, score, verify, commit; the canvas sends its report to the host, which does not wait."""
+        with self.computing():
+            return self._decode_round()
+
+    def _decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
         canvas, laps = self.canvas, self.laps
         laps.start()
         draft = self.session.propose(canvas)
@@ -130,18 +136,21 @@ def begin(
     taps = tuple(dict.fromkeys((*drafter.taps, *rule.taps)))
     laps = Laps(stats, target.device)
     laps.start()
-    state, prefill = target.prefill(list_prompts(requests, sampler), capacity, taps)
+    computing = target.computing(*drafter.modules)
+    with computing():
+        state, prefill = target.prefill(list_prompts(requests, sampler), capacity, taps)
     laps.end("prompt")
     try:
-        session = drafter.start(requests, prefill, sampler, random)
-        session.attach(state)
-        draft = session.open(canvas)
-        laps.end("draft")
-        first = draft.first(canvas.emitted)
-        scores = sampler(prefill.logits, draft, canvas.ids, first)
-        lanes, noise = draft.lanes, random.repeat(len(first))
-        path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
-        verdict = draft.verdict(path, scores.is_finite())
+        with computing():
+            session = drafter.start(requests, prefill, sampler, random)
+            session.attach(state)
+            draft = session.open(canvas)
+            laps.end("draft")
+            first = draft.first(canvas.emitted)
+            scores = sampler(prefill.logits, draft, canvas.ids, first)
+            lanes, noise = draft.lanes, random.repeat(len(first))
+            path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
+            verdict = draft.verdict(path, scores.is_finite())
         laps.end("verify")
         canvas.submit(draft, verdict, Measured.nothing(canvas.active))
         emission = canvas.read()
@@ -153,7 +162,8 @@ def begin(
     stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
     rule = session.rule or rule
-    batch = Batch(target, rule, sampler, canvas, random, state, session, laps, prefill.forwards)
+    where = canvas, random, state, session, laps, prefill.forwards, computing
+    batch = Batch(target, rule, sampler, *where)
     return batch, Round(draft, first, scores, verdict, emission)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import nn
 
 from mmspec.decoding.canvas import Canvas
 from mmspec.decoding.distribution import Scores
@@ -94,6 +95,10 @@ class CopyBesideHeadDrafter(CopyDrafter):
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.head.to(*args, **kwargs)
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return self.head.modules
 
     def compile(self) -> None:
         self.head.compile()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from mmspec.decoding.canvas import Canvas
@@ -64,6 +64,10 @@ class TrainedDrafter(SessionDrafter):
             if trained and trained != given:  # published heads do not tell all
                 allowed = f"a head that was trained for this target, whose {name} is {given}"
                 raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return (self.model,)
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model.to(*args, **kwargs)

@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import cast
 
 import torch
+from torch import nn
 
 from mmspec.decoding.canvas import Canvas, Stopping
 from mmspec.decoding.distribution import Categorical, Scores
@@ -470,6 +471,10 @@ class PacedDrafter(SessionDrafter):
         self.inner, self.models, self.clock = inner, models, clock
         self.kind, self.max_nodes = inner.kind, inner.max_nodes
         self.taps, self.branches = inner.taps, inner.branches
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return self.inner.modules
 
     def new_model(self) -> AnyModel:
         """Make a model that knows nothing yet."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, list_prompts
 from mmspec.decoding.random_stream import RandomStream
@@ -52,6 +52,10 @@ class ModelDrafter(SessionDrafter):
     """
 
     model: Any
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return (self.model.model,)
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model = type(self.model)(self.model.model.to(*args, **kwargs))

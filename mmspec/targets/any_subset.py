@@ -17,10 +17,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.decoding.draft import Tree
-from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput, TargetState
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Path
 from mmspec.errors import InputError
+from mmspec.targets.model_target import ModelTarget
 
 __all__ = ["AnySubsetTarget", "Gaps"]
 
@@ -59,7 +60,7 @@ class Gaps(TargetState):
         return (self.places < self.tokens.shape[1] - 1).sum(-1)
 
 
-class AnySubsetTarget(Target[Gaps]):
+class AnySubsetTarget(ModelTarget[Gaps]):
     """Adapter from an XLNet to the Target interface: its output are the tokens of gaps, and the end token.
 
     Nothing is cached: every forward reads the text anew.

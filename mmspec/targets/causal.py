@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -16,19 +16,20 @@ from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import Block, Draft, DraftKind, Nodes, ProbedTree, Tree
-from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput, TargetState
 from mmspec.decoding.rows import named
 from mmspec.decoding.verdict import Fill, Verdict
 from mmspec.errors import UnsupportedModelError
+from mmspec.models.linear_layers import Product
 from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear
 from mmspec.targets.admission import check_model, takes
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
-from mmspec.targets.few_rows import FewRows, few_rows_linear
 from mmspec.targets.hooks import treats_alike
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
 from mmspec.targets.model_state import state_of
+from mmspec.targets.model_target import ModelTarget
 from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
@@ -103,7 +104,7 @@ class CausalState(CacheState):
         self.hidden.close()
 
 
-class CausalTarget(Target[Any]):
+class CausalTarget(ModelTarget[Any]):
     """Adapter from a transformers model to the Target interface.
 
     Prompts are read one row at a time and never padded, so a row of a batch is computed as it is
@@ -136,7 +137,6 @@ class CausalTarget(Target[Any]):
         self._takes_positions = takes(model, "position_ids")
         self._plain = attends_plainly(self._decoder)
         self._changing, self._change = find_changing(model), change_of(model.config)[0]
-        self._few_rows = FewRows(model)
         self.steps: CapturedForward | CompiledForward | None = None
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
 
@@ -335,10 +335,8 @@ class CausalTarget(Target[Any]):
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
         attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
         turning = turned(self._changing if step == self._step else (), one_by_one=is_apart)
-        is_eager = step == self._step and not torch.compiler.is_compiling()
-        few = self._few_rows() if is_eager and self.device.type == "cpu" else nullcontext()
         state.hidden.begin()
-        with attention as mask, mixers_on_tree(self.model, cache, nodes), turning, few:
+        with attention as mask, mixers_on_tree(self.model, cache, nodes), turning:
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
             logits = step(inputs, cache, state.hidden)
         return TargetOutput(logits, state.hidden.take())
@@ -432,7 +430,7 @@ class CausalTarget(Target[Any]):
         if rows is None:
             return lambda hidden: self.head(hidden)[..., tokens]
         weight, bias = rows
-        return functools.partial(few_rows_linear, weight=weight, bias=bias)
+        return functools.partial(Product(self.packing), weight=weight, bias=bias)
 
     def commit(self, state: CausalState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Keep the accepted nodes of the active rows; the next token has no keys yet.

@@ -11,10 +11,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput, TargetState
 from mmspec.decoding.noise_canvas import CanvasBlock, CanvasFill
 from mmspec.errors import InputError
 from mmspec.targets.causal import to_device
+from mmspec.targets.model_target import ModelTarget
 from mmspec.transformers_versions import CACHE
 
 __all__ = ["DiffusionGemmaState", "DiffusionGemmaTarget"]
@@ -50,7 +51,7 @@ class DiffusionGemmaState(TargetState):
         return sum(each.nbytes for each in held if isinstance(each, Tensor))
 
 
-class DiffusionGemmaTarget(Target[DiffusionGemmaState]):
+class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
     """Adapter from a DiffusionGemma of transformers to the Target interface.
 
     Rows are read one by one, never padded, so that each gets what it gets alone.

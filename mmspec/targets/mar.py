@@ -14,13 +14,14 @@ from mmspec.decoding.denoising import StepSchedule, with_steps
 from mmspec.decoding.draft import Block, Draft
 from mmspec.decoding.image_grid import ImageGrid
 from mmspec.decoding.indexing import pick, put
-from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput, TargetState
+from mmspec.decoding.interfaces import PromptOutput, TargetOutput, TargetState
 from mmspec.decoding.vector_sampling import DenoisingSampler
 from mmspec.decoding.verdict import Fill, Path
 from mmspec.errors import InputError
 from mmspec.models.denoising import DenoisingHead, StepAnnealing
 from mmspec.models.mar import FeatureCache, FeatureCaching, MARForImageGeneration
 from mmspec.targets.image_tokens import PromptPair
+from mmspec.targets.model_target import ModelTarget
 from mmspec.targets.steps import CompiledForward
 
 __all__ = ["CellBlock", "MARSampler", "MARState", "MARTarget"]
@@ -99,7 +100,7 @@ class MARState(TargetState):
         return self.tokens.nbytes + (0 if self.cache is None else self.cache.nbytes())
 
 
-class MARTarget(Target[MARState]):
+class MARTarget(ModelTarget[MARState]):
     """Adapter from a MAR to the Target interface.
 
     What the interface calls logits are conditions of the denoising head, [R, n, D]. Every forward reads all
@@ -117,6 +118,7 @@ class MARTarget(Target[MARState]):
         sampler: class of its sampling settings.
     """
 
+    model: MARForImageGeneration
     grid: ImageGrid
     any_order = True
     sampler = MARSampler

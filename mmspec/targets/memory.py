@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -17,12 +16,13 @@ from mmspec.decoding.cache import RaggedCache
 from mmspec.decoding.draft import DraftKind, Tree
 from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths
 from mmspec.errors import InputError
+from mmspec.models.free_memory import free_bytes
 from mmspec.models.replaced import Replacement, replaced_forwards
 from mmspec.models.weights import execution_device
 from mmspec.targets.mixers import closed_form, find_mixers, mixer_on_tree
 from mmspec.transformers_versions import cache_name
 
-__all__ = ["MemoryPlan", "StateMemory", "cached_bytes", "check_draft", "free_bytes", "measure_states"]
+__all__ = ["MemoryPlan", "StateMemory", "cached_bytes", "check_draft", "measure_states"]
 
 TABLES = 4  # of numbers for every token of the vocabulary at a node: logits, their warped form, p, q
 
@@ -164,11 +164,3 @@ def check_draft(rows: int, nodes: int, node_bytes: int, device: torch.device) ->
             f"at most {fitting}: recurrent layers keep {node_bytes / 1e6:,.1f} MB for each drafted token of "
             f"each of {rows} rows, and {free / 1e6:,.1f} MB are free",
         )
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes of memory that are free on a device."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return int(psutil.virtual_memory().available)

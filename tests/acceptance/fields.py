@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,9 @@ class Field:
         self.config = SimpleNamespace(num_classes=1, token_size=1, grid_size=side, hidden_size=2)
         self.pull, self.bias, self.std = pull, bias, std
         self.diffloss = head or Head()
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        return iter(())
 
     def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, count: int | None = None) -> Tensor:
         total = tokens[..., 0].where(known, 0.0).sum(-1, keepdim=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import PromptOutput, TargetOutput
+from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput
 from mmspec.decoding.verdict import Path
 
 VOCABULARY = 6
@@ -67,6 +67,8 @@ class TableTarget:
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
         self.vocabulary = logits.shape[-1]
+
+    computing = Target.computing
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

@@ -20,9 +20,10 @@ from transformers import PreTrainedModel
 
 import mmspec
 from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.models import linear_layers
+from mmspec.models.linear_layers import LinearLayers, Packing, Way
 from mmspec.models.replaced import Replacement, replaced_attention, replaced_forwards
-from mmspec.targets import CausalTarget, few_rows
-from mmspec.targets.few_rows import FewRows
+from mmspec.targets import CausalTarget
 from mmspec.targets.rotary import find_changing, turned
 from mmspec.targets.thinned import attention_behind, reading_only
 from tests.targets.test_rotary import DYNAMIC, llama
@@ -33,8 +34,10 @@ LONG = torch.arange(1, 49)[None] % 60
 
 
 @pytest.fixture(autouse=True)
-def turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "turning_pays", lambda threads: True)
+def packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers are computed by packed weights too."""
+    monkeypatch.setattr(linear_layers, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(linear_layers, "fastest", lambda *kind: Way.PACKED)
 
 
 def elsewhere(function: Callable[[], Any]) -> Any:
@@ -112,7 +115,7 @@ def stopping(
 
 
 MODELS: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
-    "few rows": (tiny_llama, "copy"),
+    "linear layers": (tiny_llama, "copy"),
     "early exit": (partial(tiny_llama, layers=4), "early_exit"),
     "changing frequencies": (partial(llama, DYNAMIC, 32), "copy"),
     "mixers in closed form": (HYBRID_TEXT_MODELS["qwen3_5"], "copy"),
@@ -147,7 +150,7 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 
 CONTEXTS: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[Any], AbstractContextManager[None]]]] = {
-    "few rows": (tiny_llama, lambda model: FewRows(model)()),
+    "linear layers": (tiny_llama, lambda model: LinearLayers([model], Packing())()),
     "some places": (tiny_llama, lambda model: reading_only(decoder_of(model), torch.tensor([0, 4]))),
     "frequencies": (partial(llama, DYNAMIC, 4), lambda model: turned(find_changing(model), one_by_one=True)),
     "attention": (
@@ -166,7 +169,7 @@ def test_what_one_forward_computes_otherwise_others_do_not(name: str) -> None:
     with context(model):
         assert torch.equal(elsewhere(lambda: read(model)), logits)
         otherwise = read(model)
-    assert name == "few rows" or not torch.equal(otherwise, logits)
+    assert name == "linear layers" or not torch.equal(otherwise, logits)
     assert parts(model) == before
     entered, left = threading.Barrier(2), threading.Event()
     found: list[Tensor] = []

@@ -1,0 +1,31 @@
+"""Memory that is free, of this machine and of the container that a process runs in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+__all__ = ["free_bytes"]
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of memory that are free on a device."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return min(int(psutil.virtual_memory().available), container_bytes())
+
+
+def container_bytes() -> int:
+    """Bytes that the process's control group (version 2) has left; 2**63 where it has no limit."""
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+        held = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no such group, or "max"
+        return 2**63
+    return max(0, limit - used + int(held.get("inactive_file", 0)))  # files are given back when asked for

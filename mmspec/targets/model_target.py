@@ -1,0 +1,35 @@
+"""What targets that run a model of torch share: how its linear layers are computed on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from mmspec.decoding.interfaces import State, Target
+from mmspec.models.linear_layers import LinearLayers, Packing, packing_of
+
+__all__ = ["ModelTarget"]
+
+
+class ModelTarget(Target[State]):
+    """Base of targets that run a model.
+
+    Attributes:
+        model: the loaded model.
+    """
+
+    model: Any
+
+    @property
+    def packing(self) -> Packing:
+        """How much memory packed weights of the model may take, on a CPU."""
+        return packing_of(self.model)
+
+    def computing(self, *modules: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+        """See `Target.computing`: on a CPU, linear layers are computed in the fastest way."""
+        if self.device.type != "cpu":
+            return nullcontext
+        return LinearLayers((self.model, *modules), self.packing)
