@@ -105,7 +105,7 @@ def bench(
     ] = False,
     compiled: Annotated[
         bool,
-        typer.Option("--compile", help="Time every accelerator with compiled steps as well (pipe.compile)."),
+        typer.Option("--compile", help="Time every accelerator, and generate, compiled as well."),
     ] = False,
     *,
     asked: BenchQuestion,
@@ -169,7 +169,7 @@ def bench(
         where = {"search_file": searched.search_file and str(searched.search_file)}
         described |= {**vars(searched), **where, "tried": figures}
     if peers:
-        ways = find_peers(subject, batches[0], source, choices, contenders)
+        ways = find_peers(subject, batches[0], source, choices, contenders, compiled)
         decoders |= ways.decoders
         described["peers_missing"] = ways.missing
         idle = {"drafter": None, "parameters": 0, "window": 1, "promise": "exact"}
@@ -222,6 +222,7 @@ def find_peers(
     source: str,
     choices: Sequence[AcceleratorChoice],
     contenders: Mapping[str, Contender],
+    compiled: bool,
 ) -> Peers:
     """Ways of transformers; their assistant is the draft model that is timed, or the model's own."""
     from mmspec.evaluation.speed.peers import image_peers, text_peers
@@ -232,7 +233,7 @@ def find_peers(
     named = [one for one in own_drafters(source).values() if one.name == "draft_model"]
     drafting += [subject.contender(one) for one in named[: not drafting]]
     assistant = drafting[0].accelerator.drafter.model.model if drafting else None
-    return text_peers(subject.pipe, batch, assistant, **subject.settings)
+    return text_peers(subject.pipe, batch, assistant, compiled, **subject.settings)
 
 
 def summarised(

@@ -24,9 +24,9 @@ from mmspec.evaluation.contenders import AnyPipeline, decode_conversations, enco
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import PEER, Decode, Decoded
 
-__all__ = ["ASSISTED", "LOOKUP", "MTP", "Peers", "image_peers", "text_peers", "watched"]
+__all__ = ["ASSISTED", "COMPILED", "LOOKUP", "MTP", "Peers", "image_peers", "text_peers", "watched"]
 
-LOOKUP, ASSISTED, MTP = (f"{PEER} {way}" for way in ("look-up", "assisted", "MTP"))
+LOOKUP, ASSISTED, MTP, COMPILED = (f"{PEER} {way}" for way in ("look-up", "assisted", "MTP", "compiled"))
 LOOKUP_TOKENS = 10  # what its documentation uses; the drafter `copy` has as many
 ONE_AT_A_TIME = "transformers decodes one prompt at a time in this way: --batch-size 1"
 
@@ -58,7 +58,11 @@ def tried(
 
 
 def text_peers(
-    pipe: AnyPipeline, batch: Sequence[Example], assistant: nn.Module | None = None, **settings: Any
+    pipe: AnyPipeline,
+    batch: Sequence[Example],
+    assistant: nn.Module | None = None,
+    compiled: bool = False,
+    **settings: Any,
 ) -> Peers:
     """Ways of `generate` for a text model: plain, prompt look-up, assisted by a draft model, and MTP.
 
@@ -66,6 +70,8 @@ def text_peers(
         pipe: its model and processor are used, and none of its code.
         batch: the first one, on which each way is tried.
         assistant: a transformers model that drafts; None if there is none.
+        compiled: whether plain decoding with a forward compiled by torch.compile is one of them too, on a CPU
+            with frozen weights, which it packs.
         settings: of the calls; at temperature 0.
 
     Raises:
@@ -77,6 +83,7 @@ def text_peers(
         LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS},
         ASSISTED: {"assistant_model": assistant},
         MTP: {"use_mtp": True},
+        **({COMPILED: {}} if compiled else {}),
     }
     missing = dict.fromkeys((LOOKUP, ASSISTED, MTP), ONE_AT_A_TIME) if len(batch) > 1 else {}
     if assistant is None:
@@ -90,7 +97,12 @@ def text_peers(
         return decode_conversations(caller, batch, **{**settings, **changed})
 
     found: dict[str, Callable[..., Decoded]] = {
-        name: partial(decode, caller=GenerateCaller(pipe, name, way))
+        name: partial(
+            decode,
+            caller=GenerateCaller(
+                pipe, name, way, torch.compile(pipe.model.forward, dynamic=True) if name == COMPILED else None
+            ),
+        )
         for name, way in ways.items()
         if name not in missing
     }
@@ -99,11 +111,19 @@ def text_peers(
 
 @dataclass(frozen=True)
 class GenerateCaller:
-    """transformers' `generate` with options, as `decode_conversations` calls a text pipeline."""
+    """transformers' `generate` with options, as `decode_conversations` calls a text pipeline.
+
+    Attributes:
+        pipe: whose model and processor are used.
+        name: of the peer.
+        options: of `generate`.
+        forward: the model's, compiled; None for its own.
+    """
 
     pipe: AnyPipeline
     name: str
     options: Mapping[str, Any]
+    forward: Callable[..., Any] | None = None
 
     @property
     def processor(self) -> Any:
@@ -122,7 +142,7 @@ class GenerateCaller:
         padding = {"padding": True, "padding_side": "left"} if len(prompt) > 1 else {}
         inputs = encode_prompts(self.pipe, prompt, images, **padding)
         assistant, length = self.options.get("assistant_model"), inputs["input_ids"].shape[1]
-        with watched(model, assistant, stats, self.pipe.device, length):
+        with watched(model, assistant, stats, self.pipe.device, length), frozen(self.pipe, self.forward):
             output = model.generate(**inputs, do_sample=False, num_beams=1, **self.options, **settings)
         ends = model.generation_config.eos_token_id
         ends = torch.tensor(ends if ends is not None else [], dtype=torch.long, device=output.device)
@@ -219,6 +239,20 @@ IMAGE_GENERATE: dict[str, Callable[[Any, Any, DecodingStats], list[list[int]]]] 
     "llamagen": generate_llamagen,
     "janus": generate_janus,
 }
+
+
+@contextmanager
+def frozen(pipe: AnyPipeline, forward: Callable[..., Any] | None) -> Iterator[None]:
+    """Let a model run by a compiled forward, whose weights are constants on a CPU; by its own where None."""
+    if forward is None:
+        yield
+        return
+    vars(pipe.model)["forward"] = forward
+    try:
+        with torch._inductor.config.patch(freezing=pipe.device.type == "cpu"):
+            yield
+    finally:
+        del vars(pipe.model)["forward"]
 
 
 @contextmanager
