@@ -3,17 +3,20 @@
 A model that was loaded with sdpa hands queries, keys and values to a function that transformers looks up by
 name. While a draft is scored another one stands there for that thread, and in place of the mask goes what
 `tree_attention` takes. This is for modules in the table below alone: what others ask of attention (soft caps,
-sinks, biases) the kernel cannot express, and they keep the attention that they have. So does a prefill.
+sinks, biases) the kernel cannot express, and they keep the attention that they have. So does a prefill. On a
+CPU it is torch's own attention that stands there, which reads shared keys where they lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from mmspec.decoding.cache import MASKABLE_LAYERS, RaggedCache
@@ -97,21 +100,58 @@ def attention_on_tree(
         nodes: of the draft.
         additive: number format of additive masks; None where they are boolean.
     """
-    config = decoder.config
+    config, device = decoder.config, cache.lengths.device
+    by_kernel = use_triton(device)
     # in this order: to ask a config of transformers costs more than the mask
-    if not (plain and use_triton(cache.lengths.device) and config._attn_implementation == "sdpa"):
+    replaces = plain and (by_kernel or device.type == "cpu") and config._attn_implementation == "sdpa"
+    if not replaces or not (by_kernel or shares_keys(config)):
         yield cache.attention_mask(nodes, additive)
         return
 
     def on_tree(own: Callable[..., Any]) -> Callable[..., Any]:
         def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
             is_of_decoder = getattr(module, "config", None) is config
-            return (attend if is_of_decoder else own)(module, *args, **given)
+            ours = attend if by_kernel else partial(attend_grouped, own)
+            return (ours if is_of_decoder else own)(module, *args, **given)
 
         return attention
 
     with replaced_attention(on_tree):
-        yield tree_mask(cache, nodes)
+        yield tree_mask(cache, nodes) if by_kernel else cache.attention_mask(nodes, additive)
+
+
+def shares_keys(config: Any) -> bool:
+    """Whether several query heads of a decoder read the keys of one (grouped-query attention)."""
+    heads = getattr(config, "num_attention_heads", None)
+    return heads != getattr(config, "num_key_value_heads", heads)
+
+
+def attend_grouped(
+    own: Callable[..., Any],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention function of transformers on a CPU, where `own` copies keys once for each head that reads them.
+
+    Returns:
+        [B, n, heads, d] and, for the weights, None.
+    """
+    asked = {name for name, wish in kwargs.items() if wish is not None and wish is not False} - EXPRESSED
+    if attention_mask is None or query.shape[2] == 1 or dropout or asked:
+        found: tuple[Tensor, None] = own(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return found
+    read = scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+    )
+    return read.transpose(1, 2).contiguous(), None
 
 
 def tree_mask(cache: RaggedCache, nodes: Nodes) -> Mask:

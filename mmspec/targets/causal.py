@@ -333,7 +333,8 @@ class CausalTarget(ModelTarget[Any]):
             inputs["input_ids"] = nodes.tokens
         # forwards of these layers are replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
-        attention = attention_on_tree(self._decoder, self._plain, cache, nodes, state.additive)
+        plain = self._plain and (step == self._step or self.device.type != "cpu")  # dynamo knows no threads
+        attention = attention_on_tree(self._decoder, plain, cache, nodes, state.additive)
         turning = turned(self._changing if step == self._step else (), one_by_one=is_apart)
         state.hidden.begin()
         with attention as mask, mixers_on_tree(self.model, cache, nodes), turning:
