@@ -68,7 +68,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X W^T + b [rows, out] for x [rows, in]."""
+    """The product x W^T + b [rows, out] of x [rows, in]."""
     rows = len(x)
     if rows < PACKED_ROWS:
         x = pad(x, (0, 0, 0, PACKED_ROWS - rows))
@@ -77,7 +77,7 @@ def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def transposed_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X W^T + b [rows, out] for x [rows, in], as the transpose of W x^T."""
+    """The product x W^T + b [rows, out] of x [rows, in], as the transpose of W x^T."""
     rows = len(x)
     # a product with a vector runs on one core, and the BLAS is slow at some widths
     columns = max(2, rows if 4 < rows <= 8 or rows > 16 else bucket(rows))
@@ -128,7 +128,7 @@ def measure(size: int, dtype: torch.dtype, threads: int) -> dict[int, dict[Way, 
         try:
             packed = [pack(weight) for weight in weights]
             packed_product(weights[0][:1], packed[0])
-        except RuntimeError:  # no oneDNN, or none of this number format on this processor
+        except (AttributeError, RuntimeError):  # no oneDNN, or none of this number format here
             packed = []
         counts = {rows: max(1, min(most, 64 * most // rows)) for rows in BUCKETS}
         return {rows: time_ways(rows, weights[:count], packed[:count]) for rows, count in counts.items()}

@@ -137,7 +137,7 @@ def attend_grouped(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function of transformers on a CPU, where `own` copies keys once for each head that reads them.
+    """Attention function of transformers on a CPU, where `own` copies keys for each head that reads them.
 
     Returns:
         [B, n, heads, d] and, for the weights, None.

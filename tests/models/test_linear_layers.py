@@ -111,9 +111,12 @@ def test_every_way_is_measured_at_every_number_of_rows() -> None:
     assert linear_layers.measure(288, torch.float32, torch.get_num_threads()) is seconds  # once in a process
 
 
-def test_a_machine_without_packed_weights_is_not_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("no bf16 on this processor"), AttributeError("no oneDNN")])
+def test_a_machine_without_packed_weights_is_not_asked_for_them(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(weight: Tensor) -> Tensor:
-        raise RuntimeError("mkldnn_bf16_linear: not on this processor")
+        raise error
 
     monkeypatch.setattr(linear_layers, "pack", refuse)
     found = linear_layers.measure.__wrapped__(288, torch.float32, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ import transformers
 from torch import Tensor
 
 from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import DraftKind, Nodes
+from mmspec.decoding.draft import DraftKind, Nodes, Tree
+from mmspec.targets import CausalTarget, attention
 from mmspec.targets.attention import EXPRESSED, PLAIN_ATTENTION, attends_plainly, tree_mask
 from tests.oracles import ragged_tree
 from tests.tiny_models import TEXT_MODELS, tiny_llama, tiny_mistral_sliding, tiny_qwen2_mixed_sliding
@@ -89,3 +91,30 @@ def test_plain_attention_asks_for_nothing_that_the_kernel_cannot_express() -> No
             stores = [n for n in ast.walk(part) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
             assert "attention_mask" not in {name.id for name in stores}, part.name
     assert found == PLAIN_ATTENTION - {"LlamaGenAttention"}  # that one is ours
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_drafts_on_a_cpu_read_shared_keys_where_they_lie(
+    groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing changes where every head has keys of its own, where there is one node, or for a prompt."""
+    config = tiny_llama().config
+    config.num_key_value_heads = config.num_attention_heads // groups
+    target = CausalTarget(transformers.LlamaForCausalLM(config).eval())
+    state, _ = target.prefill([{"input_ids": torch.tensor([[3, 1, 4, 1, 5]])}], 16)
+    lengths: list[int] = []
+    grouped = attention.scaled_dot_product_attention
+
+    def noted(query: Tensor, *rest: Tensor, **how: Any) -> Tensor:
+        lengths.append(query.shape[2])
+        found: Tensor = grouped(query, *rest, **how)
+        return found
+
+    draft = Tree.chain(torch.tensor([[9, 2, 6]]), DraftKind.POINT)
+    monkeypatch.setattr(attention, "shares_keys", lambda config: False)
+    expected = target.score(state, draft).logits
+    monkeypatch.undo()
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", noted)
+    target.score(state, Tree.chain(torch.tensor([[9]]), DraftKind.POINT))
+    torch.testing.assert_close(target.score(state, draft).logits, expected)
+    assert lengths == ([3] * config.num_hidden_layers if groups > 1 else [])
