@@ -90,7 +90,7 @@ def front_words() -> str:
     )
     told = (
         "Greedy: tokens of full drafts, 60 questions; time where only what pays is "
-        "drafted, median of 12. Heads learnt for 10 to 42 minutes of a core. About toy images "
+        "drafted, median of the same. Heads learnt for 14 and 42 minutes of a core. About toy images "
         f"`eagle` is {seen['over_plain']['median']:.2f}x as fast."
     )
     return f"{table(names, shown)}\n\n{told} [By task](docs/real-words.md)."
@@ -153,9 +153,11 @@ def image_tables() -> str:
 #: Records of `mmspec bench` with a real language model, on Spec-Bench and about images, by what their tables
 #: are called.
 REAL = {
-    "Greedy, two cores, two questions of each task": "real-words-cpu",
-    "Replayed on the clock of two cores, all 60 questions, greedy, 64 tokens": "real-words-replayed-cpu",
-    "Replayed on the clock of one core": "real-words-replayed-one-core-cpu",
+    "Greedy, two cores, all 60 questions, 64 tokens": "real-words-cpu",
+    "The same on one core": "real-words-one-core-cpu",
+    "Compiled, two cores, two questions of each task": "real-words-compiled-cpu",
+    "Replayed on the clock of two cores, before layers were packed": "real-words-replayed-cpu",
+    "Replayed on the clock of one core, before layers were packed": "real-words-replayed-one-core-cpu",
     "About images (scenes-smol), greedy, one core, five prompts of each task": "scenes-smol-cpu",
     "The same in batches of 8, eight prompts of each task, 48 tokens": "scenes-smol-batch-cpu",
 }

@@ -411,7 +411,7 @@ class MMSpecPipeline:
     def enable_packing(self, share: float = SHARE) -> None:
         """On a CPU, keep packed copies of the linear layers, which is on by default.
 
-        Forward passes of several tokens then take hardly longer than those of one. Layers are packed when
+        Forward passes of several tokens then take little longer than those of one. Layers are packed when
         they are first used so, as long as all packed copies of the process are within a share of the memory
         that is free without them. A layer whose weights change is packed again in the next call.
 

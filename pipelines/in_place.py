@@ -144,7 +144,7 @@ def enable(
             holds an MTP layer needs none for "mtp".
         seed: of the random numbers of every call; None draws one from torch's global generator each time.
         pack: on a CPU, whether a second, packed copy of the linear layers may take half of the free memory.
-            Forward passes of several tokens then take hardly longer than those of one.
+            Forward passes of several tokens then take little longer than those of one.
         options: options of the accelerator.
 
     Returns:
