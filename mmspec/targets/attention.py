@@ -103,7 +103,8 @@ def attention_on_tree(
     config, device = decoder.config, cache.lengths.device
     by_kernel = use_triton(device)
     # in this order: to ask a config of transformers costs more than the mask
-    replaces = plain and (by_kernel or device.type == "cpu") and config._attn_implementation == "sdpa"
+    on_cpu = device.type == "cpu" and not torch.compiler.is_compiling()  # it traces no locks
+    replaces = plain and (by_kernel or on_cpu) and config._attn_implementation == "sdpa"
     if not replaces or not (by_kernel or shares_keys(config)):
         yield cache.attention_mask(nodes, additive)
         return
