@@ -9,7 +9,7 @@ Two other ways avoid that:
   packed weights are a second copy, which `Packing` keeps within a share of the free memory.
 
 Which way is fastest depends on the processor, the BLAS, the sizes and the number of threads. It is measured
-once in a process for each of these, in some milliseconds, when they are first met.
+once in a process for each width of layers, in about a quarter of a second, when it is first met.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ CPU it is torch's own attention that stands there, which reads shared keys where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -65,6 +65,11 @@ PLAIN_ATTENTION = frozenset(
 )
 #: Keyword arguments of attention functions that change nothing here: windows are part of what a node sees.
 EXPRESSED = {"is_causal", "position_ids", "sliding_window", "use_cache"}
+
+
+def unexpressed(kwargs: Mapping[str, Any]) -> set[str]:
+    """Names of the keywords that ask attention functions for more than the mask expresses."""
+    return {name for name, wish in kwargs.items() if wish is not None and wish is not False} - EXPRESSED
 
 
 def attends_plainly(decoder: nn.Module) -> bool:
@@ -143,8 +148,7 @@ def attend_grouped(
     Returns:
         [B, n, heads, d] and, for the weights, None.
     """
-    asked = {name for name, wish in kwargs.items() if wish is not None and wish is not False} - EXPRESSED
-    if attention_mask is None or query.shape[2] == 1 or dropout or asked:
+    if attention_mask is None or query.shape[2] == 1 or dropout or unexpressed(kwargs):
         found: tuple[Tensor, None] = own(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -199,7 +203,7 @@ def attend(
     Raises:
         UnsupportedModelError: the model asks for more than `tree_attention` computes.
     """
-    asked = {name for name, wish in kwargs.items() if wish is not None and wish is not False} - EXPRESSED
+    asked = unexpressed(kwargs)
     if dropout:
         asked.add("dropout")
     if attention_mask is None or attention_mask.dtype != torch.int32:

@@ -12,6 +12,7 @@ from mmspec.evaluation.contenders import contender, image_examples, load_images
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.peers import (
     ASSISTED,
+    COMPILED,
     LOOKUP,
     MTP,
     image_peers,
@@ -58,6 +59,28 @@ def test_every_way_gives_our_tokens_over_several_turns(pipe):
     assert plain.target_forwards == 12 and plain.drafted == [0] and plain.acceptance_length == 1.0
     assert assisted.target_forwards < 12 and assisted.draft_passes > 0 and assisted.draft_seconds > 0
     assert assisted.accepted[0] == 12 - assisted.target_forwards <= assisted.drafted[0]
+
+
+def test_a_compiled_forward_decodes_our_tokens_and_leaves_the_model(pipe, monkeypatch):
+    """Weights are frozen while it runs; what compiles is not the subject here."""
+    frozen = []
+
+    def compiled(forward, dynamic):
+        def run(*args, **kwargs):
+            frozen.append(torch._inductor.config.freezing)
+            return forward(*args, **kwargs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    examples = [Example(QUESTIONS, identifier="talk")]
+    peers = text_peers(pipe, examples, None, compiled=True, max_new_tokens=12)
+    before = len(frozen)
+    ours = contender(pipe, "none").decoder(max_new_tokens=12, temperature=0.0)(examples).tokens
+    assert peers.decoders[COMPILED](examples).tokens == ours
+    assert len(frozen) > before and all(frozen)
+    assert "forward" not in vars(pipe.model) and not torch._inductor.config.freezing
+    assert COMPILED not in text_peers(pipe, examples, None, max_new_tokens=2).decoders
 
 
 def test_a_batch_is_padded_for_plain_generate_and_the_rest_says_why_it_does_not_run(pipe, examples):
