@@ -48,14 +48,12 @@ def pages() -> Iterator[tuple[Path, str]]:
         yield DOCS / "methods" / f"{name}.md", method(name)
 
 
-BOUNDED = "cjd:acceptance=budget:relaxation=neighbours:window=64:corrected=31:passes=8"
 #: Rows of the front page: task in words, record, its row, and the task there.
 FRONT = (
     ("describe an image", "drafters-cpu", "flash", "describe"),
     ("caption an image", "drafters-cpu", "flash", "caption"),
     ("draw an image (256 tokens)", "image-methods-cpu", "sjd:window=16", None),
     ("draw an image (256 tokens)", "image-methods-cpu", "cjd:window=24:corrected=19:passes=2", None),
-    ("draw an image, fewest passes", "image-forwards-cpu", BOUNDED, None),
     ("draw an image of continuous tokens", "nextstep-methods-cpu", "shared_noise:tolerance=0.1", None),
 )
 
@@ -83,15 +81,9 @@ def front_words() -> str:
         and shortened(row["accelerator"]) not in ("none", "draft_model")  # other weights
     ]
     names = ("SmolLM2-135M on Spec-Bench, exact", "tokens a pass", "speed-up on two cores")
-    seen = next(
-        row
-        for row in recorded("scenes-smol-cpu")
-        if shortened(row["accelerator"]) == "eagle" and row["category"] == ""
-    )
     told = (
         "Greedy: tokens of full drafts, 60 questions; time where only what pays is "
-        "drafted, median of the same. Heads learnt for 14 and 42 minutes of a core. About toy images "
-        f"`eagle` is {seen['over_plain']['median']:.2f}x as fast."
+        "drafted, median of the same. Heads learnt for 14 and 42 minutes of a core."
     )
     return f"{table(names, shown)}\n\n{told} [By task](docs/real-words.md)."
 
@@ -138,11 +130,11 @@ def image_tables() -> str:
     """Tables of image methods: by two searches, other sampling, batches, and sizes of images."""
     parts = {
         "Each at its setting of the best wall clock": methods_table("image-methods-cpu"),
-        "Each at its setting of the fewest forwards": methods_table("image-forwards-cpu"),
+        "Each at its setting of the fewest forwards": methods_table("image-forwards-cpu", timed=False),
         "`eagle`, and the rules over its tree, in an earlier run on an AMD EPYC": methods_table(
             "image-eagle-cpu"
         ),
-        "Other sampling: times fewer passes, wall clock, measured TV": side_by_side(SAMPLINGS, outcome),
+        "Other sampling: times fewer passes, measured TV": side_by_side(SAMPLINGS, outcome),
         "Batches of 8, whose passes are those of the slowest row": batch_table("image-batch8-cpu"),
         "Images of two sizes: times fewer passes": side_by_side(SIZES, fewer),
         "Parts of the corrector": parts_table("image-corrector-cpu"),
@@ -156,15 +148,12 @@ REAL = {
     "Greedy, two cores, all 60 questions, 64 tokens": "real-words-cpu",
     "The same on one core": "real-words-one-core-cpu",
     "Compiled, two cores, two questions of each task": "real-words-compiled-cpu",
-    "Replayed on the clock of two cores, before layers were packed": "real-words-replayed-cpu",
-    "Replayed on the clock of one core, before layers were packed": "real-words-replayed-one-core-cpu",
-    "About images (scenes-smol), greedy, one core, five prompts of each task": "scenes-smol-cpu",
-    "The same in batches of 8, eight prompts of each task, 48 tokens": "scenes-smol-batch-cpu",
 }
-#: The same, decoded in batches on a machine that did other work, so that their times say nothing.
+#: The same without times: decoded in batches beside other work, or before layers were packed.
 UNTIMED = {
     "All 60 questions, greedy, 24 tokens": "real-words-60-cpu",
     "30 questions at temperature 1, 16 tokens": "real-words-sampled-cpu",
+    "About images (scenes-smol), greedy, five prompts of each task": "scenes-smol-cpu",
     "About images at temperature 1, five prompts of each task, 48 tokens": "scenes-smol-sampled-cpu",
 }
 
@@ -240,21 +229,21 @@ def diffusion_table(name: str) -> str:
             f"{row['edits']:.3f}",
         )
         passes = f"{row['tokens_a_forward']:.2f} ({low:.2f}-{high:.2f})"
-        rows.append((label, row["exactness"], *shares, passes, f"{row['seconds']:.0f} s"))
+        rows.append((label, row["exactness"], *shares, passes))
     columns = ("", "promise", "captions right", "right", "identical", "edits a token")
-    return table((*columns, "tokens a forward (95 %)", "time"), rows)
+    return table((*columns, "tokens a forward (95 %)"), rows)
 
 
-def methods_table(name: str) -> str:
+def methods_table(name: str, timed: bool = True) -> str:
     """A record of `mmspec bench --quality`; a star marks settings that were not searched for."""
-    columns = ("method", "promise", "passes", "times fewer", "wall clock")
+    columns = ("method", "promise", "passes", "times fewer", *["wall clock"] * timed)
     rows = [
         (
             f"`{row['accelerator']}`" + ("" if "searched" in row or row["accelerator"] == "none" else " *"),
             row["exactness"],
             f"{row['nfe_mean']:.1f}",
             fewer(row),
-            f"{row['speedup']:.2f}x",
+            *([f"{row['speedup']:.2f}x"] if timed else []),
             "-" if row["tv"] is None else f"{row['tv']['mean']:.3f}",
             f"{row['quality']['attributes']['value']:.1%}",
             distance(row["quality"]["kid"]),
@@ -292,9 +281,9 @@ def fewer(row: dict[str, Any]) -> str:
 
 
 def outcome(row: dict[str, Any]) -> str:
-    """Passes saved, wall clock, and total variation of a method."""
+    """Passes saved and total variation of a method."""
     variation = "" if row["tv"] is None else f", {row['tv']['mean']:.3f}"
-    return f"{fewer(row)}, {row['speedup']:.2f}x{variation}"
+    return f"{fewer(row)}{variation}"
 
 
 def batch_table(name: str) -> str:
@@ -438,9 +427,8 @@ def figures(name: str) -> Iterator[str]:
         for row in recorded(record):
             if row["accelerator"].split(":")[0] == name:
                 variation = "" if row["tv"] is None else f" (measured TV {row['tv']['mean']:.3f})"
-                told = (
-                    f"{row['step_compression']:.2f} | {row['speedup']:.2f}x | {row['exactness']}{variation}"
-                )
+                ratio = f"{row['speedup']:.2f}x" if "speedup" in row else "-"
+                told = f"{row['step_compression']:.2f} | {ratio} | {row['exactness']}{variation}"
                 yield f"| `{row['accelerator']}` | {subject} | {told} |"
 
 

@@ -59,6 +59,20 @@ class RoundCosts:
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = sizes
         self.seconds: list[deque[float]] = [deque(maxlen=WINDOW) for _ in sizes]
+        self._prepared: set[int] = {PLAIN}
+
+    def record(self, choice: int, seconds: float) -> bool:
+        """Record a round; False, and nothing is recorded, where it was the first of its size and prepared it.
+
+        The first round of a size may compile or capture it, or pack layers. It counts where it took less than
+        twice its guess, which is a round that prepared nothing.
+        """
+        is_first = choice not in self._prepared
+        self._prepared.add(choice)
+        if is_first and self.plain(seconds) > STALLED * self(choice):
+            return False
+        self.seconds[choice].append(seconds)
+        return True
 
     @property
     def begins(self) -> bool:
@@ -169,7 +183,7 @@ class CostModel:
 
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
         """Record a round: the tokens of each row, and the seconds of all."""
-        self.cost.seconds[choice].append(seconds)
+        counts = self.cost.record(choice, seconds)
         if choice == PLAIN or not tokens:
             return
         given = fmean(tokens)
@@ -179,7 +193,8 @@ class CostModel:
         surplus = given / self._expected_tokens(choice)
         self._surplus = [FADE * known + (1 - FADE) for known in self._surplus]
         self._surplus[choice] = KEEP * self._surplus[choice] + (1 - KEEP) * surplus
-        self._pauses.record(self.cost.plain(seconds) - given)
+        if counts:
+            self._pauses.record(self.cost.plain(seconds) - given)
 
     def speedup(self, choice: int) -> float:
         """Speed-up S of a choice: its tokens per second over those of plain decoding."""
@@ -336,8 +351,9 @@ class PruningModel:
             drafting: seconds of those that the drafter took.
             levels: that it drafted.
         """
-        self.cost.seconds[choice].append(seconds - drafting)
         self._since_plain = self._since_plain + 1 if choice else 0
+        if not self.cost.record(choice, seconds - drafting):
+            return
         if levels:
             share = self.cost.plain(drafting) / levels
             self._level = share if not self._level else KEEP * self._level + (1 - KEEP) * share

@@ -107,12 +107,45 @@ def test_depths_that_were_never_reached_are_guessed_from_those_that_were():
 def test_nothing_is_drafted_where_nothing_pays_and_trials_get_rarer():
     model, device = CostModel((4, 1)), Device((1.0, 5.0, 1.5), 0.3)
     begin = device.run(model, TRIALS + LONG_TRIAL + PAUSE)
-    assert "0" * PAUSE in "".join(map(str, begin)) and begin.count(1) <= 1, "what costs much is tried once"
+    assert "0" * PAUSE in "".join(map(str, begin)), "a pause follows the trial"
+    assert begin.count(1) <= 2, "what costs much is prepared once and tried once"
     choices = device.run(model, 6000)
     drafted = [index for index, choice in enumerate(choices) if choice]
     assert max(b - a for a, b in zip(drafted, drafted[1:], strict=False)) > LONGEST_PAUSE
     lost = sum(device.seconds[choice] for choice in choices) / len(choices)  # of tokens, there are as many
     assert lost < 1.03
+
+
+@pytest.mark.parametrize("prepared", [1.0, 400.0])
+def test_the_first_round_of_a_size_may_take_long(prepared: float) -> None:
+    """Compiling, capturing or packing takes hundreds of plain rounds, once for each size."""
+    model, first = CostModel((8, 2)), {0, 1, 2}
+    for _ in range(60):
+        choice = model.choose()
+        seconds = 1.0 + 0.1 * model.depths[choice] + (prepared if choice in first else 0.0)
+        first.discard(choice)
+        model.record(choice, [1 + model.depths[choice]], seconds)
+    assert model.cost(1) == pytest.approx(1.8) and model.cost(2) == pytest.approx(1.2)
+    assert model.choose() == 1
+
+
+@pytest.mark.parametrize("drafting", [0.0, 0.2])
+def test_the_first_kept_candidates_of_a_size_may_take_long(drafting: float) -> None:
+    def run(prepared: float) -> list[int]:
+        rounds = Rounds(lambda nodes: 1.0 + 0.1 * nodes, drafting, (0.9,))
+        seen = set[int]()
+
+        def seconds(nodes: int) -> float:
+            extra = 0.0 if nodes in seen else prepared
+            seen.add(nodes)
+            return 1.0 + 0.1 * nodes + extra
+
+        rounds.seconds = seconds
+        return rounds.run(PruningModel((8, 4, 2, 1)), 100)[0]
+
+    kept = run(400.0)
+    assert kept.count(0) < 10, "drafting does not pause"
+    assert fmean(kept) > 0.9 * fmean(run(0.0))
 
 
 def test_what_is_accepted_rarely_but_at_length_has_its_chance():
@@ -234,6 +267,7 @@ def test_a_pause_is_longer_after_a_trial_for_which_long_prompts_were_read(read: 
     for _ in range(TRIALS):
         model.record(0, [1], 0.5, 0.0, 0)
     assert not model.rests()
+    model.record(1, [1], 100.0, 0.0, 0)  # prepares the size, and does not count
     model.read(0.5 * read)
     model.record(1, [1], 2.5, 0.0, 0)
     rests = list(takewhile(bool, (model.rests() for _ in range(2 * LONGEST_PAUSE))))
@@ -259,6 +293,7 @@ def test_a_pause_is_longer_where_a_model_of_its_own_drafts(drafting: float, paus
     for _ in range(TRIALS):
         model.record(0, [1], 0.5, 0.0, 0)
     assert not model.rests()
+    model.record(1, [1], 100.0, drafting, int(drafting > 0))  # prepares the size, and does not count
     model.record(1, [1], 2.5, drafting, int(drafting > 0))
     rests = list(takewhile(bool, (model.rests() for _ in range(2 * LONGEST_PAUSE))))
     assert len(rests) == pause
