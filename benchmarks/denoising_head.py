@@ -21,13 +21,13 @@ import typer
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmspec.decoding.denoising import run_chain
 from mmspec.evaluation.machine import environment
+from mmspec.families.nextstep import NextStepForImageGeneration, load_nextstep
 from mmspec.kernels import denoising_update
-from mmspec.models.denoising import DenoisingHead, FlowSchedule
-from mmspec.models.denoising.head import DenoisingProcess
-from mmspec.models.nextstep import NextStepForImageGeneration, load_nextstep
 from mmspec.pipelines import ContinuousImagePipeline, MMSpecPipeline
+from mmspec.vectors.denoising import run_chain
+from mmspec.vectors.denoising_head import DenoisingHead, FlowSchedule
+from mmspec.vectors.denoising_head.head import DenoisingProcess
 
 DEFAULT_FLOW = FlowSchedule()
 ASSETS = Path(__file__).parents[1] / "assets"

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from mmspec import MMSpecPipeline
 from mmspec.accelerators.accelerator import pair
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.jacobi_session import JacobiSession
-from mmspec.drafters.window import look_up
 from mmspec.evaluation.examples import held_out_captions
 from mmspec.evaluation.tables import figures
+from mmspec.trees.jacobi import JacobiDrafter
+from mmspec.trees.jacobi_session import JacobiSession
+from mmspec.trees.window import look_up
 
 MODEL = "assets/scenes-llamagen"
 RIGHT = (0.5, 0.75, 0.9, 0.95)

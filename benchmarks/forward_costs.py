@@ -20,7 +20,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from mmspec import MMSpecPipeline
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.core.draft import DraftKind, Tree
 from mmspec.evaluation.tables import figures
 
 SIZES = (1, 2, 3, 4, 6, 9, 13, 17, 25, 33)

@@ -21,14 +21,15 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
 
-from mmspec.accelerators import draft_model, none
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.interfaces import Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.evaluation.tables import figures
+from mmspec.methods.draft_model.choice import draft_model
+from mmspec.methods.none.drafter import none
 from mmspec.targets import CausalTarget
 from mmspec.targets.mixers import CLOSED_FORMS
 

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.places import PlaceRule, Places
+from mmspec.places.policies import PlaceRule, Places
+from mmspec.plugins import RULES
 
 __all__ = ["TASKS", "conditionals", "decode", "is_right"]
 
@@ -97,7 +97,7 @@ def main(
     """Print tokens a forward and the share of right lists, for every rule and task."""
     table = Table("rule", *(f"{task}: tokens a forward, right" for task in TASKS))
     for name, settings in CURVES.items():
-        rule: Callable[..., PlaceRule] = ACCEPTANCE_RULES[name]  # type: ignore[assignment]
+        rule: Callable[..., PlaceRule] = RULES[name]  # type: ignore[assignment]
         for given in settings:
             cells = []
             for task in TASKS:

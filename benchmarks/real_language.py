@@ -32,10 +32,10 @@ from transformers import AutoTokenizer
 
 from mmspec import MMSpecPipeline
 from mmspec.cli.console import note
-from mmspec.drafters.trigrams import Trigrams
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import scene_examples
-from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
+from mmspec.heads.model import EMBEDDINGS, HIDDEN
+from mmspec.methods.copy.trigrams import Trigrams
 from mmspec.models.smollm2 import gguf_file, write_folder
 from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.conversations import ConversationRows

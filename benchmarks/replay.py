@@ -34,10 +34,9 @@ from tqdm import tqdm
 
 from mmspec import MMSpecPipeline
 from mmspec.cli.choice import parse_choices
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.interfaces import PromptOutput, TargetOutput, TargetState
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.length import PacedDrafter
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.interfaces import PromptOutput, TargetOutput, TargetState
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import Contender, contender, decode_conversations
 from mmspec.evaluation.examples import Example
@@ -47,6 +46,7 @@ from mmspec.evaluation.speed.record import Record, as_json, summarise
 from mmspec.evaluation.speed.timing import BASELINE, TimedRun, batches_of
 from mmspec.evaluation.tables import figures
 from mmspec.models import linear_layers
+from mmspec.trees.pacing import PacedDrafter
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # nodes of the forwards that are measured
 PASSES = 15  # of each size

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from benchmarks.ceilings import Cost
 from mmspec.accelerators.accelerator import pair
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.draft import Draft, DraftKind, Tree
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.stats import timed_by_device
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.interfaces import Drafter, DraftSession, PromptOutput, Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import timed_by_device
 from mmspec.targets.memory import cached_bytes
 
 __all__ = ["RoundShape", "RoundTime", "cost_of_round", "measure_round", "random_requests"]

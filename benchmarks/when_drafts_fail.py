@@ -26,15 +26,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from mmspec import MMSpecPipeline
 from mmspec.cli.choice import parse_choices
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Tree
-from mmspec.decoding.interfaces import DraftSession
-from mmspec.drafters.length import KEEP
-from mmspec.drafters.session import PromptBatch, SessionDrafter
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Tree
+from mmspec.core.interfaces import DraftSession
+from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.evaluation.contenders import decode_conversations
 from mmspec.evaluation.examples import scene_examples
 from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.tables import figures
+from mmspec.trees.pacing import KEEP
 from mmspec.visual_tokens.spans import find_images
 
 FOLDS, RIDGE = 5, 100.0

@@ -18,12 +18,12 @@ import typer
 from rich.progress import track
 from torch import Tensor
 
-from mmspec.acceptance.block import BlockVerification, weigh_prefixes
-from mmspec.acceptance.verification import sampled_distribution
 from mmspec.cli.choice import parse_choice
 from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, load_subject
 from mmspec.evaluation.tables import figures
+from mmspec.methods.block.rule import BlockVerification, weigh_prefixes
+from mmspec.trees.verification import sampled_distribution
 
 
 class Compared(BlockVerification):

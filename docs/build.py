@@ -34,8 +34,8 @@ DRAFTERS = {"drafters-cpu": "scenes-llava", "hybrid-drafters-cpu": "scenes-hybri
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every page with a built part, and what belongs there."""
-    from mmspec.accelerators import ACCELERATORS
     from mmspec.cli.accelerators import markdown_table
+    from mmspec.plugins import METHODS
 
     yield ROOT / "README.md", front()
     yield DOCS / "accelerators.md", linked(markdown_table())
@@ -44,7 +44,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield DOCS / "benchmarks.md", image_tables()
     yield DOCS / "real-words.md", real_tables()
     yield DOCS / "masked-models.md", diffusion_tables()
-    for name in ACCELERATORS:
+    for name in METHODS:
         yield DOCS / "methods" / f"{name}.md", method(name)
 
 
@@ -328,11 +328,11 @@ def draw_figures() -> None:
     """Draw, for the page of each method, its tokens a forward among all others."""
     from matplotlib.figure import Figure
 
-    from mmspec.accelerators import ACCELERATORS
+    from mmspec.plugins import METHODS
 
     folder = DOCS / "methods" / "figures"
     folder.mkdir(exist_ok=True)
-    for name in ACCELERATORS:
+    for name in METHODS:
         if (found := compared(name)) is None:
             continue
         subject, values = found
@@ -373,16 +373,17 @@ def linked(table: str) -> str:
 
 def method(name: str) -> str:
     """The built part of an accelerator's page: its properties and measured figures."""
-    from mmspec.accelerators import ACCELERATORS
+    from mmspec.accelerators import promise_of
     from mmspec.cli.accelerators import stated
+    from mmspec.plugins import METHODS
 
-    preset = ACCELERATORS[name]
+    preset = METHODS[name]
     source = "-" if preset.source == "-" else f"[{preset.source}](https://arxiv.org/abs/{preset.source})"
     lines = [
         "| | |",
         "|---|---|",
         f"| what drafts | {preset.summary} |",
-        f"| promise | {stated(*preset.promise)} |",
+        f"| promise | {stated(*promise_of(preset))} |",
         f"| needs | {preset.needs or 'nothing'} |",
         f"| options | {options(preset)} |",
         f"| source | {source} |",
@@ -405,13 +406,16 @@ def method(name: str) -> str:
 
 def options(preset: Any) -> str:
     """Names and defaults of an accelerator's own options."""
-    arguments = [one for make in preset.makers for one in inspect.signature(make).parameters.items()]
+    from mmspec.accelerators import makers_of, options_of
+
+    own = options_of(preset)
+    arguments = [one for make in makers_of(preset) for one in inspect.signature(make).parameters.items()]
     found = []
     for name, one in arguments:
-        if name in preset.options:
+        if name in own:
             found.append(f"`{name}`" if one.default is inspect.Parameter.empty else f"`{name}={one.default}`")
     shown = {text.strip("`").split("=")[0] for text in found}
-    found += [f"`{name}`" for name in sorted(preset.options - shown)]
+    found += [f"`{name}`" for name in sorted(own - shown)]
     return ", ".join(found) or "none"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmspec.accelerators import list_accelerators
-    from mmspec.decoding.stats import DecodingStats
+    from mmspec.core.statistics import DecodingStats
     from mmspec.errors import InputError, MMSpecError
     from mmspec.media.limits import MediaLimits
     from mmspec.pipelines import (
@@ -48,7 +48,7 @@ __all__ = [
 
 _LOCATIONS = {
     "ContinuousImagePipeline": "mmspec.pipelines",
-    "DecodingStats": "mmspec.decoding.stats",
+    "DecodingStats": "mmspec.core.statistics",
     "ImageOutput": "mmspec.pipelines",
     "ImagePipeline": "mmspec.pipelines",
     "InputError": "mmspec.errors",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmspec.accelerators import ACCELERATORS
 from mmspec.models.drafters_file import OwnDrafters, read_drafters
+from mmspec.plugins import METHODS
 
 __all__ = ["examine_models", "find_assets", "own_drafters", "reference_models"]
 
@@ -91,7 +91,7 @@ def own_drafters(model: str | Path) -> OwnDrafters:
     Raises:
         CheckpointError: its `drafters.json` cannot be used.
     """
-    accelerators = {name: preset.needs is not None for name, preset in ACCELERATORS.items()}
+    accelerators = {name: method.needs is not None for name, method in METHODS.items()}
     return read_drafters(model, accelerators, reference_models())
 
 

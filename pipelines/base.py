@@ -15,15 +15,16 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import tqdm
 
-import mmspec.models.mar  # noqa: F401  its folders become known to the auto classes
-import mmspec.models.nextstep  # noqa: F401
-from mmspec.accelerators import ACCELERATORS, build_accelerator, find_preset, option_names
+from mmspec.accelerators import build_accelerator, option_names, options_of
 from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.accelerators.tuned import AUTO, check_tuned_for, find_tuned
 from mmspec.atomic_file import new_folder
-from mmspec.decoding.canvas import Canvas
+from mmspec.core.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
-from mmspec.heads import HEADS
+from mmspec.families.images import FAMILIES
+from mmspec.families.llamagen import LlamaGenConfig
+from mmspec.families.parallel_images import ParallelImageConfig
+from mmspec.heads.checkpoint import check_no_other, load_head, place_head
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.adapters import load_adapter, save_model
 from mmspec.models.checkpoint import (
@@ -35,16 +36,13 @@ from mmspec.models.checkpoint import (
     load_model,
     load_processor,
 )
-from mmspec.models.head_checkpoint import check_no_other, load_head, place_head
 from mmspec.models.linear_layers import SHARE
-from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.masked_language import MASKED_MODELS
-from mmspec.models.parallel_images import ParallelImageConfig
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter, read_written
 from mmspec.pipelines.loading import Checkpoint
+from mmspec.plugins import HEADS, METHODS, register_families
 from mmspec.targets import CausalTarget, adapt
-from mmspec.targets.image_families import FAMILIES
 from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import LEAST_CAPACITY
@@ -55,6 +53,7 @@ if TYPE_CHECKING:
     from mmspec.pipelines.running_batch import RunningBatch
 
 logger = logging.getLogger(__name__)
+register_families()
 
 TUNED_FOR = {"batch_size", "tv"}
 DEFAULT_PREFIX_BYTES = 2 * 2**30
@@ -156,7 +155,7 @@ class MMSpecPipeline:
         # all that can be is checked before weights are read: a typo should not cost a load
         accelerator, drafter, options = read_written(accelerator, drafter, options)
         if accelerator not in (None, AUTO):
-            find_preset(accelerator)
+            METHODS[accelerator]
         explicit = given_of(
             dtype=torch_dtype if dtype is None else dtype,
             device_map=device_map,
@@ -192,7 +191,7 @@ class MMSpecPipeline:
     ) -> tuple[Checkpoint, Any]:
         """Check the accelerator before weights are read; returns the checkpoint, sorted, and what drafts."""
         if name == AUTO:
-            known = TUNED_FOR.union(*(preset.options for preset in ACCELERATORS.values()))
+            known = TUNED_FOR.union(*map(options_of, METHODS.values()))
             check_tuned_for(drafter, **{key: found.options[key] for key in found.options if key in known})
             return found.sorted(name, TUNED_FOR, cls._reader), drafter
         name = cls._default_for(found.model_config, mode) if name is None else name

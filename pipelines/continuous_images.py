@@ -14,25 +14,25 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.image_grid import ImageGrid, Layout
-from mmspec.decoding.vector_sampling import DenoisingSampler
+from mmspec.core.canvas import Canvas
+from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
-from mmspec.models.checkpoint import check_source, load_config
-from mmspec.models.mar import MARConfig, MARForImageGeneration, load_mar
-from mmspec.models.nextstep import (
+from mmspec.families.images import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
+from mmspec.families.mar import MARConfig, MARForImageGeneration, load_mar
+from mmspec.families.nextstep import (
     NextStepForImageGeneration,
     load_nextstep,
     load_nextstep_tokenizer,
     load_nextstep_vae,
 )
+from mmspec.models.checkpoint import check_source, load_config
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ContinuousSettings
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.targets.image_families import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
 from mmspec.validation import is_integer
+from mmspec.vectors.sampling import DenoisingSampler
 
 VAE = "vae"
 GENERATION_CONFIG = "generation_config.json"

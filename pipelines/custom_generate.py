@@ -27,17 +27,16 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmspec.accelerators import build_accelerator, find_preset, option_names
+from mmspec.accelerators import build_accelerator, option_names
 from mmspec.accelerators.accelerator import Accelerator, Call
-from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
-from mmspec.decoding.interfaces import Request, Target
-from mmspec.decoding.random_stream import RandomStream, draw_seed
-from mmspec.decoding.sampling import LEAST_TEMPERATURE, Sampler
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.canvas import NOT_FINITE, Canvas, Stopping
+from mmspec.core.interfaces import Request, Target
+from mmspec.core.random_stream import RandomStream, draw_seed
+from mmspec.core.sampling import LEAST_TEMPERATURE, Sampler
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, NumericalError, UnknownArgumentError, UnsupportedModelError
-from mmspec.heads import HEADS
+from mmspec.heads.checkpoint import check_head, load_head
 from mmspec.models.checkpoint import check_source
-from mmspec.models.head_checkpoint import check_head, load_head
 from mmspec.pipelines.drafter import Drafter, find_drafter, read_written
 from mmspec.pipelines.generate_inputs import check_inputs, split_rows
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
@@ -48,6 +47,7 @@ from mmspec.pipelines.token_processors import (
     say_why_plain,
     split_warpers,
 )
+from mmspec.plugins import HEADS, METHODS
 from mmspec.registry import did_you_mean
 from mmspec.targets import adapt
 from mmspec.targets.admission import check_reach
@@ -269,7 +269,7 @@ def carry_out(call: Call, asked: Asked) -> Tensor | GenerateDecoderOnlyOutput:
 
 def build(name: str, drafter: Drafter | None, options: dict[str, Any]) -> Accelerator:
     """Build the accelerator of a name, with a loaded draft model or head where it needs one."""
-    if find_preset(name).needs is not None and not isinstance(drafter, PreTrainedModel):
+    if METHODS[name].needs is not None and not isinstance(drafter, PreTrainedModel):
         raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")
     found: Any = find_drafter(name, drafter)
     if found is None:

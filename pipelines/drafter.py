@@ -8,15 +8,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mmspec.accelerators import DraftToCome, build_accelerator, find_preset
+from mmspec.accelerators import DraftToCome, build_accelerator
 from mmspec.assets import own_drafters
 from mmspec.errors import InputError
-from mmspec.heads import HEADS
+from mmspec.families.images import CONTINUOUS_FAMILIES
+from mmspec.heads.checkpoint import check_no_other, load_head
 from mmspec.models.checkpoint import check_source
-from mmspec.models.head_checkpoint import check_no_other, load_head
 from mmspec.pipelines.loading import Checkpoint
+from mmspec.plugins import HEADS, METHODS
 from mmspec.registry import parse_options
-from mmspec.targets.image_families import CONTINUOUS_FAMILIES
 from mmspec.validation import given_of
 
 __all__ = ["Drafter", "check_accelerator", "find_drafter", "read_written"]
@@ -65,7 +65,7 @@ def find_drafter(
         InputError: something is given that has no use, or nothing was found.
         CheckpointError: what `drafters.json` names is not there.
     """
-    needs = find_preset(name).needs
+    needs = METHODS[name].needs
     if needs is None:
         if given is not None:
             shown = type(given) if isinstance(given, PreTrainedModel) else given

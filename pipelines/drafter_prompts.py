@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.interfaces import Request
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.models.image_parts import load_text_encoder
+from mmspec.families.glm_image.target import GlmImageTarget
+from mmspec.families.image_parts import load_text_encoder
+from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.targets import CausalTarget, ImageTokenTarget
-from mmspec.targets.glm_image import GlmImageTarget
-from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.images import PromptedImages
 from mmspec.training.data.rows import read_all

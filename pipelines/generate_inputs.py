@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
-from mmspec.decoding.cache import check_layer_types
-from mmspec.decoding.interfaces import Request
+from mmspec.core.cache import check_layer_types
+from mmspec.core.interfaces import Request
 from mmspec.errors import InputError
 from mmspec.transformers_versions import CACHE_NAMES
 

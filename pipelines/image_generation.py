@@ -16,21 +16,21 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from mmspec.accelerators.accelerator import Call
-from mmspec.decoding.canvas import NOT_FINITE, Canvas, Stopping
-from mmspec.decoding.image_grid import ImageGrid, Layout
-from mmspec.decoding.interfaces import Request, Round
-from mmspec.decoding.random_stream import RandomStream, draw_seed
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.stats import merge_stats
-from mmspec.decoding.vector_sampling import DenoisingSampler
+from mmspec.core.canvas import NOT_FINITE, Canvas, Stopping
+from mmspec.core.image_grid import ImageGrid, Layout
+from mmspec.core.interfaces import Request, Round
+from mmspec.core.random_stream import RandomStream, draw_seed
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import merge_stats
 from mmspec.errors import InputError, NumericalError
+from mmspec.families.images import FAMILIES, IMAGE_FAMILIES
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.callbacks import CheckedCallback
 from mmspec.pipelines.image_prompts import find_grid, image_requests
 from mmspec.pipelines.image_settings import OF_PROMPTS, ImageBatchSettings
 from mmspec.pipelines.outputs import ImageOutput
-from mmspec.targets.image_families import FAMILIES, IMAGE_FAMILIES
 from mmspec.validation import plain_numbers
+from mmspec.vectors.sampling import DenoisingSampler
 
 __all__ = ["ImageCall", "ImageGenerationPipeline"]
 

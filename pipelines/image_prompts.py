@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import Request
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import Request
 from mmspec.errors import InputError
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.families.mar.target import MARTarget
+from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.media import DEFAULT_LIMITS, MediaLimits, load_images
 from mmspec.pipelines.prompts import check_text
-from mmspec.targets.continuous import NextStepTarget
 from mmspec.targets.image_tokens import FORCED, ImageTokenTarget
-from mmspec.targets.llamagen import LlamaGenTarget
-from mmspec.targets.mar import MARTarget
 from mmspec.validation import is_integer, require_number
 
 __all__ = ["find_grid", "image_requests"]

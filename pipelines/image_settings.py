@@ -8,16 +8,16 @@ from typing import Any, Self
 
 import torch
 
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import ROW_SETTINGS, Sampler, check_rows
-from mmspec.decoding.vector_sampling import DenoisingSampler
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import ROW_SETTINGS, Sampler, check_rows
 from mmspec.errors import InputError
-from mmspec.models.denoising import DDPMSchedule, FlowSchedule
-from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.pipelines.settings import GenerationSettings, read_keywords, read_seeds
 from mmspec.pipelines.token_processors import shaping_of, truncation_of
 from mmspec.registry import did_you_mean
 from mmspec.validation import given_of, is_integer, is_list
+from mmspec.vectors.denoising_head import DDPMSchedule, FlowSchedule
+from mmspec.vectors.sampling import DenoisingSampler
 
 __all__ = ["ContinuousSettings", "ImageBatchSettings", "ImageSettings", "sampling_defaults"]
 

@@ -11,11 +11,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.decoding.image_grid import ImageGrid, Layout
-from mmspec.decoding.sampling import ROW_SETTINGS, Sampler
+from mmspec.core.image_grid import ImageGrid, Layout
+from mmspec.core.sampling import ROW_SETTINGS, Sampler
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
-from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
-from mmspec.models.image_parts import (
+from mmspec.families.image_parts import (
     TEXT_ENCODER,
     TOKENIZER,
     VQ,
@@ -24,16 +23,17 @@ from mmspec.models.image_parts import (
     load_text_encoder,
     load_vq,
 )
-from mmspec.models.llamagen import LlamaGenConfig
-from mmspec.models.llamagen.conversion import RAW_CODEBOOK_FILE
-from mmspec.models.parallel_images import VARConfig
+from mmspec.families.images import IMAGE_FAMILIES, image_target
+from mmspec.families.llamagen import LlamaGenConfig
+from mmspec.families.llamagen.conversion import RAW_CODEBOOK_FILE
+from mmspec.families.parallel_images import VARConfig
+from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
 from mmspec.models.weights import execution_device
 from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.targets import CausalTarget, ImageTokenTarget, image_target
-from mmspec.targets.image_families import IMAGE_FAMILIES
+from mmspec.targets import CausalTarget, ImageTokenTarget
 
 UNDRAWN = -1
 

@@ -31,8 +31,8 @@ from transformers import (
 )
 
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.decoding.interfaces import Target
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.interfaces import Target
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MMSpecError
 from mmspec.models.linear_layers import SHARE, forget, packing_of
 from mmspec.pipelines.custom_generate import build, is_head, load_for, make_loop

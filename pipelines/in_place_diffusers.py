@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators.accelerator import Accelerator, Call
-from mmspec.acceptance.renoise import Renoise
-from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream, draw_seed
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.canvas import Stopping
+from mmspec.core.interfaces import Request
+from mmspec.core.random_stream import RandomStream, draw_seed
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.families.diffusion_gemma.renoise import Renoise
+from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
 from mmspec.pipelines.generate_inputs import check_mask, shares
-from mmspec.targets.diffusion_gemma import DiffusionGemmaTarget
 from mmspec.validation import is_integer
 
 __all__ = ["decode_canvases", "family_of_canvases", "target_of_canvases"]

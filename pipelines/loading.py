@@ -14,10 +14,11 @@ from transformers.processing_utils import ImagesKwargs, VideosKwargs
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from mmspec.accelerators import ACCELERATORS
+from mmspec.accelerators import options_of
 from mmspec.errors import CheckpointError, InputError, UnknownArgumentError
 from mmspec.models.adapters import Adapter, base_error, find_adapter
 from mmspec.models.checkpoint import check_source, first_line, load_config, split_gguf
+from mmspec.plugins import METHODS
 from mmspec.registry import did_you_mean
 
 __all__ = ["Checkpoint"]
@@ -273,7 +274,7 @@ def processor_keywords(processor: Any) -> set[str]:
 def unknown_keyword(name: str, value: Any, accelerator: str, options: Iterable[str]) -> InputError:
     """The error for a keyword that nothing knows: of loading, or of the accelerator, whichever is nearer."""
     options = set(options)
-    others = set().union(*(preset.options for preset in ACCELERATORS.values()))
+    others = set().union(*map(options_of, METHODS.values()))
     if name in OF_MANY - others:
         allowed = "nothing: neither the processor nor the config of this checkpoint knows it"
         return UnknownArgumentError("keyword of loading", name, allowed)

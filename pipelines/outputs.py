@@ -9,7 +9,7 @@ import numpy as np
 from einops import rearrange
 from PIL import Image
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.statistics import DecodingStats
 
 
 @dataclass

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.speculative import Batch, begin
-from mmspec.decoding.stats import DecodingStats, merge_stats
+from mmspec.core.canvas import Canvas
+from mmspec.core.loop import Batch, begin
+from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
 from mmspec.targets import CausalTarget
 from mmspec.validation import is_integer

@@ -15,8 +15,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from mmspec.decoding.canvas import MAX_NEW_TOKENS, Stopping
-from mmspec.decoding.sampling import Sampler, check_rows
+from mmspec.core.canvas import MAX_NEW_TOKENS, Stopping
+from mmspec.core.sampling import Sampler, check_rows
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines.callbacks import CheckedCriterion, StopStringsCriterion, StopTextCriterion, checked
 from mmspec.pipelines.generation_fields import distance, resolve

@@ -29,9 +29,9 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
-from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.lockstep import Lockstep
-from mmspec.decoding.sampling import Sampler, values_of
+from mmspec.core.canvas import Stopping
+from mmspec.core.lockstep import Lockstep
+from mmspec.core.sampling import Sampler, values_of
 from mmspec.errors import InputError
 from mmspec.pipelines.callbacks import CheckedProcessor, checked
 from mmspec.pipelines.settings import GenerationSettings, are_token_ids

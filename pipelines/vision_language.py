@@ -13,10 +13,11 @@ from transformers import BatchFeature
 from transformers.generation.streamers import BaseStreamer
 
 from mmspec.accelerators.accelerator import Call
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream, draw_seed
+from mmspec.core.canvas import Canvas
+from mmspec.core.interfaces import Request
+from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.errors import InputError
+from mmspec.families.images import IMAGE_FAMILIES, family_of
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.generation_fields import distance
 from mmspec.pipelines.outputs import TextOutput
@@ -33,7 +34,6 @@ from mmspec.pipelines.settings import OF_CALLS, GenerationSettings, read_seeds
 from mmspec.pipelines.text_stream import TextDeltas, decode
 from mmspec.pipelines.token_processors import with_processors
 from mmspec.targets.admission import check_reach
-from mmspec.targets.image_families import IMAGE_FAMILIES, family_of
 
 
 class VisionLanguagePipeline(MMSpecPipeline):

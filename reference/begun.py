@@ -14,9 +14,9 @@ import torch
 from transformers import AutoTokenizer, T5EncoderModel
 
 from mmspec.errors import InputError
+from mmspec.families.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
+from mmspec.families.llamagen import LlamaGenForCausalLM
 from mmspec.models.autoencoders import encode_image
-from mmspec.models.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
-from mmspec.models.llamagen import LlamaGenForCausalLM
 from mmspec.training.record import float8_matrices, save_trained
 from mmspec.training.run import Training
 from reference.image import READER

@@ -24,7 +24,7 @@ from mmspec.cli.choice import parse_choice
 from mmspec.errors import InputError
 from mmspec.evaluation.quality.attributes import AttributeJudge
 from mmspec.evaluation.quality.drift import video_drift
-from mmspec.models.parallel_images import NBPConfig, NBPForCausalLM
+from mmspec.families.parallel_images import NBPConfig, NBPForCausalLM
 from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
 from mmspec.scenes.render import animate, render_clip
 from mmspec.training.data.images import DROPPED

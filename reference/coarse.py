@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import T5EncoderModel
 
 from mmspec.errors import InputError
-from mmspec.models.llamagen import CTFConfig, CTFForCausalLM
+from mmspec.families.llamagen import CTFConfig, CTFForCausalLM
 from mmspec.training.data.images import DROPPED
 from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.begun import Kept, evenly_spread, shape_of, trained_llamagen

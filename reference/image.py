@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from mmspec.errors import CheckpointError
+from mmspec.families.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
+from mmspec.families.llamagen import LlamaGenForCausalLM
 from mmspec.models.autoencoders import encode_image
-from mmspec.models.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
-from mmspec.models.llamagen import LlamaGenForCausalLM
 from mmspec.scenes import COLOURS, SHAPES
 from mmspec.scenes.reader import load_reader
 from mmspec.training.record import save_trained, taken_over

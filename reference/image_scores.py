@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.interfaces import Request
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.evaluation.quality.attributes import AttributeJudge, AttributeScores
 from mmspec.evaluation.quality.set_distances import kernel_distance

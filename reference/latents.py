@@ -18,8 +18,8 @@ from torch import nn
 from transformers import GenerationConfig
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.nextstep import load_nextstep
 from mmspec.models.autoencoders import load_autoencoder
-from mmspec.models.nextstep import load_nextstep
 from mmspec.scenes.reader import load_reader
 from mmspec.training.record import save_trained, taken_over
 from mmspec.training.run import RunOptions, Training, flush_subnormals

@@ -21,10 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import T5EncoderModel
 
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.drafters.image_orders import DecodingOrder, cells_by_forward, diagonal_order, group_sizes
-from mmspec.models.parallel_images import LPDConfig, LPDForCausalLM
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.random_stream import RandomStream
+from mmspec.families.parallel_images import LPDConfig, LPDForCausalLM
+from mmspec.families.parallel_images.orders import (
+    DecodingOrder,
+    cells_by_forward,
+    diagonal_order,
+    group_sizes,
+)
 from mmspec.scenes.reader import label_heads
 from mmspec.training.data.images import DROPPED
 from mmspec.training.run import RunOptions, Training, flush_subnormals

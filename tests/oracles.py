@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Categorical, Distribution, PointMass
-from mmspec.decoding.draft import Draft, DraftKind, Tree, check_tree
-from mmspec.decoding.indexing import take
-from mmspec.decoding.interfaces import Drafter, DraftSession, Request, TargetOutput
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Path
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Categorical, Distribution, PointMass
+from mmspec.core.draft import Draft, DraftKind, Tree, check_tree
+from mmspec.core.indexing import take
+from mmspec.core.interfaces import Drafter, DraftSession, Request, TargetOutput
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.verdict import Path
 
 __all__ = [
     *("AdversarialDrafter", "OracleDrafter", "RandomTreeDrafter", "SampledTreeDrafter"),

@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.gpu.steps import SHAPES
 from benchmarks.rounds import RoundShape, measure_round
-from mmspec.drafters.corrected import CorrectedDrafter
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.models.cjd import CorrectorConfig, CorrectorHead
+from mmspec.methods.cjd.drafter import CorrectedDrafter
+from mmspec.methods.cjd.head import CorrectorConfig, CorrectorHead
+from mmspec.trees.jacobi import JacobiDrafter
 
 __all__ = ["time_correctors"]
 

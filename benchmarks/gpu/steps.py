@@ -14,10 +14,10 @@ from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
 
 from benchmarks.ceilings import Ceilings
 from benchmarks.rounds import RoundShape, cost_of_round, measure_round, random_requests
-from mmspec.decoding.sampling import Sampler
-from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.core.sampling import Sampler
+from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.targets import adapt
-from mmspec.targets.llamagen import LlamaGenTarget
 
 __all__ = ["SHAPES", "StepShape", "generate_steps", "time_steps"]
 

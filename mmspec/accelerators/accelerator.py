@@ -9,18 +9,17 @@ from typing import Any
 
 import torch
 
-from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Canvas, Stopping, VectorCanvas
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request, Round, Target
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import check_rows
-from mmspec.decoding.speculative import runs_by_itself, speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.length import AnyModel, PacedDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.core.canvas import Canvas, Stopping, VectorCanvas
+from mmspec.core.interfaces import AcceptanceRule, Drafter, Request, Round, Target
+from mmspec.core.loop import runs_by_itself, speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import check_rows
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
+from mmspec.plugins import METHODS, RULES, load
 from mmspec.registry import did_you_mean
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.trees.pacing import AnyModel, PacedDrafter
 from mmspec.validation import require_number
 
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
@@ -55,8 +54,7 @@ class Accelerator:
         if self.length == "cost" and not self._has_sizes:
             raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
         if not is_sound(type(self.rule), self.drafter):
-            rules = ACCEPTANCE_RULES
-            sound = sorted(rule for rule in rules if is_sound(rules[rule], self.drafter))
+            sound = sorted(rule for rule in RULES if is_sound(RULES[rule], self.drafter))
             shape = "trees" if self.drafter.branches else "chains"
             if self.rule.judges_whole and not self.drafter.draws_anew:
                 shape += " whose candidates outlive a round"
@@ -182,7 +180,8 @@ class Accelerator:
         if target.any_order or target.by_blocks:
             allowed = "None: this model decides places together, and callbacks go token by token"
             raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
-        return pair("none", NoDrafter()).fit(target)
+        plain: Accelerator = load(METHODS["none"].make)()
+        return plain.fit(target)
 
     def check(self, sampler: Any) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
@@ -238,7 +237,7 @@ def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
 
 def default_rule(drafter: Drafter) -> AcceptanceRule:
     """Choose the exact rule that is sound for what is proposed."""
-    return next(rule() for name in DEFAULT_RULES if is_sound(rule := ACCEPTANCE_RULES[name], drafter))
+    return next(rule() for name in DEFAULT_RULES if is_sound(rule := RULES[name], drafter))
 
 
 def pair(name: str, drafter: Drafter) -> Accelerator:

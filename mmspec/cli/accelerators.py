@@ -16,35 +16,36 @@ def accelerators(as_json: AsJson = False) -> None:
     Example:
         mmspec accelerators
     """
-    from mmspec.accelerators import ACCELERATORS
+    from mmspec.accelerators import options_of, promise_of
+    from mmspec.plugins import METHODS
 
     rows: list[dict[str, Any]] = [
-        {"name": name, "exactness": preset.promise[0], "summary": preset.summary}
-        | {"source": preset.source, "needs": preset.needs, "options": sorted(preset.options)}
-        for name, preset in ACCELERATORS.items()
+        {"name": name, "exactness": promise_of(method)[0], "summary": method.summary}
+        | {"source": method.source, "needs": method.needs, "options": sorted(options_of(method))}
+        for name, method in METHODS.items()
     ]
     print_result(rows, markdown_table(), as_json)
 
 
 def markdown_table() -> str:
     """Render the table of accelerators and rules."""
-    from mmspec.accelerators import ACCELERATORS
-    from mmspec.acceptance import ACCEPTANCE_RULES
-    from mmspec.decoding.draft import DraftKind
+    from mmspec.accelerators import promise_of
+    from mmspec.core.draft import DraftKind
+    from mmspec.plugins import METHODS, RULES
 
     lines = [
         "| accelerator | what drafts | exact / bound / lossy | needs | source |",
         "|---|---|---|---|---|",
     ]
-    for name, preset in ACCELERATORS.items():
-        source = preset.source
+    for name, method in METHODS.items():
+        source = method.source
         if source != "-":
             source = f"[{source}](https://arxiv.org/abs/{source})"
-        needs = preset.needs or "nothing"
-        lines.append(f"| `{name}` | {preset.summary} | {stated(*preset.promise)} | {needs} | {source} |")
+        needs = method.needs or "nothing"
+        lines.append(f"| `{name}` | {method.summary} | {stated(*promise_of(method))} | {needs} | {source} |")
     lines += ["", "| `acceptance=` | exact / bound / lossy | for drafts that are |", "|---|---|---|"]
-    for name in ACCEPTANCE_RULES:
-        rule = ACCEPTANCE_RULES[name]
+    for name in RULES:
+        rule = RULES[name]
         exactness = stated(rule.exactness, rule.bound) + (" at temperature 0" if rule.greedy_only else "")
         kinds = ", ".join(kind.value.replace("_", " ") for kind in DraftKind if kind in rule.sound_for)
         lines.append(f"| `{name}` | {exactness} | {kinds} |")

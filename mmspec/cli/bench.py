@@ -130,7 +130,7 @@ def bench(
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
         mmspec bench path/to/model --prompt-file prompts.jsonl --batch-size 4 --json
     """
-    from mmspec.decoding.stats import timed_by_device
+    from mmspec.core.statistics import timed_by_device
     from mmspec.evaluation.contenders import count_parameters, describe_accelerator
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.plots import draw_bench

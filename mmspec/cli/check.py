@@ -64,7 +64,7 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
         reference_of,
     )
     from mmspec.evaluation.identity.comparison import identity_report
-    from mmspec.targets import MaskedTarget
+    from mmspec.families.masked_language.target import MaskedTarget
 
     source = asked.source
     choose(accelerator, source, how.drafter)  # what is missing should not cost a load

@@ -10,7 +10,7 @@ from mmspec.errors import InputError
 from mmspec.registry import parse_options
 
 if TYPE_CHECKING:
-    from mmspec.accelerators import Preset
+    from mmspec.plugins import Method
 
 __all__ = ["AcceleratorChoice", "alternatives", "parse_choice", "parse_choices"]
 
@@ -21,7 +21,7 @@ class AcceleratorChoice:
 
     Attributes:
         label: as the user wrote it.
-        name: of the preset, known to exist; or "auto".
+        name: of the method, known to exist; or "auto".
         options: of its drafter and rule.
     """
 
@@ -30,18 +30,18 @@ class AcceleratorChoice:
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def preset(self) -> Preset | None:
-        """The preset of that name; None for "auto", which is one that `mmspec tune` has found."""
-        from mmspec.accelerators import find_preset
+    def method(self) -> Method | None:
+        """The method of that name; None for "auto", which is one that `mmspec tune` has found."""
         from mmspec.accelerators.tuned import AUTO
+        from mmspec.plugins import METHODS
 
-        return None if self.name == AUTO else find_preset(self.name)
+        return None if self.name == AUTO else METHODS[self.name]
 
 
 def parse_choice(text: str) -> AcceleratorChoice:
     """Read `name[:option=value]...`, as of `parse_options`."""
     choice = AcceleratorChoice(text.strip(), *parse_options("accelerator", text))
-    _ = choice.preset  # a typo should not cost a load
+    _ = choice.method  # a typo should not cost a load
     return choice
 
 

@@ -150,7 +150,7 @@ def image_accelerators(target: Any) -> list[str]:
 
 def image_methods(target: Any, source: str, drafter: str | None) -> str:
     """All ways of decoding images with this model, each with the settings that its best is searched among."""
-    from mmspec.models.head_checkpoint import head_of
+    from mmspec.heads.checkpoint import head_of
 
     if target.vector_size:
         return MASKED_METHODS if target.any_order else VECTOR_METHODS

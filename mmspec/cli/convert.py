@@ -55,9 +55,9 @@ def convert(
         mmspec convert path/to/Lumina-mGPT-7B-768 --out lumina-768
         mmspec convert pretrained_models/mar/mar_large --vae kl16.ckpt --out mar-large
     """
-    from mmspec.models.chameleon_norms import convert_chameleon, is_chameleon
-    from mmspec.models.llamagen.conversion import convert_checkpoint
-    from mmspec.models.mar import convert_mar, is_mar
+    from mmspec.families.chameleon.norms import convert_chameleon, is_chameleon
+    from mmspec.families.llamagen.conversion import convert_checkpoint
+    from mmspec.families.mar import convert_mar, is_mar
 
     chosen = read_dtype(dtype)
     if control_resize is not None and (is_mar(checkpoint) or is_chameleon(checkpoint)):

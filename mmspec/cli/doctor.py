@@ -37,11 +37,11 @@ def doctor(
         found = examine_model(model)
         print_result(found, _model_table(found), as_json)
         raise typer.Exit(0 if found["ok"] else 1)
-    from mmspec.accelerators import ACCELERATORS
     from mmspec.assets import examine_models
     from mmspec.evaluation.machine import examine
+    from mmspec.plugins import METHODS
 
-    findings = examine(ACCELERATORS) | {"reference_models": examine_models()}
+    findings = examine(METHODS) | {"reference_models": examine_models()}
     print_result(findings, _table(findings), as_json)
 
 

@@ -61,7 +61,7 @@ def text(
     Example:
         mmspec evaluate text --accelerator copy,eagle --samples 8
     """
-    from mmspec.decoding.sampling import LEAST_TEMPERATURE
+    from mmspec.core.sampling import LEAST_TEMPERATURE
     from mmspec.evaluation.contenders import contender, load_images
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.quality import text_scores as scoring

@@ -74,7 +74,7 @@ def images(
         mmspec evaluate images --folder drawn/sjd --against drawn/none
         mmspec evaluate images --ray --accelerator sjd --n 1000 --out drawn
     """
-    from mmspec.decoding.stats import merge_stats
+    from mmspec.core.statistics import merge_stats
     from mmspec.evaluation.examples import OTHER_SEEDS
     from mmspec.evaluation.quality.feature_network import check_network_name
     from mmspec.evaluation.quality.image_folder import draw_images, read_images, read_prompts

@@ -78,9 +78,9 @@ def write_head(
     from safetensors.torch import save_file
 
     from mmspec.atomic_file import new_folder
+    from mmspec.heads.checkpoint import load_head
     from mmspec.models.checkpoint import check_source, load_config
-    from mmspec.models.head_checkpoint import load_head
-    from mmspec.models.published.export import export_head, write_checkpoint
+    from mmspec.training.export import export_head, write_checkpoint
 
     source, in_copy = check_source(target, "target"), layout is LayoutName.checkpoint
     if in_copy and not Path(source).is_dir():
@@ -120,8 +120,8 @@ def check_target(head: Any, config: Any, name: str) -> None:
 def write_assistant(drafter: str, out: Path, dtype: torch.dtype | None) -> dict[str, Any]:
     """Write a draft model as one folder that transformers loads; returns `path`, `class` and `parameters`."""
     from mmspec.atomic_file import new_folder
+    from mmspec.heads.checkpoint import head_of
     from mmspec.models.checkpoint import check_source, load_config, load_model, load_processor
-    from mmspec.models.head_checkpoint import head_of
 
     source = check_source(drafter, "drafter")
     if (kind := head_of(source)) is not None:

@@ -209,7 +209,9 @@ def with_window(choices: Sequence[AcceleratorChoice], window: int | None) -> lis
     """The choices, with this window where the drafter has one and the choice names none itself."""
     if window is None:
         return list(choices)
-    have = {one.name for one in choices if one.preset is not None and "window" in one.preset.options}
+    from mmspec.accelerators import options_of
+
+    have = {one.name for one in choices if one.method is not None and "window" in options_of(one.method)}
     if not have:
         raise InputError("--window", window, "an accelerator that has a window, such as sjd")
     return [

@@ -70,9 +70,9 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
     """
     from mmspec.pipelines.drafter import find_drafter
 
-    if (preset := choice.preset) is None:
+    if (method := choice.method) is None:
         return choice
-    named = choice.options.get("drafter") or (None if preset.needs is None else drafter)
+    named = choice.options.get("drafter") or (None if method.needs is None else drafter)
     found = find_drafter(choice.name, named, folder=model, checkpoint=model, argument="--drafter")
     if found is None:
         return choice
@@ -105,7 +105,7 @@ def default_choices(model: str, drafter: str | None, target: object) -> list[Acc
 
     That is copying and the drafters that are there; of a masked model, several places a forward.
     """
-    from mmspec.targets import MaskedTarget
+    from mmspec.families.masked_language.target import MaskedTarget
 
     without = UNMASKING_METHODS if isinstance(target, MaskedTarget) else "none,copy"
     drafted = own_drafters(model).values() if drafter is None else [choice_of(drafter, model)]
@@ -114,7 +114,7 @@ def default_choices(model: str, drafter: str | None, target: object) -> list[Acc
 
 def choice_of(drafter: str, model: str) -> AcceleratorChoice:
     """The accelerator of a named drafter: the head that it is, or a draft model."""
-    from mmspec.models.head_checkpoint import head_of
+    from mmspec.heads.checkpoint import head_of
 
     return with_drafter(parse_choice(head_of(drafter) or "draft_model"), model, drafter)
 

@@ -264,7 +264,7 @@ def commit_filter(
         mmspec train filter my-sdar --prompt-file prompts.txt --samples 64 --out my-filter
     """
     from mmspec.cli.subject import load_subject
-    from mmspec.training.commit_filter import train_filter
+    from mmspec.methods.learned.training import train_filter
 
     subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
     calls = subject.first_calls(**subject.settings)
@@ -315,7 +315,7 @@ def judge(
     from mmspec.cli.choice import parse_choice
     from mmspec.cli.loading import with_drafter
     from mmspec.cli.subject import load_subject
-    from mmspec.training.judge import train_judge
+    from mmspec.methods.judge.training import train_judge
 
     choice = with_drafter(parse_choice(accelerator), asked.source, how.drafter)
     subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from mmspec.accelerators import ACCELERATORS, find_preset
-from mmspec.decoding.image_grid import FREE, Layout
+from mmspec.accelerators import options_of
+from mmspec.core.image_grid import FREE, Layout
 from mmspec.demo.theme import title
 from mmspec.errors import MMSpecError
 from mmspec.evaluation.contenders import describe_accelerator
 from mmspec.media.images import data_url
 from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
+from mmspec.plugins import METHODS
 
 if TYPE_CHECKING:
     from mmspec.accelerators.accelerator import Accelerator
@@ -148,12 +149,12 @@ class Methods:
     ) -> None:
         self._pipe, self._drafters = pipe, dict(drafters or {})
         self._made: dict[str, tuple[dict[str, Any], Accelerator]] = {}
-        self.names = [name for name in ACCELERATORS if self._fits(name)]
+        self.names = [name for name in METHODS if self._fits(name)]
         self.names += [label for label, (name, _) in ORDERS.items() if name in self.names]
 
     def takes(self, name: str, option: str) -> bool:
         """Whether a method has an option of the page: "window", of Jacobi windows alone, or "delta"."""
-        options = find_preset(preset_of(name)[0]).options
+        options = options_of(METHODS[preset_of(name)[0]])
         return option in options and "zipar_window" not in options
 
     def taking(self, option: str) -> list[str]:

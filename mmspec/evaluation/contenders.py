@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.decoding.stats import merge_stats
+from mmspec.core.statistics import merge_stats
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.evaluation.examples import Example, held_out_captions
 from mmspec.evaluation.quality.variation import OverlapMeter, VariationMeter, needs_meter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mmspec.decoding.interfaces import Round
-from mmspec.decoding.verdict import Fill
+from mmspec.core.interfaces import Round
+from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
 

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmspec import __version__
+from mmspec.accelerators import promise_of
 
 if TYPE_CHECKING:
     import torch
+
+    from mmspec.plugins import Method
 
 __all__ = ["OPTIONAL", "REQUIRED", "environment", "examine"]
 
@@ -41,7 +44,7 @@ OPTIONAL = {
 
 
 def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
-    """List versions, devices, packages, kernels and the accelerators of a table of presets."""
+    """List versions, devices, packages, kernels and the given methods."""
     return {
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
         "python": platform.python_version(),
@@ -50,7 +53,7 @@ def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
         "optional": [_package(name, *what) for name, what in OPTIONAL.items()],
         "devices": _devices(),
         "kernels": _kernels(),
-        "accelerators": [_accelerator(name, preset) for name, preset in accelerators.items()],
+        "accelerators": [_accelerator(name, method) for name, method in accelerators.items()],
     }
 
 
@@ -155,16 +158,16 @@ def processor_name() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def _accelerator(name: str, preset: Any) -> dict[str, Any]:
+def _accelerator(name: str, method: Method) -> dict[str, Any]:
     try:
-        exactness, problem = preset.promise[0], None  # asking imports the plug-in
+        exactness, problem = promise_of(method)[0], None  # asking imports the plug-in
     except Exception as error:  # a plug-in that does not import is a finding, not a crash
         exactness, problem = None, f"{type(error).__name__}: {error}"
     return {
         "name": name,
         "ok": problem is None,
         "exactness": exactness,
-        "summary": preset.summary,
-        "needs": f"--drafter: {preset.needs}" if preset.needs else None,
+        "summary": method.summary,
+        "needs": f"--drafter: {method.needs}" if method.needs else None,
         "problem": problem,
     }

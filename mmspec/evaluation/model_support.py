@@ -14,14 +14,13 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 
-import mmspec.models.mar
-import mmspec.models.nextstep  # noqa: F401  their folders become known to the auto classes
-from mmspec.decoding.cache import check_layer_types
+from mmspec.core.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.families.images import FAMILIES
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.models.masked_language import MASKED_MODELS
+from mmspec.plugins import register_families
 from mmspec.targets.admission import check_model
-from mmspec.targets.image_families import FAMILIES
 from mmspec.targets.memory import cached_bytes, measure_states
 
 __all__ = ["examine_model"]
@@ -41,6 +40,7 @@ def examine_model(source: str) -> dict[str, Any]:
     place, inside = split_gguf(source)
     folder = check_source(place)
     try:
+        register_families()
         config = AutoConfig.from_pretrained(folder, **inside)
     except (OSError, ValueError) as error:
         allowed = f"a folder or hub id with a config ({first_line(error)})"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mmspec.atomic_file import atomic_file
-from mmspec.decoding.stats import merge_stats
+from mmspec.core.statistics import merge_stats
 from mmspec.errors import InputError, MissingDependencyError
 from mmspec.evaluation.contenders import converse
 from mmspec.evaluation.examples import Example

@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import check_source, load_checked
 from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
-from mmspec.models.parallel_images.scale_vq import ScaleVQModel
+from mmspec.models.scale_vq import ScaleVQModel
 
 PREFIX = "model.vqmodel."
 CODEBOOK = "quantize.embedding.weight"

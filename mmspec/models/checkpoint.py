@@ -34,13 +34,12 @@ from transformers.models.auto.modeling_auto import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.import_utils import is_gguf_available
 
-import mmspec.models.emu3_5
-import mmspec.models.parallel_images  # noqa: F401  its folders, and LlamaGen's, become known to the auto classes
 from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedModelError
 from mmspec.models.local_paths import advice, is_path, nearest
 from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.smollm2 import complete, is_without
 from mmspec.models.weights import is_finite, stored_weights
+from mmspec.plugins import register_families
 from mmspec.registry import did_you_mean
 
 SUFFIX, MAGIC = ".gguf", b"GGUF"
@@ -135,6 +134,7 @@ def load_config(
         kind = "bin" if pickles else "safetensors"
         weights = f"*.{kind}" if variant is None else f"*.{variant}*.{kind}"
         check_folder(folder, argument, trust_remote_code=trusted, weights=weights)
+    register_families()
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, **where)
         return config

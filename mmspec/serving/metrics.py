@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.statistics import DecodingStats
 
 __all__ = ["REASONS", "Metrics", "ModelMetrics"]
 

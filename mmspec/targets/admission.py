@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from mmspec.decoding.cache import STATELESS_LAYERS, check_layer_types
-from mmspec.decoding.recurrent import RECURRENT_LAYERS
+from mmspec.core.cache import STATELESS_LAYERS, check_layer_types
+from mmspec.core.recurrent import RECURRENT_LAYERS
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets.mixers import find_mixers
 from mmspec.targets.rotary import LONG_ONCE, change_of, find_changing

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from mmspec.decoding.cache import MASKABLE_LAYERS, RaggedCache
-from mmspec.decoding.draft import Nodes
+from mmspec.core.cache import MASKABLE_LAYERS, RaggedCache
+from mmspec.core.draft import Nodes
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import tree_attention
 from mmspec.kernels.backend import use_triton

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.decoding.rows import lengthen
+from mmspec.core.rows import lengthen
 from mmspec.targets.prefix import TOKENS, is_causal, media_of
 from mmspec.targets.rotary import change_of
 from mmspec.visual_tokens.spans import find_images

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import Block, Draft, DraftKind, Nodes, ProbedTree, Tree
-from mmspec.decoding.interfaces import PromptOutput, TargetOutput, TargetState
-from mmspec.decoding.rows import named
-from mmspec.decoding.verdict import Fill, Verdict
+from mmspec.core.cache import RaggedCache
+from mmspec.core.draft import Block, Draft, DraftKind, Nodes, ProbedTree, Tree
+from mmspec.core.interfaces import PromptOutput, TargetOutput, TargetState
+from mmspec.core.rows import named
+from mmspec.core.verdict import Fill, Verdict
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.linear_layers import Product
 from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as of_all
 
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.verdict import Path
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.verdict import Path
 from mmspec.models.replaced import Confined, forward_name
 
 __all__ = ["hooks_of_users", "names_of", "treats_alike"]

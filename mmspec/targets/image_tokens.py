@@ -19,11 +19,11 @@ from einops import rearrange
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.decoding.draft import Nodes
-from mmspec.decoding.image_grid import Grammar, ImageGrid, exclude
-from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.rows import named
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.draft import Nodes
+from mmspec.core.image_grid import Grammar, ImageGrid, exclude
+from mmspec.core.interfaces import PromptOutput, TargetOutput
+from mmspec.core.rows import named
+from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.weights import execution_device, stored_weight
 from mmspec.targets.causal import CausalState, CausalTarget

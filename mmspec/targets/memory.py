@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.recurrent import RECURRENT_LAYERS, Paths
+from mmspec.core.cache import RaggedCache
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.recurrent import RECURRENT_LAYERS, Paths
 from mmspec.errors import InputError
 from mmspec.models.free_memory import free_bytes
 from mmspec.models.replaced import Replacement, replaced_forwards

@@ -20,9 +20,9 @@ from torch.nn.functional import silu, softplus
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from mmspec.decoding.cache import RaggedCache, check_layer_types
-from mmspec.decoding.draft import Nodes
-from mmspec.decoding.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, Paths, RecurrentLayer
+from mmspec.core.cache import RaggedCache, check_layer_types
+from mmspec.core.draft import Nodes
+from mmspec.core.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, Paths, RecurrentLayer
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.replaced import Maker, Replacement, replaced_forwards
 from mmspec.transformers_versions import cache_name

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from mmspec.decoding.interfaces import State, Target
+from mmspec.core.interfaces import State, Target
 from mmspec.models.linear_layers import LinearLayers, Packing, packing_of
 
 __all__ = ["ModelTarget"]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.decoding.cache import RowStates
-from mmspec.decoding.recurrent import States
+from mmspec.core.cache import RowStates
+from mmspec.core.recurrent import States
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
 from mmspec.visual_tokens.spans import find_images

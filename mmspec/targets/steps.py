@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.decoding.cache import RaggedCache, mask_width
-from mmspec.decoding.graphs import Graph, Side, can_capture, capture
+from mmspec.core.cache import RaggedCache, mask_width
+from mmspec.core.graphs import Graph, Side, can_capture, capture
 from mmspec.errors import InputError, UnsupportedModelError
 
 __all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "HiddenStates", "StaticCaches"]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.core.cache import RaggedCache
+from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
 from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair
 

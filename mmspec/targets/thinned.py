@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.core.draft import DraftKind, Tree
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.replaced import Replacement, replaced_attention, replaced_forwards
 

@@ -24,10 +24,12 @@ MODES = ("blocks", AUTOREGRESSIVE)
 BY_TYPE: Registry[Callable[[PreTrainedModel], CausalTarget]] = Registry(
     "model_type",
     {
-        "glm_image": "mmspec.targets.glm_image:GlmImageTarget",
-        "xlnet": "mmspec.targets.any_subset:AnySubsetTarget",
-        "diffusion_gemma": "mmspec.targets.diffusion_gemma:DiffusionGemmaTarget",
-        **dict.fromkeys(("llada", "sdar", "Dream", "llada2_moe"), "mmspec.targets.masked:MaskedTarget"),
+        "glm_image": "mmspec.families.glm_image.target:GlmImageTarget",
+        "xlnet": "mmspec.families.xlnet.target:AnySubsetTarget",
+        "diffusion_gemma": "mmspec.families.diffusion_gemma.target:DiffusionGemmaTarget",
+        **dict.fromkeys(
+            ("llada", "sdar", "Dream", "llada2_moe"), "mmspec.families.masked_language.target:MaskedTarget"
+        ),
     },
 )
 

@@ -16,8 +16,10 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from mmspec.drafters.draft_model import DraftModelDrafter
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
+from mmspec.heads.model import HIDDEN
+from mmspec.methods.draft_model.distillation import HARD_LABELS, Distillation, DraftModelLoss
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.models.checkpoint import (
     check_same_tokenizer,
     check_source,
@@ -25,14 +27,12 @@ from mmspec.models.checkpoint import (
     load_model,
     load_processor,
 )
-from mmspec.models.feature_head import HIDDEN
 from mmspec.targets import CausalTarget, adapt
 from mmspec.training.data.conversations import ConversationRows, tokenizer_of
 from mmspec.training.data.sequences import acceptance_length
 from mmspec.training.data.sources import Rows, is_language_model, open_target, pick_dtype
 from mmspec.training.data.states import StoredStates
 from mmspec.training.drafter import drafter_training
-from mmspec.training.losses.distillation import HARD_LABELS, Distillation, DraftModelLoss
 from mmspec.training.losses.vocabulary import token_counts
 from mmspec.training.record import training_record, write_record
 from mmspec.training.run import RunOptions, Stage, flush_subnormals

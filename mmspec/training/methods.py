@@ -12,9 +12,9 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.decoding.interfaces import Drafter
+from mmspec.core.interfaces import Drafter
 from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.heads import HEADS, Head
+from mmspec.plugins import HEADS, Head
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.training.losses.base import DrafterLoss
@@ -99,7 +99,7 @@ METHODS = {name: Method(name) for name, head in HEADS.items() if head.loss is no
     "msd": Method("eagle", {"visual": "embedded"}),
     "specvlm": Method("eagle", {"compressor": "gate"}),
     "vispec": Method(
-        "eagle", {"visual": "embedded", "compressor": "vispec"}, "mmspec.training.losses.eagle:ViSpecLoss"
+        "eagle", {"visual": "embedded", "compressor": "vispec"}, "mmspec.methods.eagle.loss:ViSpecLoss"
     ),
 }
 """By name: that of the head, or of a way to read images that is EAGLE's otherwise."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import Purpose
+from mmspec.core.distributions import Categorical, Scores
+from mmspec.core.draft import DraftKind
+from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.random_stream import Purpose
 from tests.acceptance.exact_distribution import BISECTIONS, Dial, caught_draws
 from tests.contracts.toy import dirichlet
 from tests.oracles import tree_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import AcceptanceRule
 
 
 @dataclass

@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance import rejection, verification
-from mmspec.decoding import distribution
-from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.core import distribution
+from mmspec.core.distributions import Categorical, Scores
+from mmspec.core.draft import DraftKind
+from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.kernels import chain
+from mmspec.methods.rules import rejection, verification
 from tests.oracles import tree_of
 
 BISECTIONS = 48

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.canvas import Stopping, VectorCanvas
-from mmspec.decoding.denoising import DenoisingProcess
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.cell_order import CellOrderDrafter
-from mmspec.targets.mar import MARSampler, MARTarget
+from mmspec.core.canvas import Stopping, VectorCanvas
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import AcceptanceRule, Drafter, Request
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.statistics import DecodingStats
+from mmspec.families.mar.cells import CellOrderDrafter
+from mmspec.families.mar.target import MARSampler, MARTarget
+from mmspec.vectors.denoising import DenoisingProcess
 
 
 @dataclass
@@ -110,7 +110,7 @@ def decode_cells(
     **settings: Any,
 ) -> VectorCanvas:
     """Decode images to their end; the default is one cell in each forward."""
-    from mmspec.acceptance.matching import SampleAndMatch
+    from mmspec.trees.matching import SampleAndMatch
 
     length = target.grid.length
     sampler: Any = MARSampler(source=target.model.diffloss, **{"schedule": None, "length": length} | settings)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.core.draft import DraftKind
+from mmspec.core.interfaces import AcceptanceRule
+from mmspec.plugins import RULES
 from tests.acceptance.codes import fitted
 from tests.contracts.toy import dirichlet
 
@@ -16,7 +16,7 @@ ROUNDING = 1e-9
 
 
 def rule_of(name: str, vocabulary: int = VOCABULARY, syntax: int = 0, **options: object) -> AcceptanceRule:
-    return fitted(ACCEPTANCE_RULES[name](**options), vocabulary, syntax)  # type: ignore[call-arg]
+    return fitted(RULES[name](**options), vocabulary, syntax)  # type: ignore[call-arg]
 
 
 def random_distributions(

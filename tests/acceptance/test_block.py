@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.block import BlockVerification, weigh_prefixes
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import PromptOutput
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.siblings import SiblingDraws
+from mmspec.core.draft import DraftKind
+from mmspec.core.interfaces import PromptOutput
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.methods.block.rule import BlockVerification, weigh_prefixes
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget
+from mmspec.trees.siblings import SiblingDraws
 from tests.acceptance.chains import Chains, integrate, judge
 from tests.acceptance.exact_distribution import EXACT
 from tests.acceptance.slow_rules import hierarchical

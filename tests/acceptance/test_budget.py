@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.acceptance.budget import Budget
-from mmspec.acceptance.lantern import Lantern
-from mmspec.acceptance.rejection import RecursiveRejection, SpeculativeSampling
-from mmspec.acceptance.relaxed_sampling import RelaxedSampling
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.draft import DraftKind
+from mmspec.core.sampling import Sampler
+from mmspec.methods.lantern.rule import Lantern
+from mmspec.trees.budget import Budget
+from mmspec.trees.rejection import RecursiveRejection, SpeculativeSampling
+from mmspec.trees.relaxed_sampling import RelaxedSampling
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance.codes import fitted
 from tests.acceptance.exact_distribution import exact_distribution

@@ -13,21 +13,21 @@ from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.acceptance.denoising import CSpD, LastStep
-from mmspec.acceptance.rejection import SpeculativeSampling
 from mmspec.cli.accelerators import markdown_table
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.denoising import Denoising
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.drafters.cell_order import ORDERS, CellModelDrafter, CellModelSession
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft
+from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.evaluation.identity.checks import reference_of
-from mmspec.models.denoising import DDPMSchedule
-from mmspec.models.mar import MARForImageGeneration
+from mmspec.families.mar import MARForImageGeneration
+from mmspec.families.mar.cells import ORDERS, CellModelDrafter, CellModelSession
+from mmspec.families.mar.target import MARTarget
 from mmspec.targets import CausalTarget
-from mmspec.targets.mar import MARTarget
+from mmspec.trees.rejection import SpeculativeSampling
+from mmspec.vectors.denoising import Denoising
+from mmspec.vectors.denoising_head import DDPMSchedule
+from mmspec.vectors.rules import CSpD, LastStep
 from tests.acceptance.fields import Chain, Field, Head, cells_of, decode_cells
 from tests.acceptance.test_denoising import distance
 from tests.targets.test_nextstep_target import SIDE, mar, random_weights

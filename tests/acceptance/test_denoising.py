@@ -11,24 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.denoising import CSpD, LastStep, Reflection, SharedNoise, reflect
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding import cache, distribution
-from mmspec.decoding.canvas import Stopping, VectorCanvas
-from mmspec.decoding.denoising import Denoising, DenoisingProcess, log_likelihood
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.vector_sampling import DenoisingSampler
-from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.vectors import VectorModelDrafter
+from mmspec.core import cache, distribution
+from mmspec.core.canvas import Stopping, VectorCanvas
+from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.models.nextstep import NextStepConfig, NextStepForImageGeneration
+from mmspec.families.nextstep import NextStepConfig, NextStepForImageGeneration
+from mmspec.families.nextstep.target import NextStepTarget
+from mmspec.methods.draft_model.vectors import VectorModelDrafter
+from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
-from mmspec.targets.continuous import NextStepTarget
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.trees.rejection import SpeculativeSampling
+from mmspec.vectors.denoising import Denoising, DenoisingProcess, log_likelihood
+from mmspec.vectors.rules import CSpD, LastStep, Reflection, SharedNoise, reflect
+from mmspec.vectors.sampling import DenoisingSampler
 from tests.contracts.running import as_request, fan_out
 from tests.tiny_models import tiny_llama
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.rejection import KSequential, RecursiveRejection, SpeculativeSampling
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule
+from mmspec.core.draft import DraftKind
+from mmspec.core.interfaces import AcceptanceRule
+from mmspec.trees.rejection import KSequential, RecursiveRejection, SpeculativeSampling
 from tests.acceptance.exact_distribution import check, edge_distributions, exact_distribution, rows
 from tests.contracts.toy import dirichlet
 

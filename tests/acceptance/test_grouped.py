@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.grouped import cluster_codes, cluster_ratio
-from mmspec.acceptance.relaxed_sampling import RelaxedSampling
 from mmspec.kernels import rank_ratio
+from mmspec.methods.gsd.rule import cluster_codes, cluster_ratio
+from mmspec.plugins import RULES
+from mmspec.trees.relaxed_sampling import RelaxedSampling
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
 from tests.acceptance.codes import random_codes
@@ -27,7 +27,7 @@ def test_released_groups_equal_the_loop() -> None:
     """Ranks r - 7 to r + 6 with both filters; the lowest seven ranks by the exact rule; p(x) = 0 may pass."""
     vocabulary, syntax = 24, 2
     codes = random_codes(vocabulary, syntax)
-    rule = ACCEPTANCE_RULES["grouped"](reference=True).fit(codes)
+    rule = RULES["grouped"](reference=True).fit(codes)
     assert isinstance(rule, RelaxedSampling)
     p, q = checks.random_distributions(30, vocabulary)
     p = p.masked_fill(p < 0.02, 0.0)

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mmspec.acceptance.judge import Judge
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.draft import Draft, DraftKind
+from mmspec.core.interfaces import Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.judge_head import JudgeHead, JudgeHeadConfig
+from mmspec.methods.judge.head import JudgeHead, JudgeHeadConfig
+from mmspec.methods.judge.rule import Judge
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.running import decode, futures
 from tests.oracles import OracleDrafter, Proposal, RandomTreeDrafter, SimpleDrafter, tree_of

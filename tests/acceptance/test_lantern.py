@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.acceptance.lantern import Lantern
-from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.core.distributions import Categorical, Scores
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.methods.lantern.rule import Lantern
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
 from tests.acceptance.codes import fitted

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.acceptance.cool import Cool
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.acceptance.suffix import Suffix
-from mmspec.acceptance.top_beta import TopBeta
-from mmspec.acceptance.typical import Typical
-from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.distributions import Categorical, Scores
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.methods.cool.rule import Cool
+from mmspec.methods.suffix.rule import Suffix
+from mmspec.methods.top_beta.rule import TopBeta
+from mmspec.methods.typical.rule import Typical
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
 from tests.acceptance.exact_distribution import exact_distribution

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance import neighbours
-from mmspec.acceptance.neighbours import find_neighbours, neighbour_table
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import InputError
+from mmspec.methods.rules import neighbours
+from mmspec.trees.neighbours import find_neighbours, neighbour_table
 from tests.acceptance.codes import Codes, random_codes
 
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.places import PlaceRule, Places
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.masked_blocks import UnmaskingDrafter
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.models.commit_filter import CommitFilter, CommitFilterConfig
-from mmspec.targets import MaskedTarget
+from mmspec.families.masked_language.target import MaskedTarget
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter
+from mmspec.heads.commit_filter import CommitFilter, CommitFilterConfig
+from mmspec.places.policies import PlaceRule, Places
+from mmspec.plugins import RULES
 from tests.contracts.running import decode
 from tests.targets.naive_masked import scores_of
 from tests.tiny_models import MASKED_MODELS
@@ -128,7 +128,7 @@ def weighted(least: float, count: int | None) -> Pick:
     return pick
 
 
-RULES: list[tuple[str, dict[str, Any], Pick]] = [
+CASES: list[tuple[str, dict[str, Any], Pick]] = [
     ("low_confidence", {}, lambda seen, at: surest(seen, 1)),
     ("low_confidence", {"places_per_step": 3}, lambda seen, at: surest(seen, 3)),
     ("low_confidence", {"denoising_steps": 4}, by_steps(4)),
@@ -231,13 +231,13 @@ def model_of(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.8)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("name", "options", "pick"), RULES)
+@pytest.mark.parametrize(("name", "options", "pick"), CASES)
 @pytest.mark.every(6)
 def test_tokens_and_forwards_are_those_of_lists(
     name: str, options: dict[str, Any], pick: Pick, sampler: Sampler
 ) -> None:
     """On models that see all places, whole and in blocks, and on a block-causal one; ragged rows."""
-    rule = ACCEPTANCE_RULES[name](**options)
+    rule = RULES[name](**options)
     assert isinstance(rule, PlaceRule)
     for kind, block in (("llada", None), ("llada", 6), ("sdar", None), ("dream", 6)):
         target = MaskedTarget(model_of(kind))
@@ -305,7 +305,7 @@ def test_places_behind_a_decided_end_are_left_alone() -> None:
 
 def test_every_rule_decides_something_and_nothing_that_is_not_open() -> None:
     noise = torch.Generator().manual_seed(0)
-    for name in [name for name in ACCEPTANCE_RULES if issubclass(ACCEPTANCE_RULES[name], PlaceRule)]:
+    for name in [name for name in RULES if issubclass(RULES[name], PlaceRule)]:
         for size in (1, 2, 5):
             is_open = torch.rand(16, size, generator=noise) < 0.6
             is_open[:, 0] = True
@@ -314,7 +314,7 @@ def test_every_rule_decides_something_and_nothing_that_is_not_open() -> None:
             begin = torch.zeros(16, dtype=torch.long)
             places = Places(logits.argmax(-1), logits, logits, is_open, exists, begin, size, frozenset({END}))
             given = {"filter": CommitFilter(CommitFilterConfig(8))} if name == "learned" else {}
-            rule: Any = ACCEPTANCE_RULES[name](**given)
+            rule: Any = RULES[name](**given)
             chosen = rule.chosen(places)
             assert chosen.any(-1).all() and not (chosen & ~is_open).any()
 

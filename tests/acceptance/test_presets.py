@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.accelerators import ACCELERATORS, build_accelerator
+from mmspec.accelerators import build_accelerator, promise_of
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.acceptance.budget import Budget
-from mmspec.acceptance.cool import Cool
-from mmspec.acceptance.grouped import Grouped
-from mmspec.acceptance.lantern import Lantern
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.acceptance.relaxed_sampling import total_variation
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.sampling import Sampler
 from mmspec.errors import UnknownArgumentError
+from mmspec.methods.cool.rule import Cool
+from mmspec.methods.gsd.rule import Grouped
+from mmspec.methods.lantern.rule import Lantern
+from mmspec.plugins import METHODS
+from mmspec.trees.budget import Budget
+from mmspec.trees.rejection import SpeculativeSampling
+from mmspec.trees.relaxed_sampling import total_variation
 from tests.acceptance.codes import random_codes
 from tests.contracts.distributions import reference_distribution
 from tests.contracts.running import Run, decode
@@ -46,7 +47,7 @@ def test_presets_have_rules_with_their_defaults_and_options_reach_them() -> None
     assert isinstance(cool.rule, Cool)
     promises = [accelerator.exactness for accelerator in (gsd, lantern, cool)]
     assert promises == ["tv<=0.1", "tv<=0.1", "lossy"]
-    assert [ACCELERATORS[name].promise[0] for name in ("gsd", "lantern", "cool")] == ["bounded"] * 2 + [
+    assert [promise_of(METHODS[name])[0] for name in ("gsd", "lantern", "cool")] == ["bounded"] * 2 + [
         "lossy"
     ]
     smaller = build_accelerator("gsd", delta=0.02, group_size=5, window=8)

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.budget import Budget
-from mmspec.acceptance.relaxed_sampling import RelaxedSampling, total_variation
-from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.interfaces import AcceptanceRule
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.distributions import Categorical, Scores
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.kernels import rank_ratio
+from mmspec.plugins import RULES
+from mmspec.trees.budget import Budget
+from mmspec.trees.relaxed_sampling import RelaxedSampling, total_variation
 from tests.acceptance.exact_distribution import (
     Outcome,
     edge_distributions,
@@ -195,7 +195,7 @@ def test_trees_report_distances() -> None:
 )
 def test_a_setting_out_of_range_is_named(name: str, options: dict[str, object]) -> None:
     with pytest.raises(InputError) as caught:
-        ACCEPTANCE_RULES[name](**options)
+        RULES[name](**options)
     assert caught.value.argument == next(iter(options))
 
 
@@ -203,7 +203,7 @@ def test_rules_say_what_they_promise() -> None:
     assert [Budget(delta).promise for delta in (0.0, 0.1, 0.25)] == ["exact", "tv<=0.1", "tv<=0.25"]
     assert (Budget.exactness, Budget.bound) == ("bounded", "TV at most delta per token")
     for name in ("lantern", "lantern++", "grouped", "cool", "suffix"):
-        assert ACCEPTANCE_RULES[name]().promise == "lossy"
+        assert RULES[name]().promise == "lossy"
 
 
 def test_a_rule_that_was_not_fitted_says_so() -> None:
@@ -216,9 +216,7 @@ def test_a_rule_that_was_not_fitted_says_so() -> None:
         ("grouped", {"partition": "codebook"}),
     ):
         with pytest.raises(TypeError, match="fit"):
-            ACCEPTANCE_RULES[name](**options).verify(
-                draft, Scores(torch.zeros(1, 2, 4), False), random, emitted
-            )
+            RULES[name](**options).verify(draft, Scores(torch.zeros(1, 2, 4), False), random, emitted)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gaps import hide, loss_of, main
-from mmspec.targets.any_subset import AnySubsetTarget
+from mmspec.families.xlnet.target import AnySubsetTarget
 from tests.drafters.test_any_subset import MASK, WORDS, model
 
 

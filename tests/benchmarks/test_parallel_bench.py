@@ -7,11 +7,11 @@ import math
 import pytest
 
 from benchmarks.parallel_bench import TASKS, decode, is_right
-from mmspec.acceptance.confidence import LowConfidence
-from mmspec.acceptance.entropy_bound import EntropyBound
-from mmspec.acceptance.places import PlaceRule
-from mmspec.acceptance.sequential import Sequential
-from mmspec.acceptance.threshold import Threshold
+from mmspec.methods.entropy_bound.policy import EntropyBound
+from mmspec.methods.threshold.policy import Threshold
+from mmspec.places.confidence import LowConfidence
+from mmspec.places.policies import PlaceRule
+from mmspec.places.sequential import Sequential
 
 WORDS, SAMPLES = 6, 4000
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
 from tests.tiny_models import save_family, tiny_images
 from tests.tiny_models.llamagen import save_llamagen
 

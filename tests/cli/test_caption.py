@@ -119,7 +119,7 @@ def test_by_default_the_drafter_is_the_one_that_the_models_folder_names(
 
 
 def test_a_difference_is_exit_code_1(run, tiny_folder, images, monkeypatch):
-    from mmspec.acceptance.matching import SampleAndMatch
+    from mmspec.trees.matching import SampleAndMatch
     from tests.evaluation.planted import accept_everything
 
     monkeypatch.setattr(SampleAndMatch, "verify", accept_everything)

@@ -22,7 +22,7 @@ def test_own_images_and_prompts(run_json, tiny_folder, images):
 
 
 def test_a_wrong_accelerator_is_exit_code_1_and_shows_the_first_difference(run, tiny_folder, monkeypatch):
-    from mmspec.acceptance.matching import SampleAndMatch
+    from mmspec.trees.matching import SampleAndMatch
     from tests.evaluation.planted import accept_everything
 
     monkeypatch.setattr(SampleAndMatch, "verify", accept_everything)

@@ -4,11 +4,11 @@ import pytest
 from PIL import Image
 
 from mmspec.errors import CheckpointError
-from mmspec.models.llamagen import CTFConfig, LlamaGenConfig
-from mmspec.models.mar import MARConfig
-from mmspec.models.nextstep import NextStepConfig
-from mmspec.models.parallel_images import LPDConfig, NARConfig, NBPConfig, NFIGConfig, PARConfig, VARConfig
-from mmspec.targets.image_families import FAMILIES
+from mmspec.families.images import FAMILIES
+from mmspec.families.llamagen import CTFConfig, LlamaGenConfig
+from mmspec.families.mar import MARConfig
+from mmspec.families.nextstep import NextStepConfig
+from mmspec.families.parallel_images import LPDConfig, NARConfig, NBPConfig, NFIGConfig, PARConfig, VARConfig
 from tests.tiny_models import (
     tiny_anole,
     tiny_emu3,

@@ -18,7 +18,7 @@ def test_the_reference_model_is_right_and_copying_changes_nothing(run_json):
 def test_a_planted_bug_is_found(run, tiny_folder, monkeypatch):
     from tests.evaluation.planted import accept_everything
 
-    monkeypatch.setattr("mmspec.acceptance.matching.SampleAndMatch.verify", accept_everything)
+    monkeypatch.setattr("mmspec.trees.matching.SampleAndMatch.verify", accept_everything)
     asked = ("--accelerator", "copy", "--samples", 3, "--max-new-tokens", 24)
     result = run("evaluate", "text", tiny_folder, *asked)
     assert result.exit_code == 1

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.eagle3 import Eagle3Head
-from mmspec.models.published.eagle3 import read_eagle3
-from mmspec.models.published.mtp import read_mtp
+from mmspec.methods.eagle3.head import Eagle3Head
+from mmspec.methods.eagle3.published import read_eagle3
+from mmspec.methods.mtp.published import read_mtp
 from mmspec.targets import CausalTarget
 from tests.contracts.running import generate
 from tests.drafters.mtp_checks import head_for

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
-from mmspec.acceptance.rejection import KSequential, RecursiveRejection, SpeculativeSampling
-from mmspec.decoding import cache as cache_module
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.core import cache as cache_module
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import DraftKind
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.sampling import Sampler
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget
 from mmspec.transformers_versions import CACHE
+from mmspec.trees.rejection import KSequential, RecursiveRejection, SpeculativeSampling
 from tests.contracts import distributions
 from tests.contracts.distributions import SAMPLES
 from tests.contracts.running import (

@@ -20,8 +20,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.sampling import Sampler
 from tests.contracts.running import Run, decode
 from tests.contracts.toy import TableTarget
 

@@ -10,14 +10,14 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, StoppingCriteria, StopStringCriteria
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.draft import Nodes
-from mmspec.decoding.interfaces import TargetOutput
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.core.draft import Nodes
+from mmspec.core.interfaces import TargetOutput
+from mmspec.core.sampling import Sampler
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import decode, futures, generate, random_prompts
 from tests.oracles import OracleDrafter

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.canvas import Canvas, Emission, Stopping
-from mmspec.decoding.draft import Nodes
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, Target, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.none import NoDrafter
+from mmspec.core.cache import RaggedCache
+from mmspec.core.canvas import Canvas, Emission, Stopping
+from mmspec.core.draft import Nodes
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, Target, TargetOutput
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
+from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets.causal import CausalState, CausalTarget
+from mmspec.trees.matching import SampleAndMatch
 
 Prompt = Sequence[int]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.rejection import KSequential, RecursiveRejection, SpeculativeSampling
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.copy import CopyDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.core.draft import DraftKind
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.sampling import Sampler
+from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.methods.none.drafter import NoDrafter
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.trees.rejection import KSequential, RecursiveRejection, SpeculativeSampling
 from tests.contracts.distributions import (
     ALARM,
     SAMPLES,

@@ -16,26 +16,27 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators.accelerator import default_rule
-from mmspec.decoding import cache
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind, Tree
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Path
-from mmspec.drafters import DRAFTERS
-from mmspec.drafters.corrected import CorrectedDrafter
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.jacobi_session import JacobiSession
-from mmspec.drafters.staircase import StaircaseDrafter
-from mmspec.drafters.vertical import VerticalDrafter
+from mmspec.core import cache
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.indexing import pick
+from mmspec.core.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.verdict import Path
 from mmspec.kernels import Warping
+from mmspec.methods.cjd.drafter import CorrectedDrafter
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.methods.none.drafter import NoDrafter
+from mmspec.methods.ssd.drafter import VerticalDrafter
+from mmspec.methods.zipar.drafter import StaircaseDrafter
+from mmspec.plugins import METHODS
+from mmspec.trees.jacobi import JacobiDrafter
+from mmspec.trees.jacobi_session import JacobiSession
 from tests.contracts.running import FanOutTarget, decode
-from tests.contracts.test_drafters import HEADS, REGISTERED
+from tests.contracts.test_drafters import HEADS, OF_PLACES, OF_VECTORS, REGISTERED
 from tests.drafters import corrected_checks, vertical_checks
 from tests.tiny_models import tiny_lm_v8
 
@@ -93,17 +94,17 @@ DRAFTS: dict[str, Callable[[], Drafter]] = {
     "dspark": lambda: head("dspark", "sampled", "3x1x1"),
     "medusa": lambda: head("medusa", "sampled", "2x2"),
     "hydra": lambda: head("hydra", "without_replacement", "2x2"),
-    "jacobi": lambda: JacobiDrafter(4),
-    "jacobi, fresh": lambda: JacobiDrafter(4, "fresh"),
-    "jacobi, gumbel": lambda: JacobiDrafter(4, "gumbel"),
-    "jacobi, uniform": lambda: JacobiDrafter(4, init="uniform"),
-    "jacobi, tree": lambda: JacobiDrafter(4, **TREE),
+    "sjd": lambda: JacobiDrafter(4),
+    "sjd, fresh": lambda: JacobiDrafter(4, "fresh"),
+    "sjd, gumbel": lambda: JacobiDrafter(4, "gumbel"),
+    "sjd, uniform": lambda: JacobiDrafter(4, init="uniform"),
+    "sjd, tree": lambda: JacobiDrafter(4, **TREE),
     "cjd": cjd,
     "cjd, gumbel": lambda: cjd(coupling="gumbel"),
     "cjd, tree": lambda: cjd(corrected=2, **TREE),
     "ssd": ssd,
     "ssd, tree": lambda: ssd(**TREE),
-    "staircase": lambda: StaircaseDrafter(2, adaptive=True),
+    "zipar": lambda: StaircaseDrafter(2, adaptive=True),
 }
 
 
@@ -195,14 +196,15 @@ def test_tokens_of_a_draft_come_as_often_as_its_q_says(name: str) -> None:
 def test_every_drafter_that_samples_is_counted_here() -> None:
     made = {name: REGISTERED[name](3, torch.float64) for name in REGISTERED}
     sampling = {name.split(",")[0] for name in made if made[name].kind in SAMPLED}
-    vectors = {name for name in DRAFTERS if DRAFTERS[name].proposes == "vectors"}
-    # joint distributions of the three are tested beside them; paths that are searched for have no q
-    others = {"assistant", "self_speculation", "any_subset", "masked_model", "states", "ppd"}
-    untold = set(DRAFTERS) - {name.split(",")[0] for name in REGISTERED} - others - vectors
-    assert {name.split(",")[0] for name in DRAFTS} == sampling | untold
+    # joint distributions of these are tested beside them; the windows of three rules are those of `sjd`
+    others = {"assistant", "self_speculation", "ppd", "gsd", "lantern", "cool"}
+    unregistered = (
+        set(METHODS) - {name.split(",")[0] for name in REGISTERED} - OF_PLACES - OF_VECTORS - others
+    )
+    assert {name.split(",")[0] for name in DRAFTS} == sampling | unregistered | {"zipar"}
 
 
-@pytest.mark.parametrize("name", ["jacobi", "jacobi, tree", "cjd", "ssd"])
+@pytest.mark.parametrize("name", ["sjd", "sjd, tree", "cjd", "ssd"])
 @torch.inference_mode()
 def test_equals_are_parted_in_a_batch_as_they_are_alone(name: str) -> None:
     """Rows whose top-k differ: what is kept of one is no matter of the others."""
@@ -217,7 +219,7 @@ def test_equals_are_parted_in_a_batch_as_they_are_alone(name: str) -> None:
 @torch.inference_mode()
 def test_the_targets_own_noise_gives_the_tokens_of_plain_decoding_among_equals() -> None:
     sampler = CoarseSampler(1.0, top_k=3)
-    expected = run(DRAFTERS["none"](), sampler, 50)
+    expected = run(NoDrafter(), sampler, 50)
     windows = (JacobiDrafter(4, "exact"), cjd(coupling="exact"), ssd(coupling="exact"))
     for drafter in (*windows, draft_model("coupled")):
         assert run(drafter, sampler, 50) == expected

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import StoppingCriteria
 
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding import speculative
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.core import speculative
+from mmspec.core.canvas import Canvas
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.sampling import Sampler
 from mmspec.targets import CausalTarget
+from mmspec.trees.jacobi import JacobiDrafter
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, precise
 from tests.contracts.running import Run, decode
 from tests.contracts.test_drafters import REGISTERED

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, StopStringCriteria
 
-from mmspec.decoding.interfaces import Drafter
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.copy import CopyDrafter
-from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.core.interfaces import Drafter
+from mmspec.core.sampling import Sampler
+from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from tests.contracts.checks import VOCABULARY, llama
 from tests.contracts.edge_checks import EndsAfter, letters
 from tests.contracts.running import decode, generate, random_prompts

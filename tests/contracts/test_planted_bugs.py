@@ -15,12 +15,12 @@ from tests.acceptance.exact_distribution import check_edges
 from tests.contracts import checks, edge_checks
 from tests.contracts.mutation import PlantedBug
 
-REJECTION, SAMPLING = "mmspec.acceptance.rejection", "mmspec.decoding.sampling"
-CACHE, TARGET = "mmspec.decoding.cache:RaggedCache", "mmspec.targets.causal"
+REJECTION, SAMPLING = "mmspec.trees.rejection", "mmspec.core.sampling"
+CACHE, TARGET = "mmspec.core.cache:RaggedCache", "mmspec.targets.causal"
 CHAIN, RECURSIVE = "mmspec.kernels.chain:_verify_chain", "mmspec.kernels.tree_rejection:_reject_tree"
-DRAFTING = "mmspec.drafters.draft_model:DraftModelSession"
+DRAFTING = "mmspec.methods.draft_model.drafter:DraftModelSession"
 ACCEPTED = "(drawn & passes).long().cumprod(-1).sum(-1)"
-DISTRIBUTION = "mmspec.decoding.distribution"
+DISTRIBUTION = "mmspec.core.distributions"
 RESIDUAL = "mmspec.kernels.chain:residual"
 
 
@@ -71,7 +71,7 @@ BUGS = {
     ),
     "one uniform for the whole round": bug(
         checks.speculative_distribution,
-        "mmspec.acceptance.verification:place_uniforms",
+        "mmspec.trees.verification:place_uniforms",
         ("emitted[:, None] + steps", "emitted[:, None] + 0 * steps"),
     ),
     "accept uniform reused for the residual": bug(
@@ -130,7 +130,7 @@ BUGS = {
     ),
     "noise drawn in sequence": bug(
         checks.rows_are_independent,
-        "mmspec.decoding.random_stream:RandomStream.gumbel",
+        "mmspec.core.random_stream:RandomStream.gumbel",
         (
             "philox_gumbel(self.keys, position,",
             "philox_gumbel(self.keys[:1].expand_as(self.keys), "
@@ -149,7 +149,7 @@ BUGS = {
     ),
     "end token inside a block ignored": bug(
         edge_checks.end_token_anywhere,
-        "mmspec.decoding.canvas:Canvas.write",
+        "mmspec.core.canvas:Canvas.write",
         ("missing[:, 1:] |= ends[:, :-1]", "missing = missing"),
     ),
     "processors see the committed prefix only": bug(
@@ -160,12 +160,12 @@ BUGS = {
     # further ways to be wrong
     "stop criteria asked once a round": bug(
         edge_checks.stops_inside_a_block,
-        "mmspec.decoding.canvas:Canvas._extend",
+        "mmspec.core.canvas:Canvas._extend",
         ("if self.stopping[row].criteria:", "if self.stopping[row].criteria and index == len(block):"),
     ),
     "one token more than max_new_tokens": bug(
         edge_checks.length_is_cut_inside_a_block,
-        "mmspec.decoding.canvas:Canvas.write",
+        "mmspec.core.canvas:Canvas.write",
         ("(window >= self._limits)", "(window > self._limits)"),
     ),
     "accepted path of a tree not gathered": bug(
@@ -218,7 +218,7 @@ BUGS = {
     "a sibling that q cannot draw is accepted": bug(check_edges, RECURSIVE, (" & (q_x > 0)", "")),
     "a ragged tree taken for a chain": bug(
         checks.ragged_ancestors_are_found,
-        "mmspec.decoding.draft:Tree.is_chain",
+        "mmspec.core.draft:Tree.is_chain",
         ("self.max_children <= 1 and ", ""),
     ),
     "a finished row writes beyond its place": bug(

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from mmspec.accelerators.accelerator import OF_BLOCKS, is_sound
-from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.distribution import Categorical, Scores
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Path
+from mmspec.core.distributions import Categorical, Scores
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.verdict import Path
+from mmspec.plugins import RULES
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.acceptance.codes import fitted
 from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
@@ -26,24 +26,22 @@ from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter, 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
 SOUND = [
     (name, kind)
-    for name in ACCEPTANCE_RULES
+    for name in RULES
     # see tests/acceptance/test_denoising.py, tests/targets/test_masked.py and test_diffusion_gemma.py,
     # and tests/drafters/test_states.py; of rules that read hidden states, tests/acceptance/test_judge.py
-    if ACCEPTANCE_RULES[name].judges not in ("vectors", *OF_BLOCKS) and not ACCEPTANCE_RULES[name].taps
+    if RULES[name].judges not in ("vectors", *OF_BLOCKS) and not RULES[name].taps
     for kind in DraftKind
-    if kind in ACCEPTANCE_RULES[name].sound_for
+    if kind in RULES[name].sound_for
 ]
 RULES = dict.fromkeys(name for name, _ in SOUND)
 EXACT = [
-    (name, kind)
-    for name, kind in SOUND
-    if ACCEPTANCE_RULES[name].exactness == "exact" and not ACCEPTANCE_RULES[name].greedy_only
+    (name, kind) for name, kind in SOUND if RULES[name].exactness == "exact" and not RULES[name].greedy_only
 ]
 
 
 def rule_of(name: str, vocabulary: int) -> AcceptanceRule:
     """Build a registered rule with its defaults, fitted to some target of that many codes."""
-    return fitted(ACCEPTANCE_RULES[name](), vocabulary)
+    return fitted(RULES[name](), vocabulary)
 
 
 def drafters_of(kind: DraftKind, vocabulary: int) -> list[Drafter]:
@@ -69,11 +67,11 @@ def kinds_of(name: str) -> list[DraftKind]:
     return [kind for rule, kind in SOUND if rule == name]
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if ACCEPTANCE_RULES[name].keeps_greedy])
+@pytest.mark.parametrize("name", [name for name in RULES if RULES[name].keeps_greedy])
 @pytest.mark.every(6)
 def test_greedy_decoding_gives_the_arg_max_whatever_was_drafted(name: str) -> None:
     for kind in kinds_of(name):
-        drafters = [d for d in drafters_of(kind, VOCABULARY) if is_sound(ACCEPTANCE_RULES[name], d)]
+        drafters = [d for d in drafters_of(kind, VOCABULARY) if is_sound(RULES[name], d)]
         assert drafters
         for drafter in drafters:
             run = decode(llama(), PROMPTS, drafter, rule_of(name, VOCABULARY), max_new_tokens=24)
@@ -89,8 +87,8 @@ def test_exact_rules_keep_the_targets_distribution(name: str, kind: DraftKind) -
 
 
 def test_a_rule_says_what_it_promises() -> None:
-    for name in ACCEPTANCE_RULES:
-        rule = ACCEPTANCE_RULES[name]
+    for name in RULES:
+        rule = RULES[name]
         assert rule.sound_for <= set(DraftKind) and rule.sound_for, name
         assert rule.exactness in ("exact", "bounded", "lossy"), name
         assert rule.bound is None or rule.exactness != "exact", name
@@ -125,7 +123,7 @@ def test_a_verdict_does_not_depend_on_the_other_rows(name: str) -> None:
     [
         name
         for name in RULES
-        if ACCEPTANCE_RULES[name].exactness != "exact" and name not in ("typical", "top_beta", "suffix")
+        if RULES[name].exactness != "exact" and name not in ("typical", "top_beta", "suffix")
     ],
 )
 def test_a_rule_that_is_not_exact_measures_what_it_does_at_the_places_it_judged(name: str) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import PromptOutput, Target, TargetOutput
-from mmspec.decoding.verdict import Path
+from mmspec.core.draft import Draft
+from mmspec.core.interfaces import PromptOutput, Target, TargetOutput
+from mmspec.core.verdict import Path
 
 VOCABULARY = 6
 Warp = Callable[[Tensor], Tensor]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
-from mmspec.decoding import cache as cache_module
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import DraftKind
-from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.core import cache as cache_module
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import DraftKind
 from mmspec.errors import UnsupportedModelError
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts import checks, edge_checks
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama

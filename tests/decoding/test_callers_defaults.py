@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.acceptance.places import Places
-from mmspec.decoding.sampling import Sampler
-from mmspec.models.head_layers import MultimodalRotary
-from mmspec.models.ppd import PromptTokensConfig
+from mmspec.core.sampling import Sampler
+from mmspec.heads.layers import MultimodalRotary
+from mmspec.methods.ppd.head import PromptTokensConfig
 from mmspec.pipelines import MMSpecPipeline
+from mmspec.places.policies import Places
 from mmspec.targets.thinned import guided_and_even
 from mmspec.visual_tokens.boxes import raster
 from tests.contracts.checks import PROMPTS, llama

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.rejection import RecursiveRejection, SpeculativeSampling
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.verdict import Measured, Path
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.jacobi import JacobiDrafter
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
+from mmspec.core.verdict import Measured, Path
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget
+from mmspec.trees.jacobi import JacobiDrafter
+from mmspec.trees.rejection import RecursiveRejection, SpeculativeSampling
 from tests.contracts.running import as_request
 from tests.tiny_models import tiny_llama
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.decoding import recurrent
-from mmspec.decoding.cache import WritePlan
-from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.recurrent import CONV, STATE, NodeUpdates, Paths, RecurrentLayer
+from mmspec.core import recurrent
+from mmspec.core.cache import WritePlan
+from mmspec.core.draft import Draft, DraftKind
+from mmspec.core.recurrent import CONV, STATE, NodeUpdates, Paths, RecurrentLayer
 from mmspec.kernels import gated_delta
 from tests.oracles import ragged_tree
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmspec.decoding.draft import Draft, DraftKind, Tree, check_tree
-from mmspec.decoding.verdict import Path
+from mmspec.core.draft import Draft, DraftKind, Tree, check_tree
+from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from tests.oracles import ragged_tree, tree_of
 

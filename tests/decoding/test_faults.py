@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.core.draft import Draft, DraftKind
+from mmspec.core.interfaces import PromptOutput, TargetOutput
+from mmspec.core.sampling import Sampler
 from mmspec.errors import NumericalError
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.plugins import RULES
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
 from tests.acceptance.codes import fitted
@@ -79,7 +79,7 @@ def test_a_bad_row_ends_with_an_error_and_the_others_go_on(name: str, temperatur
 @pytest.mark.parametrize("name", ["speculative_sampling", "budget"])
 def test_rejection_rules_keep_bad_rows_apart(name: str) -> None:
     drafter = SampledTreeDrafter(dirichlet(VOCABULARY, VOCABULARY, seed=4), (1, 1), DraftKind.IID)
-    rule, sampler = fitted(ACCEPTANCE_RULES[name](), VOCABULARY), Sampler(0.8)
+    rule, sampler = fitted(RULES[name](), VOCABULARY), Sampler(0.8)
     plain = decode(precise(), PROMPTS, drafter, rule, sampler, max_new_tokens=LIMIT).outputs
     target = Poisoned(bad_logits("all NaN"), len(PROMPTS[1]) + 9)
     run = decode(target, PROMPTS, drafter, rule, sampler, max_new_tokens=LIMIT)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, Normal
 
-from mmspec.decoding.distribution import Gaussian
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.core.distributions import Gaussian
+from mmspec.core.random_stream import Purpose, RandomStream
 
 ROWS = 200_000
 ALARM = math.sqrt(math.log(2 / 0.001) / 2 / ROWS)  # of Kolmogorov and Smirnov, one in a thousand

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding import graphs
-from mmspec.decoding.graphs import Graph, GraphCache, can_capture
+from mmspec.core import graphs
+from mmspec.core.graphs import Graph, GraphCache, can_capture
 
 
 class Tape:

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.interfaces import Drafter, Request, Round
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.copy import CopyDrafter
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.interfaces import Drafter, Request, Round
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
+from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import CausalTarget
+from mmspec.trees.jacobi import JacobiDrafter
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama, precise
 from tests.contracts.running import decode
 from tests.tiny_models import tiny_lm

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from mmspec.decoding import stats
-from mmspec.decoding.stats import PARTS, DecodingStats, Laps, timed_by_device
-from mmspec.drafters.copy import CopyDrafter
+from mmspec.core import stats
+from mmspec.core.statistics import PARTS, DecodingStats, Laps, timed_by_device
+from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode
 from tests.tiny_models import tiny_lm

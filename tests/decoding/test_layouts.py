@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.image_grid import FREE, GridSequence, ImageGrid, Layout
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.image_grid import FREE, GridSequence, ImageGrid, Layout
+from mmspec.core.interfaces import Request
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.targets.image_tokens import FORCED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.copy import CopyDrafter
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import DraftKind
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.kernels import ordering, philox
+from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import CausalTarget
+from mmspec.trees.jacobi import JacobiDrafter
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama, precise
 from tests.contracts.running import Recorder, decode
 from tests.oracles import tree_of
@@ -143,7 +143,7 @@ def test_the_host_reads_the_device_once_a_round_and_copies_nothing_to_it(name: s
 
 @pytest.mark.parametrize("name", ["copy", "draft model, sampled", "jacobi, exact"])
 def test_forwards_have_few_shapes_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.drafters.copy.can_capture", lambda device: True)
+    monkeypatch.setattr("mmspec.methods.copy.drafter.can_capture", lambda device: True)
     drafter, rule, sampler = CASES[name]
     target = Recorder(tiny_lm())
     decode(target, PROMPTS, drafter, rule, sampler, max_new_tokens=24)

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.accelerators import build_accelerator, none
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.accelerators import build_accelerator
+from mmspec.core.canvas import Stopping
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.methods.none.drafter import NoDrafter, none
 from mmspec.targets import CausalTarget
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, precise
 from tests.contracts.running import as_request, decode
 from tests.drafters import eagle_checks, staircase_checks

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Categorical, Pairs, PointMass
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.image_grid import FREE, Grammar, ImageGrid
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.rows import concat, select
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.verdict import Measured, Path
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.distributions import Categorical, Pairs, PointMass
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.image_grid import FREE, Grammar, ImageGrid
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.rows import concat, select
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
+from mmspec.core.verdict import Measured, Path
 from tests.oracles import mass
 
 CPU = torch.device("cpu")

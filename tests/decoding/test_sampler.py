@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process as lp
 
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.kernels import sampling
 from tests.contracts import edge_checks

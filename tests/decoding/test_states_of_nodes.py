@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind, Tree
-from mmspec.decoding.interfaces import Drafter, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.verdict import Measured, Path, Verdict
-from mmspec.drafters.copy import CopyDrafter
-from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.interfaces import Drafter, TargetOutput
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.verdict import Measured, Path, Verdict
+from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, VOCABULARY, precise
 from tests.contracts.running import decode
 from tests.oracles import tree_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import MaxTimeCriteria, StoppingCriteria
 
-from mmspec.decoding.canvas import Stopping
+from mmspec.core.canvas import Stopping
 from mmspec.errors import InputError
 from tests.contracts import edge_checks
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama

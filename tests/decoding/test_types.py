@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 
-import mmspec.decoding
-from mmspec.decoding.draft import Block, Draft, Nodes, Tree
-from mmspec.decoding.interfaces import Round, TargetOutput
-from mmspec.decoding.verdict import Fill, Measured, Path
+import mmspec.core
+from mmspec.core.draft import Block, Draft, Nodes, Tree
+from mmspec.core.interfaces import Round, TargetOutput
+from mmspec.core.verdict import Fill, Measured, Path
 
 TYPES = (Draft, Tree, Block, Nodes, Path, Fill, Measured, TargetOutput, Round)
 
@@ -66,6 +66,6 @@ def test_an_optional_field_would_be_found(kind: Any) -> None:
 
 
 def test_a_draft_is_a_tree_or_a_block() -> None:
-    for module in pkgutil.iter_modules(mmspec.decoding.__path__, "mmspec.decoding."):
+    for module in pkgutil.iter_modules(mmspec.core.__path__, "mmspec.core."):
         importlib.import_module(module.name)
     assert {kind for kind in Draft.__subclasses__() if kind.__module__.startswith("mmspec.")} == {Tree, Block}

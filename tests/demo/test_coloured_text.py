@@ -6,7 +6,7 @@ from html import unescape
 
 import gradio as gr
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.statistics import DecodingStats
 from mmspec.demo.buttons import Stops
 from mmspec.demo.talk import EMPTY, Lane, coloured_text, race, transcript, turn
 from mmspec.pipelines import TextOutput

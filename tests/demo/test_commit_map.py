@@ -6,7 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.core.image_grid import ImageGrid
 from mmspec.demo.drawing import CommitMap, heat_image, heat_map
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import mmspec
-from mmspec.accelerators import build_accelerator, find_preset
+from mmspec.accelerators import build_accelerator, options_of
 from mmspec.cli.choice import parse_choice
+from mmspec.plugins import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,9 +44,9 @@ def test_the_published_values_that_pages_name_are_options() -> None:
     assert len(named) >= 8
     for text in named:
         choice = parse_choice(text)
-        if find_preset(choice.name).needs is None:
+        if METHODS[choice.name].needs is None:
             build_accelerator(choice.name, **choice.options)
-        assert choice.options.keys() - {"acceptance"} <= find_preset(choice.name).options, text
+        assert choice.options.keys() - {"acceptance"} <= options_of(METHODS[choice.name]), text
 
 
 def test_the_front_page_is_one_screen() -> None:
@@ -74,15 +75,15 @@ def test_every_file_that_the_structures_name_exists() -> None:
 def test_the_drafter_of_the_structures_page_runs_and_is_exact() -> None:
     import torch
 
-    from mmspec.acceptance.matching import SampleAndMatch
-    from mmspec.decoding.canvas import Canvas, Stopping
-    from mmspec.decoding.draft import DraftKind, Tree
-    from mmspec.decoding.interfaces import Drafter, DraftSession, Request
-    from mmspec.decoding.random_stream import RandomStream
-    from mmspec.decoding.sampling import Sampler
-    from mmspec.decoding.speculative import speculate
-    from mmspec.decoding.stats import DecodingStats
+    from mmspec.core.canvas import Canvas, Stopping
+    from mmspec.core.draft import DraftKind, Tree
+    from mmspec.core.interfaces import Drafter, DraftSession, Request
+    from mmspec.core.loop import speculate
+    from mmspec.core.random_stream import RandomStream
+    from mmspec.core.sampling import Sampler
+    from mmspec.core.statistics import DecodingStats
     from mmspec.targets import CausalTarget
+    from mmspec.trees.matching import SampleAndMatch
     from tests.tiny_models import tiny_llama
 
     code = re.search(r"```python\n(class RepeatDrafter.*?)```", STRUCTURES, re.DOTALL)

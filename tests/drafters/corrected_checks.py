@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from mmspec.models.cjd import CorrectorConfig, CorrectorHead
+from mmspec.methods.cjd.head import CorrectorConfig, CorrectorHead
 from mmspec.targets import CausalTarget
 
 SIZES = {"width": 16, "num_heads": 2, "context": 4}

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.drafters.dflash import DFlashDrafter, DSparkDrafter
-from mmspec.models.dflash import DFlashConfig, DFlashHead, DSparkConfig, DSparkHead
+from mmspec.methods.dflash.drafter import DFlashDrafter, DSparkDrafter
+from mmspec.methods.dflash.head import DFlashConfig, DFlashHead, DSparkConfig, DSparkHead
 from mmspec.targets import CausalTarget
 from tests.drafters.naive_dflash import naive_block
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
 from mmspec.targets.causal import CausalTarget
 
 

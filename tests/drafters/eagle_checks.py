@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding import verdict as verdicts
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import Draft, DraftKind
-from mmspec.decoding.indexing import take
-from mmspec.decoding.interfaces import (
+from mmspec.core import verdict as verdicts
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft, DraftKind
+from mmspec.core.indexing import take
+from mmspec.core.interfaces import (
     AcceptanceRule,
     Drafter,
     DraftSession,
@@ -22,14 +22,14 @@ from mmspec.decoding.interfaces import (
     Request,
     list_prompts,
 )
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.tree import NAMED_TREES, DynamicTree
-from mmspec.models.eagle import EagleConfig, EagleHead
-from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.heads.drafter import HeadDrafter
+from mmspec.methods.eagle.head import EagleConfig, EagleHead
 from mmspec.targets.causal import CausalTarget
-from mmspec.targets.llamagen import LlamaGenTarget
+from mmspec.trees.growth import NAMED_TREES, DynamicTree
 from tests.drafters.naive_eagle import NaiveEagle, Path
 from tests.tiny_models import randomise, tiny_lm
 

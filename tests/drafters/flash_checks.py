@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.interfaces import (
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.interfaces import (
     AcceptanceRule,
     Drafter,
     Request,
 )
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.models.flash import FlashConfig, FlashHead
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
+from mmspec.methods.flash.head import FlashConfig, FlashHead
 from mmspec.targets import VisionLanguageTarget
 from mmspec.targets.causal import CausalTarget
+from mmspec.trees.matching import SampleAndMatch
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, encode, tiny_images, user_message
 
 QUESTION = "what is there ?"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmspec.models.feature_head import DraftingHead
+from mmspec.heads.model import DraftingHead
 from mmspec.targets import CausalTarget
 from tests.contracts.test_drafters import HEADS
 

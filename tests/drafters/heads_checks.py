@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.level_heads import HydraDrafter, MedusaDrafter
-from mmspec.models.feature_head import DraftingHead
-from mmspec.models.hydra import HydraConfig, HydraHead
-from mmspec.models.medusa import MedusaConfig, MedusaHead
+from mmspec.heads.drafter import HeadDrafter
+from mmspec.heads.model import DraftingHead
+from mmspec.methods.hydra.drafter import HydraDrafter
+from mmspec.methods.hydra.head import HydraConfig, HydraHead
+from mmspec.methods.medusa.drafter import MedusaDrafter
+from mmspec.methods.medusa.head import MedusaConfig, MedusaHead
 from mmspec.targets.causal import CausalTarget
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.accelerators.accelerator import default_rule
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.image_grid import FREE, ImageGrid
-from mmspec.decoding.interfaces import Drafter, PromptOutput, TargetOutput
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.none import NoDrafter
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft
+from mmspec.core.image_grid import FREE, ImageGrid
+from mmspec.core.interfaces import Drafter, PromptOutput, TargetOutput
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
+from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import ImageTokenTarget
 from mmspec.targets.image_tokens import PromptPair
 from tests.contracts import checks

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
-from mmspec.drafters.length import AnyModel, CostModel, PacedDrafter, PruningModel
+from mmspec.trees.pacing import AnyModel, CostModel, PacedDrafter, PruningModel
 
 PACE = (0, 0, 1, 0, 2, 0, 0, 3, 1, 0, 4, 4)
 

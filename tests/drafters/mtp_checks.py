@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.models.mtp import MtpConfig, MtpHead
-from mmspec.models.published.mtp import BEHIND, PUBLISHED
+from mmspec.methods.mtp.head import MtpConfig, MtpHead
+from mmspec.methods.mtp.published import BEHIND, PUBLISHED
 from mmspec.targets import CausalTarget
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from mmspec.models.dflash import DFlashHead
+from mmspec.methods.dflash.head import DFlashHead
 
 
 def frequencies(head_dim: int, theta: float, rotary: dict[str, object]) -> tuple[Tensor, float]:

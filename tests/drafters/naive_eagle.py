@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.tree import DynamicTree
-from mmspec.models.eagle import EagleHead
+from mmspec.core.sampling import Sampler
+from mmspec.methods.eagle.head import EagleHead
 from mmspec.targets.causal import CausalTarget, HiddenStates
+from mmspec.trees.growth import DynamicTree
 
 Path = tuple[int, ...]
 

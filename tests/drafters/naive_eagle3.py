@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
 from tests.drafters.naive_eagle import NaiveEagle, Path, read_whole
 
 UNKNOWN = -1e30  # logit of tokens that are not in the draft vocabulary

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.core.image_grid import ImageGrid
 
 #: Choose a token from logits [V] (of the conditional and the unconditional prompt) for an output index.
 Choose = Callable[[list[Tensor], int], int]

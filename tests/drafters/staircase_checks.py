@@ -10,15 +10,15 @@ from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import Accelerator, Call
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import Request, Round
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.stats import DecodingStats
-from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import Request, Round
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
+from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.targets import ImageTokenTarget
-from mmspec.targets.llamagen import LlamaGenTarget
 from tests.drafters.jacobi_checks import ToyImages
 from tests.tiny_models import randomise, tiny_lm
 

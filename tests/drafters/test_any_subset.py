@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, XLNetConfig, XLNetLMHeadModel
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.families.xlnet.target import AnySubsetTarget
 from mmspec.targets import CausalTarget, adapt
-from mmspec.targets.any_subset import AnySubsetTarget
 from tests.contracts.running import Run, decode
 from tests.tiny_models import randomise, tiny_llama
 

@@ -15,14 +15,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.assistant import AssistantDrafter, AssistantSession
-from mmspec.drafters.copy_beside_head import CopyBesideHeadDrafter
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft
+from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.assistant import AssistantHead, all_shared
-from mmspec.models.head_checkpoint import load_head
+from mmspec.heads.checkpoint import load_head
+from mmspec.methods.assistant.drafter import AssistantDrafter, AssistantSession
+from mmspec.methods.assistant.head import AssistantHead, all_shared
+from mmspec.methods.copy.beside_head import CopyBesideHeadDrafter
 from mmspec.targets import CausalTarget
 from mmspec.transformers_versions import CACHE
 from tests.contracts.running import decode, generate, random_prompts

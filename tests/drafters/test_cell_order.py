@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.drafters.cell_order import CellOrderDrafter
-from mmspec.drafters.image_orders import cells_by_forward, checkerboard_first
+from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import InputError
-from mmspec.models.denoising import StepAnnealing
-from mmspec.targets.mar import CellBlock, MARSampler
+from mmspec.families.mar.cells import CellOrderDrafter
+from mmspec.families.mar.target import CellBlock, MARSampler
+from mmspec.families.parallel_images.orders import cells_by_forward, checkerboard_first
+from mmspec.vectors.denoising_head import StepAnnealing
 
 
 def test_one_cell_in_each_of_256_forwards_and_up_to_seven_in_64() -> None:

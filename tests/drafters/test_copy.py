@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.draft import Tree
-from mmspec.decoding.interfaces import PromptOutput, Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.copy import LATEST, LONGEST, CopyDrafter, SuffixIndex, grow
-from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.trigrams import Trigrams
+from mmspec.core.draft import Tree
+from mmspec.core.interfaces import PromptOutput, Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.methods.copy.drafter import LATEST, LONGEST, CopyDrafter, SuffixIndex, grow
+from mmspec.methods.copy.trigrams import Trigrams
+from mmspec.methods.none.drafter import NoDrafter
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import canvas_of, decode
 

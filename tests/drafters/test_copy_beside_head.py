@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft, Tree
-from mmspec.decoding.verdict import Path
-from mmspec.drafters.copy import OF_HEAD, SuffixIndex, grow
-from mmspec.drafters.copy_beside_head import CopyBesideHeadDrafter
-from mmspec.drafters.level_heads import MedusaDrafter
-from mmspec.drafters.trigrams import Trigrams
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft, Tree
+from mmspec.core.verdict import Path
 from mmspec.errors import InputError
+from mmspec.methods.copy.beside_head import CopyBesideHeadDrafter
+from mmspec.methods.copy.drafter import OF_HEAD, SuffixIndex, grow
+from mmspec.methods.copy.trigrams import Trigrams
+from mmspec.methods.medusa.drafter import MedusaDrafter
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.contracts.test_drafters import fitted

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from mmspec.accelerators.accelerator import default_rule
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.interfaces import TargetOutput
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.corrected import CorrectedDrafter, CorrectedSession
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.jacobi_session import Candidates, Window
-from mmspec.drafters.window import LastDraft
-from mmspec.drafters.window_states import codebook_sample
+from mmspec.core.draft import Draft
+from mmspec.core.interfaces import TargetOutput
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.training.losses.cjd import correct_window
+from mmspec.heads.window_states import codebook_sample
+from mmspec.methods.cjd.drafter import CorrectedDrafter, CorrectedSession
+from mmspec.methods.cjd.loss import correct_window
+from mmspec.trees.jacobi import JacobiDrafter
+from mmspec.trees.jacobi_session import Candidates, Window
+from mmspec.trees.window import LastDraft
 from tests.contracts.checks import check_words
 from tests.contracts.running import FanOutTarget, decode
 from tests.drafters.corrected_checks import head_for

@@ -13,17 +13,18 @@ from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.dflash import BlockSession, DFlashDrafter, DSparkDrafter
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft
+from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.dflash import DFlashHead
-from mmspec.models.head_checkpoint import load_head
+from mmspec.families.images import image_target
+from mmspec.heads.checkpoint import load_head
+from mmspec.methods.dflash.drafter import BlockSession, DFlashDrafter, DSparkDrafter
+from mmspec.methods.dflash.head import DFlashHead
 from mmspec.models.official_files import replace_prefix
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets import CausalTarget, image_target
+from mmspec.targets import CausalTarget
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.running import decode, generate, random_prompts
 from tests.drafters.dflash_checks import KINDS, alone, drafter_for, head_for
 from tests.drafters.eagle_checks import Gullible

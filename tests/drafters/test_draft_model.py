@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.draft_model import DraftModelDrafter, fit_vocabulary
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.interfaces import Request
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
+from mmspec.methods.draft_model.drafter import DraftModelDrafter, fit_vocabulary
 from mmspec.targets import CausalTarget
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.tiny_models import tiny_llama

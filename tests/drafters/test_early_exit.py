@@ -10,16 +10,16 @@ import torch
 from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.early_exit import EarlyExitDrafter, ExitRates, best_exit
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
+from mmspec.methods.early_exit.drafter import EarlyExitDrafter, ExitRates, best_exit
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.running import as_request, decode, generate, random_prompts
 from tests.targets import loop
 from tests.tiny_models import encode, tiny_images, tiny_llama, tiny_llava, tiny_qwen3_5, user_message

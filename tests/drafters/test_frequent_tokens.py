@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.none import NoDrafter
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.models.head_checkpoint import load_head
-from mmspec.models.published.export import write_checkpoint
+from mmspec.heads.checkpoint import load_head
+from mmspec.methods.none.drafter import NoDrafter
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
+from mmspec.training.export import write_checkpoint
 from mmspec.training.methods import METHODS
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama, precise
 from tests.contracts.running import decode, generate
 from tests.contracts.test_drafters import HEADS

@@ -9,17 +9,19 @@ import pytest
 import torch
 
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter
-from mmspec.drafters.flash import FlashDrafter
-from mmspec.drafters.level_heads import MedusaDrafter
-from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.tree import DynamicTree
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.models.eagle import EagleConfig, EagleHead
+from mmspec.families.images import image_target
+from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.methods.eagle.head import EagleConfig, EagleHead
+from mmspec.methods.eagle3.drafter import Eagle3Drafter
+from mmspec.methods.flash.drafter import FlashDrafter
+from mmspec.methods.medusa.drafter import MedusaDrafter
+from mmspec.methods.none.drafter import NoDrafter
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets import CausalTarget, VisionLanguageTarget, image_target
+from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.trees.growth import DynamicTree
+from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.drafters import eagle3_checks, flash_checks

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.drafters.image_orders import (
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.random_stream import RandomStream
+from mmspec.errors import InputError
+from mmspec.families.parallel_images.orders import (
     ORDERS,
     DecodingOrder,
     diagonal_order,
@@ -21,7 +22,6 @@ from mmspec.drafters.image_orders import (
     proximity_order,
     region_order,
 )
-from mmspec.errors import InputError
 
 #: As their authors list them: orders/group_sizes_lookup.json of github.com/mit-han-lab/lpd.
 PUBLISHED = {

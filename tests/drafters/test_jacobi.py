@@ -11,19 +11,19 @@ import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import default_rule
-from mmspec.decoding import distribution
-from mmspec.decoding.distribution import Pairs
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.image_grid import FREE, ImageGrid
-from mmspec.decoding.interfaces import PromptOutput, Request, TargetOutput
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.jacobi_session import INITS, JacobiSession
-from mmspec.drafters.window import WindowLayout, WindowTree
+from mmspec.core import distribution
+from mmspec.core.distributions import Pairs
+from mmspec.core.draft import Draft
+from mmspec.core.image_grid import FREE, ImageGrid
+from mmspec.core.interfaces import PromptOutput, Request, TargetOutput
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, NumericalError
 from mmspec.kernels.redraw import invert
 from mmspec.targets.causal import CausalState
+from mmspec.trees.jacobi import JacobiDrafter
+from mmspec.trees.jacobi_session import INITS, JacobiSession
+from mmspec.trees.window import WindowLayout, WindowTree
 from tests.contracts.checks import check_words
 from tests.contracts.distributions import ALARM, chi_square, reference_distribution
 from tests.contracts.running import FanOutTarget, canvas_of

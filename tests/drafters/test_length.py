@@ -14,15 +14,16 @@ import pytest
 import torch
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.dflash import BlockSession
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafters.feature_session import FeatureSession
-from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.length import (
+from mmspec.core.draft import DraftKind
+from mmspec.core.sampling import Sampler
+from mmspec.heads.drafter import HeadDrafter
+from mmspec.heads.feature_session import FeatureSession
+from mmspec.methods.dflash.drafter import BlockSession
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.methods.none.drafter import NoDrafter
+from mmspec.targets.causal import CausalTarget
+from mmspec.trees.pacing import (
     LONG_TRIAL,
     LONGEST_PAUSE,
     PAUSE,
@@ -33,8 +34,7 @@ from mmspec.drafters.length import (
     PacedDrafter,
     PruningModel,
 )
-from mmspec.drafters.none import NoDrafter
-from mmspec.targets.causal import CausalTarget
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, check_words, llama
 from tests.contracts.running import FanOutTarget, decode, random_prompts
 from tests.drafters import dflash_checks, flash_checks

@@ -11,11 +11,12 @@ import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import pair
-from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.masked_model import LengthControl, MaskedModelDrafter, NgramModel, search_path
+from mmspec.core.canvas import Stopping
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.targets import CausalTarget, MaskedTarget
+from mmspec.families.masked_language.target import MaskedTarget
+from mmspec.methods.draft_model.masked import LengthControl, MaskedModelDrafter, NgramModel, search_path
+from mmspec.targets import CausalTarget
 from mmspec.targets.vision_language import VisionLanguageTarget
 from tests.contracts.running import Run, decode
 from tests.targets.loop import decode as decode_inputs

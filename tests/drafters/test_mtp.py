@@ -13,8 +13,8 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from mmspec.errors import CheckpointError
-from mmspec.models.head_checkpoint import load_head
-from mmspec.models.published.mtp import read_mtp
+from mmspec.heads.checkpoint import load_head
+from mmspec.methods.mtp.published import read_mtp
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.targets import CausalTarget
 from tests.contracts.running import random_prompts

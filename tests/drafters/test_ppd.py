@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.ppd import PromptTokensDrafter, PromptTokensSession, place_probes
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.models.ppd import PromptTokens, PromptTokensConfig
+from mmspec.methods.none.drafter import NoDrafter
+from mmspec.methods.ppd.drafter import PromptTokensDrafter, PromptTokensSession, place_probes
+from mmspec.methods.ppd.head import PromptTokens, PromptTokensConfig
+from mmspec.methods.ppd.loss import PromptTokensLoss
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
-from mmspec.training.losses.ppd import PromptTokensLoss
 from tests.contracts.checks import PROMPTS, llama, precise
 from tests.contracts.running import decode, generate
 from tests.drafters.flash_checks import answer, inputs_of, target_of

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.corrected import CorrectedDrafter
-from mmspec.drafters.eagle import Eagle3Drafter
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.tree import DynamicTree, StaticTree
-from mmspec.drafters.vertical import VerticalDrafter
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.models.cjd import CorrectorConfig
-from mmspec.models.ssd import VerticalConfig
+from mmspec.methods.cjd.drafter import CorrectedDrafter
+from mmspec.methods.cjd.head import CorrectorConfig
+from mmspec.methods.eagle3.drafter import Eagle3Drafter
+from mmspec.methods.ssd.drafter import VerticalDrafter
+from mmspec.methods.ssd.head import VerticalConfig
 from mmspec.targets import CausalTarget
+from mmspec.trees.growth import DynamicTree, StaticTree
+from mmspec.trees.jacobi import JacobiDrafter
 from tests.contracts.checks import llama, precise
 from tests.drafters import (
     corrected_checks,

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.rejection import KSequential, RecursiveRejection, SpeculativeSampling
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafters.siblings import SiblingDraws
-from mmspec.drafters.tree import TreeGrowth, static_tree
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.targets import CausalTarget
+from mmspec.trees.growth import TreeGrowth, static_tree
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.trees.rejection import KSequential, RecursiveRejection, SpeculativeSampling
+from mmspec.trees.siblings import SiblingDraws
 from tests.contracts.checks import PROMPTS, check_words, llama, precise
 from tests.contracts.running import FanOutTarget, decode, generate
 from tests.contracts.test_drafters import neighbour

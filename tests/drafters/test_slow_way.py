@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.eagle import Eagle3Drafter, EagleDrafter
-from mmspec.drafters.flash import FlashDrafter
-from mmspec.drafters.heads import HeadDrafter
+from mmspec.core.sampling import Sampler
+from mmspec.heads.drafter import HeadDrafter
+from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.methods.eagle3.drafter import Eagle3Drafter
+from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode, random_prompts

@@ -12,17 +12,17 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding import cache as cache_module
-from mmspec.decoding.cache import RaggedLayer
-from mmspec.decoding.image_grid import Grammar, ImageGrid
-from mmspec.decoding.interfaces import PromptOutput, TargetOutput
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.staircase import StaircaseDrafter
+from mmspec.core import cache as cache_module
+from mmspec.core.cache import RaggedLayer
+from mmspec.core.image_grid import Grammar, ImageGrid
+from mmspec.core.interfaces import PromptOutput, TargetOutput
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.methods.zipar.drafter import StaircaseDrafter
 from mmspec.targets import ImageTokenTarget
 from mmspec.targets.image_tokens import ImageState
-from mmspec.targets.llamagen import LlamaGenTarget
 from tests.contracts import distributions
 from tests.contracts.checks import joint_of
 from tests.contracts.running import fan_out

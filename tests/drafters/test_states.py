@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.confidence import LowConfidence
-from mmspec.acceptance.sequential import Sequential
-from mmspec.acceptance.state_walk import StateWalk
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.masked_blocks import UnmaskingDrafter
-from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.states import StatesDrafter
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.targets import MaskedTarget
+from mmspec.families.masked_language.target import MaskedTarget
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter
+from mmspec.methods.freedave.drafter import StatesDrafter
+from mmspec.methods.none.drafter import NoDrafter
+from mmspec.places.confidence import LowConfidence
+from mmspec.places.sequential import Sequential
+from mmspec.places.state_walk import StateWalk
 from tests.contracts.running import Run, decode
 from tests.tiny_models import tiny_llada, tiny_sdar
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmspec.decoding.draft import check_tree
-from mmspec.drafters.tree import NAMED_TREES, DynamicTree, StaticTree, TreeShape, best_first, renumber
+from mmspec.core.draft import check_tree
+from mmspec.trees.growth import NAMED_TREES, DynamicTree, StaticTree, TreeShape, best_first, renumber
 
 LEVELS = (
     -2.0,

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators.accelerator import default_rule
-from mmspec.decoding.canvas import Canvas
-from mmspec.decoding.draft import Draft
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.vertical import VerticalDrafter, VerticalSession, read_below
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.methods.ssd.drafter import VerticalDrafter, VerticalSession, read_below
 from tests.contracts.checks import check_words
 from tests.contracts.running import FanOutTarget, decode
 from tests.drafters.jacobi_checks import images

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.corrected import CorrectedDrafter
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.jacobi_session import WindowDrafter
-from mmspec.drafters.vertical import VerticalDrafter
-from mmspec.drafters.window import KIND_OF_COUPLING
+from mmspec.core.sampling import Sampler
+from mmspec.families.images import image_target
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.methods.cjd.drafter import CorrectedDrafter
+from mmspec.methods.ssd.drafter import VerticalDrafter
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets import image_target
-from mmspec.targets.llamagen import LlamaGenTarget
+from mmspec.trees.jacobi import JacobiDrafter
+from mmspec.trees.jacobi_session import WindowDrafter
+from mmspec.trees.window import KIND_OF_COUPLING
 from tests.drafters import corrected_checks, vertical_checks
 from tests.drafters.jacobi_checks import GRID, SAMPLER, draw, images, plain
 from tests.targets.image_loop import draw as draw_images

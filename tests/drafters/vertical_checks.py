@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmspec.models.ssd import VerticalConfig, VerticalHead
+from mmspec.methods.ssd.head import VerticalConfig, VerticalHead
 from mmspec.targets import CausalTarget
 
 

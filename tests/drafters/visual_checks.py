@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.models.feature_head import Prompts
+from mmspec.heads.model import Prompts
 from mmspec.visual_tokens.spans import find_images
 from tests.drafters.naive_eagle import NaiveEagle
 

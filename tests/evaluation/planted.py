@@ -2,8 +2,8 @@
 
 import torch
 
-from mmspec.decoding.indexing import take
-from mmspec.decoding.verdict import Path
+from mmspec.core.indexing import take
+from mmspec.core.verdict import Path
 
 
 def accept_everything(self, draft, scores, random, emitted):

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from mmspec.acceptance.sequential import Sequential
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.masked_blocks import UnmaskingDrafter
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.decision_order import decision_order, global_ar_ness, local_ar_ness
-from mmspec.targets import MaskedTarget
+from mmspec.families.masked_language.target import MaskedTarget
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter
+from mmspec.places.sequential import Sequential
 from tests.contracts.running import as_request
 from tests.tiny_models import tiny_llada
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.evaluation.identity.distribution import (
     ALARM,

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.statistics import DecodingStats
 from mmspec.evaluation.contenders import contender
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.checks import IdentityCheck
@@ -20,6 +19,7 @@ from mmspec.evaluation.identity.comparison import (
     ulp,
 )
 from mmspec.pipelines import VisionLanguagePipeline
+from mmspec.trees.matching import SampleAndMatch
 from tests.evaluation.planted import accept_everything, stale_noise
 from tests.evaluation.test_bench_reports import text
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_images, tiny_llama, tiny_tokenizer

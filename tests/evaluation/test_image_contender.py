@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.statistics import DecodingStats
 from mmspec.evaluation.contenders import (
     contender,
     decode_images,
@@ -24,6 +22,8 @@ from mmspec.evaluation.identity.checks import ImageCheck
 from mmspec.evaluation.identity.comparison import IdentityReport
 from mmspec.evaluation.quality.variation import VariationMeter
 from mmspec.pipelines import MMSpecPipeline
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.drafters.staircase_checks import rasters
 from tests.evaluation.planted import accept_everything, stale_noise
 from tests.tiny_models.llamagen import GRID, save_llamagen

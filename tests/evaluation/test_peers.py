@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import contender, image_examples, load_images
 from mmspec.evaluation.examples import Example

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmspec.decoding.stats import DecodingStats, merge_stats
+from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed import timing

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from mmspec import kernels
-from mmspec.decoding import canvas, stats
-from mmspec.decoding.canvas import Report
-from mmspec.decoding.stats import DecodingStats, Laps
+from mmspec.core import canvas, stats
+from mmspec.core.canvas import Report
+from mmspec.core.statistics import DecodingStats, Laps
 from mmspec.kernels.backend import launcher
 
 FOLDER = Path(next(iter(kernels.__path__)))

@@ -11,20 +11,20 @@ import pytest
 import torch
 from PIL import Image
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.rejection import RecursiveRejection, SpeculativeSampling
-from mmspec.acceptance.typical import Typical
 from mmspec.compressors import build_compressor
-from mmspec.decoding.draft import DraftKind
-from mmspec.decoding.interfaces import AcceptanceRule, Drafter
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.eagle import EagleDrafter
+from mmspec.core.draft import DraftKind
+from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.sampling import Sampler
 from mmspec.errors import UnsupportedModelError
-from mmspec.models.head_checkpoint import load_head
+from mmspec.heads.checkpoint import load_head
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.methods.typical.rule import Typical
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import render, sample_scene
 from mmspec.targets import CausalTarget, attention
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.trees.rejection import RecursiveRejection, SpeculativeSampling
 from tests.contracts.running import decode, random_prompts
 from tests.drafters.eagle_checks import head_for
 from tests.oracles import RandomTreeDrafter, SampledTreeDrafter

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding import graphs
-from mmspec.models.denoising import DDPMSchedule, DenoisingHead, DenoisingHeadConfig, FlowSchedule
-from mmspec.models.denoising.head import run_rows
+from mmspec.core import graphs
 from mmspec.pipelines import MMSpecPipeline
+from mmspec.vectors.denoising_head import DDPMSchedule, DenoisingHead, DenoisingHeadConfig, FlowSchedule
+from mmspec.vectors.denoising_head.head import run_rows
 from tests.decoding.test_graphs import Tape
 from tests.models.denoising_layout import randomize
 from tests.models.test_denoising import Spy
@@ -95,7 +95,7 @@ def test_chains_of_a_graph_are_those_without(name, monkeypatch):
     with torch.no_grad():
         followed = chain.process().run(chain.noise, known)
     tape = Tape(monkeypatch)
-    monkeypatch.setattr("mmspec.models.denoising.head.can_capture", lambda device: True)
+    monkeypatch.setattr("mmspec.vectors.denoising_head.head.can_capture", lambda device: True)
     torch.testing.assert_close(chain.run(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(chain.run(), expected, rtol=1e-5, atol=1e-5)
     assert tape.captured == [4]
@@ -106,7 +106,7 @@ def test_chains_of_a_graph_are_those_without(name, monkeypatch):
         weight.data = weight.data * 1.5
     changed = chain.run()
     assert tape.captured == [4, 4, 4]
-    monkeypatch.setattr("mmspec.models.denoising.head.can_capture", graphs.can_capture)
+    monkeypatch.setattr("mmspec.vectors.denoising_head.head.can_capture", graphs.can_capture)
     torch.testing.assert_close(changed, chain.run(), rtol=1e-5, atol=1e-5)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from mmspec.models.llamagen import LlamaGenForCausalLM
-from mmspec.models.llamagen.conversion import convert_checkpoint
+from mmspec.families.llamagen import LlamaGenForCausalLM
+from mmspec.families.llamagen.conversion import convert_checkpoint
 from tests.models.official_layout import HEADS, IMAGE_SIZE
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ChameleonForConditionalGeneration
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.chameleon_norms import convert_chameleon, is_chameleon
+from mmspec.families.chameleon.norms import convert_chameleon, is_chameleon
 from tests.models.test_convert_command import run
 from tests.tiny_models import tiny_lumina
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
-from mmspec.models.llamagen.conversion import _infer_config, convert_checkpoint, llamagen_from_official
+from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.conversion import _infer_config, convert_checkpoint, llamagen_from_official
 from tests.models.converted import convert_and_load
 from tests.models.official_layout import (
     CAPTIONS,

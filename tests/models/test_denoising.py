@@ -12,7 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmspec.errors import InputError
-from mmspec.models.denoising import (
+from mmspec.vectors.denoising_head import (
     DDPMSchedule,
     DenoisingHead,
     DenoisingHeadConfig,

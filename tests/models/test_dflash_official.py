@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from mmspec.errors import CheckpointError
-from mmspec.models.dflash import DFlashConfig, DFlashHead
-from mmspec.models.published.dflash import read_dflash
+from mmspec.methods.dflash.head import DFlashConfig, DFlashHead
+from mmspec.methods.dflash.published import read_dflash
 from tests.drafters.naive_dflash import naive_block
 
 WIDTH, WORDS, LAYERS, BLOCK, NOISE = 16, 24, 3, 4, 7

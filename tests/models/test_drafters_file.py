@@ -11,7 +11,7 @@ import pytest
 from mmspec.errors import CheckpointError
 from mmspec.models.drafters_file import OwnDrafters, read_drafters
 
-ACCELERATORS = {"copy": False, "draft_model": True, "eagle": True, "flash": True}
+METHODS = {"copy": False, "draft_model": True, "eagle": True, "flash": True}
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> Path:
 def written(model: Path, content: Any, elsewhere: dict[str, Path] | None = None) -> OwnDrafters:
     text = content if isinstance(content, str) else json.dumps(content)
     (model / "drafters.json").write_text(text, encoding="utf-8")
-    return read_drafters(str(model), ACCELERATORS, elsewhere or {})
+    return read_drafters(str(model), METHODS, elsewhere or {})
 
 
 def entry(accelerator: str, drafter: str) -> dict[str, str]:
@@ -71,7 +71,7 @@ def test_a_hub_id_is_no_folder_and_is_passed_on_when_it_is_asked_for(model: Path
     assert own.entries["eagle"].folder is None
     assert own.source_for("eagle") == "someone/EAGLE-llava"
     for source in ("llava-hf/llava-1.5-7b-hf", "x" * 5000, "no\0folder"):
-        assert read_drafters(source, ACCELERATORS, {}).entries == {}
+        assert read_drafters(source, METHODS, {}).entries == {}
 
 
 def test_a_file_that_cannot_be_used_is_named_with_what_is_allowed(model: Path) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.models.eagle import EagleConfig, EagleHead
-from mmspec.models.feature_head import Prompts
+from mmspec.heads.model import Prompts
+from mmspec.methods.eagle.head import EagleConfig, EagleHead
 from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
 from mmspec.visual_tokens.splice import PromptRows

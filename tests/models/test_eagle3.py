@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from mmspec.errors import InputError
-from mmspec.models.eagle3 import Eagle3Config, Eagle3Head, three_taps
+from mmspec.heads.configuration import three_taps
+from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
 from mmspec.targets import CausalTarget
 from mmspec.training.record import half_precision
 from tests.contracts.checks import llama

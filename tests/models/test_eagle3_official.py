@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from mmspec.errors import CheckpointError
-from mmspec.models.published.eagle3 import read_eagle3
+from mmspec.methods.eagle3.published import read_eagle3
 from tests.models.naive_llama import attention, feed_forward, layer_weights, rms_norm
 from tests.models.official_layout import Changes, changed, store
 

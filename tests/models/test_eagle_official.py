@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, Qwen2_5_VLConfig
 
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.eagle import EagleDrafter
+from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.eagle import EagleHead
-from mmspec.models.feature_head import Prompts
+from mmspec.heads.model import Prompts
+from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.methods.eagle.head import EagleHead
+from mmspec.methods.eagle.published import read_eagle
 from mmspec.models.official_files import replace_prefix
-from mmspec.models.published.eagle import read_eagle
 from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
 from tests.drafters.eagle_checks import Examined, Gullible, head_for

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoModel, LlamaConfig
 
 from mmspec.errors import InputError
-from mmspec.models.feature_head import Prompts
-from mmspec.models.flash import FlashConfig, FlashHead
+from mmspec.heads.model import Prompts
+from mmspec.methods.flash.head import FlashConfig, FlashHead
 from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from mmspec.errors import CheckpointError
-from mmspec.models.hydra import HydraConfig, HydraHead
-from mmspec.models.published.levels import read_hydra
+from mmspec.methods.hydra.head import HydraConfig, HydraHead
+from mmspec.methods.hydra.published import read_hydra
 from tests.models.official_layout import Changes, changed, store
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 3

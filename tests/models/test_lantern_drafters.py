@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.decoding.interfaces import Request
-from mmspec.drafters.eagle import EagleDrafter
+from mmspec.core.interfaces import Request
 from mmspec.errors import CheckpointError
-from mmspec.models.llamagen import caption_prompt, null_caption_prompt
+from mmspec.families.images import image_target
+from mmspec.families.llamagen import caption_prompt, null_caption_prompt
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.methods.eagle.published import read_eagle
 from mmspec.models.official_files import replace_prefix
-from mmspec.models.published.eagle import read_eagle
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets import image_target
-from mmspec.targets.llamagen import LlamaGenTarget
 from tests.drafters.eagle_checks import Examined, Gullible, head_for
 from tests.drafters.naive_eagle import NaiveEagle, read_whole
 from tests.drafters.naive_eagle import Path as Tokens

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 import mmspec
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.drafters.copy import CopyDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.core.draft import DraftKind, Tree
 from mmspec.errors import InputError
+from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.methods.none.drafter import NoDrafter
 from mmspec.models import free_memory, linear_layers
 from mmspec.models.linear_layers import LinearLayers, Packing, Product, Way, bucket, fastest, packing_of
 from mmspec.pipelines import VisionLanguagePipeline

@@ -14,8 +14,9 @@ from torch.nn.functional import silu
 from transformers import core_model_loading
 
 from mmspec.errors import CheckpointError
+from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.models.checkpoint import load_config, load_model
-from mmspec.targets import MaskedTarget, adapt
+from mmspec.targets import adapt
 
 pytestmark = pytest.mark.skipif(
     not hasattr(core_model_loading, "Split"), reason="this transformers cannot split a fused matrix"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmspec.errors import InputError
-from mmspec.models.llamagen import (
+from mmspec.families.llamagen import (
     LlamaGenConfig,
     LlamaGenForCausalLM,
     caption_prompt,

@@ -10,8 +10,8 @@ import pytest
 
 from mmspec.errors import CheckpointError
 from mmspec.evaluation.model_support import examine_model
+from mmspec.heads.checkpoint import head_of
 from mmspec.models.checkpoint import check_source
-from mmspec.models.head_checkpoint import head_of
 from mmspec.pipelines import MMSpecPipeline
 from tests.tiny_models import tiny_llama
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.mar import (
+from mmspec.families.mar import (
     SIZES,
     MARConfig,
     MARForImageGeneration,
@@ -24,7 +24,7 @@ from mmspec.models.mar import (
     is_mar,
     load_mar,
 )
-from mmspec.models.mar.conversion import _infer_config, mar_from_official
+from mmspec.families.mar.conversion import _infer_config, mar_from_official
 from tests.models.ldm_layout import ldm_shapes, naive_latents, naive_pixels, random_numbers
 from tests.models.mar_layout import (
     CELLS,

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from mmspec.errors import CheckpointError
-from mmspec.models.medusa import MedusaConfig, MedusaHead
-from mmspec.models.published.levels import read_medusa
+from mmspec.methods.medusa.head import MedusaConfig, MedusaHead
+from mmspec.methods.medusa.published import read_medusa
 from tests.models.official_layout import Changes, changed
 
 WIDTH, WORDS, HEADS, LAYERS = 8, 13, 3, 2

@@ -18,11 +18,11 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from mmspec.drafters.eagle import MtpDrafter
 from mmspec.errors import CheckpointError
-from mmspec.models.head_checkpoint import load_head
-from mmspec.models.mtp import MtpHead
-from mmspec.models.published.mtp import read_mtp
+from mmspec.heads.checkpoint import load_head
+from mmspec.methods.mtp.drafter import MtpDrafter
+from mmspec.methods.mtp.head import MtpHead
+from mmspec.methods.mtp.published import read_mtp
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode, generate
 from tests.drafters.mtp_checks import head_for, one_by_one, published

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
-from mmspec.models.nextstep import (
+from mmspec.families.nextstep import (
     SPECIAL_TOKENS,
     NextStepConfig,
     NextStepForImageGeneration,

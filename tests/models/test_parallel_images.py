@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.llamagen.conversion import convert_checkpoint
-from mmspec.models.llamagen.official_layout import heads_of
-from mmspec.models.mar import is_mar
-from mmspec.models.parallel_images import (
+from mmspec.families.llamagen.conversion import convert_checkpoint
+from mmspec.families.llamagen.official_layout import heads_of
+from mmspec.families.mar import is_mar
+from mmspec.families.parallel_images import (
     LPDConfig,
     LPDForCausalLM,
     NARConfig,

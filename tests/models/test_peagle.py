@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.eagle import Eagle3Drafter
+from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError
-from mmspec.models.eagle3 import ParallelConfig, ParallelHead
-from mmspec.models.head_checkpoint import load_head
-from mmspec.models.published.eagle3 import read_eagle3
+from mmspec.heads.checkpoint import load_head
+from mmspec.methods.eagle3.drafter import Eagle3Drafter
+from mmspec.methods.eagle3.head import ParallelConfig, ParallelHead
+from mmspec.methods.eagle3.published import read_eagle3
 from mmspec.targets import CausalTarget
 from mmspec.visual_tokens.spans import find_images
 from tests.contracts.running import decode, generate, random_prompts

@@ -16,10 +16,10 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfi
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from mmspec.errors import CheckpointError
-from mmspec.models.eagle3 import Eagle3Config, Eagle3Head
-from mmspec.models.head_layers import MultimodalRotary
-from mmspec.models.published.eagle3 import read_eagle3
-from mmspec.models.published.export import export_head
+from mmspec.heads.layers import MultimodalRotary
+from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
+from mmspec.methods.eagle3.published import read_eagle3
+from mmspec.training.export import export_head
 from tests.drafters.naive_dflash import frequencies, rotated
 from tests.models.naive_llama import feed_forward, rms_norm
 

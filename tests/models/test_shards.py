@@ -14,11 +14,12 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig
 
 from mmspec.errors import CheckpointError
+from mmspec.methods.dflash.published import read_dflash
+from mmspec.methods.eagle.published import read_eagle
+from mmspec.methods.eagle3.published import read_eagle3
+from mmspec.methods.hydra.published import read_hydra
+from mmspec.methods.medusa.published import read_medusa
 from mmspec.models.official_files import find_file, find_tensors, open_checkpoint, tensor_names
-from mmspec.models.published.dflash import read_dflash
-from mmspec.models.published.eagle import read_eagle
-from mmspec.models.published.eagle3 import read_eagle3
-from mmspec.models.published.levels import read_hydra, read_medusa
 from mmspec.targets import CausalTarget
 from tests.drafters import dflash_checks, test_dflash
 from tests.models import test_eagle3_official, test_eagle_official, test_hydra, test_medusa

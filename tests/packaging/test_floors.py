@@ -1,4 +1,4 @@
-"""The floors of the house: a room imports only from floors below its own, and no plug-in from another.
+"""The floors of the house: a room imports only from floors below its own, and no method from another.
 
 Every import statement counts: inside functions, and under TYPE_CHECKING too, because a type that is needed
 from above is an interface in the wrong place. The package's `__init__` is the front door and sees every
@@ -13,8 +13,8 @@ from tests.packaging.source_tree import Module, imported_names, modules
 GROUND = {
     "atomic_file",
     "errors",
-    "heads",
     "messages",
+    "plugins",
     "registry",
     "text_file",
     "transformers_versions",
@@ -22,12 +22,17 @@ GROUND = {
 }
 FLOORS = [
     {"kernels"},
-    {"decoding", "media", "scenes"},
+    {"core", "media", "scenes"},
+    {"trees"},
+    {"places", "vectors"},
     {"visual_tokens"},
     {"compressors"},
     {"models"},
-    {"targets", "acceptance"},
-    {"drafters"},
+    {"targets"},
+    {"families"},
+    {"heads"},
+    {"accelerators.accelerator"},
+    {"methods"},
     {"accelerators"},
     {"assets"},
     {"training", "evaluation"},
@@ -37,22 +42,32 @@ FLOORS = [
     {"__main__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-PLUG_IN_ROOMS = ("acceptance", "compressors", "drafters")
-PLUG_IN_LOCATION = re.compile(rf"(mmspec\.(?:{'|'.join(PLUG_IN_ROOMS)})\.[\w.]+):\w+")
-
+#: Modules of a method's folder that train its head stand where training does.
+TRAINS = re.compile(r"methods\.\w+\.(loss|training|distillation)")
 MODULES = [module for module in modules() if module.name != "mmspec"]
 FRONT_DOOR = next(module for module in modules() if module.name == "mmspec")
 
 
 def room_of(name: str) -> str | None:
     """The room of a dotted name, or None outside the package."""
-    parts = name.split(".")
-    return parts[1] if parts[0] == "mmspec" and len(parts) > 1 else None
+    first, _, rest = name.partition(".")
+    if first != "mmspec" or not rest:
+        return None
+    if TRAINS.match(rest):
+        return "training"
+    own = [room for room in FLOOR_OF if rest == room or rest.startswith(f"{room}.")]
+    return max(own, key=len, default=rest.split(".")[0])
 
 
-def violations(module: Module, tree: ast.Module, plug_ins: set[str]) -> list[str]:
+def method_of(name: str) -> str | None:
+    """The method in whose folder a dotted name is."""
+    match = re.match(r"mmspec\.methods\.(\w+)\.", f"{name}.")
+    return match[1] if match else None
+
+
+def violations(module: Module, tree: ast.Module) -> list[str]:
     found = []
-    room = room_of(module.name)
+    room, method = room_of(module.name), method_of(module.name)
     for node in ast.walk(tree):
         for name in imported_names(module, node):
             other = room_of(name)
@@ -64,10 +79,10 @@ def violations(module: Module, tree: ast.Module, plug_ins: set[str]) -> list[str
                 continue
             elif room in GROUND:
                 problem = "is above the ground"
-            elif other == room:
-                if not (module.name in plug_ins and is_part_of(name, plug_ins - {module.name})):
-                    continue
-                problem = "is another plug-in of the same room"
+            elif method and method_of(name) not in (None, "none", method):
+                problem = "is another method"
+            elif other == room or method and method_of(name) == method and room == "training":
+                continue
             elif other not in FLOOR_OF:
                 problem = "is on no floor; import it from the module that defines it"
             elif FLOOR_OF[other] >= FLOOR_OF[room]:
@@ -78,30 +93,13 @@ def violations(module: Module, tree: ast.Module, plug_ins: set[str]) -> list[str
     return found
 
 
-def is_part_of(name: str, owners: set[str]) -> bool:
-    return any(name == owner or name.startswith(f"{owner}.") for owner in owners)
-
-
-def registered_plug_ins() -> set[str]:
-    """Modules that some registry entry ("module:attribute") names, wherever the registry stands."""
-    return {
-        match[1]
-        for module in modules()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if (match := PLUG_IN_LOCATION.fullmatch(node.value))
-    }
-
-
 def test_every_module_is_on_a_floor():
     lost = [module.name for module in MODULES if room_of(module.name) not in {*FLOOR_OF, *GROUND}]
     assert not lost, f"name their floor in docs/structures.md and in FLOORS above: {lost}"
 
 
 def test_a_room_imports_only_from_floors_below():
-    plug_ins = registered_plug_ins()
-    assert len(plug_ins) > 20
-    found = [line for module in MODULES for line in violations(module, module.tree, plug_ins)]
+    found = [line for module in MODULES for line in violations(module, module.tree)]
     assert not found, "\n".join(found)
 
 
@@ -115,24 +113,23 @@ def test_the_front_door_keeps_its_two_lists_the_same():
     assert {*mmspec._LOCATIONS, "__version__"} == set(mmspec.__all__)
 
 
-PLUG_INS = {"mmspec.drafters.copy", "mmspec.drafters.eagle"}
-CACHE, COPY = "mmspec.decoding.cache", "mmspec.drafters.copy"
+CACHE, COPY = "mmspec.core.cache", "mmspec.methods.copy.drafter"
 
 
 def test_an_import_from_above_is_seen():
     for name, source, problem in (
         (CACHE, "import mmspec.targets.causal", "not on a floor below"),
-        (CACHE, "from ..drafters import copy", "not on a floor below"),
+        (CACHE, "from ..targets import causal", "not on a floor below"),
         (CACHE, "from mmspec import MMSpecPipeline", "on no floor"),
         (CACHE, "def f():\n    import mmspec", "the package itself"),
         (CACHE, "if TYPE_CHECKING:\n    from mmspec.cli import main", "not on a floor below"),
         ("mmspec.training.loop", "import mmspec.evaluation.speed.timing", "not on a floor below"),
-        (COPY, "from mmspec.drafters.eagle import Eagle", "another plug-in"),
-        (COPY, "from . import eagle", "another plug-in"),
-        ("mmspec.registry", "from mmspec.decoding import draft", "above the ground"),
+        (COPY, "from mmspec.methods.eagle.drafter import Eagle", "is another method"),
+        (COPY, "from ..eagle import head", "is another method"),
+        ("mmspec.registry", "from mmspec.core import draft", "above the ground"),
         ("mmspec.cli.train", "from reference.vlm import train_vlm", "not installed"),
     ):
-        (found,) = violations(Module(name, FRONT_DOOR.path, False), ast.parse(source), PLUG_INS)
+        (found,) = violations(Module(name, FRONT_DOOR.path, False), ast.parse(source))
         assert problem in found
 
 
@@ -140,8 +137,8 @@ def test_an_import_from_below_is_allowed():
     for name, source in (
         (CACHE, "import torch\nfrom transformers import Cache"),
         (CACHE, "from mmspec.kernels import philox_uniform\nfrom . import draft"),
-        (COPY, "from mmspec.drafters.suffixes import SuffixIndex\nimport mmspec.errors"),
+        (COPY, "from mmspec.methods.copy.trigrams import Trigrams\nimport mmspec.errors"),
         ("mmspec.cli", "from mmspec import __version__\nimport mmspec"),
     ):
-        found = violations(Module(name, FRONT_DOOR.path, False), ast.parse(source), PLUG_INS)
+        found = violations(Module(name, FRONT_DOOR.path, False), ast.parse(source))
         assert not found, source

@@ -47,9 +47,9 @@ def test_the_kernels_folder_does_not_hide_the_kernels_package():
 
 def test_what_users_code_imports_is_found_at_its_former_place():
     former = {
-        "mmspec.models.eagle3.official:read_official": "mmspec.models.published.eagle3:read_eagle3",
-        "mmspec.models.eagle3.export:export_head": "mmspec.models.published.export:export_head",
-        "mmspec.models.mtp.official:read_official": "mmspec.models.published.mtp:read_mtp",
+        "mmspec.methods.eagle3.head.official:read_official": "mmspec.methods.eagle3.published:read_eagle3",
+        "mmspec.methods.eagle3.head.export:export_head": "mmspec.training.export:export_head",
+        "mmspec.methods.mtp.head.official:read_official": "mmspec.methods.mtp.published:read_mtp",
         "mmspec.training.data.conversation_data:ConversationRows": (
             "mmspec.training.data.conversations:ConversationRows"
         ),

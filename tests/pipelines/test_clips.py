@@ -12,7 +12,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import contender, image_examples
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
-from mmspec.models.mar import MARConfig, MARForImageGeneration
+from mmspec.families.mar import MARConfig, MARForImageGeneration
+from mmspec.families.mar.target import MARTarget
 from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline
-from mmspec.targets.mar import MARTarget
 from tests.tiny_models.continuous import (
     CLASSES,
     SIDE,

@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor
 from transformers import T5Config, T5EncoderModel
 
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.llamagen.conversion import convert_checkpoint
 from mmspec.media import MediaLimits
-from mmspec.models.llamagen.conversion import convert_checkpoint
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.models.control_layout import controlar_state, naive_control, naive_controlled
 from tests.models.naive_llamagen import caption_prefix, class_prefix

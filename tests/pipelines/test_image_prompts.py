@@ -13,10 +13,10 @@ from diffusers import VQModel
 from transformers import ChameleonForConditionalGeneration, T5Config, T5EncoderModel
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.chameleon.target import AnoleTarget, LuminaTarget, size_token
+from mmspec.families.images import image_target
+from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets import image_target
-from mmspec.targets.chameleon import AnoleTarget, LuminaTarget, size_token
 from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_janus, tiny_lumina, tiny_tokenizer
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8, "grid_size": 4}

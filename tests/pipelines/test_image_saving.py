@@ -13,8 +13,8 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from transformers.utils import logging
 
 from mmspec.errors import CheckpointError
+from mmspec.families.llamagen.conversion import convert_checkpoint
 from mmspec.models.autoencoders import decode_tokens, ldm_name, ldm_shape
-from mmspec.models.llamagen.conversion import convert_checkpoint
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.models.ldm_layout import vq_state
 from tests.models.official_layout import CLASSES, HEADS, fill, transformer_state

@@ -16,8 +16,8 @@ from accelerate import cpu_offload
 from transformers import pipeline
 
 import mmspec
-from mmspec.accelerators import copy as copying
 from mmspec.errors import InputError
+from mmspec.methods.copy.drafter import copy as copying
 from tests.drafters import mtp_checks
 from tests.tiny_models import (
     HYBRID_TEXT_MODELS,

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig
 
-from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafters.level_heads import MedusaDrafter
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.head_checkpoint import head_of, load_head
+from mmspec.heads.checkpoint import head_of, load_head
+from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.methods.medusa.drafter import MedusaDrafter
 from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
 from mmspec.pipelines import base as base_module
 from mmspec.targets import CausalTarget, VisionLanguageTarget

@@ -14,12 +14,12 @@ from transformers import AutoConfig, BitsAndBytesConfig, GenerationConfig, PreTr
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 import mmspec
-from mmspec.accelerators import ACCELERATORS, option_names
-from mmspec.acceptance import ACCEPTANCE_RULES
+from mmspec.accelerators import option_names
 from mmspec.errors import InputError, MMSpecError
 from mmspec.pipelines import ContinuousImagePipeline, MMSpecPipeline
 from mmspec.pipelines import base as base_module
 from mmspec.pipelines.loading import BITS, HOW, REFUSED, WHERE
+from mmspec.plugins import METHODS, RULES
 from mmspec.targets import CausalTarget
 from tests.drafters.heads_checks import medusa_for
 from tests.tiny_models import tiny_image, tiny_llama
@@ -153,8 +153,8 @@ def test_pickles_of_tensors_are_read_where_asked_for(checkpoints: Path, tmp_path
 
 
 def test_no_option_of_an_accelerator_is_a_keyword_of_loading() -> None:
-    options = set().union(*(option_names(name) for name in ACCELERATORS))
-    options |= set().union(*(option_names("copy", rule) for rule in ACCEPTANCE_RULES))
+    options = set().union(*(option_names(name) for name in METHODS))
+    options |= set().union(*(option_names("copy", rule) for rule in RULES))
     assert not options & (WHERE | HOW | set(REFUSED) | set(BITS))
 
 

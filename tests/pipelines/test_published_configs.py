@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 import mmspec
-from mmspec.decoding.sampling import LEAST_TEMPERATURE, Sampler
+from mmspec.core.sampling import LEAST_TEMPERATURE, Sampler
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.pipelines import VisionLanguagePipeline
 from tests.drafters import eagle_checks

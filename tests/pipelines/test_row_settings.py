@@ -12,7 +12,7 @@ import torch
 
 import mmspec
 from mmspec import accelerators
-from mmspec.decoding.random_stream import RandomStream
+from mmspec.core.random_stream import RandomStream
 from mmspec.errors import InputError
 from mmspec.pipelines import ImagePipeline
 from mmspec.validation import is_integer, plain_numbers, require_number

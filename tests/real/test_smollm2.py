@@ -14,8 +14,8 @@ import mmspec
 from benchmarks.real_language import gguf_file
 from mmspec.assets import reference_models
 from mmspec.errors import MissingDependencyError
-from mmspec.heads import HEADS
 from mmspec.pipelines import MMSpecPipeline
+from mmspec.plugins import HEADS
 from mmspec.training.methods import METHODS
 from tests.contracts.running import generate
 from tests.serving.conftest import Server, running

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.errors import InputError
-from mmspec.models.parallel_images import NBPForCausalLM
+from mmspec.families.parallel_images import NBPForCausalLM
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import IMAGE_TOKENS, sample_scene
 from mmspec.scenes.render import animate, render_clip, sample_clip

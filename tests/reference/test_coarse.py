@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.llamagen import CTFForCausalLM
-from mmspec.models.llamagen.coarse import CTFRefiner
+from mmspec.families.llamagen import CTFForCausalLM
+from mmspec.families.llamagen.coarse import CTFRefiner
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.errors import InputError
+from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import sample_scene
 from mmspec.scenes.render import render
-from mmspec.targets import MaskedTarget
 from reference.diffusion import DiffusionLoss, Layout, blocks_layout, convert, drafts_layout, train_diffusion
 from reference.processors import build_processor
 from reference.vlm_model import SHAPES_BY_SIZE, build_model

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.drafters.image_orders import DecodingOrder
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
-from mmspec.models.parallel_images import LPDForCausalLM
+from mmspec.families.parallel_images import LPDForCausalLM
+from mmspec.families.parallel_images.orders import DecodingOrder
 from mmspec.pipelines import MMSpecPipeline
 from reference.image_data import ImageBatch, image_batch
 from reference.image_model import (

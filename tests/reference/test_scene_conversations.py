@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from mmspec.models.flash import FlashHead
+from mmspec.methods.flash.head import FlashHead
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversations import ConversationReader
 from mmspec.training.data.scenes import SHARES, SceneTalk, scene_data, scene_talk

@@ -14,22 +14,22 @@ import torch
 from PIL import Image
 from transformers import AutoConfig, AutoModel, AutoProcessor, AutoTokenizer
 
-from mmspec.decoding.interfaces import Drafter
-from mmspec.drafters.corrected import CorrectedDrafter
-from mmspec.drafters.eagle import EagleDrafter
-from mmspec.drafters.jacobi import JacobiDrafter
-from mmspec.drafters.vertical import VerticalDrafter
+from mmspec.core.interfaces import Drafter
 from mmspec.evaluation.identity.distribution import check_distribution
 from mmspec.evaluation.quality.attributes import AttributeJudge
+from mmspec.families.image_parts import load_vq
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.methods.cjd.drafter import CorrectedDrafter
+from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.methods.ssd.drafter import VerticalDrafter
 from mmspec.models.autoencoders import decode_tokens, encode_image
-from mmspec.models.image_parts import load_vq
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
 from mmspec.scenes.reader import load_reader
-from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.images import open_llamagen
 from mmspec.training.data.scenes import SceneImages
 from mmspec.training.data.sequences import Trial, acceptance_length
+from mmspec.trees.jacobi import JacobiDrafter
 from reference.image_scores import draw, load_pipeline
 from reference.vlm_scores import score_vlm
 

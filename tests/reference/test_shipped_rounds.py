@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mmspec.accelerators import ACCELERATORS
 from mmspec.assets import find_assets
 from mmspec.pipelines import MMSpecPipeline
+from mmspec.plugins import METHODS
 from tests.decoding.test_rounds import counted_copies, counted_reads
 from tests.drafters import eagle3_checks
 from tests.drafters.heads_checks import medusa_for
@@ -55,7 +55,7 @@ def check(call: Any, name: str, rounds: int, copied: int = 0) -> None:
 
 def test_every_accelerator_is_here() -> None:
     groups = (TEXT, HYBRID, IMAGES, *VECTORS.values(), *MODES.values(), UNEVEN, NOT_SHIPPED)
-    assert {name for names in groups for name in names} == set(ACCELERATORS)
+    assert {name for names in groups for name in names} == set(METHODS)
 
 
 @pytest.mark.parametrize(("model", "names"), [("scenes-llava", TEXT), ("scenes-hybrid", HYBRID)])

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.renoise import uniform_tokens
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.families.diffusion_gemma.renoise import uniform_tokens
 
 __all__ = ["Noise"]
 

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.image_grid import FREE, ImageGrid
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.image_grid import FREE, ImageGrid
+from mmspec.core.interfaces import Request
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
 from mmspec.targets import ImageTokenTarget
+from mmspec.trees.matching import SampleAndMatch
 from tests.oracles import OracleDrafter
 
 __all__ = ["DEPTH", "DRAFTERS", "CodeLogits", "accelerator", "draw", "naive_image"]

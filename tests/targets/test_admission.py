@@ -42,7 +42,7 @@ from transformers import (
 )
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.canvas import Stopping
+from mmspec.core.canvas import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.pipelines.base import adapt
 from mmspec.targets import CausalTarget

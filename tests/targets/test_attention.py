@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from mmspec.decoding.cache import RaggedCache
-from mmspec.decoding.draft import DraftKind, Nodes, Tree
+from mmspec.core.cache import RaggedCache
+from mmspec.core.draft import DraftKind, Nodes, Tree
 from mmspec.targets import CausalTarget, attention
 from mmspec.targets.attention import EXPRESSED, PLAIN_ATTENTION, attends_plainly, tree_mask
 from tests.oracles import ragged_tree

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.graphs import Graph
-from mmspec.decoding.interfaces import Drafter
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.copy import CopyDrafter
-from mmspec.drafters.draft_model import DraftModelDrafter
-from mmspec.drafters.eagle import EagleDrafter
+from mmspec.core.graphs import Graph
+from mmspec.core.interfaces import Drafter
+from mmspec.core.sampling import Sampler
+from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.targets import CausalTarget, steps
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import CapturedForward
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.running import as_request, decode, random_prompts
 from tests.drafters.eagle_checks import head_for
 from tests.tiny_models import tiny_llama, tiny_mistral_sliding

@@ -9,7 +9,7 @@ import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.decoding.canvas import Stopping
+from mmspec.core.canvas import Stopping
 from mmspec.targets import CausalTarget
 from tests.targets.loop import decode, generate, oracle
 from tests.tiny_models import TEXT_MODELS, tiny_llama

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import CausalTarget, adapt
-from mmspec.targets.diffusion_gemma import DiffusionGemmaTarget
 from tests.contracts.running import Run, decode
 from tests.targets.canvas_noise import Noise
 from tests.targets.loop import decode as decode_inputs
@@ -139,7 +139,7 @@ def test_images_are_seen(target: DiffusionGemmaTarget) -> None:
             "mm_token_type_ids": kinds,
         }
         made = build_accelerator("none").fit(target)
-        from mmspec.decoding.canvas import Stopping
+        from mmspec.core.canvas import Stopping
 
         outputs.append(decode_inputs(target, made, [prompt], Stopping(LENGTH)).outputs)
     assert outputs[0] == outputs[1] != outputs[2]

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.targets.diffusion_gemma import DiffusionGemmaTarget
+from mmspec.core.canvas import Stopping
+from mmspec.core.interfaces import Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
 from tests.contracts.running import Run, decode
 from tests.targets.canvas_noise import Noise
 from tests.tiny_models import tiny_images

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 import mmspec
-from mmspec.decoding.canvas import Stopping
+from mmspec.core.canvas import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.pipelines.base import adapt
 from tests.targets.loop import decode, generate, oracle

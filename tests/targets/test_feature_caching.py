@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Stopping, VectorCanvas
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.cell_order import CellOrderDrafter
+from mmspec.core.canvas import Stopping, VectorCanvas
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import Request
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.models.denoising import DDPMSchedule
-from mmspec.models.mar import FeatureCache, FeatureCaching, MARConfig, MARForImageGeneration
-from mmspec.targets.mar import MARSampler, MARTarget
+from mmspec.families.mar import FeatureCache, FeatureCaching, MARConfig, MARForImageGeneration
+from mmspec.families.mar.cells import CellOrderDrafter
+from mmspec.families.mar.target import MARSampler, MARTarget
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.vectors.denoising_head import DDPMSchedule
 
 SIDE, SIZE, CLASSES, BUFFER = 16, 4, 5, 8
 CELLS = SIDE**2

@@ -10,13 +10,13 @@ import torch
 
 import mmspec
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.canvas import Stopping
+from mmspec.core.interfaces import Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.families.glm_image.target import GlmImageTarget
 from mmspec.targets import adapt
-from mmspec.targets.glm_image import GlmImageTarget
 from tests.targets import loop
 from tests.tiny_models.glm_image import CODES, glm_image_inputs, tiny_glm_image
 

@@ -16,12 +16,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.draft import Block, DraftKind, Tree
-from mmspec.decoding.interfaces import Drafter
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.draft_model import DraftModelDrafter
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.draft import Block, DraftKind, Tree
+from mmspec.core.interfaces import Drafter
+from mmspec.core.sampling import Sampler
 from mmspec.errors import UnsupportedModelError
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.mixers import closed_form, find_mixers
 from mmspec.targets.prefix import PrefixCache

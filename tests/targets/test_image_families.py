@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.draft import Block, DraftKind, Tree
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import Request
+from mmspec.core.draft import Block, DraftKind, Tree
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import Request
+from mmspec.families.images import image_target
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets import ImageTokenTarget, image_target
+from mmspec.targets import ImageTokenTarget
 from tests.targets.image_loop import DEPTH, DRAFTERS, accelerator, draw, naive_image
 from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina
 from tests.versions import OLDEST

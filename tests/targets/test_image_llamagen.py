@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import T5Config, T5EncoderModel
 
-from mmspec.decoding.image_grid import ImageGrid
+from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.images import image_target
+from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.models.autoencoders import vq_from_official
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets import image_target
-from mmspec.targets.llamagen import LlamaGenTarget
 from tests.models.converted import convert_and_load
 from tests.models.ldm_layout import naive_decode, vq_shapes
 from tests.models.official_layout import CAPTIONS, CLASSES, GRID, VOCABULARY, fill

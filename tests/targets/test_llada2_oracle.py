@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmspec.acceptance.threshold import Threshold
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.masked_blocks import UnmaskingDrafter
+from mmspec.core.sampling import Sampler
+from mmspec.families.masked_language.target import MaskedTarget
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter
+from mmspec.methods.threshold.policy import Threshold
 from mmspec.models.masked_language import LLaDA2Config
-from mmspec.targets import MaskedTarget
 from tests.contracts.running import decode
 from tests.tiny_models import tiny_sdar
 

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from mmspec.accelerators import none
 from mmspec.accelerators.accelerator import Accelerator, is_sound
-from mmspec.acceptance import ACCEPTANCE_RULES
-from mmspec.acceptance.confidence import LowConfidence
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.acceptance.places import PlaceRule
-from mmspec.acceptance.rejection import SpeculativeSampling
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.distribution import Scores
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.interfaces import AcceptanceRule, TargetOutput
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.masked_blocks import UnmaskingDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.interfaces import AcceptanceRule, TargetOutput
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.targets import CausalTarget, MaskedTarget
+from mmspec.families.masked_language.target import MaskedTarget
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter
+from mmspec.methods.none.drafter import NoDrafter, none
+from mmspec.places.confidence import LowConfidence
+from mmspec.places.policies import PlaceRule
+from mmspec.plugins import RULES
+from mmspec.targets import CausalTarget
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.running import Run, as_request, decode
 from tests.tiny_models import tiny_lm, tiny_mistral_sliding, tiny_qwen3_5
 
@@ -251,9 +251,9 @@ def test_what_is_no_number_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_rule_is_for_masked_places_and_they_for_no_other_rule() -> None:
-    sound = [name for name in ACCEPTANCE_RULES if is_sound(ACCEPTANCE_RULES[name], UnmaskingDrafter())]
+    sound = [name for name in RULES if is_sound(RULES[name], UnmaskingDrafter())]
     assert {"low_confidence", "threshold"} <= {*sound} and not is_sound(LowConfidence, NoDrafter())
-    assert all(issubclass(ACCEPTANCE_RULES[name], PlaceRule) for name in sound)
+    assert all(issubclass(RULES[name], PlaceRule) for name in sound)
     for rule, exactness in ((LowConfidence(), "exact"), (LowConfidence(2), "lossy")):
         assert Accelerator("unmasking", UnmaskingDrafter(), rule).exactness == exactness
     with pytest.raises(InputError, match="low_confidence"):

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mmspec.accelerators import build_accelerator, none
-from mmspec.acceptance.confidence import LowConfidence
-from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.masked_blocks import UnmaskingDrafter
-from mmspec.drafters.none import NoDrafter
+from mmspec.accelerators import build_accelerator
+from mmspec.core.canvas import Stopping
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.targets.masked import MaskedBlock, MaskedTarget
+from mmspec.families.masked_language.target import MaskedBlock, MaskedTarget
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter
+from mmspec.methods.none.drafter import NoDrafter, none
+from mmspec.places.confidence import LowConfidence
 from mmspec.transformers_versions import cache_name
 from tests.contracts.running import Run, decode
 from tests.targets import naive_masked

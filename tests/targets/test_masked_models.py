@@ -11,12 +11,13 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import mmspec
-from mmspec.accelerators import low_confidence
-from mmspec.decoding.random_stream import Purpose, RandomStream
+from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
+from mmspec.families.masked_language.target import MaskedTarget
+from mmspec.methods.low_confidence.policy import low_confidence
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines.outputs import TextOutput
-from mmspec.targets import CausalTarget, MaskedTarget
+from mmspec.targets import CausalTarget
 from tests.targets.naive_masked import Choose, scores_of, unmask_blocks, unmask_doubting, unmask_everywhere
 from tests.tiny_models import MASKED_MODELS, save_masked, tiny_images, tiny_lm
 

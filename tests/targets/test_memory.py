@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from mmspec.decoding.cache import CAPACITY_BLOCK
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.core.cache import CAPACITY_BLOCK
+from mmspec.core.draft import DraftKind, Tree
 from mmspec.errors import InputError
 from mmspec.evaluation.model_support import examine_model
-from mmspec.targets import CausalTarget, MaskedTarget, memory
+from mmspec.families.masked_language.target import MaskedTarget
+from mmspec.targets import CausalTarget, memory
 from mmspec.targets.memory import MemoryPlan, measure_states
 from mmspec.targets.mixers import find_mixers
 from tests.contracts.running import decode

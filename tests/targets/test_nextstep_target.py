@@ -9,24 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.acceptance.denoising import SharedNoise
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.canvas import Stopping, VectorCanvas
-from mmspec.decoding.image_grid import ImageGrid
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.decoding.vector_sampling import DenoisingSampler
-from mmspec.drafters.cell_order import CellOrderDrafter, cells_by_forward
-from mmspec.drafters.none import NoDrafter
-from mmspec.drafters.vectors import VectorModelDrafter, VectorWindowDrafter
+from mmspec.core.canvas import Stopping, VectorCanvas
+from mmspec.core.image_grid import ImageGrid
+from mmspec.core.interfaces import Request
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.models.denoising import DDPMSchedule, FlowSchedule
-from mmspec.models.mar import MARConfig, MARForImageGeneration
-from mmspec.models.nextstep import NextStepConfig, NextStepForImageGeneration
-from mmspec.targets.continuous import NextStepTarget
-from mmspec.targets.mar import MARTarget
+from mmspec.families.mar import MARConfig, MARForImageGeneration
+from mmspec.families.mar.cells import CellOrderDrafter, cells_by_forward
+from mmspec.families.mar.target import MARTarget
+from mmspec.families.nextstep import NextStepConfig, NextStepForImageGeneration
+from mmspec.families.nextstep.target import NextStepTarget
+from mmspec.methods.draft_model.vectors import VectorModelDrafter
+from mmspec.methods.none.drafter import NoDrafter
+from mmspec.methods.shared_noise.drafter import VectorWindowDrafter
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.vectors.denoising_head import DDPMSchedule, FlowSchedule
+from mmspec.vectors.rules import SharedNoise
+from mmspec.vectors.sampling import DenoisingSampler
 
 SIDE, SIZE = 3, 4
 FLOW, DDPM = FlowSchedule(steps=4), DDPMSchedule(steps=4, last_step_noise=True)

@@ -14,24 +14,24 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.speculative import speculate
-from mmspec.decoding.stats import DecodingStats
-from mmspec.drafters.image_orders import DecodingOrder, cells_by_forward
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.interfaces import Request
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.models.parallel_images import (
+from mmspec.families.images import image_target
+from mmspec.families.parallel_images import (
     LPDConfig,
     LPDForCausalLM,
     NARConfig,
     ParallelImageConfig,
     PARConfig,
 )
+from mmspec.families.parallel_images.orders import DecodingOrder, cells_by_forward
+from mmspec.families.parallel_images.target import CellSampler, ParallelImageTarget
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
-from mmspec.targets import image_target
-from mmspec.targets.parallel_images import CellSampler, ParallelImageTarget
 from tests.models.converted import convert_and_load
 from tests.models.next_block import next_block_model
 from tests.models.official_layout import GRID, HEADS, IMAGE_SIZE, VOCABULARY

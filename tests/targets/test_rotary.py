@@ -24,7 +24,7 @@ from transformers import (
 
 import mmspec
 from mmspec.accelerators import build_accelerator
-from mmspec.decoding.canvas import Stopping
+from mmspec.core.canvas import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets import adapt
 from mmspec.targets.prefix import PrefixCache

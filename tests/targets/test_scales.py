@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models.image_parts import load_vq
-from mmspec.models.llamagen.conversion import convert_checkpoint
-from mmspec.models.parallel_images import NFIGConfig, NFIGForCausalLM, VARConfig, VARForCausalLM
-from mmspec.models.parallel_images.scale_vq import ScaleVQModel
+from mmspec.families.image_parts import load_vq
+from mmspec.families.images import image_target
+from mmspec.families.llamagen.conversion import convert_checkpoint
+from mmspec.families.parallel_images import NFIGConfig, NFIGForCausalLM, VARConfig, VARForCausalLM
+from mmspec.models.scale_vq import ScaleVQModel
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from mmspec.targets import image_target
 from tests.models.ldm_layout import naive_latents, naive_pixels
 from tests.models.official_layout import HEADS, VOCABULARY, WIDTH, Changes, changed
 from tests.models.parallel_layout import doubled

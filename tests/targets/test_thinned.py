@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.accelerators import draft_model
-from mmspec.decoding.canvas import Stopping
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.draft_model import visual_places
-from mmspec.drafters.session import PromptBatch
+from mmspec.core.canvas import Stopping
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.interfaces import Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
+from mmspec.methods.draft_model.choice import draft_model
+from mmspec.methods.draft_model.drafter import visual_places
 from mmspec.targets import VisionLanguageTarget
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.thinned import attention_behind, guided_and_even

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import mmspec
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.core.draft import DraftKind, Tree
 from mmspec.models import linear_layers
 from mmspec.models.linear_layers import LinearLayers, Packing, Way
 from mmspec.models.replaced import Replacement, replaced_attention, replaced_forwards

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import Accelerator
-from mmspec.decoding.canvas import Stopping
+from mmspec.core.canvas import Stopping
 from mmspec.errors import InputError
 from mmspec.targets import VisionLanguageTarget
 from tests.targets.loop import GreedyRun, decode, generate, interleave, oracle
@@ -44,7 +44,7 @@ MESSAGES = {
         *user_message("and there ?", IMAGES[2:3]),
     ],
 }
-ACCELERATORS = ["oracle 0 %", "oracle 30 %"]
+METHODS = ["oracle 0 %", "oracle 30 %"]
 
 
 @dataclass
@@ -88,7 +88,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     yield Family(request.param, model, {case: dict(encode(processor, m)) for case, m in cases.items()})
 
 
-@pytest.mark.parametrize("accelerator", ACCELERATORS)
+@pytest.mark.parametrize("accelerator", METHODS)
 @pytest.mark.every(6)
 def test_greedy_output_is_that_of_generate(family: Family, accelerator: str) -> None:
     for case, reference in family.reference.items():

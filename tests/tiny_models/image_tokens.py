@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from mmspec.models.emu3_5 import Emu3p5Config, Emu3p5ForCausalLM
+from mmspec.families.emu3.emu3_5 import Emu3p5Config, Emu3p5ForCausalLM
 
 from .processors import Special, tiny_tokenizer
 from .weights import randomise

@@ -9,7 +9,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import save_file
 from transformers import T5Config, T5EncoderModel
 
-from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 
 from .processors import tiny_tokenizer
 from .weights import randomise

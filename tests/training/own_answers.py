@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.interfaces import Request
+from mmspec.core.sampling import Sampler
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial
 from tests.contracts.running import random_prompts

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.corrected import StaleWindow
-from mmspec.drafters.window_states import codebook_sample
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.heads.window_states import codebook_sample
+from mmspec.methods.cjd.drafter import StaleWindow
+from mmspec.methods.cjd.loss import LIVE, CorrectorLoss, WindowBatch, correct_window
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.sequences import Trial
-from mmspec.training.losses.cjd import LIVE, CorrectorLoss, WindowBatch, correct_window
 from mmspec.training.methods import METHODS
 from tests.drafters.corrected_checks import head_for
 from tests.tiny_models.llamagen import tiny_llamagen

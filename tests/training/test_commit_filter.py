@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from mmspec.accelerators import build_accelerator
-from mmspec.acceptance.learned import Learned
-from mmspec.drafters.masked_blocks import UnmaskingDrafter
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter
+from mmspec.methods.learned.policy import Learned
+from mmspec.methods.learned.training import replay, train_filter, watch
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.training.commit_filter import replay, train_filter, watch
 from tests.tiny_models import save_masked
 
 PROMPTS = [

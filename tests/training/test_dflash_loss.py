@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mmspec.errors import InputError
-from mmspec.models.feature_head import HIDDEN
+from mmspec.heads.model import HIDDEN
+from mmspec.methods.dflash.loss import DFlashLoss, drawn
 from mmspec.training.losses import dflash as dflash_loss
 from mmspec.training.losses.base import Blocks, read
-from mmspec.training.losses.dflash import DFlashLoss, drawn
 from tests.drafters.dflash_checks import KINDS, alone, head_for
 from tests.drafters.flash_checks import target_of
 from tests.training.own_answers import own_answers

@@ -13,15 +13,15 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from mmspec.decoding.draft import DraftKind, Tree
+from mmspec.core.draft import DraftKind, Tree
 from mmspec.errors import CheckpointError, InputError, MediaError
-from mmspec.models.parallel_images import LPDConfig
+from mmspec.families.parallel_images import LPDConfig
+from mmspec.methods.eagle.loss import positions_of
 from mmspec.training.data import images as image_data
 from mmspec.training.data.images import ImageFile
 from mmspec.training.data.scenes import SceneImages, scene_data
 from mmspec.training.drafter import train_drafter
 from mmspec.training.losses.base import read
-from mmspec.training.losses.eagle import positions_of
 from mmspec.training.methods import METHODS
 from reference.image import save_image_model
 from reference.image_model import (

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.methods.eagle.loss import EagleLoss
 from mmspec.registry import parse_options
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter import train_drafter
-from mmspec.training.losses.eagle import EagleLoss
 from mmspec.training.methods import METHODS, Method, check_method, written
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.tiny_models import tiny_llama

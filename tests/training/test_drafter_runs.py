@@ -59,7 +59,7 @@ def train(
 
 def test_a_step_of_several_batches_is_one_of_all_their_rows(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmspec.training.losses.flash.NOISE", 0.0)
+        patch.setattr("mmspec.methods.flash.loss.NOISE", 0.0)
         whole, losses = train(tmp_path, 3, rows=6)
         parts, means = train(tmp_path, 3, rows=2, accumulate=3)
     assert losses == pytest.approx(means, rel=1e-4) and losses[0] != losses[1]

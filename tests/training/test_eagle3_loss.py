@@ -8,20 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import DraftKind, Nodes, Tree
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.eagle import Eagle3Drafter, EagleSession, MtpDrafter
+from mmspec.core.draft import DraftKind, Nodes, Tree
+from mmspec.core.interfaces import Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.models.eagle3 import Eagle3Head
-from mmspec.models.mtp import MtpHead
+from mmspec.heads.grown_trees import GrownTreeSession
+from mmspec.methods.eagle.loss import positions_of
+from mmspec.methods.eagle3.drafter import Eagle3Drafter
+from mmspec.methods.eagle3.head import Eagle3Head
+from mmspec.methods.eagle3.loss import Eagle3Loss
+from mmspec.methods.mtp.drafter import MtpDrafter
+from mmspec.methods.mtp.head import MtpHead
 from mmspec.targets.causal import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
 from mmspec.training.losses import eagle3 as eagle3_loss
 from mmspec.training.losses.base import read
-from mmspec.training.losses.eagle import positions_of
-from mmspec.training.losses.eagle3 import Eagle3Loss
 from mmspec.training.losses.vocabulary import choose_vocabulary
 from tests.contracts.running import canvas_of
 from tests.drafters import mtp_checks
@@ -46,7 +48,7 @@ def decoded(
     drafter = runs(head, num_draft_tokens=1).fit(target)
     _, prefill = target.prefill([request.inputs], root + 1, drafter.taps)
     session = drafter.start([request], prefill, Sampler(), RandomStream.from_seed(0, 1))
-    assert isinstance(session, EagleSession)
+    assert isinstance(session, GrownTreeSession)
     hidden = session._read_committed(canvas_of([ids[0, : root + 1].tolist()], emitted=1))[:, None]
     logits = [head.logits(hidden, target.head)[0, 0]]
     chain = Tree.chain(ids[:, root + 1 : root + STEPS], DraftKind.POINT)

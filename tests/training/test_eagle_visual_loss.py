@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.models.eagle import EagleHead
+from mmspec.methods.eagle.head import EagleHead
+from mmspec.methods.eagle.loss import EagleLoss, ViSpecLoss, positions_of, ranking
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.sequences import TrainingExample
-from mmspec.training.losses.eagle import EagleLoss, ViSpecLoss, positions_of, ranking
 from tests.drafters.eagle_checks import head_for
 from tests.drafters.flash_checks import target_of
 from tests.drafters.naive_eagle import read_whole
@@ -68,7 +68,7 @@ def test_the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str, depth
     head = head_for(target, **KINDS[kind])
     learner = (EagleLoss if depths == 1 else ViSpecLoss)(head, target)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmspec.training.losses.eagle.NOISE", 0.0)
+        patch.setattr("mmspec.methods.eagle.loss.NOISE", 0.0)
         loss, figures = learner(own_answers(family))
     pairs = [
         predicted_the_slow_way(head, target, example, depth)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import smooth_l1_loss
 
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.targets.causal import HiddenStates
 from mmspec.training.losses import flash as flash_loss

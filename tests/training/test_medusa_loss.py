@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.heads import HeadDrafter
-from mmspec.drafters.level_heads import MedusaDrafter
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.models.medusa import MedusaHead
+from mmspec.heads.drafter import HeadDrafter
+from mmspec.methods.hydra.loss import HydraLoss
+from mmspec.methods.medusa.drafter import MedusaDrafter
+from mmspec.methods.medusa.head import MedusaHead
+from mmspec.methods.medusa.loss import MedusaLoss
 from mmspec.targets.causal import HiddenStates
 from mmspec.training.drafter import train_on
 from mmspec.training.losses.goals import Goals
-from mmspec.training.losses.levels import HydraLoss, MedusaLoss, hit_rates
+from mmspec.training.losses.levels import hit_rates
 from mmspec.training.run import Training
 from tests.drafters.flash_checks import target_of
 from tests.drafters.heads_checks import drafter_for, medusa_for

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.models.feature_head import EMBEDDINGS, HIDDEN
-from mmspec.training.losses.ppd import PromptTokensLoss
+from mmspec.heads.model import EMBEDDINGS, HIDDEN
+from mmspec.methods.ppd.loss import PromptTokensLoss
 from tests.drafters.flash_checks import target_of
 from tests.drafters.test_ppd import drafter_for
 from tests.training.own_answers import own_answers

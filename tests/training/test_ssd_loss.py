@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.decoding.image_grid import FREE
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.none import NoDrafter
-from mmspec.targets.llamagen import LlamaGenTarget
+from mmspec.core.image_grid import FREE
+from mmspec.core.interfaces import Request
+from mmspec.core.sampling import Sampler
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.methods.none.drafter import NoDrafter
+from mmspec.methods.ssd.loss import CellBatch, VerticalLoss
 from mmspec.training.data.sequences import Trial, decode
 from mmspec.training.losses import ssd
-from mmspec.training.losses.ssd import CellBatch, VerticalLoss
 from mmspec.training.methods import METHODS
 from tests.contracts.checks import PROMPTS
 from tests.drafters.jacobi_checks import GRID, images

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmspec.errors import InputError
-from mmspec.models.feature_head import HIDDEN
-from mmspec.models.llamagen import LlamaGenConfig
+from mmspec.families.llamagen import LlamaGenConfig
+from mmspec.heads.model import HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.data.states import StoredStates

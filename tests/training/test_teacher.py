@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from mmspec.models.llamagen import caption_prompt, class_prompt
-from mmspec.targets import CausalTarget, VisionLanguageTarget, image_target
+from mmspec.families.images import image_target
+from mmspec.families.llamagen import caption_prompt, class_prompt
+from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.batches import batches
 from mmspec.training.data.sequences import TrainingExample
 from mmspec.training.losses.base import read

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.models.dflash import DFlashHead
-from mmspec.models.eagle3 import Eagle3Head
+from mmspec.methods.dflash.head import DFlashHead
+from mmspec.methods.eagle3.head import Eagle3Head
 from mmspec.targets import CausalTarget
 from mmspec.training.losses.base import DrafterLoss
 from mmspec.training.losses.goals import Goals

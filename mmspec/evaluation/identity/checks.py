@@ -16,18 +16,18 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from mmspec.accelerators.accelerator import Accelerator, Call
-from mmspec.acceptance.denoising import SharedNoise
-from mmspec.acceptance.matching import SampleAndMatch
-from mmspec.decoding.interfaces import Round
-from mmspec.decoding.random_stream import Purpose, RandomStream
-from mmspec.decoding.sampling import values_of
-from mmspec.decoding.stats import DecodingStats, merge_stats
-from mmspec.drafters.cell_order import CellModelDrafter
+from mmspec.core.interfaces import Round
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.sampling import values_of
+from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.evaluation.contenders import Contender, decode_conversations, prepare_images, reference_inputs
 from mmspec.evaluation.examples import OTHER_SEEDS, Example, later_turns
 from mmspec.evaluation.identity.comparison import Comparison, Difference, Gap, IdentityReport, compare
 from mmspec.evaluation.identity.distribution import DistributionTest, check_distribution, energy_test
+from mmspec.families.mar.cells import CellModelDrafter
 from mmspec.targets.mixers import find_mixers
+from mmspec.trees.matching import SampleAndMatch
+from mmspec.vectors.rules import SharedNoise
 
 __all__ = ["ContinuousCheck", "IdentityCheck", "ImageCheck", "MaskedCheck", "TopTwo", "reference_of"]
 

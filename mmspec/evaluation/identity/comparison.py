@@ -22,7 +22,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.statistics import DecodingStats
 from mmspec.evaluation.identity.distribution import DistributionTest, SampleTest
 from mmspec.evaluation.tables import figures
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.decoding.draft import DraftKind, Tree
-from mmspec.decoding.image_grid import FREE
-from mmspec.decoding.interfaces import Request, Target, list_prompts
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.image_grid import FREE
+from mmspec.core.interfaces import Request, Target, list_prompts
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 
 __all__ = [

@@ -27,7 +27,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import FIRST_IMAGE_SEED
 from mmspec.evaluation.prompt_files import read_prompt_file

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators.accelerator import Accelerator, Call
-from mmspec.decoding.denoising import Denoising, log_likelihood
-from mmspec.decoding.image_grid import FREE
-from mmspec.decoding.indexing import pick
-from mmspec.decoding.interfaces import Round
-from mmspec.decoding.verdict import Path
+from mmspec.core.image_grid import FREE
+from mmspec.core.indexing import pick
+from mmspec.core.interfaces import Round
+from mmspec.core.verdict import Path
 from mmspec.evaluation.identity.distribution import read_distributions
+from mmspec.vectors.denoising import Denoising, log_likelihood
 
 __all__ = ["OverlapMeter", "VariationMeter", "needs_meter"]
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from mmspec.decoding.sampling import Sampler
-from mmspec.decoding.stats import DecodingStats, Laps
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats, Laps
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import AnyPipeline, decode_conversations, encode_prompts, prepare_images
 from mmspec.evaluation.examples import Example

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmspec.decoding.stats import PARTS, merge_stats
+from mmspec.core.statistics import PARTS, merge_stats
 from mmspec.errors import InputError
 from mmspec.evaluation.speed.timing import BASELINE, PEER, TimedRun
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mmspec.decoding.stats import DecodingStats
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmspec.decoding.interfaces import Target
+from mmspec.core.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.record import Record, summarise

@@ -18,11 +18,11 @@ from jinja2 import TemplateError
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
-from mmspec.drafters.copy import CopyDrafter
+from mmspec.core.interfaces import Request
+from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.media import load_image
+from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import to_device
 from mmspec.training.data.rows import DamagedFiles, read_all

@@ -16,18 +16,18 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.interfaces import Request
+from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError, MediaError
+from mmspec.families.image_parts import load_text_encoder, load_vq
+from mmspec.families.images import image_target
+from mmspec.families.llamagen import caption_prompt, class_prompt, null_caption_prompt
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.families.parallel_images import ParallelImageConfig
 from mmspec.media import load_image
 from mmspec.models.autoencoders import encode_image
 from mmspec.models.checkpoint import load_config, load_model
-from mmspec.models.image_parts import load_text_encoder, load_vq
-from mmspec.models.llamagen import caption_prompt, class_prompt, null_caption_prompt
-from mmspec.models.parallel_images import ParallelImageConfig
-from mmspec.targets import image_target
 from mmspec.targets.causal import to_device
-from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.rows import DamagedFiles, check_columns, read_all
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial

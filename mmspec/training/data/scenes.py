@@ -13,8 +13,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from mmspec.decoding.interfaces import Request
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.interfaces import Request
+from mmspec.core.sampling import Sampler
+from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.scenes import (
     CAPTION_PROMPTS,
     DESCRIPTION_PROMPTS,
@@ -32,7 +33,6 @@ from mmspec.scenes import (
     sample_scene,
     training_seeds,
 )
-from mmspec.targets.llamagen import LlamaGenTarget
 from mmspec.training.data.conversations import Conversation, ConversationReader, message
 from mmspec.training.data.images import DROPPED, TRIAL_IMAGES, LlamaGenImages
 from mmspec.training.data.images import STAGE as IMAGE_STAGE

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators.accelerator import pair
-from mmspec.decoding.canvas import Canvas, Stopping
-from mmspec.decoding.interfaces import Drafter, Request
-from mmspec.decoding.random_stream import RandomStream
-from mmspec.decoding.sampling import Sampler
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.interfaces import Drafter, Request
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
 from mmspec.targets import CausalTarget
 
 __all__ = [

@@ -15,12 +15,12 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.images import IMAGE_FAMILIES, image_target
+from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
-from mmspec.models.llamagen import LlamaGenConfig
 from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.registry import did_you_mean
-from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt, image_target
-from mmspec.targets.image_families import IMAGE_FAMILIES
+from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt
 from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader, ConversationRows, check_written
 from mmspec.training.data.images import ImageFile, open_llamagen

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mmspec.accelerators.tuned import fingerprint
 from mmspec.atomic_file import atomic_file
 from mmspec.errors import InputError
-from mmspec.models.feature_head import EMBEDDINGS
+from mmspec.heads.model import EMBEDDINGS
 from mmspec.targets import CausalTarget
 from mmspec.targets.prefix import media_of
 

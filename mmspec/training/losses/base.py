@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.decoding.image_grid import ImageGrid, Layout
-from mmspec.drafters.window_states import codebook_sample
-from mmspec.models.feature_head import EMBEDDINGS, HIDDEN, Prompts
+from mmspec.core.image_grid import ImageGrid, Layout
+from mmspec.heads.model import EMBEDDINGS, HIDDEN, Prompts
+from mmspec.heads.window_states import codebook_sample
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.training.data.states import StoredStates, Summary

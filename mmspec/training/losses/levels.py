@@ -1,4 +1,4 @@
-"""Losses of heads that each predict the token of one level of the tree: Medusa and Hydra, and their base."""
+"""Losses of heads that each predict the token of one level of the tree."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.models.feature_head import HIDDEN
-from mmspec.models.hydra import HydraHead
-from mmspec.models.medusa import MedusaHead
-from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
 from mmspec.training.losses.goals import Goals, index_among
 
-__all__ = ["HydraLoss", "LevelLoss", "MedusaLoss", "hit_rates"]
+__all__ = ["LevelLoss", "StateLoss", "hit_rates"]
 
 
 class LevelLoss(DrafterLoss):
@@ -71,55 +67,6 @@ class StateLoss(LevelLoss):
     @abstractmethod
     def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
         """[m, K, V or V'] logits of the heads in the blocks."""
-
-
-class MedusaLoss(StateLoss):
-    """The loss of Medusa's heads (Medusa-1: the target is frozen).
-
-    Args:
-        soft: learn what the target would say of each place, not only the token that is there; the release
-            has the tokens.
-        discount: weight of head i is discount^i; 2401.10774, section 3.2 has 0.8.
-    """
-
-    def __init__(
-        self, head: MedusaHead, target: CausalTarget, *, soft: bool = True, discount: float = 0.8
-    ) -> None:
-        super().__init__(head, target)
-        self.soft, self.discount = soft, discount
-
-    def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
-        states = self.head(reading.taps[HIDDEN][blocks.row, blocks.before], blocks.ahead.shape[1])
-        logits: Tensor = self.head.logits(states, self.read_out)
-        return logits
-
-
-class HydraLoss(StateLoss):
-    """The loss of Hydra's heads (2402.05109, section 4: distillation).
-
-    Args:
-        discount: weight of head i is discount^i; the paper has 1.
-    """
-
-    def __init__(self, head: HydraHead, target: CausalTarget, *, discount: float = 1.0) -> None:
-        super().__init__(head, target)
-        self.discount = discount
-
-    def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
-        states = reading.taps[HIDDEN]
-        places = torch.arange(states.shape[1], device=states.device)[None]
-        hidden = self.head(states, places)[blocks.row, blocks.before]
-        path = self.target.embed(reading.tokens[blocks.row[:, None], blocks.ahead])  # [m, K, d]
-        paths = [path[:, : head + 1] for head in range(path.shape[1])]
-        if self.head.lm_heads:
-            return torch.stack([self.head.predict(hidden, each, self.read_out) for each in paths], 1)
-        # the one output matrix is asked once: what it says is large, and would be copied
-        return self.read_out(torch.stack([self.head.predict(hidden, each, same) for each in paths], 1))
-
-
-def same(state: Tensor) -> Tensor:
-    """A state as it is, in place of what is read out of it."""
-    return state
 
 
 @torch.no_grad()

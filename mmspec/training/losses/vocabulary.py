@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from mmspec.models.feature_head import DraftingHead
+from mmspec.heads.model import DraftingHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import DrafterData

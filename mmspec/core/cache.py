@@ -1,0 +1,410 @@
+"""A transformers Cache of static buffers in which every row has its own length.
+
+New nodes are written behind a row's committed tokens; a commit moves the accepted path there and
+advances the row's length. Nothing is ever cropped: what lies beyond the length is masked, and
+overwritten later. Prompts are prefilled one row at a time, so no row is ever padded.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from mmspec.core.draft import Nodes
+from mmspec.core.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer, States
+from mmspec.core.rows import Rows, concat, select
+from mmspec.errors import UnsupportedModelError
+from mmspec.kernels import compact_cache
+
+CAPACITY_BLOCK = 256
+WIDTH_BLOCK = 32
+MASKABLE_LAYERS = {"full_attention", "sliding_attention"}
+STATELESS_LAYERS = {"mlp", "moe"}
+
+RowStates = dict[int, tuple[Tensor, Tensor]]
+"""Layer -> keys and values of one row, each [n, heads, head_dim]."""
+
+
+@dataclass
+class WritePlan:
+    """Buffer places that the next forward writes, shared by all layers."""
+
+    rows: int
+    capacity: int  # of the buffers, in tokens
+    prefill_row: int | None = None  # None in a scoring forward
+    tokens: int = 0  # n of this forward, in every row that it reads
+    keeps: bool = True  # False if nothing is written at all
+    slots: Tensor = field(  # [B * n] of new nodes
+        default_factory=lambda: torch.empty(0, dtype=torch.long, device="cpu")
+    )
+    width: int = 0  # columns that attention looks at
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one place."""
+
+    is_sliding = False  # the buffer holds every token; the window is part of the mask
+    is_croppable = False
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, plan: WritePlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys = self._allocate(key_states)
+        self.values = self._allocate(value_states)
+        self.is_initialized = True
+
+    def _allocate(self, states: Tensor) -> Tensor:
+        # zeros, not empty: a masked NaN is still NaN in 0 * NaN
+        return states.new_zeros(self.plan.rows, self.plan.capacity, states.shape[1], states.shape[3])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write new states [B, heads, n, head_dim] and return those that attention should see.
+
+        Raises:
+            UnsupportedModelError: there are more or fewer states than tokens.
+        """
+        plan = self.plan
+        if not plan.keeps:
+            return key_states, value_states
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length = key_states.shape[2]
+        if length != plan.tokens:
+            raise UnsupportedModelError(
+                f"a layer caches {length} states for {plan.tokens} tokens; only models whose images stand at "
+                "tokens of the prompt can be decoded speculatively"
+            )
+        if plan.prefill_row is not None:
+            self.keys[plan.prefill_row, :length] = key_states[0].transpose(0, 1)
+            self.values[plan.prefill_row, :length] = value_states[0].transpose(0, 1)
+            return key_states, value_states
+        slots = plan.slots.to(key_states.device)  # a device_map may put layers on several devices
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            buffer.flatten(0, 1).index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
+        return self.keys[:, : plan.width].transpose(1, 2), self.values[:, : plan.width].transpose(1, 2)
+
+    def grow(self) -> None:
+        """Copy into buffers of the plan's new capacity."""
+        if not self.is_initialized:
+            return
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_zeros(old.shape[0], self.plan.capacity, *old.shape[2:])
+            new[:, : old.shape[1]] = old
+            setattr(self, name, new)
+
+    def get_seq_length(self) -> int:
+        return 0  # positions and masks are always passed explicitly; a prefill starts at 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.2x
+
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
+
+
+class HybridLayer(RecurrentLayer, RaggedLayer):
+    """Keys, values and recurrent states of a layer that attends beside its mixer (Falcon-H1, Zamba2)."""
+
+    is_compileable = False  # of which its two bases say different things
+
+    def __init__(self, plan: WritePlan, number_of_states: int = 1) -> None:
+        RaggedLayer.__init__(self, plan)
+        RecurrentLayer.__init__(self, plan, number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        # attention gives keys and values by place, mixers their states by name
+        if args:
+            RaggedLayer.lazy_initialization(self, *args)
+        else:
+            RecurrentLayer.lazy_initialization(self, **kwargs)
+
+
+class RaggedCache(Cache, Rows):
+    """Static KV buffers with per-row lengths.
+
+    Args:
+        config: the model's config: number of layers, and which of them slide.
+        rows: batch size B (twice that under guidance).
+        capacity: tokens per row to allocate at first; grows in blocks of 256.
+        device: of the lengths; buffers follow the model.
+
+    Raises:
+        UnsupportedModelError: the model has layers whose state is of an unknown kind.
+    """
+
+    def __init__(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> None:
+        text = config.get_text_config(decoder=True)
+        kinds = check_layer_types(text)
+        # of masks: a layer that attends beside a mixer has that of either
+        self.layer_types = [
+            mask
+            for kind in kinds
+            for mask in (("full_attention", "linear_attention") if kind == HYBRID_LAYER else (kind,))
+        ]
+        self.sliding_window: int | None = getattr(text, "sliding_window", None)
+        self.plan = WritePlan(rows, round_up(capacity, CAPACITY_BLOCK))
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        # The host's upper bound of max(lengths): exact after each round's one read, never too small.
+        self.longest = 0
+        states = getattr(text, "number_of_conv_states", 1)
+        stateful = dict.fromkeys(RECURRENT_LAYERS, RecurrentLayer) | {HYBRID_LAYER: HybridLayer}
+        layers: list[Any] = [
+            stateful[kind](self.plan, states) if kind in stateful else RaggedLayer(self.plan)
+            for kind in kinds
+        ]
+        self.ragged = [layer for layer in layers if isinstance(layer, RaggedLayer)]
+        self.recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
+        super().__init__(layers=layers)
+
+    @property
+    def rows(self) -> int:
+        return self.plan.rows
+
+    @property
+    def is_initialized(self) -> bool:
+        """False while a prompt is prefilled, whatever other rows hold: models see that it begins here."""
+        return self.plan.prefill_row is None and any(layer.is_initialized for layer in self.ragged)
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Whether the mixer that runs finds a state.
+
+        Without an index (OLMo hybrid in transformers 5.17) the last layer would be asked, which may not be
+        the one that runs.
+        """
+        if layer_idx is None:
+            return any(all(layer.has_previous_state.values()) for layer in self.recurrent)
+        found: bool = super().has_previous_state(layer_idx, state_idx)
+        return found
+
+    def begin_prefill(self, row: int, length: int) -> None:
+        """Set the next forward to prefill one row with `length` tokens."""
+        self._reserve(length)
+        self.plan.prefill_row, self.plan.tokens = row, length
+        self.lengths[row] = length
+        self.longest = max(self.longest, length)
+
+    def begin_reading(self) -> None:
+        """Set all forwards from now on to read whole sequences, of which nothing is kept."""
+        self.plan.keeps = False
+
+    def load(self, states: RowStates) -> None:
+        """Write keys and values of a prefix of the prompt, known from before, after `begin_prefill`."""
+        for layer, (keys, values) in states.items():
+            self.plan.tokens = len(keys)
+            self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+
+    @contextmanager
+    def recurrent_from(self, states: Sequence[States]) -> Iterator[None]:
+        """Let recurrent layers read on from the states of a known prefix, in a cache of one row."""
+        try:
+            for layer, known in zip(self.recurrent, states, strict=True):
+                layer.load(0, known)
+                layer.enter(layer.committed)
+            yield
+        finally:
+            for layer in self.recurrent:
+                layer.leave()
+
+    def row_states(self, row: int, length: int) -> RowStates:
+        """Keys and values of the first `length` tokens of a row; as views, which later rounds leave alone."""
+        return {
+            index: (layer.keys[row, :length], layer.values[row, :length])
+            for index, layer in enumerate(self.ragged)
+            if layer.is_initialized
+        }
+
+    def clear(self) -> None:
+        """Empty the cache for another batch, which decodes at the same addresses."""
+        self.plan.prefill_row, self.longest = None, 0
+        self.lengths.zero_()
+        for layer in self.ragged:
+            if layer.is_initialized:  # to zeros: what is masked is still multiplied, and might be NaN
+                layer.keys.zero_()
+                layer.values.zero_()
+
+    def part(self, rows: Sequence[int], count: int | None = None) -> Self:
+        copies = 1 if count is None else self.rows // count
+        return self._mapped(lambda buffer: select(buffer, rows, count), copies * len(rows))
+
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        for cache in (self, other):
+            cache._reserve(max(self.plan.capacity, other.plan.capacity))
+        buffers = iter(other._buffers())
+        both = self._mapped(lambda buffer: concat(buffer, next(buffers), counts), self.rows + other.rows)
+        both.longest = max(self.longest, other.longest)
+        return both
+
+    def _buffers(self) -> list[Tensor]:
+        """The lengths, and the buffers of all layers that have any."""
+        layers = [layer for layer in self.ragged if layer.is_initialized]
+        attended = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
+        return [self.lengths, *attended, *(s for layer in self.recurrent for s in layer.committed.values())]
+
+    def _mapped(self, change: Callable[[Tensor], Tensor], rows: int) -> Self:
+        """Return a cache of other rows, made of this one's buffers in the order of `_buffers`."""
+        changed = copy.copy(self)
+        changed.plan = replace(self.plan, rows=rows)
+        changed.lengths = change(self.lengths)
+        changed.layers = [copy.copy(layer) for layer in self.layers]
+        changed.ragged = [layer for layer in changed.layers if isinstance(layer, RaggedLayer)]
+        for layer in changed.ragged:
+            layer.plan = changed.plan
+            if layer.is_initialized:
+                layer.keys, layer.values = change(layer.keys), change(layer.values)
+        changed.recurrent = [layer for layer in changed.layers if isinstance(layer, RecurrentLayer)]
+        for recurrent in changed.recurrent:
+            recurrent.plan = changed.plan
+            recurrent.committed = {key: change(state) for key, state in recurrent.committed.items()}
+        return changed
+
+    def begin_score(self, slots: Tensor, extent: int) -> None:
+        """Set the next forward to write nodes behind each row's committed tokens.
+
+        Args:
+            slots: [B, n] from 0 to extent - 1; what was scored since the last commit stays where no node is
+                written over it.
+            extent: number of slots that attention looks at.
+        """
+        self._reserve(self.longest + extent)
+        plan = self.plan
+        plan.prefill_row, plan.tokens = None, slots.shape[1]
+        plan.width = min(mask_width(self.longest + extent, self.lengths.device), plan.capacity)
+        firsts = torch.arange(plan.rows, device=slots.device) * plan.capacity + self.lengths
+        plan.slots = (firsts[:, None] + slots).flatten()
+
+    def commit(self, path: Tensor | None, counts: Tensor) -> None:
+        """Keep the accepted nodes and advance the lengths.
+
+        Args:
+            path: [B, m] node indices from the root down, padded; None if node i is already i-th.
+            counts: [B] how many of them to keep, root included; 0 leaves a row untouched.
+        """
+        if path is not None:
+            buffers: dict[torch.device, list[Tensor]] = {}  # a device_map may put layers on several devices
+            for layer in self.ragged:
+                if layer.is_initialized:  # layers that read another's keys and values never write any
+                    buffers.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
+            for device, together in buffers.items():
+                compact_cache(together, *(each.to(device) for each in (path, self.lengths, counts)))
+        if self.recurrent:
+            last = (counts - 1).clamp_min(0)
+            node = last if path is None else path.gather(1, last[:, None])[:, 0]
+            for recurrent in self.recurrent:
+                recurrent.commit(node, counts > 0)
+        self.lengths += counts
+
+    def attention_mask(
+        self, nodes: Nodes, dtype: torch.dtype | None
+    ) -> Tensor | dict[str, Tensor | None] | None:
+        """Attention mask of a scoring forward, 4-D: committed tokens, and the slots that a node sees.
+
+        Args:
+            nodes: n nodes in m slots.
+            dtype: of an additive mask; None for a boolean one.
+
+        Returns:
+            [B, 1, n, width]; or one such mask per layer type where a model mixes them, None for recurrent
+            ones.
+        """
+        rows, queries, extent = nodes.visible.shape
+        column = torch.arange(self.plan.width, device=self.lengths.device)
+        committed = (column < self.lengths[:, None])[:, None, :].expand(rows, queries, -1)
+        new = self.lengths[:, None, None] + torch.arange(extent, device=column.device)
+        full = committed.scatter(2, new.expand(rows, queries, extent), nodes.visible)
+        masks = {"full_attention": full}
+        if "sliding_attention" in self.layer_types and self.sliding_window is not None:
+            # A key's distance counts tokens on the path: its depth says where it stands, not its column.
+            position = column.expand(rows, -1).scatter(1, new[:, 0], self.lengths[:, None] + nodes.depths)
+            distance = (self.lengths[:, None] + nodes.depth)[:, :, None] - position[:, None, :]
+            masks["sliding_attention"] = full & (distance < self.sliding_window)
+        kinds = set(self.layer_types)
+        if dtype is not None:
+            masks = {kind: additive_mask(mask, dtype) for kind, mask in masks.items()}
+        shown = {kind: masks[kind][:, None] if kind in masks else None for kind in kinds}
+        return shown if len(kinds) > 1 else shown[kinds.pop()]
+
+    def nbytes(self) -> int:
+        """Bytes held by keys, values and recurrent states."""
+        keys = sum(RaggedLayer.nbytes(layer) for layer in self.ragged)
+        return keys + sum(layer.nbytes() for layer in self.recurrent)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def _reserve(self, tokens: int) -> None:
+        if tokens <= self.plan.capacity:
+            return
+        self.plan.capacity = round_up(tokens, CAPACITY_BLOCK)
+        for layer in self.ragged:
+            layer.grow()
+
+
+def check_layer_types(text: PreTrainedConfig) -> list[str]:
+    """Attention type of every layer.
+
+    Raises:
+        UnsupportedModelError: some layers keep a state of another kind, or attend in chunks; a rejected
+            draft could not be taken back. Or its layers are not counted.
+    """
+    if not hasattr(text, "num_hidden_layers"):
+        raise UnsupportedModelError(
+            f"{text.model_type}: it has no single stack of layers (num_hidden_layers)"
+        )
+    types = getattr(text, "layer_types", None)
+    if types is None:
+        types = getattr(text, "layers_block_type", None)
+    if types is None:
+        sliding = getattr(text, "sliding_window", None) is not None and getattr(
+            text, "use_sliding_window", True
+        )
+        types = ["sliding_attention" if sliding else "full_attention"] * text.num_hidden_layers
+    known = MASKABLE_LAYERS | RECURRENT_LAYERS | STATELESS_LAYERS | {HYBRID_LAYER}
+    for index, kind in enumerate(types):
+        if kind not in known:
+            raise UnsupportedModelError(
+                f"{text.model_type}: layer {index} ({kind}) keeps a state from which rejected draft tokens "
+                f"cannot be taken back; layers of type {', '.join(sorted(known))} can be decoded so"
+            )
+    return list(types)
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as a summand of attention's logits, which eager attention takes."""
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def mask_width(columns: int, device: torch.device) -> int:
+    """Columns of a mask that holds at least so many; few different ones, for every width is a shape.
+
+    Doubled on CUDA, where each shape is captured in a graph of its own. On a CPU that costs a tenth of an
+    image's time in wider attention, and shapes cost nothing, so that widths grow by blocks.
+    """
+    if device.type == "cuda":
+        return max(WIDTH_BLOCK, 1 << (columns - 1).bit_length())
+    return round_up(columns, WIDTH_BLOCK)
+
+
+def round_up(value: int, block: int) -> int:
+    """Smallest multiple of `block` that is at least `value`."""
+    return -(-value // block) * block

@@ -1,0 +1,381 @@
+"""Output of a batch on the device: what is decided, how much of it is complete, and which rows go on.
+
+Everything here is exact at token granularity: a block that holds the end token, a stop string or
+the last allowed token is cut right there, whatever else was accepted with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteriaList
+
+from mmspec.core.draft import Draft
+from mmspec.core.indexing import pick, put, take
+from mmspec.core.lockstep import Lockstep
+from mmspec.core.rows import RowField, Rows, named
+from mmspec.core.statistics import DecodingStats
+from mmspec.core.verdict import MILLIONTHS, Fill, Measured, Path, Verdict
+from mmspec.errors import InputError, NumericalError
+from mmspec.validation import is_integer
+
+NOT_FINITE = (
+    "the target's logits are NaN or infinite, or every token is excluded; "
+    "check the weights, the dtype and the logits processors"
+)
+MAX_NEW_TOKENS = 1_000_000
+GROWTH = 512  # least room that is added at a time
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Conditions under which a row ends.
+
+    Args:
+        max_new_tokens: 0 or more.
+        end_token_ids: ids that end a row; the id itself is emitted, as transformers does.
+        criteria: transformers stopping criteria (stop strings, time, the user's own); each is asked
+            after every single token, with the row's ids [1, length] and scores None.
+        of_output: likewise, asked with the ids of the output alone [1, tokens].
+        lockstep: set where rows decode one token a round together; its criteria are asked instead.
+
+    Raises:
+        InputError: max_new_tokens is not an integer from 0 to 1,000,000.
+    """
+
+    max_new_tokens: int
+    end_token_ids: frozenset[int] = frozenset()
+    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    of_output: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    lockstep: Lockstep | None = None
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.max_new_tokens) or not 0 <= self.max_new_tokens <= MAX_NEW_TOKENS:
+            raise InputError(
+                "max_new_tokens", self.max_new_tokens, f"an integer from 0 to {MAX_NEW_TOKENS:,}"
+            )
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Tokens that one round completed, in the order of the output.
+
+    Attributes:
+        tokens: B lists of new token ids, or B tensors [k, d] of new vectors; empty for rows that were
+            finished, or where only places further on were decided.
+    """
+
+    tokens: list[Any]
+
+
+class Report(NamedTuple):
+    """Report of a round, whose numbers [B, columns] are on their way to the host."""
+
+    numbers: Tensor
+    arrived: torch.cuda.Event | None  # after which they are there; None on a CPU
+    reach: int  # of the round's draft
+    measured: str  # by the rule: "tv" or "drift"
+
+    @classmethod
+    def send(cls, numbers: Tensor, reach: int, measured: str) -> Report:
+        """Begin to copy numbers to the host, which does not wait for them."""
+        if not numbers.is_cuda:
+            return cls(numbers, None, reach, measured)
+        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
+        pinned.copy_(numbers, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream(numbers.device))
+        return cls(pinned, arrived, reach, measured)
+
+    def rows(self) -> list[list[int]]:
+        """Wait for the numbers, and return them."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        rows: list[list[int]] = self.numbers.tolist()
+        return rows
+
+
+class Canvas(Rows):
+    """Output of a batch, tokens or (`VectorCanvas`) vectors.
+
+    Attributes:
+        tokens: [B, C + 1] on the device: the token at each output index, where one is decided; junk at C.
+        decided: [B, C + 1] on the device: whether one is; tokens may be decided in any order.
+        emitted: [B] on the device: tokens of each active row that are complete from the first on.
+        active: [B] bool on the device: rows that go on. The numbers of those that ended mean nothing.
+        stopping: B conditions under which the rows end.
+        ids: B lists on the host: prompt, and the tokens that are complete.
+        output_lengths: B numbers of tokens that are complete, known to the host.
+        drafted: B lists of flags, one for each output token: whether it came from a draft.
+        finish_reasons: "eos", "length", "stop" or "error" for rows that ended, else None.
+        errors: the NumericalError of rows that ended in one.
+    """
+
+    row_fields = named(
+        *("stopping", "ids", "prompt_lengths", "drafted", "finish_reasons", "errors", "output_lengths"),
+        *("stats", "_line", "decided", "is_draft", "active", "emitted", "_limits"),
+        RowField("_ends", NO_TOKEN),
+    )
+
+    def __init__(
+        self, prompts: Sequence[list[int]], stopping: Stopping, stats: DecodingStats, device: torch.device
+    ) -> None:
+        rows = len(prompts)
+        self.stopping, self.stats, self.device = [stopping] * rows, stats, device
+        self.ids = [list(prompt) for prompt in prompts]
+        self.prompt_lengths = [len(prompt) for prompt in prompts]
+        self.drafted: list[list[bool]] = [[] for _ in prompts]
+        self.finish_reasons: list[str | None] = [None] * rows
+        self.errors: list[NumericalError | None] = [None] * rows
+        self.output_lengths = [0] * rows
+        self.decided = torch.zeros(rows, 1, dtype=torch.bool, device=device)
+        self.is_draft = torch.zeros_like(self.decided)
+        line = [[prompt[-1], 0] for prompt in prompts]
+        self._line = torch.tensor(line, dtype=torch.long, device=device).reshape(rows, 2)
+        self.active = torch.ones(rows, dtype=torch.bool, device=device)
+        self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
+        self._unread: deque[Report] = deque()
+        self._begun = False  # the first commit is of what the prompts decided, without a scoring forward
+        ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
+        self._ends = ends.repeat(rows, 1)
+        self._limits = torch.full((rows, 1), stopping.max_new_tokens, device=device)
+        stats.new_tokens, stats.rounds = [0] * rows, [0] * rows
+        stats.drafted, stats.accepted = [0] * rows, [0] * rows
+        stats.accepted_histograms = [Counter() for _ in prompts]
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._line[:, 1:]
+
+    @property
+    def finished(self) -> bool:
+        return all(reason is not None for reason in self.finish_reasons)
+
+    @property
+    def in_step(self) -> list[int]:
+        """Rows that get one token a round, as their callbacks count on."""
+        return [row for row, stopping in enumerate(self.stopping) if stopping.lockstep is not None]
+
+    @property
+    def unread(self) -> int:
+        """Number of rounds that were submitted, and that the host has not read."""
+        return len(self._unread)
+
+    @property
+    def length_bounds(self) -> list[int]:
+        """B upper bounds of the tokens that are complete, as far as the host knows."""
+        ahead = sum(report.reach for report in self._unread)
+        rows = zip(self.output_lengths, self.stopping, strict=True)
+        return [min(length + ahead, stopping.max_new_tokens) for length, stopping in rows]
+
+    @property
+    def root(self) -> Tensor:
+        """[B] newest token of each row, or [B, d] vector: the last one emitted, or the prompt's."""
+        return take(self._line, self.emitted)
+
+    def before(self, count: int) -> Tensor:
+        """[B, count] or [B, count, d]: the last of the output; the prompt's end where there are fewer."""
+        place = self.emitted[:, None] + torch.arange(1 - count, 1, device=self.device)
+        return pick(self._line, place.clamp_min(0))
+
+    def outputs(self) -> list[Any]:
+        """B lists of output tokens, without the prompts."""
+        return [ids[length:] for ids, length in zip(self.ids, self.prompt_lengths, strict=True)]
+
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        """Return the canvas of these rows, followed by those of another; every round has been read."""
+        width = max(self.decided.shape[1], other.decided.shape[1])
+        for canvas in (self, other):
+            if canvas.decided.shape[1] < width:
+                canvas._widen(width - canvas.decided.shape[1])
+        return super().joined(other, counts)
+
+    def decide(self, places: Tensor, tokens: Tensor, which: Tensor, is_draft: Tensor | bool = False) -> None:
+        """Write tokens [B, k] at output places [B, k] where `which` [B, k] is true."""
+        places = places.where(which, self.decided.shape[1] - 1)
+        put(self.tokens, places, tokens)
+        self.decided.scatter_(1, places, True)
+        if isinstance(is_draft, Tensor):
+            self.is_draft.scatter_(1, places, is_draft)
+
+    def reserve(self, places: int) -> None:
+        """Make room for output indices below `places`."""
+        missing = places + 1 - self.decided.shape[1]
+        if missing > 0:
+            self._widen(max(missing, GROWTH, self.decided.shape[1]))
+
+    def _widen(self, room: int) -> None:
+        """Add places, of which none is decided; the last one stays that for junk."""
+        self._line, self.decided, self.is_draft = (
+            torch.cat([plane[:, :-1], torch.zeros_like(plane[:, :1]).repeat_interleave(room + 1, 1)], 1)
+            for plane in (self._line, self.decided, self.is_draft)
+        )
+
+    def submit(self, draft: Draft, verdict: Verdict, measured: Measured) -> None:
+        """Write what a round decided, and send a report of it to the host, which does not wait.
+
+        Args:
+            draft, verdict: of this round.
+            measured: by the rule.
+        """
+        self.reserve(max(self.length_bounds) + draft.reach)
+        numbers = self.write(draft, verdict, measured)
+        self._unread.append(Report.send(numbers, draft.reach, measured.name))
+
+    def read(self) -> Emission:
+        """Read what the first unread round completed: the host's one read of the device in a round."""
+        report, emission, stopped = self._unread.popleft(), Emission([]), False
+        for row, (count, ended, full, failed, drafted, faulty, *rest) in enumerate(report.rows()):
+            (total, largest, places), block = rest[:3], rest[3:]
+            kept, flags = [], list[bool]()
+            if self.finish_reasons[row] is None:
+                reason = "eos" if ended else "length" if full else None
+                kept = self._extend(row, count, block[report.reach : report.reach + count], reason)
+                self.output_lengths[row] += len(kept)
+                stopped |= self.finish_reasons[row] == "stop"
+                if failed and self.finish_reasons[row] is None:
+                    self.errors[row] = NumericalError(row, self.output_lengths[row], NOT_FINITE)
+                    self.finish_reasons[row] = "error"
+                flags = [bool(flag) for flag in block[: len(kept)]]
+                self.drafted[row] += flags
+                self.stats.new_tokens[row] += len(kept)
+                if self._begun:
+                    self.stats.count_round(row, drafted, sum(flags), faulty)
+                    measured = total / MILLIONTHS, largest / MILLIONTHS, places
+                    self.stats.count_measured(report.measured, *measured)
+            emission.tokens.append(kept)
+        self._begun = True
+        stopped |= self._stop_in_step(emission)
+        if stopped:  # the device cannot know
+            self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.device)
+            self.emitted = torch.tensor(self.output_lengths, device=self.device)
+        return emission
+
+    def write(self, draft: Draft, verdict: Verdict, measured: Measured) -> Tensor:
+        """Write what a round decided, all of it on the device, where room has been made.
+
+        Returns:
+            [B, columns] the report that the host reads.
+        """
+        if isinstance(verdict, Path):
+            fresh, flags, missing = self.append(verdict)
+        else:
+            fresh, flags, missing = self.fill(verdict, draft.reach)
+        ends = self._are_ends(fresh)
+        window = self.emitted[:, None] + torch.arange(draft.reach, device=self.device)
+        missing = missing | (window >= self._limits)
+        missing[:, 1:] |= ends[:, :-1]
+        kept = missing.cumsum(-1) == 0
+        count = kept.sum(-1) * self.active
+        self.emitted = self.emitted + count
+        ended = (kept & ends).any(-1)
+        full = self.emitted >= self._limits[:, 0]
+        self.active = self.active & ~(ended | full | verdict.failed)
+        summary = torch.stack([count, ended, full, verdict.failed, draft.candidates, draft.faulty], 1)
+        return torch.cat([summary, measured.rows, flags, *self._readable(fresh)], 1)
+
+    def append(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
+        """Write what a path decides behind what is emitted: nothing was decided there before.
+
+        Returns:
+            [B, m] or [B, m, d] the values from the first place that is not emitted on, and [B, m] which of
+            them come from a draft, and where none is decided.
+        """
+        steps = torch.arange(path.nodes.shape[1], device=self.device)
+        places, keep = self.emitted[:, None] + steps, steps < path.decided[:, None]
+        put(self.tokens, places, path.values)
+        self.decided.scatter_(1, places, keep)
+        return path.values, steps < path.accepted[:, None], ~keep
+
+    def fill(self, fill: Fill, reach: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Write what is decided in place, and open places again; as `append`, for the next `reach` places."""
+        active = self.active[:, None]
+        self.decide(fill.places, fill.values, fill.decided & active, fill.is_draft)
+        opened = fill.places.where(fill.reopened & active, self.decided.shape[1] - 1)
+        self.decided.scatter_(1, opened, False)
+        window = self.emitted[:, None] + torch.arange(reach, device=self.device)
+        missing = ~self.decided.gather(1, window) | (window >= fill.settled[:, None])
+        return pick(self.tokens, window), self.is_draft.gather(1, window), missing
+
+    def _stop_in_step(self, emission: Emission) -> bool:
+        """Ask the criteria of rows in lock step after a token of theirs; return whether any row stops."""
+        groups: dict[Lockstep, list[int]] = {}
+        for row, stopping in enumerate(self.stopping):
+            if stopping.lockstep is not None and stopping.lockstep.criteria:
+                groups.setdefault(stopping.lockstep, []).append(row)
+        stopped = False
+        for lockstep, rows in groups.items():
+            if not any(emission.tokens[row] for row in rows):
+                continue
+            answers = lockstep.stops([self.ids[row] for row in rows], self.device)
+            for row, stops in zip(rows, answers, strict=True):
+                if stops and self.finish_reasons[row] is None:
+                    self.finish_reasons[row], stopped = "stop", True
+        return stopped
+
+    def _are_ends(self, tokens: Tensor) -> Tensor:
+        """[B, k] whether a token ends its row."""
+        return (tokens[..., None] == self._ends[:, None]).any(-1)  # `torch.isin` takes three times as long
+
+    def _readable(self, tokens: Tensor) -> list[Tensor]:
+        """Columns of integers that tell the host of new tokens."""
+        return [tokens]
+
+    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:
+        """Append a block of tokens, after whose last the row ends if there is a reason; return those kept."""
+        for index, token in enumerate(block, start=1):
+            self.ids[row].append(token)
+            stopping, stops = self.stopping[row], False
+            if stopping.criteria:  # asked after the last token as well: some count their calls
+                ids = torch.tensor([self.ids[row]], device=self.device)
+                stops = bool(stopping.criteria(ids, None).any())
+            if stopping.of_output:
+                ids = torch.tensor([self.ids[row][self.prompt_lengths[row] :]], device=self.device)
+                stops |= bool(stopping.of_output(ids, None).any())
+            if reason is not None and index == len(block):
+                self.finish_reasons[row] = reason
+            elif stops:
+                self.finish_reasons[row] = "stop"
+                return block[:index]
+        return block
+
+
+class VectorCanvas(Canvas):
+    """Output of a batch of continuous tokens. The vectors stay on the device; the host is told their number.
+
+    Args:
+        size: d of a vector.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[list[int]],
+        stopping: Stopping,
+        stats: DecodingStats,
+        device: torch.device,
+        size: int,
+    ) -> None:
+        super().__init__(prompts, stopping, stats, device)
+        # a prompt ends in an id
+        self._line = torch.zeros(len(prompts), 2, size, dtype=torch.float32, device=device)
+
+    def outputs(self) -> list[Any]:
+        """B tensors [N, d] of output vectors."""
+        return [row[:count] for row, count in zip(self.tokens, self.output_lengths, strict=True)]
+
+    def _are_ends(self, tokens: Tensor) -> Tensor:
+        return torch.zeros_like(tokens[..., 0], dtype=torch.bool)
+
+    def _readable(self, tokens: Tensor) -> list[Tensor]:
+        return []
+
+    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:
+        start = self.output_lengths[row]
+        self.finish_reasons[row] = reason
+        return self.tokens[row, start : start + count]

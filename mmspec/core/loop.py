@@ -1,0 +1,215 @@
+"""The speculative loop: propose, score, verify, commit.
+
+It knows no method and no model by name. Plain decoding is the drafter that proposes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Generic, Self
+
+import torch
+from torch import Tensor
+
+from mmspec.core.canvas import Canvas, Emission
+from mmspec.core.distributions import AnyDistribution
+from mmspec.core.draft import Draft
+from mmspec.core.interfaces import (
+    AcceptanceRule,
+    Drafter,
+    DraftSession,
+    Request,
+    Round,
+    State,
+    Target,
+    list_prompts,
+)
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.rows import Rows, named
+from mmspec.core.sampling import RowSettings
+from mmspec.core.statistics import Laps
+from mmspec.core.verdict import Measured, Path, Verdict
+
+# A generous max_new_tokens must not cost memory that is never used: beyond this the cache grows in blocks.
+PREALLOCATED_TOKENS = 2048
+
+
+@dataclass
+class Batch(Rows, Generic[State]):
+    """Requests that are decoded together, and all that is kept of them between rounds.
+
+    Attributes:
+        target: the model whose distribution is promised.
+        rule: verifies drafts; it must be sound for those that the session proposes.
+        sampler: logits to distribution, for target and drafter alike.
+        canvas: B rows, which say when they are finished.
+        random: the rows' random numbers.
+        state: of the target.
+        session: of the drafter.
+        round: forwards so far.
+        computing: entered while models run; see `Target.computing`.
+    """
+
+    row_fields = named("sampler", "canvas", "random", "state", "session")
+
+    target: Target[State]
+    rule: AcceptanceRule
+    sampler: RowSettings
+    canvas: Canvas
+    random: RandomStream
+    state: State
+    session: DraftSession
+    laps: Laps
+    round: int
+    computing: Callable[[], AbstractContextManager[None]]
+
+    def part(self, rows: Sequence[int], count: int | None = None) -> Self:
+        """Return the batch of some rows, between rounds."""
+        return super().part(rows, len(self.canvas.ids))
+
+    def joined(self, other: Self, counts: tuple[int, int] | None = None) -> Self:
+        """Return these rows followed by those of another batch, each after a round."""
+        return super().joined(other, (len(self.canvas.ids), len(other.canvas.ids)))
+
+    def rows_changed(self) -> None:
+        self.laps = Laps(self.canvas.stats, self.target.device)
+        self.session.attach(self.state)
+
+    def decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
+        """Propose, score, verify, commit; the canvas sends its report to the host, which does not wait."""
+        with self.computing():
+            return self._decode_round()
+
+    def _decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
+        canvas, laps = self.canvas, self.laps
+        laps.start()
+        draft = self.session.propose(canvas)
+        draft = draft.roots_alone(canvas.in_step) if canvas.in_step else draft
+        laps.end("draft")
+        output = self.target.score(self.state, draft)
+        laps.end("target")
+        canvas.stats.draft_passes = self.session.passes
+        first = draft.first(canvas.emitted)
+        scores = self.sampler(output.logits, draft, canvas.ids, first)
+        noise = self.random.repeat(len(first)).during(self.round)
+        verdict, measured = self.rule.decide(draft, output, scores, noise, first)
+        self.target.commit(self.state, draft, verdict, canvas.active)
+        laps.end("verify")
+        self.session.observe(draft, output, scores, verdict)
+        laps.end("draft")
+        canvas.submit(draft, verdict, measured)
+        self.round += 1
+        return draft, first, scores, verdict
+
+    def read_round(self) -> Emission:
+        """Read what the first unread round completed, and tell the target."""
+        emission = self.canvas.read()
+        self.canvas.stats.target_forwards += 1
+        self.canvas.stats.cache_bytes = self.state.nbytes()
+        return emission
+
+
+@torch.inference_mode()
+def begin(
+    target: Target[State],
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    sampler: RowSettings,
+    requests: Sequence[Request],
+    canvas: Canvas,
+    random: RandomStream,
+) -> tuple[Batch[State], Round]:
+    """Prefill a batch of requests, and choose the first token of each; arguments as of `speculate`.
+
+    Returns:
+        The batch, whose state is to be closed, and the round of the prompts.
+    """
+    drafter.admit(requests, sampler, canvas.stopping[0])
+    stats, started = canvas.stats, perf_counter()
+    most = max(stopping.max_new_tokens for stopping in canvas.stopping)
+    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + drafter.max_nodes
+
+    taps = tuple(dict.fromkeys((*drafter.taps, *rule.taps)))
+    laps = Laps(stats, target.device)
+    laps.start()
+    computing = target.computing(*drafter.modules)
+    with computing():
+        state, prefill = target.prefill(list_prompts(requests, sampler), capacity, taps)
+    laps.end("prompt")
+    try:
+        with computing():
+            session = drafter.start(requests, prefill, sampler, random)
+            session.attach(state)
+            draft = session.open(canvas)
+            laps.end("draft")
+            first = draft.first(canvas.emitted)
+            scores = sampler(prefill.logits, draft, canvas.ids, first)
+            lanes, noise = draft.lanes, random.repeat(len(first))
+            path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
+            verdict = draft.verdict(path, scores.is_finite())
+        laps.end("verify")
+        canvas.submit(draft, verdict, Measured.nothing(canvas.active))
+        emission = canvas.read()
+    except BaseException:
+        state.close()
+        raise
+    stats.prompt_forwards = prefill.forwards
+    stats.target_forwards += prefill.forwards
+    stats.cached_prompt_tokens = prefill.cached_tokens
+    stats.prefill_seconds = perf_counter() - started
+    rule = session.rule or rule
+    where = canvas, random, state, session, laps, prefill.forwards, computing
+    batch = Batch(target, rule, sampler, *where)
+    return batch, Round(draft, first, scores, verdict, emission)
+
+
+@torch.inference_mode()
+def speculate(
+    target: Target[State],
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    sampler: RowSettings,
+    requests: Sequence[Request],
+    canvas: Canvas,
+    random: RandomStream,
+) -> Iterator[Round]:
+    """Decode a batch of requests, round by round.
+
+    Args:
+        target: the model whose distribution is promised.
+        drafter: proposes the drafts.
+        rule: verifies them; it must be sound for the drafter's kind of draft.
+        sampler: logits to distribution, for target and drafter alike.
+        requests: B prompts.
+        canvas: B rows that hold the prompts; it is filled, and says when all rows are finished.
+        random: the rows' random numbers.
+
+    Yields:
+        One Round for the prompts, then one for each scoring forward; valid until the next one. On a GPU the
+        next round may be on its way by then, and the last is followed by one that nobody reads.
+    """
+    if not requests or not any(stopping.max_new_tokens for stopping in canvas.stopping):
+        return
+    batch, prompts = begin(target, drafter, rule, sampler, requests, canvas, random)
+    with closing(batch.state), batch.laps:
+        yield prompts
+        # a GPU goes on to the next round while the host reads, where nothing on the host decides about it
+        criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)
+        decides = criteria or canvas.in_step or sampler.processors or not drafter.runs_ahead
+        late = 1 if runs_by_itself(target.device) and not decides else 0
+        rounds: deque[tuple[Draft, Tensor, AnyDistribution, Verdict]] = deque()
+        while not canvas.finished:
+            rounds.append(batch.decode_round())
+            emission = batch.read_round() if canvas.unread > late else None
+            batch.state.tighten(canvas.length_bounds)
+            if emission is not None:
+                yield Round(*rounds.popleft(), emission)
+
+
+def runs_by_itself(device: torch.device) -> bool:
+    """Return whether a device works off what it was told while the host does something else."""
+    return device.type == "cuda"

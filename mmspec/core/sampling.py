@@ -1,0 +1,332 @@
+"""Sampling settings of tokens: from logits to the distribution that is promised, once per forward.
+
+The order is that of transformers: guidance, then processors that look at the path, then
+temperature, top-k, top-p, min-p. Target and drafter share this code, so p and q cannot disagree
+about it. Rows of a batch may have settings of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+from mmspec.core.distributions import AnyDistribution, Scores
+from mmspec.core.draft import Block, Draft, Tree
+from mmspec.core.lockstep import Lockstep
+from mmspec.core.once import once
+from mmspec.core.rows import Rows, named
+from mmspec.errors import InputError
+from mmspec.kernels import Warping, warp_logits
+from mmspec.kernels.sampling import of_rows
+from mmspec.validation import is_integer, is_list, plain_numbers, require_number
+
+__all__ = [
+    "ROW_SETTINGS",
+    "RowSettings",
+    "Sampler",
+    "check_rows",
+    "check_setting",
+    "edges_of",
+    "read_setting",
+]
+
+#: Temperatures below it are greedy. Configs and clients write "greedy" so (Qwen2.5-VL: 1e-06), and logits
+#: that such a draw would choose between differ by less than half precision can tell.
+LEAST_TEMPERATURE = 1e-4
+#: Settings that rows of a batch may have each their own of, and what None stands for there.
+ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": None}
+
+
+@dataclass(frozen=True)
+class RowSettings(Rows, ABC):
+    """Base of samplers: what turns a target's output into distributions, and its settings.
+
+    Each row of a batch may have its own temperature, and its own of what subclasses add.
+    """
+
+    row_fields = named("temperature")
+
+    temperature: float | Sequence[float] = 0.0
+
+    @property
+    def processors(self) -> Sequence[LogitsProcessorList | Lockstep]:
+        """Logits processors of the rows; none for samplers of vectors."""
+        return ()
+
+    @property
+    def is_guided(self) -> bool:
+        """True if any row is, so that the unconditional prompts are read as well."""
+        return bool(getattr(self, "guidance_scale", 1.0) != 1.0)
+
+    @abstractmethod
+    def __call__(
+        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
+    ) -> AnyDistribution:
+        """Make distributions of what a target says of the nodes of a draft.
+
+        Args:
+            logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones. What
+                other targets give in their place: parameters or conditions, [.., n, D].
+            draft: the scored nodes, of T chains.
+            history: B lists of committed token ids, prompt and root included.
+            first: [T] output index that depth 1 competes for.
+        """
+
+    @property
+    def greedy(self) -> bool:
+        """True if all rows are."""
+        return self.temperature == 0.0
+
+
+def check_setting(name: str, value: Any) -> None:
+    """Raise InputError for a value outside the range of its setting."""
+    if name == "temperature":
+        require_number(name, value, 0.0, 1e4, "0 (greedy) to 10000")
+    elif name == "guidance_scale":
+        require_number(name, value, 0.0, 1e4, "0 to 10000; 1 is off")
+    elif name == "top_k" and value is not None and (not is_integer(value) or value < 0):
+        raise InputError(name, value, "a positive integer, or None or 0 to keep every token")
+    elif name == "top_p" and value is not None:
+        require_number(name, value, 0.0, 1.0, "above 0, at most 1", open_below=True)
+    elif name == "min_p" and value is not None:
+        require_number(name, value, 0.0, 1.0, "0 to 1")
+
+
+def read_setting(name: str, given: Any, check: Callable[[str, Any], None]) -> Any:
+    """Check a value, or one for each row: a tuple without None, or one value where all are equal."""
+    given = plain_numbers(given)
+    values = list(given) if is_list(given) else [given]
+    if not values:
+        raise InputError(name, given, "one value, or one for each row")
+    if len(values) > 1:
+        values = [ROW_SETTINGS[name] if value is None else value for value in values]
+    for value in values:
+        check(name, value)
+    return values[0] if all(value == values[0] for value in values) else tuple(values)
+
+
+def check_rows(settings: object, count: int, rows: str = "rows") -> None:
+    """Raise InputError for a setting that is a list of another length than the batch, or that holds None."""
+    for name in ROW_SETTINGS:
+        values = getattr(settings, name, None)
+        if is_list(values) and (len(values) != count or None in values):
+            raise InputError(name, values, f"one value, or a list with one for each of the {count} {rows}")
+
+
+def values_of(setting: Any) -> tuple[Any, ...]:
+    """The one value of a checked setting, or those of the rows."""
+    return setting if isinstance(setting, tuple) else (setting,)
+
+
+@dataclass(frozen=True)
+class Sampler(RowSettings):
+    """Sampling settings: how logits become a distribution. The defaults are greedy decoding.
+
+    The first five are one value for all rows, or a sequence with one for each of the B rows; where all of
+    these are equal, they are kept as one.
+
+    Args:
+        temperature: 0 is greedy decoding, and so is what is below `LEAST_TEMPERATURE`.
+        top_k: keep the k likeliest tokens; None or 0 keeps all.
+        top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
+        min_p: keep tokens at least min_p times as likely as the likeliest.
+        guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
+        processors: for each row a list of transformers logits processors, each of which is called for every
+            node with the token ids on the node's own path; or a `Lockstep`, the same object for all of its
+            rows, which is called once for their roots. Or none at all. Of places that are not decoded in
+            order those alone that `edges_of` knows.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    row_fields = named("top_k", "top_p", "min_p", "guidance_scale", "processors")
+
+    top_k: int | Sequence[int | None] | None = None
+    top_p: float | Sequence[float | None] | None = None
+    min_p: float | Sequence[float | None] | None = None
+    guidance_scale: float | Sequence[float] = 1.0
+    processors: Sequence[LogitsProcessorList | Lockstep] = ()
+
+    def __post_init__(self) -> None:
+        for name in ROW_SETTINGS:
+            object.__setattr__(self, name, read_setting(name, getattr(self, name), check_setting))
+        drawn = [value if value >= LEAST_TEMPERATURE else 0.0 for value in values_of(self.temperature)]
+        object.__setattr__(self, "temperature", read_setting("temperature", drawn, check_setting))
+
+    @property
+    def only_guides(self) -> bool:
+        """True if guidance is all that is done to a model's logits."""
+        return not self.processors and self._unguided.is_identity
+
+    def support(self, vocabulary: int) -> int:
+        """Most tokens of V that temperature and top-k leave to a row, ties not counted."""
+        return 1 if self.greedy else max(k or vocabulary for k in values_of(self.top_k))
+
+    def within_top_k(self, p: Tensor) -> Tensor:
+        """Leave mass to no more tokens than top_k in warped distributions [B, n, V]; see `part_ties`."""
+        if self.greedy or not any(self.warping.top_k):
+            return p
+        return part_ties(p, of_rows(self.warping.top_k, p, lambda k: k or math.inf))
+
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        """Return the settings of these rows followed by those of another batch."""
+        both: dict[str, Any] = {}
+        for name in ROW_SETTINGS:
+            both[name] = []
+            for each, count in zip((self, other), counts, strict=True):
+                values = values_of(getattr(each, name))
+                both[name] += values * (count if len(values) == 1 else 1)
+        if self.processors or other.processors:
+            none, (rows, others) = LogitsProcessorList(), counts
+            both["processors"] = [*(self.processors or [none] * rows), *(other.processors or [none] * others)]
+        return replace(self, **both)
+
+    @once
+    def warping(self) -> Warping:
+        """Guidance, temperature and truncation of every row; processors not counted."""
+        return Warping(
+            values_of(self.temperature),
+            tuple(k or 0 for k in values_of(self.top_k)),
+            tuple(1.0 if top_p is None else top_p for top_p in values_of(self.top_p)),
+            tuple(min_p or 0.0 for min_p in values_of(self.min_p)),
+            values_of(self.guidance_scale),
+        )
+
+    def __call__(
+        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
+    ) -> Scores:
+        """Make distributions of a target's logits, which are warped once a rule asks for it."""
+        shape = draft.lanes.valid.shape
+        if self.processors:
+            guided = self.guided(logits)
+            if isinstance(draft, Block):
+                return self.scores(self.processed_places(guided, draft), shape)
+            return self.scores(self.processed(guided, draft.lanes, history), shape)
+        return self._scores(logits, self.warping, shape)
+
+    def guided(self, logits: Tensor) -> Tensor:
+        """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""
+        return warp_logits(logits, Warping((0.0,), guidance_scale=self.warping.guidance_scale))
+
+    def processed(self, logits: Tensor, draft: Tree, history: Sequence[Sequence[int]]) -> Tensor:
+        """Apply processors to every node with the token ids of that node's own path.
+
+        Penalties depend on the path, so each node is one call with one row; this costs
+        one more read of the draft by the host, and only requests that ask for it pay.
+        """
+        tokens, ancestors = draft.tokens.tolist(), draft.ancestors.tolist()
+        processed = logits.clone()
+        in_step: dict[Lockstep, list[int]] = {}
+        for row, committed in enumerate(history):
+            processors = self.processors[row]
+            if isinstance(processors, Lockstep):
+                in_step.setdefault(processors, []).append(row)
+                continue
+            for node, reached in enumerate(ancestors[row] if processors else ()):
+                path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
+                ids: Any = torch.tensor([[*committed, *path]], device=logits.device)
+                processed[row, node] = processors(ids, logits[row, node][None].clone())[0]
+        for together, rows in in_step.items():
+            processed[rows, 0] = together.process([history[row] for row in rows], logits[rows, 0])
+        return processed
+
+    def processed_places(self, logits: Tensor, draft: Block) -> Tensor:
+        """Apply processors that look at no other token to the places of a block, [B, L, V]."""
+        processed, places = logits.clone(), draft.starts.tolist()
+        prompts: Sequence[int] = getattr(draft, "prompts", ())
+        for row, processors in enumerate(self.processors):
+            if isinstance(processors, Lockstep):
+                raise TypeError("places of a block are not decoded in lock step")
+            edges = sorted(edge for item in processors for edge in edges_of(item) or ())
+            alike: dict[int, list[int]] = {}
+            for lane, place in enumerate(places[row]):
+                alike.setdefault(bisect_right(edges, prompts[row] + place), []).append(lane)
+            for lanes in alike.values() if processors else ():
+                length = prompts[row] + places[row][lanes[0]]
+                ids: Any = torch.zeros(len(lanes), length, dtype=torch.long, device=logits.device)
+                processed[row, lanes] = processors(ids, processed[row, lanes])
+        return processed
+
+    def scores(self, logits: Tensor, shape: Sequence[int] | None = None) -> Scores:
+        """Make distributions of guided logits [B, m, V].
+
+        Args:
+            logits: of B rows.
+            shape: T and n, where the m nodes of a row stand in T / B lanes of n; B and m if None.
+        """
+        return self._scores(logits, self._unguided, logits.shape[:2] if shape is None else shape)
+
+    def warp(self, logits: Tensor) -> Tensor:
+        """Apply temperature and truncation to guided logits [B, n, V]; greedy rows stay as they are."""
+        return warp_logits(logits, self._unguided)
+
+    @property
+    def _unguided(self) -> Warping:
+        return self.warping._replace(guidance_scale=(1.0,))
+
+    def is_greedy(self, like: Tensor) -> bool | Tensor:
+        """Whether all rows are greedy, or none is; or [B, 1, 1] which of them, on the device of `like`."""
+        if self.greedy or 0.0 not in self.warping.temperature:
+            return self.greedy
+        rows: Tensor = of_rows(self.warping.temperature, like) == 0.0
+        return rows
+
+    def _scores(self, logits: Tensor, warping: Warping, shape: Sequence[int]) -> Scores:
+        greedy = self.is_greedy(logits)
+        if isinstance(greedy, Tensor):
+            greedy = greedy.repeat_interleave(shape[0] // len(greedy), 0)
+        return Scores(logits, greedy, warping, shape)
+
+
+def edges_of(processor: Any) -> list[int] | None:
+    """Lengths of the text before a token from which on a processor acts otherwise, and on nothing else.
+
+    None for one that looks at other tokens.
+    """
+    kind = type(processor)
+    if kind is SuppressTokensLogitsProcessor:
+        return []
+    if kind is SuppressTokensAtBeginLogitsProcessor:
+        return [processor.begin_index, processor.begin_index + 1]
+    if kind is MinLengthLogitsProcessor:
+        return [processor.min_length]
+    if kind is MinNewTokensLengthLogitsProcessor:
+        return [processor.prompt_length_to_skip + processor.min_new_tokens]
+    if kind in (SequenceBiasLogitsProcessor, NoBadWordsLogitsProcessor):
+        return [] if all(len(words) == 1 for words in processor.sequence_bias) else None
+    return None
+
+
+def part_ties(p: Tensor, most: float | Tensor) -> Tensor:
+    """Leave mass to at most so many tokens of distributions under top-k: of equals, to those of lowest id.
+
+    Which they are depends on the row alone, not on its batch or on where it is computed. Where nothing is
+    tied the numbers stay as they are.
+
+    Args:
+        p: [B, n, V] in which more than k tokens have mass only if all that are too many equal the k-th.
+        most: k, or [B, 1, 1] of the rows; infinite for all.
+    """
+    has_mass = p > 0
+    surplus = has_mass.sum(-1, keepdim=True) - most
+    is_least = p == p.where(has_mass, torch.inf).amin(-1, keepdim=True)
+    rank = is_least.cumsum(-1, dtype=torch.int32)
+    left = p.masked_fill(is_least & (rank > rank[..., -1:] - surplus), 0.0)
+    return torch.where(surplus > 0, left / left.sum(-1, keepdim=True), p)

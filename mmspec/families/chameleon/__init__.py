@@ -1,0 +1,1 @@
+"""Chameleon: Anole and Lumina-mGPT."""

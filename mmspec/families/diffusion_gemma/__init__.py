@@ -1,0 +1,1 @@
+"""DiffusionGemma, a model of canvases of noise."""

@@ -1,0 +1,129 @@
+"""Canvases of noise, proposed step after step (DiffusionGemma)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft
+from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.session import PromptBatch
+from mmspec.errors import InputError
+from mmspec.families.diffusion_gemma.renoise import Renoise, uniform_tokens
+from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
+from mmspec.families.masked_language.unmasking import PlacesDrafter
+from mmspec.places.noise_canvas import CanvasBlock, CanvasFill
+
+__all__ = ["NoiseCanvasDrafter", "PlainNoiseCanvas"]
+
+OWN_STEPS = "the checkpoint's own steps"
+
+
+class NoiseCanvasSession(DraftSession):
+    """Canvases of a batch, each at a step of its own.
+
+    Attributes:
+        tokens: [B, L] of the next step.
+        steps: [B] that are left.
+        past: [B, H, L] likeliest tokens of the last steps, the newest first.
+        begins: output index of each row's canvas; -1 before the first.
+    """
+
+    def __init__(self, drafter: NoiseCanvasDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.random = drafter, batch.random
+        rows, device, length = len(batch.requests), batch.prefill.logits.device, drafter.length
+        self.tokens = torch.zeros(rows, length, dtype=torch.long, device=device)
+        self.steps = torch.zeros(rows, dtype=torch.long, device=device)
+        self.past = torch.zeros(rows, max(1, drafter.memory), length, dtype=torch.long, device=device)
+        self.begins = [-1] * rows
+
+    def open(self, canvas: Canvas) -> Draft:
+        return self.block(canvas, 0)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        canvas.reserve(max(canvas.length_bounds) + 2 * self.drafter.length)
+        fresh = [now != before for now, before in zip(canvas.output_lengths, self.begins, strict=True)]
+        self.begins = list(canvas.output_lengths)
+        if any(fresh):
+            new = torch.tensor(fresh, device=self.tokens.device)
+            places = self.places.flatten()
+            noise = uniform_tokens(self.random.repeat(len(places)), places, self.drafter.vocabulary)
+            self.tokens = torch.where(new[:, None], noise.view_as(self.tokens), self.tokens)
+            self.steps = torch.where(new, self.drafter.steps, self.steps)
+            self.past = torch.where(new[:, None, None], -1, self.past)
+        return self.block(canvas, self.drafter.length)
+
+    @property
+    def places(self) -> Tensor:
+        """[B, L] output indices of the canvases."""
+        begin = torch.tensor(self.begins, device=self.tokens.device).clamp_min(0)
+        return begin[:, None] + torch.arange(self.drafter.length, device=begin.device)
+
+    def block(self, canvas: Canvas, count: int) -> CanvasBlock:
+        """The first so many places of the canvases, as they stand."""
+        places = self.places[:, :count]
+        nothing = torch.zeros(len(places), 1, dtype=torch.long, device=places.device)
+        going = zip(canvas.finish_reasons, self.begins, strict=True)
+        return CanvasBlock.single(
+            self.tokens[:, :count],
+            places,
+            torch.ones_like(places, dtype=torch.bool),
+            nothing,
+            nothing[:, None] == 0,
+            completes=count,
+            steps=self.steps,
+            past=self.past,
+            begins=[begin if reason is None else None for reason, begin in going],
+        )
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Any, verdict: Any) -> None:
+        if isinstance(verdict, CanvasFill):
+            self.tokens, self.steps = verdict.canvas, self.steps - 1
+            self.past = torch.cat([verdict.values[:, None], self.past[:, :-1]], 1)
+
+
+class NoiseCanvasDrafter(PlacesDrafter):
+    """Proposes the canvas of each row, which the rule `renoise` draws anew in every step.
+
+    Attributes:
+        length, vocabulary: of the target's canvases.
+        steps: of a canvas, at most.
+        memory: steps whose likeliest tokens are remembered.
+    """
+
+    proposes = "canvas"
+    keeps = OWN_STEPS
+    session = NoiseCanvasSession
+    length: int
+    vocabulary: int
+    steps: int
+    memory: int
+
+    def __init__(self, rule: Renoise) -> None:
+        self.rule = rule
+
+    def fit(self, target: Target[Any]) -> NoiseCanvasDrafter:
+        if not isinstance(target, DiffusionGemmaTarget):
+            raise InputError("accelerator", "renoise", "a model of canvases of noise, as DiffusionGemma is")
+        fitted, own = copy.copy(self), self.rule.fit(target).settled
+        fitted.length, fitted.vocabulary = target.canvas_length, target.vocabulary
+        fitted.steps, fitted.memory = own["denoising_steps"], own["stability_threshold"]
+        return fitted
+
+
+class PlainNoiseCanvas(NoiseCanvasDrafter):
+    """Plain decoding of such a model: its own steps, whatever the rule."""
+
+    proposes = "any"
+
+    def __init__(self) -> None:
+        super().__init__(Renoise())
+
+    def fit(self, target: Target[Any]) -> NoiseCanvasDrafter:
+        fitted = super().fit(target)
+        fitted.own_rule = self.rule.fit(target)
+        return fitted

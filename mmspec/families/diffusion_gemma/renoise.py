@@ -1,0 +1,119 @@
+"""Entropy-bound sampling on uniform noise: what is sure is kept for a step, all else becomes noise again."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft, DraftKind
+from mmspec.core.interfaces import AcceptanceRule, Target, TargetOutput
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.verdict import Measured, Verdict
+from mmspec.errors import InputError
+from mmspec.places.noise_canvas import CanvasBlock, CanvasFill
+from mmspec.places.policies import entropy, within
+from mmspec.validation import is_integer, require_number
+
+__all__ = ["Renoise", "uniform_tokens"]
+
+#: Of DiffusionGemma, where neither the caller nor the checkpoint says otherwise.
+DEFAULTS = {
+    "entropy_bound": 0.1,
+    "denoising_steps": 48,
+    "t_min": 0.4,
+    "t_max": 0.8,
+    "stability_threshold": 1,
+    "confidence_threshold": 0.005,
+}
+
+
+@dataclass(frozen=True)
+class Renoise(AcceptanceRule):
+    """Decode a canvas of noise in steps, as DiffusionGemma does (its `EntropyBoundSampler` in transformers).
+
+    In each step a token is drawn at every place, at a temperature that falls. Those of the lowest entropies
+    are kept, as long as the entropies of the ones before each sum to at most a bound (EB-Sampler,
+    2505.24857); all other places become uniform noise. When the likeliest tokens stay the same and are sure,
+    or no step is left, these are the canvas. With the checkpoint's settings this is its plain decoding.
+
+    Args:
+        entropy_bound: in nats.
+        denoising_steps: most steps of a canvas.
+        t_min, t_max: temperature of the last and, nearly, of the first step.
+        stability_threshold: steps before in which the likeliest tokens were the same.
+        confidence_threshold: mean entropy below which a canvas is sure.
+
+    All are the checkpoint's if None.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    entropy_bound: float | None = None
+    denoising_steps: int | None = None
+    t_min: float | None = None
+    t_max: float | None = None
+    stability_threshold: int | None = None
+    confidence_threshold: float | None = None
+    settled: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    sound_for = frozenset({DraftKind.POINT})
+    judges = "canvas"
+    exactness = "lossy"
+
+    @property
+    def promise(self) -> str:
+        return "exact" if all(getattr(self, name) is None for name in DEFAULTS) else "lossy"
+
+    def __post_init__(self) -> None:
+        for name in ("entropy_bound", "t_min", "t_max", "confidence_threshold"):
+            if (value := getattr(self, name)) is not None:
+                require_number(name, value, 0.0, 1e6, "above 0", open_below=True)
+        for name, least in (("denoising_steps", 1), ("stability_threshold", 0)):
+            value = getattr(self, name)
+            if value is not None and (not is_integer(value) or value < least):
+                raise InputError(name, value, f"an integer of {least} or more")
+
+    def fit(self, target: Target[Any]) -> Renoise:
+        fitted, own = copy.copy(self), {**DEFAULTS, **getattr(target, "published", {})}
+        settled = {name: own[name] if getattr(self, name) is None else getattr(self, name) for name in own}
+        object.__setattr__(fitted, "settled", settled)
+        return fitted
+
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        if not isinstance(draft, CanvasBlock):
+            return super().decide(draft, output, scores, random, first)
+        own, shape = self.settled, draft.starts.shape
+        heat = own["t_min"] + (own["t_max"] - own["t_min"]) * draft.steps / own["denoising_steps"]
+        logits = scores.logits.view(*shape, -1) / heat[:, None, None]
+        at = random.at(draft.steps.repeat_interleave(shape[1])[:, None])
+        gumbel = at.gumbel(first[:, None], Purpose.REDRAW, logits.shape[-1], scores.dtype).view_as(logits)
+        likeliest = logits.argmax(-1)
+        drawn = (logits + gumbel).argmax(-1)
+        greedy = scores.greedy if isinstance(scores.greedy, bool) else scores.greedy.view(-1, shape[1])
+        drawn = likeliest if greedy is True else drawn if greedy is False else likeliest.where(greedy, drawn)
+        nats = entropy(logits)
+        kept = within(nats, own["entropy_bound"])
+        canvas = torch.where(kept, drawn, uniform_tokens(at, first, logits.shape[-1]).view(shape))
+        stable = (draft.past[:, : own["stability_threshold"]] == likeliest[:, None]).all(-1).all(-1)
+        sure = nats.mean(-1) < own["confidence_threshold"]
+        done = (stable & sure) | (draft.steps <= 1)
+        failed = ~scores.is_finite().view(shape).all(-1)
+        decided = (done & ~failed)[:, None].expand(shape)
+        nothing = torch.zeros_like(decided)
+        settled = torch.full_like(draft.steps, torch.iinfo(torch.long).max)
+        parts = draft.starts, likeliest, decided, nothing, failed, nothing, settled
+        return CanvasFill(*parts, canvas=canvas, logits=logits), Measured.nothing(done)
+
+
+def uniform_tokens(random: RandomStream, places: Tensor, vocabulary: int) -> Tensor:
+    """[T] tokens of uniform noise at output indices [T], one for each row of the stream."""
+    u = random.uniform(places[:, None], Purpose.DRAFT, 1, torch.float64)
+    return (u.flatten() * vocabulary).long()

@@ -1,0 +1,166 @@
+"""DiffusionGemma as a target: an encoder keeps keys of what is decided, a decoder reads canvases of noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from mmspec.core.draft import Draft
+from mmspec.core.interfaces import Drafter, PromptOutput, TargetOutput, TargetState
+from mmspec.errors import InputError
+from mmspec.places.noise_canvas import CanvasBlock, CanvasFill
+from mmspec.targets.causal import to_device
+from mmspec.targets.model_target import ModelTarget
+from mmspec.transformers_versions import CACHE
+
+__all__ = ["DiffusionGemmaState", "DiffusionGemmaTarget"]
+
+#: Settings of `Renoise` -> their names in a generation config.
+SETTINGS = {
+    "denoising_steps": "max_denoising_steps",
+    **{name: name for name in ("t_min", "t_max", "stability_threshold", "confidence_threshold")},
+}
+
+
+@dataclass
+class DiffusionGemmaState(TargetState):
+    """Keys of a batch, and what the steps of its canvases say to each other.
+
+    Attributes:
+        caches: of each row, of its prompt and its decided canvases.
+        prompts: tokens of each prompt.
+        encoded: output tokens of each row whose keys are there.
+        canvas: [B, L] the canvas that was decided last; its keys are computed with the next draft.
+        told: [B, L, V] logits of the last step, and [B] whether they are of the canvas that is decoded.
+    """
+
+    caches: list[DynamicCache]
+    prompts: list[int]
+    encoded: list[int]
+    canvas: Tensor | None = None
+    told: tuple[Tensor, Tensor] | None = None
+
+    def nbytes(self) -> int:
+        layers: Any = (layer for cache in self.caches for layer in cache.layers)
+        held = (each for layer in layers for each in (layer.keys, layer.values))
+        return sum(each.nbytes for each in held if isinstance(each, Tensor))
+
+
+class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
+    """Adapter from a DiffusionGemma of transformers to the Target interface.
+
+    Rows are read one by one, never padded, so that each gets what it gets alone.
+
+    Args:
+        model: a loaded model, on its device, in eval mode.
+
+    Attributes:
+        canvas_length: L.
+        published: settings of its plain decoding, as of `Renoise`.
+    """
+
+    by_blocks = True
+    prefix_cache = None
+
+    def plain_drafter(self) -> Drafter:
+        from mmspec.families.diffusion_gemma.canvas import PlainNoiseCanvas  # which reads this target
+
+        return PlainNoiseCanvas()
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model: Any = model
+        self.config: Any = model.config
+        self.vocabulary: int = model.config.get_text_config().vocab_size
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.canvas_length: int = model.config.canvas_length
+        self.steps: Any = None
+        settings: Any = model.generation_config
+        sampler = getattr(settings, "sampler_config", None)
+        found = {"entropy_bound": getattr(sampler, "entropy_bound", None)}
+        found |= {own: getattr(settings, theirs, None) for own, theirs in SETTINGS.items()}
+        self.published: Mapping[str, Any] = {name: one for name, one in found.items() if one is not None}
+
+    def compile(self) -> None:
+        """Compiled steps are not there yet.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("compile", True, "nothing: steps of canvases are not compiled yet")
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[DiffusionGemmaState, PromptOutput]:
+        """Read the prompts, images included. Returns the state and logits [R, 0, V]: of no place.
+
+        Raises:
+            InputError: hidden states are asked for.
+        """
+        if taps:
+            raise InputError("taps", tuple(taps), "none: a canvas is decoded by no head")
+        caches = [DynamicCache(config=self.config.get_text_config(decoder=True)) for _ in prompts]
+        for cache, prompt in zip(caches, prompts, strict=True):
+            self._encode(cache, prompt)
+        lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
+        logits = torch.empty(len(prompts), 0, self.vocabulary, dtype=torch.float32, device=self.device)
+        return DiffusionGemmaState(caches, lengths, [0] * len(prompts)), PromptOutput(logits)
+
+    def _encode(self, cache: DynamicCache, prompt: Mapping[str, Tensor]) -> None:
+        """Keep the keys of tokens [1, n] behind those that are there."""
+        inputs = to_device(prompt, self.device)
+        tokens = inputs.pop("input_ids")
+        inputs.pop("attention_mask", None)
+        known, count = cache.get_seq_length(), tokens.shape[1]
+        positions = torch.arange(known, known + count, device=self.device)[None]
+        encoder = self.model.model.encoder
+        masks = encoder.create_masks_for_generate(
+            config=self.config,
+            inputs_embeds=torch.empty(1, count, 0, dtype=self.dtype, device=self.device),
+            attention_mask=torch.ones(1, known + count, dtype=torch.bool, device=self.device),
+            **{CACHE: cache},
+            position_ids=positions,
+            mm_token_type_ids=inputs.get("mm_token_type_ids"),
+        )
+        encoder(input_ids=tokens, attention_mask=masks, **{CACHE: cache}, position_ids=positions, **inputs)
+
+    def score(self, state: DiffusionGemmaState, draft: CanvasBlock) -> TargetOutput:  # type: ignore[override]
+        """Score the canvas of each row; a canvas that was decided before is read first."""
+        tokens = draft.tokens[:, :, 0]
+        logits = torch.zeros(*tokens.shape, self.vocabulary, dtype=torch.float32, device=self.device)
+        for row, begin in enumerate(draft.begins):
+            if begin is None:
+                continue
+            if state.canvas is not None and state.encoded[row] < begin:
+                self._encode(state.caches[row], {"input_ids": state.canvas[row : row + 1]})
+                state.encoded[row] = begin
+            told = None if state.told is None else [each[row : row + 1] for each in state.told]
+            logits_before, known = told or (None, None)
+            length = state.prompts[row] + begin
+            output = self.model(
+                decoder_input_ids=tokens[row : row + 1],
+                self_conditioning_logits=logits_before,
+                self_conditioning_mask=known,
+                **{CACHE: state.caches[row]},
+                decoder_position_ids=torch.arange(length, length + tokens.shape[1], device=self.device)[None],
+            )
+            logits[row] = output.logits[0]
+        return TargetOutput(logits)
+
+    def commit(
+        self,
+        state: DiffusionGemmaState,
+        draft: Draft,
+        verdict: CanvasFill,  # type: ignore[override]
+        active: Tensor,
+    ) -> None:
+        """Keep the canvases that were decided, and tell the next step of the others what this one said."""
+        done = verdict.decided.all(-1, keepdim=True)
+        state.canvas = verdict.values if state.canvas is None else verdict.values.where(done, state.canvas)
+        embeddings = self.model.get_input_embeddings().weight
+        state.told = verdict.logits.to(embeddings.dtype), ~done[:, 0]

@@ -1,0 +1,1 @@
+"""Janus and Janus-Pro."""

@@ -1,0 +1,73 @@
+"""Janus and Janus-Pro as targets (2410.13848, 2501.17811): image tokens have their own table and head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmspec.core.image_grid import ImageGrid
+from mmspec.errors import InputError
+from mmspec.models.weights import execution_device
+from mmspec.targets.text_vocabulary import IdsPair, TextPromptTarget, plain_ids, special_ids
+
+__all__ = ["JanusTarget"]
+
+BEGIN_OF_IMAGE = "<begin_of_image>"
+
+
+class JanusTarget(TextPromptTarget):
+    """Adapter from `JanusForConditionalGeneration`, which holds its image tokenizer, to the Target interface.
+
+    Args:
+        model: a loaded Janus or Janus-Pro.
+        vq: None; the model brings its own.
+        codebook: [K, d]; that of the model if None.
+    """
+
+    only_size = "the only size that Janus draws"
+    published = {"guidance_scale": 5.0}
+
+    def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
+        if vq is not None:
+            raise InputError("vq", type(vq).__name__, "None: a Janus checkpoint holds its image tokenizer")
+        vq = model.model.vqmodel
+        config = vq.config
+        grid = ImageGrid(config.num_patches, config.num_patches, config.num_embeddings)
+        stride = 2 ** (len(config.channel_multiplier) - 1)
+        super().__init__(model, grid, stride=stride, vq=vq, codebook=codebook)
+
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
+        """A turn, then begin-of-image; the unconditional prompt is as many visible paddings."""
+        newer = "<|User|>" in tokenizer.get_vocab()
+        user, assistant = ("<|User|>", "<|Assistant|>") if newer else ("User", "Assistant")
+        begin, image = special_ids(tokenizer, tokenizer.bos_token, BEGIN_OF_IMAGE)
+
+        def turn(content: str) -> list[int]:
+            return [begin, *plain_ids(tokenizer, f"{user}: {content}\n\n{assistant}:"), image]
+
+        ids = turn(text)
+        if negative is not None:
+            return ids, turn(negative)
+        (padding,) = special_ids(tokenizer, tokenizer.pad_token)
+        return ids, [token if token in (begin, image) else padding for token in ids]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embed words by the language model's table, and codes by the projected table of codes."""
+        model: Any = self.model
+        words = model.get_input_embeddings()((tokens - self.vocabulary).clamp(min=0))
+        codes = model.prepare_embeddings_for_image_generation(tokens.clamp(max=self.vocabulary - 1))
+        return torch.where((tokens >= self.vocabulary)[..., None], words, codes)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of the generation head."""
+        parts: Any = self.model.model
+        logits: Tensor = parts.generation_head(hidden)
+        return logits
+
+    def decode(self, cells: Tensor) -> Tensor:
+        """Decode codes [B, rows, columns] into images [B, 3, H, W]."""
+        images: Tensor = self.vq.decode(cells.flatten(1).to(execution_device(self.vq)))
+        return images

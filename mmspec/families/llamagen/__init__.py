@@ -1,0 +1,40 @@
+"""LlamaGen: a Llama over image tokens, drawn in raster order (Sun et al., 2406.06525).
+
+Importing it makes the auto classes of transformers know the folders that `mmspec convert` writes.
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from mmspec.families.llamagen.coarse import CTFConfig, CTFForCausalLM, CTFModel
+from mmspec.families.llamagen.configuration import CONTROLLED_LAYERS, SIZES, LlamaGenConfig
+from mmspec.families.llamagen.modeling import (
+    LlamaGenForCausalLM,
+    LlamaGenModel,
+    caption_prompt,
+    class_prompt,
+    encode_caption,
+    null_caption_prompt,
+)
+
+__all__ = [
+    "CONTROLLED_LAYERS",
+    "CTFConfig",
+    "CTFForCausalLM",
+    "CTFModel",
+    "SIZES",
+    "LlamaGenConfig",
+    "LlamaGenForCausalLM",
+    "LlamaGenModel",
+    "caption_prompt",
+    "class_prompt",
+    "encode_caption",
+    "null_caption_prompt",
+]
+
+for config, decoder, whole in (
+    (LlamaGenConfig, LlamaGenModel, LlamaGenForCausalLM),
+    (CTFConfig, CTFModel, CTFForCausalLM),
+):
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoModel.register(config, decoder, exist_ok=True)
+    AutoModelForCausalLM.register(config, whole, exist_ok=True)

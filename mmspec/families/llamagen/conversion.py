@@ -1,0 +1,275 @@
+"""Conversion of official checkpoints of LlamaGen and its kin to folders that `from_pretrained` loads.
+
+Everything is read from the shapes but two numbers: the heads, looked up by width and depth, and the grid,
+which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`), or an LPD's positions; of a VAR heads and
+scales stand in the file. Folders of LANTERN (2410.03355) hold LlamaGen under the key names of Llama; their
+config claims `LlamaForCausalLM`, which would load them without raster positions and without the condition,
+but the embedding of the condition gives them away.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import Dinov2Config
+
+from mmspec.atomic_file import new_folder
+from mmspec.errors import CheckpointError, InputError
+from mmspec.families.llamagen.configuration import RESIZES, LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
+from mmspec.families.llamagen.official_layout import (
+    build,
+    check_size,
+    config_of,
+    grid_size_of,
+    heads_of,
+    renamed,
+)
+from mmspec.families.parallel_images import NARConfig, NARForCausalLM, PARConfig, PARForCausalLM
+from mmspec.families.parallel_images.conversion import lpd_from_official, var_from_official
+from mmspec.models.autoencoders import is_scale_vq, is_vq, scale_vq_from_official, vq_from_official
+from mmspec.models.official_files import find_tensors, measure, open_checkpoint, read_config
+
+CONDITIONS = {"c2i": "class", "t2i": "caption"}
+# fields that their config has under our names, where it has them
+FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "rms_norm_eps", "rope_base", "num_classes", "caption_dim"),
+)
+
+CONTAINERS = ("model", "module", "state_dict")
+RAW_CODEBOOK_FILE = "raw_codebook.safetensors"  # key "codebook"; neighbour tables use unnormalised distances
+CONTROL = ("adapter.", "adapter_mlp.", "condition_layers.", "condition_mlp.cap_proj.")
+HEAD_WIDTH = 64  # of every published DINOv2
+# how the authors resize a control image, by what the file name says of its kind
+RESIZE_OF = (("canny_base|edge|hed|lineart|depth", "bicubic"), ("canny|seg", "nearest"))
+
+# the part of a name -> the official one, and for q, k and v the one tensor in which they are stacked
+RENAMES = (
+    # DINOv2 has the names of older versions of transformers in official files
+    (r"\.attention\.q_proj\.", ".attention.attention.query."),
+    (r"\.attention\.k_proj\.", ".attention.attention.key."),
+    (r"\.attention\.v_proj\.", ".attention.attention.value."),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
+    (r"^control_encoder\.adapter\.", "adapter.model."),
+    (r"^control_encoder\.projection\.", "adapter_mlp."),
+    (r"^control_encoder\.condition\.", "condition_mlp.cap_proj."),
+    (r"^control_encoder\.layers\.", "condition_layers."),
+    (r"^model\.", ""),
+    (r"^lm_head\.right\.", "output."),
+    (r"^lm_head\.below\.", "medusa_output."),
+    (r"^lm_head\.", "output."),
+    (r"^below_norm\.", "medusa_norm."),
+    (r"^special_tokens\.", "spe_tok_embeddings.special_embeddings."),
+    (r"^embed_tokens\.", "tok_embeddings."),
+    (r"\.self_attn\.[qkv]_proj\.", ".attention.wqkv."),
+    (r"\.self_attn\.o_proj\.", ".attention.wo."),
+    (r"\.mlp\.gate_proj\.", ".feed_forward.w1."),
+    (r"\.mlp\.up_proj\.", ".feed_forward.w3."),
+    (r"\.mlp\.down_proj\.", ".feed_forward.w2."),
+    (r"\.input_layernorm\.", ".attention_norm."),
+    (r"\.post_attention_layernorm\.", ".ffn_norm."),
+)
+SPECIAL = "spe_tok_embeddings.special_embeddings.weight"  # of a PAR
+MODELS: dict[type[LlamaGenConfig], type[LlamaGenForCausalLM]] = {
+    LlamaGenConfig: LlamaGenForCausalLM,
+    NARConfig: NARForCausalLM,
+    PARConfig: PARForCausalLM,
+}
+
+
+def is_lantern(tensors: Mapping[str, Tensor]) -> bool:
+    """True if these are LlamaGen's weights under the names of Llama."""
+    return any(name.startswith(("model.cls_embedding.", "model.layers.0.self_attn.")) for name in tensors)
+
+
+def is_controlled(tensors: Mapping[str, Tensor]) -> bool:
+    """True if these are the weights of a ControlAR."""
+    return any(name.startswith(CONTROL) for name in tensors)
+
+
+def config_from_lantern(path: Path) -> LlamaGenConfig:
+    """The config that stands beside the weights."""
+    stored = read_config(path.parent)
+    try:
+        grid_size = math.isqrt(stored["block_size"])
+        settings = {name: stored[name] for name in FIELDS if name in stored}
+        condition = CONDITIONS[stored["input_type"]]
+        if condition == "caption":
+            settings["caption_length"] = stored["cls_token_num"]
+        return LlamaGenConfig(condition_type=condition, grid_size=grid_size, **settings)
+    except (KeyError, TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
+        allowed = f"a LlamaGen config with block_size, input_type (c2i or t2i) and sizes ({error})"
+        raise CheckpointError("checkpoint", str(path.parent / "config.json"), allowed) from error
+
+
+def convert_checkpoint(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    image_size: int | None = None,
+    num_heads: int | None = None,
+    control_resize: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """Write a safetensors folder of an official transformer or image tokenizer (VQ-8, VQ-16, VAR's).
+
+    Transformers are LlamaGen's (c2i, t2i), also under the control of an image (ControlAR), and those of LPD,
+    NAR, PAR and VAR.
+
+    Args:
+        checkpoint: the official file, or a folder with the `config.json` and `model.safetensors` of LANTERN.
+        out: folder to write; it appears complete or not at all.
+        image_size: pixels per side that the transformer was trained for, where the file name does not say.
+        num_heads: attention heads, where width and depth are those of no published size.
+        control_resize: "nearest" or "bicubic", of control images, where the file name does not say which.
+        dtype: of the weights written; None keeps the file's.
+
+    Returns:
+        What was written: `path`, `kind`, `parameters`, `dtype`, and `grid_size` or `stride`.
+
+    Raises:
+        CheckpointError: the file is damaged, or its keys or shapes are not those of such a model.
+        InputError: an argument is missing, or contradicts the file.
+    """
+    path, out = Path(checkpoint), Path(out)
+    if path.is_dir():
+        path /= "model.safetensors"
+    content = open_checkpoint(path)
+    tensors = find_tensors(path, content, (*CONTAINERS, "ema"), parts=False)  # LANTERN's are known by theirs
+    if control_resize is not None and not is_controlled(tensors):
+        raise InputError("control_resize", control_resize, "None: this model is not controlled by an image")
+    model: Any
+    summary: dict[str, Any]
+    if is_vq(tensors):
+        model, codebook = vq_from_official(path, find_tensors(path, content, ("ema", *CONTAINERS)))
+        summary = {"kind": "vq", "stride": 2 ** (len(model.config.block_out_channels) - 1)}
+    elif is_scale_vq(tensors):
+        model = scale_vq_from_official(path, tensors)
+        summary = {"kind": "vq", "stride": 2 ** (len(model.config.block_out_channels) - 1)}
+    else:
+        if is_lantern(tensors):
+            config = config_from_lantern(path)
+            check_size(image_size, config.grid_size)
+            model = build(path, tensors, LlamaGenForCausalLM, config, lambda name: name)
+        else:
+            model = llamagen_from_official(path, tensors, image_size, num_heads, control_resize)
+        summary = {"kind": model.config.condition_type, "grid_size": model.config.grid_size}
+    if dtype is not None:
+        model.to(dtype)
+    with new_folder(out) as folder:
+        model.save_pretrained(folder)
+        if is_vq(tensors):
+            save_file({"codebook": codebook}, folder / RAW_CODEBOOK_FILE)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return {
+        "path": str(out),
+        **summary,
+        "parameters": count,
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+
+
+def llamagen_from_official(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    image_size: int | None = None,
+    num_heads: int | None = None,
+    control_resize: str | None = None,
+) -> LlamaGenForCausalLM:
+    """The model of an official state dict; `path` gives the image size, and names the file in messages."""
+    if "fake_latent" in tensors:
+        return lpd_from_official(path, tensors, image_size, num_heads)
+    if "pos_1LC" in tensors:
+        return var_from_official(path, tensors, image_size, num_heads)
+    control = _control(path, tensors, control_resize) if is_controlled(tensors) else {}
+    config = _infer_config(path, tensors, grid_size_of(path, image_size), num_heads, control)
+    return build(path, tensors, MODELS[type(config)], config, partial(renamed, RENAMES))
+
+
+def _infer_config(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    grid_size: int,
+    num_heads: int | None,
+    control: Mapping[str, Any] | None = None,
+) -> LlamaGenConfig:
+    layers = {int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.attention\.", name))}
+    if not layers:
+        allowed = "an official LlamaGen transformer (keys layers.0.attention.*) or image tokenizer"
+        raise CheckpointError("checkpoint", str(path), allowed)
+    depth = len(layers)
+    if layers != {*range(depth)}:
+        gap = min({*range(depth)} - layers)
+        raise CheckpointError("checkpoint", str(path), f"missing keys: layers.{gap}.attention.*")
+    width = measure(path, tensors, r"(layers\.\d+\.(attention|ffn)_norm|norm)\.weight")
+    predicts_below = "medusa_norm.weight" in tensors  # by one layer more than the model's size says
+    heads = heads_of(path, depth - predicts_below, width, num_heads)
+    head_dim = width // heads
+    stacked = measure(path, tensors, r"layers\.\d+\.attention\.wqkv\.weight") - width
+    key_value_heads, rest = divmod(stacked, 2 * head_dim)
+    if rest or key_value_heads < 1 or heads % key_value_heads:
+        key_value_heads = heads  # then the shape of wqkv is wrong, which is said with its name
+    kind: type[LlamaGenConfig] = NARConfig if predicts_below else LlamaGenConfig
+    more: dict[str, Any] = dict(control or {})
+    if SPECIAL in tensors:
+        kind = PARConfig
+        more["regions"] = 1 + measure(path, tensors, re.escape(SPECIAL))
+    return config_of(
+        path,
+        kind,
+        **more,
+        vocab_size=measure(path, tensors, r"(tok_embeddings|output)\.weight"),
+        hidden_size=width,
+        intermediate_size=measure(path, tensors, r"layers\.\d+\.feed_forward\.w[13]\.weight"),
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        grid_size=grid_size,
+        **_condition(path, tensors),
+    )
+
+
+def _condition(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    if any(name.startswith(("cls_embedding.cap_proj.", "cls_embedding.uncond_")) for name in tensors):
+        return {
+            "condition_type": "caption",
+            "caption_length": measure(path, tensors, r"cls_embedding\.uncond_embedding"),
+            "caption_dim": measure(path, tensors, r"cls_embedding\.cap_proj\.fc1\.weight", axis=1),
+        }
+    rows = measure(path, tensors, r"cls_embedding\.embedding_table\.weight")
+    return {"condition_type": "class", "num_classes": rows - 1}
+
+
+def _control(path: Path, tensors: Mapping[str, Tensor], resize: str | None) -> dict[str, Any]:
+    """The fields of a ControlAR: its DINOv2, and how it resizes control images."""
+    if resize is None:
+        found = (how for kinds, how in RESIZE_OF if re.search(kinds, path.stem.lower()))
+        resize = next(found, None)
+    if resize not in RESIZES:
+        allowed = "'nearest' for Canny edges and segmentations, 'bicubic' for others (--control-resize)"
+        raise InputError("control_resize", resize, allowed)
+    of = partial(measure, path, tensors)
+    part = r"adapter\.model\."
+    width, patch = of(part + r"layernorm\.weight"), of(part + r"embeddings\.patch.*weight", axis=2)
+    places = of(part + r"embeddings\.position_embeddings", axis=1) - 1
+    layers = {name.split(".")[4] for name in tensors if re.match(part + r"encoder\.layer\.", name)}
+    inner = of(part + r"encoder\.layer\.\d+\.mlp\.fc1\.weight")
+    vision = Dinov2Config(
+        hidden_size=width,
+        num_hidden_layers=len(layers),
+        num_attention_heads=max(1, width // HEAD_WIDTH),
+        mlp_ratio=inner // width,
+        image_size=patch * math.isqrt(places),
+        patch_size=patch,
+    )
+    return {"control_config": vision, "control_resize": resize}

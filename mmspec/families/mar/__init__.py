@@ -1,0 +1,21 @@
+"""MAR: images of continuous tokens in any order, with a diffusion head (Li et al., 2406.11838)."""
+
+from transformers import AutoConfig, AutoModel
+
+from mmspec.families.mar.conversion import convert_mar, is_mar, load_mar
+from mmspec.families.mar.feature_cache import FeatureCache, FeatureCaching
+from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
+
+__all__ = [
+    "SIZES",
+    "FeatureCache",
+    "FeatureCaching",
+    "MARConfig",
+    "MARForImageGeneration",
+    "convert_mar",
+    "is_mar",
+    "load_mar",
+]
+
+AutoConfig.register(MARConfig.model_type, MARConfig, exist_ok=True)
+AutoModel.register(MARConfig, MARForImageGeneration, exist_ok=True)

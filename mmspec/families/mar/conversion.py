@@ -1,0 +1,203 @@
+"""Opening MAR: official pickles and autoencoder, and the folder that both are converted to.
+
+Sizes are read from the shapes; the number of heads, which no shape tells, is looked up by the width.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mmspec.atomic_file import new_folder
+from mmspec.errors import CheckpointError, InputError
+from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
+from mmspec.models.checkpoint import check_folder, load_checked
+from mmspec.models.official_files import fill, find_tensors, measure, open_checkpoint
+
+if TYPE_CHECKING:  # diffusers takes seconds, and no model needs it
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+
+__all__ = ["convert_mar", "is_mar", "load_mar", "mar_from_official"]
+
+logger = logging.getLogger(__name__)
+
+AVERAGED, TRAINED = "model_ema", ("model", "state_dict")
+OFFICIAL_FILE = "checkpoint-last.pth"
+OWN_KEY = "diffusion_pos_embed_learned"  # that no other model has
+VAE = "vae"
+SCALING_FACTOR = 0.2325  # of KL-16: latents times this are about of unit variance
+
+
+def convert_mar(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    vae: str | Path | None = None,
+    num_heads: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> dict[str, Any]:
+    """Write a safetensors folder of an official MAR and of its image tokenizer.
+
+    Args:
+        checkpoint: the official file, or the folder that holds it.
+        out: folder to write; it appears complete or not at all. The tokenizer is in its subfolder vae.
+        vae: the official `kl16.ckpt`, or a folder of diffusers; None to write none.
+        num_heads: attention heads, where the width is that of no published size.
+        dtype: of the weights of MAR; None keeps the file's.
+
+    Returns:
+        What was written: `path`, `kind`, `parameters`, `dtype`, `grid_size`.
+
+    Raises:
+        CheckpointError: a file is damaged, or its keys or shapes are not those of such a model.
+        InputError: an argument is missing, or contradicts the file.
+    """
+    model: Any = _open_official(_official_file(Path(checkpoint)), num_heads)
+    tokenizer = _open_vae(vae)
+    if dtype is not None:
+        model.to(dtype)
+    with new_folder(Path(out)) as folder:
+        model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder / VAE)
+    return {
+        "path": str(out),
+        "kind": MARConfig.model_type,
+        "grid_size": model.config.grid_size,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+
+
+def is_mar(checkpoint: str | Path) -> bool:
+    """True for an official file of MAR, or the folder that holds it.
+
+    Raises:
+        CheckpointError: the file is damaged, or in need of code.
+    """
+    path = _official_file(Path(checkpoint))
+    if not path.is_file():
+        return False
+    content = open_checkpoint(path)
+    parts = [content, *(content[name] for name in (AVERAGED, *TRAINED) if name in content)]
+    return any(isinstance(part, Mapping) and OWN_KEY in part for part in parts)
+
+
+def load_mar(
+    source: str | Path, vae: str | Path | None = None, *, num_heads: int | None = None, **where: Any
+) -> tuple[MARForImageGeneration, AutoencoderKL | None]:
+    """The model and its image tokenizer, in eval mode.
+
+    Args:
+        source: a folder that `convert_mar` wrote; or an official file, or the folder that holds it.
+        vae: the official `kl16.ckpt`, or a folder of diffusers; None for the subfolder vae, if there is one.
+        num_heads: as of `convert_mar`, for official files.
+        where: passed through to transformers, for converted folders: `dtype`, `device_map`.
+
+    Returns:
+        The model, and the tokenizer in single precision; None where there is none.
+
+    Raises:
+        CheckpointError, InputError: as `convert_mar`.
+    """
+    path = Path(source)
+    if not (path / "config.json").is_file():
+        return _open_official(_official_file(path), num_heads), _open_vae(vae)
+    check_folder(path, "model", trust_remote_code=False)
+    model = load_checked(MARForImageGeneration, str(path), "model", **where)
+    inside = path / VAE
+    return model, _open_vae(inside if vae is None and inside.is_dir() else vae)
+
+
+def mar_from_official(
+    path: Path, tensors: Mapping[str, Tensor], num_heads: int | None = None
+) -> MARForImageGeneration:
+    """The model of an official state dict; `path` names the file in messages, and its size is checked."""
+    config = _infer_config(path, tensors, num_heads)
+    with torch.device("meta"):
+        model = MARForImageGeneration(config)
+    fill(path, model, tensors, assign=True)
+    model.eval()
+    return model
+
+
+def _open_official(path: Path, num_heads: int | None) -> MARForImageGeneration:
+    """The model of an official file, of averaged weights where it has any."""
+    content = open_checkpoint(path)
+    if AVERAGED not in content:
+        if any(name in content for name in TRAINED):
+            logger.warning("%s holds no %s: weights that were not averaged draw worse", path, AVERAGED)
+        else:
+            logger.warning("%s does not tell whether its weights were averaged (EMA)", path)
+    return mar_from_official(path, find_tensors(path, content, (AVERAGED, *TRAINED)), num_heads)
+
+
+def _official_file(path: Path) -> Path:
+    return path / OFFICIAL_FILE if path.is_dir() else path
+
+
+def _open_vae(source: str | Path | None) -> AutoencoderKL | None:
+    if source is None:
+        return None
+    from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
+
+    path = Path(source)
+    if path.is_dir():
+        return load_autoencoder(path)
+    tensors = find_tensors(path, open_checkpoint(path), TRAINED)
+    vae: AutoencoderKL = autoencoder_from_ldm(path, tensors, SCALING_FACTOR).float()
+    return vae
+
+
+def _infer_config(path: Path, tensors: Mapping[str, Tensor], num_heads: int | None) -> MARConfig:
+    width = measure(path, tensors, r"z_proj\.weight|(encoder|decoder)_norm\.weight")
+    cells = measure(path, tensors, r"diffusion_pos_embed_learned", axis=1)
+    places = measure(path, tensors, r"(encoder|decoder)_pos_embed_learned", axis=1)
+    inner = measure(path, tensors, r"(encoder|decoder)_blocks\.\d+\.mlp\.fc1\.weight")
+    side = math.isqrt(cells)
+    if side**2 != cells or places < cells:
+        raise CheckpointError("checkpoint", str(path), f"a square image; it has {cells} of {places} places")
+    _check_name(path, width)
+    heads = num_heads if num_heads is not None else _published_heads(path, width)
+    if heads < 1 or width % heads:
+        raise InputError("num_heads", heads, f"a divisor of the width {width}")
+    return MARConfig(
+        hidden_size=width,
+        encoder_layers=_count(tensors, r"encoder_blocks\.(\d+)\."),
+        decoder_layers=_count(tensors, r"decoder_blocks\.(\d+)\."),
+        num_attention_heads=heads,
+        mlp_ratio=inner / width,
+        token_size=measure(path, tensors, r"z_proj\.weight", axis=1),
+        grid_size=side,
+        buffer_size=places - cells,
+        num_classes=measure(path, tensors, r"class_emb\.weight"),
+        head_width=measure(path, tensors, r"diffloss\.net\.(input_proj|cond_embed)\.weight"),
+        head_depth=_count(tensors, r"diffloss\.net\.res_blocks\.(\d+)\."),
+    )
+
+
+def _count(tensors: Mapping[str, Tensor], pattern: str) -> int:
+    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
+
+
+def _check_name(path: Path, width: int) -> None:
+    """Raise CheckpointError where file or folder are named after another published size."""
+    for name, size in SIZES.items():
+        if re.search(name.replace("_", "[_-]"), f"{path.parent.name}/{path.name}") and size.width != width:
+            allowed = f"a width of {size.width}, as its name says; it has {width}"
+            raise CheckpointError("checkpoint", str(path), allowed)
+
+
+def _published_heads(path: Path, width: int) -> int:
+    for size in SIZES.values():
+        if size.width == width:
+            return size.heads
+    allowed = f"a published size; {width} is the width of none: say num_heads"
+    raise CheckpointError("checkpoint", str(path), allowed)

@@ -1,0 +1,324 @@
+"""Feature caching for MAR: most forwards compute some tokens, and reuse what the others had (2503.12450).
+
+Decoding changes a few tokens of an image in each forward, and most hidden states barely. So only some
+forwards compute everything; those between compute what is new, what is asked for, and what changed most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from mmspec.core.indexing import pick, put
+from mmspec.errors import InputError
+from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration, known_first
+from mmspec.validation import is_integer, require_number
+
+__all__ = ["FeatureCache", "FeatureCaching"]
+
+
+@dataclass(frozen=True)
+class FeatureCaching:
+    """Settings of feature caching: when all is computed, and how much between (LazyMAR, 2503.12450).
+
+    Args:
+        refresh: forwards from one that computes all tokens to the next; 1 is no caching.
+        warm_up: forwards at the beginning that compute all tokens, at least 1.
+        share: of the tokens that need not be computed, how many are in a forward between: those that changed
+            most. With 1 its result is that of a forward over all tokens, but for rounding. The paper has
+            a table by forward instead, which falls from 1 to 0.05.
+        test_layer: index of the block, in encoder and decoder alike, whose values say how much a token
+            changed. All blocks before it compute all tokens.
+        reuse_guidance: whether, under guidance, forwards between compute the conditional rows alone and take
+            the unconditional conditions to be as far from theirs as in the last full forward.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    refresh: int = 9
+    warm_up: int = 6
+    share: float = 0.1
+    test_layer: int = 3
+    reuse_guidance: bool = True
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.refresh) or self.refresh < 1:
+            raise InputError("refresh", self.refresh, "a positive integer; 1 computes all in every forward")
+        if not is_integer(self.warm_up) or self.warm_up < 1:
+            raise InputError("warm_up", self.warm_up, "a positive integer: the first forward computes all")
+        require_number("share", self.share, 0.0, 1.0, "0 to 1")
+        if not is_integer(self.test_layer) or self.test_layer < 1:
+            # The values of block 0 are those of the inputs: of what is not new, none has changed.
+            raise InputError("test_layer", self.test_layer, "a positive integer")
+        if not isinstance(self.reuse_guidance, bool):
+            raise InputError("reuse_guidance", self.reuse_guidance, "True or False")
+
+    def check(self, config: MARConfig) -> None:
+        """Raise InputError if the model has no such test layer."""
+        layers = min(config.encoder_layers, config.decoder_layers)
+        if self.test_layer >= layers:
+            allowed = f"1 to {layers - 1}" if layers > 1 else "no caching"
+            raise InputError("test_layer", self.test_layer, f"{allowed}: the model has {layers} blocks")
+
+    def is_full(self, forward: int) -> bool:
+        """Whether the forward of that number, from 0 on, computes all tokens."""
+        return forward < self.warm_up or (forward - self.warm_up + 1) % self.refresh == 0
+
+
+class Choice(NamedTuple):
+    """Tokens that a forward computes through all blocks, chosen from those that it is given.
+
+    Attributes:
+        required, absent: [B, n] those that are computed in any case, and those that are padding.
+        counts, most: [B] how many are computed in each row, and the largest of them, on the host.
+        mask: [B, 1, 1, P] added to the attention scores of all places, or None.
+    """
+
+    required: Tensor
+    absent: Tensor
+    counts: Tensor
+    most: int
+    mask: Tensor | None
+
+
+class CachedBlocks:
+    """Cached keys and values of the blocks of an encoder or a decoder, from the test layer on, by place.
+
+    Places are those of the buffer, then the cells of the image. A last one is junk: where rows choose
+    different numbers of tokens, what fills the shorter ones is written there, and no row depends on others.
+
+    Args:
+        blocks: the timm blocks, as MAR builds them: without gates and without norms behind the attention.
+        test_layer: index of the block that tells changes.
+        places: their number P.
+        like: a weight, for dtype and device.
+        rows: of the batch.
+    """
+
+    def __init__(self, blocks: Iterable[Any], test_layer: int, places: int, like: Tensor, rows: int) -> None:
+        every = list(blocks)
+        # Those before the test layer always compute all tokens, so nothing of them is kept.
+        self.before, self.blocks = every[:test_layer], every[test_layer:]
+        attention = every[test_layer].attn
+        shape = rows, places + 1, attention.num_heads, attention.head_dim
+        self.keys = [like.new_zeros(shape) for _ in self.blocks]
+        self.values = [like.new_zeros(shape) for _ in self.blocks]
+        # Of the test layer, when a token was last computed to the end: small changes add up until it is.
+        self.tested = like.new_zeros(shape)
+
+    def compute(
+        self, hidden: Tensor, places: Tensor, mask: Tensor | None, choice: Choice | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run all blocks on all tokens, or the test layer and those behind it on tokens that are chosen.
+
+        Tokens that are not chosen keep the keys and values that they had in later blocks.
+
+        Args:
+            hidden: [R, n, D] inputs of the first block; as many first rows as the cache has are kept.
+            places: [R, n] their places.
+            mask: [R, 1, 1, n] added to attention scores, or None.
+            choice: of the tokens; None for all.
+
+        Returns:
+            [R, m, D] hidden states of the chosen after the last block, and their places [R, m].
+        """
+        rows = len(self.tested)
+        for block in self.before:
+            hidden = block(hidden, attn_mask=mask)
+        for layer, block in enumerate(self.blocks):
+            query, key, value = project(block, hidden)
+            self._keep(layer, places, key, value)
+            if layer == 0:
+                if choice is not None:
+                    chosen, is_chosen = self._choose(value, places, choice)
+                    hidden, query, value = (pick(each, chosen) for each in (hidden, query, value))
+                    places = pick(places, chosen).where(is_chosen, self.tested.shape[1] - 1)
+                put(self.tested, places[:rows], value[:rows])
+            if choice is not None:
+                key, value, mask = self.keys[layer][:, :-1], self.values[layer][:, :-1], choice.mask
+            hidden = finish(block, hidden, query, key, value, mask)
+        return hidden, places
+
+    def nbytes(self) -> int:
+        """Bytes of the cache."""
+        return sum(each.nbytes for each in (*self.keys, *self.values, self.tested))
+
+    def _keep(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
+        rows = len(self.tested)
+        put(self.keys[layer], places[:rows], key[:rows])
+        put(self.values[layer], places[:rows], value[:rows])
+
+    def _choose(self, value: Tensor, places: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+        """[B, m] tokens to compute: what is required, then what changed most; and whether each is of them.
+
+        The paper takes the cosine of the values, to those of the forward before; their relative distance sees
+        changes of length as well.
+        """
+        new, old = value.flatten(2), pick(self.tested, places).flatten(2)
+        change = (new - old).norm(dim=-1) / new.norm(dim=-1).clamp_min(torch.finfo(new.dtype).tiny)
+        change = change.masked_fill(choice.required, float("inf")).masked_fill(choice.absent, float("-inf"))
+        chosen = change.argsort(dim=1, descending=True, stable=True)[:, : choice.most]
+        return chosen, torch.arange(choice.most, device=value.device) < choice.counts[:, None]
+
+
+class FeatureCache:
+    """Cached state of a batch of images: keys, values and features of the newest forward that computed each.
+
+    Of the encoder it holds keys and values of the blocks from the test layer on, and the features that the
+    decoder reads, for the buffer and for the cells that were known in the last forward. Others have none and
+    are masked, as the encoder does not see them; a cell is computed in the first forward after its decision.
+
+    Of the decoder, which sees all places, it holds keys and values of such blocks and the outputs of the last
+    one, for all places. A cell's mask token is followed by its features at the same place.
+
+    Which forwards compute what is said by `FeatureCaching`. Under guidance that is reused, all this is of the
+    conditional rows, and the differences between both conditions are kept of the last full forward.
+
+    Unlike in the paper, tokens of the buffer are computed when they change, like all others; tokens that the
+    encoder has read before are, too; the attention of the test layer is that of the chosen tokens alone; and
+    the difference is of the conditions, behind the last norm. The denoising head is not cached.
+
+    Args:
+        model: the model, in eval mode.
+        caching: the settings.
+        rows: rows of the batch, B.
+        copies: 2 under guidance, or 1.
+    """
+
+    def __init__(self, model: MARForImageGeneration, caching: FeatureCaching, rows: int, copies: int) -> None:
+        self.model, self.caching = model, caching
+        self.reuses_guidance = caching.reuse_guidance and copies > 1
+        config, like = model.config, model.mask_token
+        self.buffer = config.buffer_size
+        self.places = places = config.buffer_size + config.image_tokens
+        kept = rows if self.reuses_guidance else rows * copies
+        self.encoder = CachedBlocks(model.encoder_blocks, caching.test_layer, places, like, kept)
+        self.decoder = CachedBlocks(model.decoder_blocks, caching.test_layer, places, like, kept)
+        self.known = torch.zeros(kept, config.image_tokens, dtype=torch.bool, device=like.device)
+        self.features = like.new_zeros(kept, places + 1, config.hidden_size)  # of the encoder
+        self.hidden = like.new_zeros(kept, places + 1, config.hidden_size)  # after the decoder
+        self.difference: Tensor | None = None
+        self.forwards = 0
+
+    def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
+        """Read the known tokens and give the conditions [R, N, D] of all cells, some as they were before.
+
+        The host reads the device once, as often as without a cache.
+
+        Args:
+            tokens, known, labels: as of the model; conditional rows before unconditional ones.
+            cells: [B, k] those whose conditions are wanted, and computed in every forward.
+        """
+        is_full = self.caching.is_full(self.forwards)
+        self.forwards += 1
+        if is_full:
+            return self._compute_all(tokens, known, labels)
+        kept = len(self.known)
+        cells = cells.repeat(kept // len(cells), 1)
+        conditions = self._compute_some(tokens[:kept], known[:kept], labels[:kept], cells)
+        if self.difference is None:
+            return conditions
+        return torch.cat([conditions, conditions - self.difference])
+
+    def nbytes(self) -> int:
+        """Bytes of the cache."""
+        more = 0 if self.difference is None else self.difference.nbytes
+        held = self.encoder.nbytes() + self.decoder.nbytes() + self.features.nbytes + self.hidden.nbytes
+        return held + self.known.nbytes + more
+
+    def _compute_all(self, tokens: Tensor, known: Tensor, labels: Tensor) -> Tensor:
+        """As `MARForImageGeneration.conditions`, keeping what later forwards reuse."""
+        model, kept = self.model, len(self.known)
+        counts = known.sum(1)
+        fewest, most = torch.stack(counts.aminmax()).tolist()
+        order, is_seen = known_first(known, counts, most)
+        hidden = model.encoder_inputs(tokens, order, labels)
+        mask = None if fewest == most else model.key_mask(is_seen, hidden.dtype)
+        at = self._places(order)
+        features = model.features(self.encoder.compute(hidden, at, mask)[0])
+        put(self.features, at[:kept], features[:kept])
+
+        hidden = model.decoder_inputs(features, order, is_seen)
+        hidden, _ = self.decoder.compute(hidden, self._everywhere(len(tokens)), None)
+        self.hidden[:, :-1] = hidden[:kept]
+        self.known = known[:kept].clone()
+        conditions = model.read_out(hidden)
+        if self.reuses_guidance:
+            self.difference = conditions[:kept] - conditions[kept:]
+        return conditions
+
+    def _compute_some(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
+        """Conditions [B, N, D], of which those of `cells` [B, k] and of what changed most are new."""
+        model, buffer = self.model, self.buffer
+        new, counts = known & ~self.known, known.sum(1)
+        wanted = new.scatter(1, cells, True)
+        reads = self._count(new, counts + buffer)
+        computes = self._count(wanted, torch.full_like(counts, self.places))
+        sizes = torch.stack([*counts.aminmax(), reads.max(), computes.max()])
+        fewest, most, most_reads, most_computes = sizes.tolist()
+
+        order, is_seen = known_first(known, counts, most)
+        hidden = model.encoder_inputs(tokens, order, labels)
+        mask = None if fewest == most else model.key_mask(is_seen, hidden.dtype)
+        at = self._places(order)
+        is_new = torch.cat([new.new_zeros(len(new), buffer), pick(new, order)], dim=1)
+        is_padding = torch.cat([new.new_zeros(len(new), buffer), ~is_seen], dim=1)
+        choice = Choice(is_new, is_padding, reads, most_reads, model.key_mask(known, hidden.dtype))
+        hidden, places = self.encoder.compute(hidden, at, mask, choice)
+        put(self.features, places, model.features(hidden))
+
+        hidden = model.decoder_inputs(pick(self.features, at), order, is_seen)
+        wanted = torch.cat([new.new_zeros(len(new), buffer), wanted], dim=1)
+        choice = Choice(wanted, torch.zeros_like(wanted), computes, most_computes, None)
+        hidden, places = self.decoder.compute(hidden, self._everywhere(len(known)), None, choice)
+        put(self.hidden, places, hidden)
+        self.known = known.clone()
+        return model.read_out(self.hidden[:, :-1])
+
+    def _count(self, required: Tensor, total: Tensor) -> Tensor:
+        """[B] tokens to compute, of `total` [B]: the required ones and the share of the others."""
+        count = required.sum(1)
+        return count + (self.caching.share * (total - count)).round().long()
+
+    def _places(self, order: Tensor) -> Tensor:
+        """[B, buffer + n] places of the buffer and of cells at `order`; padding has those of unknown ones."""
+        return torch.cat([self._everywhere(len(order))[:, : self.buffer], order + self.buffer], dim=1)
+
+    def _everywhere(self, rows: int) -> Tensor:
+        """[B, P] all places but the junk."""
+        return torch.arange(self.places, device=self.known.device).expand(rows, -1)
+
+
+def project(block: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, n, H, d] queries, keys and values of a timm block, from its inputs [B, n, D]."""
+    attention = block.attn
+    mixed = attention.qkv(block.norm1(hidden))
+    query, key, value = mixed.unflatten(-1, (3, attention.num_heads, attention.head_dim)).unbind(2)
+    return attention.q_norm(query), attention.k_norm(key), value
+
+
+def finish(
+    block: Any, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> Tensor:
+    """[B, n, D] outputs of a timm block for some tokens, which may see more than themselves.
+
+    With keys and values [B, m, H, d] of those tokens alone it is the block's own forward, bit for bit.
+    """
+    attention = block.attn
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if attention.fused_attn:
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    else:
+        scores = (query * attention.scale) @ key.transpose(-2, -1)
+        weights = (scores if mask is None else scores + mask).softmax(dim=-1)
+        mixed = attention.attn_drop(weights) @ value
+    mixed = attention.proj_drop(attention.proj(mixed.transpose(1, 2).flatten(2)))
+    hidden = hidden + block.drop_path1(block.ls1(mixed))
+    outputs: Tensor = hidden + block.drop_path2(block.ls2(block.mlp(block.norm2(hidden))))
+    return outputs

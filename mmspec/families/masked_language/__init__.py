@@ -1,0 +1,1 @@
+"""Masked language models: LLaDA, Dream, SDAR, LLaDA2."""

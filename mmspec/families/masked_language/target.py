@@ -1,0 +1,305 @@
+"""Masked language models as targets: any place of a block, given what is decided and masks elsewhere.
+
+Such a model is a decoder-only architecture trained without the causal mask, or with one of blocks; places
+that are not decided hold a mask token. Keys of what is read stay in the cache at the places of their tokens,
+and are written over when the places are read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from mmspec.core.cache import RaggedCache, check_layer_types
+from mmspec.core.draft import Block, Draft, Nodes
+from mmspec.core.indexing import pick
+from mmspec.core.interfaces import Drafter, PromptOutput, TargetOutput
+from mmspec.core.rows import lengthen
+from mmspec.core.verdict import Fill
+from mmspec.errors import InputError
+from mmspec.targets.admission import check_length, refusal
+from mmspec.targets.attention import mask_dtype
+from mmspec.targets.causal import CausalState, CausalTarget
+from mmspec.targets.prefix import TOKENS
+from mmspec.validation import is_integer
+from mmspec.visual_tokens.spans import find_images
+
+__all__ = ["CACHES", "MaskedBlock", "MaskedState", "MaskedTarget"]
+
+CACHES = ("none", "prefix", "dual")
+PREDICTS = ("own", "next")
+ORDERS = ("confidence", "left_to_right")
+CONFIDENCES = ("promised", "own")
+
+
+@dataclass(frozen=True)
+class MaskedBlock(Block):
+    """Places of one block of each row, as lanes of one node; in the slots behind the output, of other states.
+
+    Lanes stand in the order of their places. Other states of the block are further lanes at the same places,
+    whose nodes see each other in place of those of the first state; context that is read in the same forward
+    sees the first state alone.
+
+    Attributes:
+        groups: begin and end of each row's block, as output indices known to the host.
+        length: places of the output, those behind the end of it in a last block that is filled whole
+            included; slots from there on belong to no place.
+        asked: tokens that the output may have.
+        cache: what is kept from one forward to the next where all places see each other, a change of the
+            model's distribution: "none", exactly nothing; "prefix", what stands before the block, as it was
+            read when the block began; "dual", what stands behind it as well (Fast-dLLM, 2505.22618). Ignored
+            by block-causal models, whose finished blocks do not change.
+        ends: tokens that end an output.
+        judges_own: whether the confidence of a token is its probability in the model's own distribution, not
+            in the promised one.
+        prompts: tokens before the output of each row, as logits processors count them.
+    """
+
+    groups: Sequence[tuple[int, int]]
+    length: int
+    asked: int
+    cache: str
+    ends: frozenset[int] = frozenset()
+    judges_own: bool = False
+    prompts: Sequence[int] = ()
+
+    @property
+    def before(self) -> Tensor:
+        """[B, L] lane at the place before each lane's, counted from 1; 0 is the place before the block."""
+        lane = torch.arange(self.starts.shape[1], device=self.starts.device)
+        return lane.where(self.starts > self.starts[:, :1], 0)
+
+
+@dataclass
+class MaskedState(CausalState):
+    """State of a batch: its cache, and the tokens at all places of each of R rows.
+
+    Attributes:
+        tokens: [R, P + N + 1] a prompt, decided tokens behind it, and masks at all other places; junk at the
+            end. [R, P] before the first draft.
+        stored: tokens of each row whose keys stand for good, or until the row's block ends.
+        lanes: of the draft that is scored.
+    """
+
+    tokens: Tensor
+    stored: list[int]
+    lanes: int = 0
+
+
+class MaskedTarget(CausalTarget):
+    """Adapter from a masked language model to the Target interface.
+
+    LLaDA (2502.09992), where all places see each other: exactly, every forward reads everything anew; and
+    block-causal ones (SDAR, 2510.06303), where a place sees its block and those before. There a finished
+    block is read once more, clean, together with the next one, and its keys are final. Blocks are counted
+    from the first token of the prompt, so that the first of the output may begin inside it.
+
+    The mask is a query node: the id V, with the embedding of the mask token, which is never predicted (zero
+    masking probabilities, MDLM, 2406.07524). Images of a prompt are embedded once and are query nodes too.
+
+    Args:
+        model: a loaded model with an LM head, on its device, in eval mode.
+        mask_token_id: the token of a place that is not decided; None is the config's.
+        block_length: of a block-causal model, None where all places see each other; by default the config's.
+        predicts: "own" where the logits at a place are of that place, "next" where of the place behind it
+            (Dream, 2508.15487); None is the config's, or "own".
+        order: in which plain decoding decides the places of a block: "confidence", the surest first (LLaDA),
+            or "left_to_right" (`sequential` of SDAR); None is the config's, or "confidence".
+        confidence: the distribution in which a token's probability says how sure its place is: "promised",
+            that which the token is drawn from (SDAR, Dream, LLaDA2), or "own", the model's at temperature 1
+            and before truncation (LLaDA); None is the config's, or "promised".
+
+    Attributes:
+        mask_token_id, block_length, predicts, order, confidence: as passed.
+        masks_unconditional: the config's, or False: whether the unconditional prompt of guidance is the
+            prompt with all tokens masked (LLaDA).
+        whole_blocks: of a block-causal model, the config's or True: whether the last block of an output is
+            filled whole and cut (SDAR), so that a limit does not change the text before it; else it ends
+            where the output does (LLaDA2 in diffusers). False where all places see each other: there the
+            limit says how many are read.
+
+    Raises:
+        UnsupportedModelError: the architecture cannot be told what its tokens see; the message says why.
+        InputError: the mask token is none of the vocabulary, or another argument is out of its range.
+    """
+
+    by_blocks = True
+
+    def plain_drafter(self) -> Drafter:
+        from mmspec.families.masked_language.unmasking import PlainUnmasking  # which reads this target
+
+        return PlainUnmasking()
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        mask_token_id: int | None = None,
+        block_length: int | None = None,
+        predicts: str | None = None,
+        order: str | None = None,
+        confidence: str | None = None,
+    ) -> None:
+        super().__init__(model)
+        text: Any = model.config.get_text_config(decoder=True)
+        narrow = sorted(set(check_layer_types(text)) - {"full_attention"})
+        if narrow:
+            raise refusal(model, f"has layers of type {', '.join(narrow)}, which do not see the whole output")
+        if hasattr(getattr(model, "model", None), "get_rope_index"):
+            raise refusal(model, "counts positions by the grids of images, which masked models do not yet")
+        self.mask_token_id: int = text.mask_token_id if mask_token_id is None else mask_token_id
+        self.block_length: int | None = block_length or getattr(text, "block_length", None)
+        self.predicts = getattr(text, "predicts", "own") if predicts is None else predicts
+        self.order = getattr(text, "order", "confidence") if order is None else order
+        self.confidence = getattr(text, "confidence", "promised") if confidence is None else confidence
+        self.masks_unconditional = bool(getattr(text, "masks_unconditional", False))
+        self.whole_blocks = self.block_length is not None and bool(getattr(text, "whole_blocks", True))
+        last = self.vocabulary - 1
+        if not is_integer(self.mask_token_id) or not 0 <= self.mask_token_id <= last:
+            raise InputError("mask_token_id", self.mask_token_id, f"a token id from 0 to {last}")
+        if self.block_length is not None and (not is_integer(self.block_length) or self.block_length < 1):
+            raise InputError("block_length", self.block_length, "a positive integer, or None")
+        if self.predicts not in PREDICTS:
+            raise InputError("predicts", self.predicts, " or ".join(PREDICTS))
+        if self.order not in ORDERS:
+            raise InputError("order", self.order, " or ".join(ORDERS))
+        if self.confidence not in CONFIDENCES:
+            raise InputError("confidence", self.confidence, " or ".join(CONFIDENCES))
+
+    def unconditional(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        if not self.masks_unconditional or set(inputs) - {*TOKENS, "attention_mask"}:
+            return None
+        return {**inputs, "input_ids": torch.full_like(inputs["input_ids"], self.mask_token_id)}
+
+    def embed_prompt(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Embed a prompt, [L, d], with its images where it has any."""
+        if not set(inputs) - {*TOKENS, "attention_mask"}:
+            return self.embed(inputs["input_ids"][0].to(self.device))
+        return self.read([inputs], (0,))[0][0]
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[MaskedState, PromptOutput]:
+        """Keep the prompts, whose images are embedded. Returns the state and logits [R, 0, V]: of no place.
+
+        Raises:
+            InputError: hidden states are asked for, or more than tokens and images is passed.
+        """
+        if taps:
+            raise InputError("taps", tuple(taps), "none: a masked model has no state of a prompt alone")
+        mask = torch.tensor([self.mask_token_id], device=self.device)
+        rows, queries, count = list[Tensor](), [self.embed(mask)], 1
+        for prompt in prompts:
+            tokens = prompt["input_ids"][0].to(self.device)
+            if more := sorted(set(prompt) - {*TOKENS, "attention_mask"}):
+                spans = find_images(self.config, prompt)
+                if not spans:
+                    raise InputError("inputs", more, "input_ids alone: this prompt has no place of an image")
+                places = torch.cat(
+                    [torch.arange(each.start, each.stop, device=self.device) for each in spans]
+                )
+                queries.append(self.embed_prompt(prompt)[places])
+                ids = self.vocabulary + count + torch.arange(len(places), device=self.device)
+                tokens, count = tokens.scatter(0, places, ids), count + len(places)
+            rows.append(tokens)
+        lengths = [len(row) for row in rows]
+        state = MaskedState(
+            cache=RaggedCache(self.config, len(rows), capacity, self.device),
+            offset=torch.zeros(len(rows), dtype=torch.long, device=self.device),
+            prompt_lengths=lengths,
+            hidden=self._reader(()),
+            change=self._change,
+            additive=mask_dtype(self._decoder),
+            queries=torch.cat(queries),
+            tokens=pad_sequence(rows, batch_first=True, padding_value=self.vocabulary),
+            starts=torch.tensor(lengths, device=self.device),
+            stored=[0] * len(rows),
+        )
+        logits = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.dtype, device=self.device)
+        return state, PromptOutput(logits, forwards=0)
+
+    def score(self, state: MaskedState, draft: MaskedBlock) -> TargetOutput:  # type: ignore[override]
+        """Score the lanes of a block in one forward, which also reads what they need and is not kept."""
+        shift = int(self.predicts == "next")
+        if (longest := max(state.prompt_lengths)) == state.tokens.shape[1]:
+            check_length(self.model, state.prompt_lengths, draft.asked)
+            state.tokens = lengthen(state.tokens, longest + draft.length + 1, fill=self.vocabulary)
+        nodes = self._nodes(state, draft, shift)
+        state.lanes = draft.starts.shape[1] + shift
+        logits = self.score_nodes(state, nodes).logits[:, -state.lanes :]
+        if shift:  # the node of the place before a lane's says what stands there
+            logits = pick(logits, draft.before.repeat(len(logits) // len(draft.starts), 1))
+        logits[..., self.mask_token_id] = float("-inf")
+        return TargetOutput(logits)
+
+    def _nodes(self, state: MaskedState, draft: MaskedBlock, shift: int) -> Nodes:
+        """All nodes of a forward: context, the place before the block where that predicts, and the lanes."""
+        copies, length = len(state.tokens) // len(draft.valid), draft.length
+        slots_of_draft, lanes = draft.depths.shape[1], draft.nodes.repeat_rows(copies)
+        bounds = self._bounds(state, draft, copies, shift)
+        first, low, high, last, behind = torch.tensor(bounds, device=self.device).T[:, :, None]
+        state.cache.longest = max(row[0] for row in bounds)
+        state.cache.lengths.copy_(first[:, 0])
+        start, junk = state.starts[:, None], max(row[4] - row[0] for row in bounds) + slots_of_draft - length
+
+        count = max(last - first - (high - low) for first, low, high, last, _ in bounds)
+        place = first + torch.arange(count, device=self.device)  # counted in tokens from the first of all
+        place = place + (place >= low) * (high - low)
+        place = torch.cat([place, low[:, :shift]], 1)
+        context = state.tokens.gather(1, place.clamp_max(state.tokens.shape[1] - 1))
+        tokens = torch.cat([context, lanes.tokens], 1)
+        of_lanes = lanes.slots + torch.where(lanes.slots < length, start, behind - length) - first
+        slots = torch.cat([(place - first).where(place < last, junk), of_lanes], 1)
+
+        column = first + torch.arange(junk + 1, device=self.device)
+        index = torch.where(column < behind, column - start, column - behind + length)
+        is_prompt, inside = index < 0, index < slots_of_draft
+        index = index.clamp(0, slots_of_draft - 1)
+        depths = torch.where(is_prompt, column, start + lanes.depths.gather(1, index)) - first
+        queries = lanes.visible.shape[1]
+        seen = lanes.visible.gather(2, index[:, None].expand(-1, queries, -1))
+        visible = (seen | is_prompt[:, None]) & inside[:, None]
+        if place.shape[1] and (queries > 1 or self.block_length is not None):
+            sees = (index < length)[:, None].expand(-1, place.shape[1], -1)
+            if self.block_length is not None:
+                sees = sees & (column[:, None] // self.block_length <= place[:, :, None] // self.block_length)
+            visible = torch.cat([sees, visible.expand(-1, of_lanes.shape[1], -1)], 1)
+        return Nodes(tokens, slots, depths, visible, junk)
+
+    def _bounds(
+        self, state: MaskedState, draft: MaskedBlock, copies: int, shift: int
+    ) -> list[tuple[int, int, int, int, int]]:
+        """Bounds of what each row reads in this forward, in tokens from the first of its prompt.
+
+        Returns:
+            R times: the first token that is read; the first and the end of the lanes; the end of what is
+            read; and where slots behind the output begin.
+        """
+        bounds, is_causal, size = [], self.block_length is not None, self.block_length or 1
+        groups = [*draft.groups] * copies
+        for row, (prompt, (begin, end)) in enumerate(zip(state.prompt_lengths, groups, strict=True)):
+            low, high = prompt + begin - shift, prompt + end
+            behind = high if is_causal else prompt + draft.length
+            is_kept = is_causal or (draft.cache != "none" and state.stored[row] == low)
+            first = state.stored[row] if is_kept else 0
+            last = high if first and draft.cache == "dual" else behind
+            bounds.append((first, low, high, last, behind))
+            state.stored[row] = low // size * size
+        return bounds
+
+    def further_inputs(self, state: MaskedState, nodes: Nodes) -> dict[str, Any]:
+        # the lanes come last
+        return {"logits_to_keep": state.lanes}
+
+    def commit(self, state: MaskedState, draft: Draft, verdict: Fill, active: Tensor) -> None:  # type: ignore[override]
+        """Write what was decided, and masks where places were opened again."""
+        copies, junk = len(state.tokens) // len(active), state.tokens.shape[1] - 1
+        changed = ((verdict.decided | verdict.reopened) & active[:, None]).repeat(copies, 1)
+        places = (verdict.places.repeat(copies, 1) + state.starts[:, None]).where(changed, junk)
+        values = verdict.values.masked_fill(verdict.reopened, self.vocabulary)
+        state.tokens.scatter_(1, places, values.repeat(copies, 1))

@@ -1,0 +1,192 @@
+"""Blocks of masked models: their places are proposed together, and a rule decides some of them.
+
+A model that predicts the next token gives one a forward. A masked one has no next token: plain decoding
+decides one place of the block a forward, that which the model is surest of (LLaDA, 2502.09992, as many steps
+as places).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.draft import Draft, DraftKind
+from mmspec.core.interfaces import AcceptanceRule, DraftSession, PromptOutput, Request, Target
+from mmspec.core.lockstep import Lockstep
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler, edges_of
+from mmspec.core.session import PromptBatch, SessionDrafter
+from mmspec.errors import InputError
+from mmspec.families.masked_language.target import CACHES, MaskedBlock, MaskedTarget
+from mmspec.places.confidence import LowConfidence
+from mmspec.places.order import Groups, OrderSession
+from mmspec.places.sequential import Sequential
+from mmspec.registry import did_you_mean
+from mmspec.validation import is_integer
+
+__all__ = ["ONE_PLACE", "PlacesDrafter", "PlainUnmasking", "UnmaskingDrafter", "UnmaskingSession"]
+
+#: Plain decoding by the model's own order, in words.
+ONE_PLACE = {
+    "confidence": "one place a forward, the surest first",
+    "left_to_right": "one place a forward, from left to right",
+}
+
+
+class UnmaskingSession(OrderSession):
+    """Blocks of a batch, from left to right. The canvas knows which of their places are open."""
+
+    def __init__(self, drafter: UnmaskingDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.requests, self.device = drafter, batch.requests, batch.prefill.logits.device
+
+    def open(self, canvas: Canvas) -> Draft:
+        asked, rows = canvas.stopping[0].max_new_tokens, len(self.requests)
+        size = self.drafter.block_length or asked
+        # blocks of a block-causal model are counted from the first token of the prompt
+        inside = [len(each.prompt_tokens) % size if self.drafter.is_causal else 0 for each in self.requests]
+        more = [-(first + asked) % size if self.drafter.whole_blocks else 0 for first in inside]
+        self.ends = [
+            [*range(size - first, asked, size), asked + rest]
+            for first, rest in zip(inside, more, strict=True)
+        ]
+        self.order = torch.arange(asked + max(more), device=self.device).expand(rows, -1)
+        return super().open(canvas)
+
+    def count_decided(self, row: int, canvas: Canvas) -> int:
+        return canvas.output_lengths[row]
+
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> MaskedBlock:
+        rows, length = self.order.shape
+        is_open = exists & ~canvas.decided.gather(1, places)
+        slot = torch.arange(length + 1, device=self.device)
+        ends = torch.tensor([end for _, end in groups], device=self.device)[:, None]
+        visible = slot < (ends if self.drafter.is_causal else length)
+        block = MaskedBlock.single(
+            canvas.tokens.gather(1, places).masked_fill(is_open, self.drafter.mask),
+            places,
+            is_open,
+            slot.expand(rows, -1),
+            visible.expand(rows, -1)[:, None],
+            completes=places.shape[1],
+            groups=groups,
+            length=length,
+            asked=canvas.stopping[0].max_new_tokens,
+            cache=self.drafter.cache,
+            ends=canvas.stopping[0].end_token_ids,
+            judges_own=self.drafter.judges_own,
+            prompts=canvas.prompt_lengths,
+        )
+        where = exists[:, :, None]
+        return replace(block, valid=where, slots=block.slots.where(where, length))
+
+
+class PlacesDrafter(SessionDrafter):
+    """Base of drafters of places that are decided together.
+
+    Attributes:
+        own_rule: that decides them in place of the accelerator's: in plain decoding; else None.
+    """
+
+    kind = DraftKind.POINT
+    max_nodes = 0  # beside the places of the output
+    own_rule: AcceptanceRule | None = None
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
+    ) -> DraftSession:
+        session = super().start(requests, prefill, sampler, random)
+        session.rule = self.own_rule
+        return session
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        if sampler.processors:
+            allowed = "none: this model's places are not decoded in order"
+            raise InputError("logits_processor", len(sampler.processors), allowed)
+
+
+class UnmaskingDrafter(PlacesDrafter):
+    """Proposes the places of the current block of each row (LLaDA, 2502.09992, section 2.4).
+
+    The output has `max_new_tokens` places from the start. A row is in the block of its first place that is
+    not decided. Which of its places a round decides is up to the rule.
+
+    Args:
+        block_length: places of a block (semi-autoregressive decoding); None is the model's own, or one block
+            for all where it has none. Blocks that the model has not learnt are another order: lossy.
+        cache: what is kept from one forward to the next, as of `MaskedBlock`; lossy unless "none", for
+            models that are not block-causal.
+
+    Raises:
+        InputError: a block that is not a positive integer, or no such cache.
+    """
+
+    proposes = "places"
+    keeps = ONE_PLACE["confidence"]
+    session: Callable[[Any, PromptBatch], DraftSession] = UnmaskingSession
+    mask: int  # of the target that it is fitted to, as a node
+    mask_token_id: int  # of its vocabulary
+    order: str  # of its plain decoding
+    judges_own: bool  # as of `MaskedBlock`
+    whole_blocks: bool  # as of `MaskedTarget`
+    by_confidence = True  # rules rank places so, whatever the model's own order
+    is_causal: bool  # from block to block
+
+    def __init__(self, block_length: int | None = None, cache: str = "none") -> None:
+        if block_length is not None and (not is_integer(block_length) or block_length < 1):
+            raise InputError("block_length", block_length, "a positive integer, or None")
+        if cache not in CACHES:
+            raise InputError("cache", cache, did_you_mean(cache, CACHES))
+        self.block_length, self.cache = block_length, cache
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        held = (each.processors if isinstance(each, Lockstep) else each for each in sampler.processors)
+        unfit = {type(item).__name__ for row in held for item in row if edges_of(item) is None}
+        if unfit or any(isinstance(each, Lockstep) for each in sampler.processors):
+            allowed = (
+                "those of suppress_tokens, begin_suppress_tokens, min_new_tokens and min_length, and of "
+                "bad_words_ids and sequence_bias for single tokens: a masked model's places are not decoded "
+                "in order, so that nothing can look at the tokens before them"
+            )
+            raise InputError("logits_processor", sorted(unfit), allowed)
+        for index, request in enumerate(requests):
+            if self.mask_token_id in request.prompt_tokens:
+                place = request.prompt_tokens.index(self.mask_token_id)
+                allowed = f"none with the mask token ({self.mask_token_id}): only places behind it are filled"
+                raise InputError(f"prompt[{index}]", f"the mask token at place {place}", allowed)
+
+    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
+        if not isinstance(target, MaskedTarget):
+            allowed = "a masked model: others predict the next token alone"
+            raise InputError("accelerator", "unmasking", allowed)
+        own = target.block_length
+        if own is not None and self.block_length not in (None, own):
+            raise InputError("block_length", self.block_length, f"{own}, the block that the model has learnt")
+        fitted = copy.copy(self)
+        fitted.mask, fitted.is_causal, fitted.order = target.vocabulary, own is not None, target.order
+        fitted.block_length = own or self.block_length
+        fitted.mask_token_id = target.mask_token_id
+        fitted.whole_blocks = target.whole_blocks
+        fitted.judges_own = target.confidence == "own"
+        fitted.keeps = ONE_PLACE[target.order]
+        another = own is None and (self.block_length is not None or self.cache != "none")
+        if another or (self.by_confidence and target.order != "confidence"):
+            fitted.exactness = "lossy"  # another order, or other keys, than those of plain decoding
+        return fitted
+
+
+class PlainUnmasking(UnmaskingDrafter):
+    """Plain decoding of a masked model: one place a forward, whatever the rule, in the model's own blocks."""
+
+    proposes = "any"
+    by_confidence = False
+
+    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
+        fitted = super().fit(target)
+        fitted.own_rule = LowConfidence() if fitted.order == "confidence" else Sequential()
+        return fitted

@@ -1,0 +1,26 @@
+"""NextStep-1: words and continuous image tokens in one causal transformer (2508.10711)."""
+
+from transformers import AutoConfig, AutoModel
+
+from mmspec.families.nextstep.loading import load_nextstep, load_nextstep_tokenizer, load_nextstep_vae
+from mmspec.families.nextstep.modeling import (
+    SPECIAL_TOKENS,
+    NextStepConfig,
+    NextStepForImageGeneration,
+    normalize_tokens,
+    prompt_ids,
+)
+
+__all__ = [
+    "SPECIAL_TOKENS",
+    "NextStepConfig",
+    "NextStepForImageGeneration",
+    "load_nextstep",
+    "load_nextstep_tokenizer",
+    "load_nextstep_vae",
+    "normalize_tokens",
+    "prompt_ids",
+]
+
+AutoConfig.register(NextStepConfig.model_type, NextStepConfig, exist_ok=True)
+AutoModel.register(NextStepConfig, NextStepForImageGeneration, exist_ok=True)

@@ -1,0 +1,190 @@
+"""Opening NextStep-1: published folders, and those that `save_pretrained` writes, without their own code."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.families.nextstep.modeling import IMAGE_AREA, NextStepConfig, NextStepForImageGeneration
+from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
+from mmspec.models.checkpoint import first_line, load_checked, read_index
+from mmspec.models.official_files import (
+    INDEX,
+    check_layout,
+    find_file,
+    find_tensors,
+    measure,
+    open_checkpoint,
+    read_config,
+)
+
+__all__ = ["load_nextstep", "load_nextstep_tokenizer", "load_nextstep_vae"]
+
+WEIGHTS, VAE_WEIGHTS = "model.safetensors", "checkpoint.pt"
+# the config of NextStep-1.1 calls them otherwise
+LATER_NAMES = {
+    "image_size": "latent_size",
+    "patch_size": "latent_patch_size",
+    "num_channels": "latent_channels",
+}
+SCALING_FACTOR, SHIFT_FACTOR = 0.3611, 0.1159  # where the tokenizer's config has none
+NOT_NEEDED = r".*\.rotary_emb\..*|rotary_emb\..*"  # tables that old versions of transformers kept
+
+
+def load_nextstep(source: str | Path, **where: Any) -> NextStepForImageGeneration:
+    """The model of a folder, in eval mode.
+
+    The published config runs code of its authors (`auto_map`); here it is read as a table.
+
+    Args:
+        source: a folder with a config.json and safetensors, sharded or not.
+        where: passed through to transformers, such as `dtype` and `device_map`.
+
+    Raises:
+        CheckpointError: it is no such folder, or keys are missing, unknown, of another shape, or not finite.
+        UnsupportedModelError: the config asks for rotations by rows and columns.
+    """
+    folder = Path(source)
+    tensors = _stored_shapes(folder)
+    config = _config(folder, tensors)
+    with torch.device("meta"):
+        empty = NextStepForImageGeneration(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
+    if config.tie_word_embeddings:
+        expected.pop("lm_head.weight")
+    check_layout(folder, tensors, expected, NOT_NEEDED)
+    model: NextStepForImageGeneration = load_checked(
+        NextStepForImageGeneration, str(folder), "model", config=config, **where
+    )
+    return model
+
+
+def load_nextstep_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of words."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source))
+    except Exception as error:  # the same for the files of a tokenizer
+        raise CheckpointError("tokenizer", str(source), f"no usable one: {first_line(error)}") from error
+    if IMAGE_AREA not in tokenizer.get_vocab():
+        raise CheckpointError("tokenizer", str(source), f"one that knows {IMAGE_AREA}")
+    return tokenizer
+
+
+def load_nextstep_vae(source: str | Path) -> AutoencoderKL:
+    """The image tokenizer of a folder or its subfolder vae, published or of diffusers, in float32.
+
+    Its decoder is all of the published one. Its encoder lacks the normalisation of latents that comes after
+    it where the published config says `encoder_norm`.
+
+    Raises:
+        CheckpointError: there is none, or keys are missing, unknown, or of another shape.
+    """
+    folder = Path(source)
+    if (folder / "vae").is_dir():
+        folder /= "vae"
+    if not (folder / VAE_WEIGHTS).is_file():
+        return load_autoencoder(folder)
+    path = folder / VAE_WEIGHTS
+    settings = read_config(folder)
+    vae: AutoencoderKL = autoencoder_from_ldm(
+        path,
+        find_tensors(path, open_checkpoint(path)),
+        scaling_factor=settings.get("scaling_factor", SCALING_FACTOR),
+        shift_factor=settings.get("shift_factor", SHIFT_FACTOR),
+    ).float()
+    return vae
+
+
+def _config(folder: Path, tensors: Mapping[str, Tensor]) -> NextStepConfig:
+    """The stored config, with what it lacks read from the weights."""
+    stored = read_config(folder)
+    if stored.get("model_type") != NextStepConfig.model_type:
+        allowed = f"a config of model type {NextStepConfig.model_type!r}"
+        raise CheckpointError("model", str(folder), allowed)
+    if stored.get("use_2d_rope"):
+        raise UnsupportedModelError(
+            "NextStep with use_2d_rope turns tokens by rows and columns: not known here"
+        )
+    stored.pop("auto_map", None)
+    stored |= {own: stored[theirs] for theirs, own in LATER_NAMES.items() if theirs in stored}
+    for name, read in SIZES.items():
+        if stored.get(name) is None:
+            stored[name] = read(folder, tensors, stored)
+    if stored.get("use_gen_pos_embed") and not stored["gen_pos_grid"]:
+        raise CheckpointError("model", str(folder), "missing keys: gen_pos_embed, which its config uses")
+    if stored.get("num_attention_heads") is None:
+        raise CheckpointError("model", str(folder), "a config with num_attention_heads: no shape tells it")
+    try:
+        return NextStepConfig.from_dict(stored)
+    except Exception as error:  # values that transformers or this class refuses
+        raise CheckpointError("model", str(folder), f"no usable config: {first_line(error)}") from error
+
+
+#: Reads a size from the weights of a folder and from what its config says.
+Reader = Callable[[Path, Mapping[str, Tensor], Mapping[str, Any]], int]
+
+
+def _size(pattern: str, axis: int = 0) -> Reader:
+    return lambda folder, tensors, stored: measure(folder, tensors, pattern, axis)
+
+
+def _count(pattern: str) -> Reader:
+    return lambda folder, tensors, stored: len({m[1] for name in tensors if (m := re.match(pattern, name))})
+
+
+def _has(pattern: str) -> Reader:
+    return lambda folder, tensors, stored: any(re.fullmatch(pattern, name) for name in tensors)
+
+
+def _channels(folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Any]) -> int:
+    size = measure(folder, tensors, r"image_in_projector\.weight", axis=1)
+    patch = stored.get("latent_patch_size") or NextStepConfig.latent_patch_size
+    return size // int(patch) ** 2
+
+
+def _places(folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Any]) -> int:
+    table = tensors.get("gen_pos_embed")
+    return 0 if table is None else math.isqrt(table.shape[1])
+
+
+#: What the weights tell where the config does not.
+SIZES: dict[str, Reader] = {
+    "vocab_size": _size(r"embed_tokens\.weight"),
+    "hidden_size": _size(r"(layers\.\d+\.input_layernorm|norm)\.weight"),
+    "intermediate_size": _size(r"layers\.\d+\.mlp\.(gate|up)_proj\.weight"),
+    "num_hidden_layers": _count(r"layers\.(\d+)\."),
+    "attention_bias": _has(r"layers\.\d+\.self_attn\.q_proj\.bias"),
+    "o_attention_bias": _has(r"layers\.\d+\.self_attn\.o_proj\.bias"),
+    "mlp_bias": _has(r"layers\.\d+\.mlp\.gate_proj\.bias"),
+    "latent_channels": _channels,
+    "fm_head_dim": _size(r"image_head\.net\.input_proj\.weight"),
+    "fm_head_layers": _count(r"image_head\.net\.res_blocks\.(\d+)\."),
+    "gen_pos_grid": _places,
+}
+
+
+def _stored_shapes(folder: Path) -> dict[str, Tensor]:
+    """Tensors without content, of the names and shapes in the headers of a folder's files."""
+    path = find_file(folder, [WEIGHTS]) or folder / WEIGHTS
+    names = {*read_index(path).values()} if path.name.endswith(INDEX) else {path.name}
+    tensors = {}
+    for path in (folder / name for name in sorted(names)):
+        try:
+            with safe_open(path, framework="pt") as content:
+                for key in content.keys():  # noqa: SIM118
+                    tensors[key] = torch.empty(
+                        content.get_slice(key).get_shape(), dtype=torch.float32, device="meta"
+                    )
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError("model", str(path), f"a complete safetensors file ({error})") from error
+    return tensors

@@ -1,0 +1,62 @@
+"""Image models that predict many cells in a forward: LPD (2507.01957), NAR (2503.10696), PAR (2412.15119).
+
+NBP (2502.07737) is PAR for clips; VAR (2404.02905) and NFIG (2503.07076) predict a scale in each. Importing
+it makes the auto classes of transformers know their folders.
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from mmspec.families.parallel_images.configuration import (
+    LPDConfig,
+    NARConfig,
+    NBPConfig,
+    NFIGConfig,
+    ParallelImageConfig,
+    PARConfig,
+    VARConfig,
+)
+from mmspec.families.parallel_images.modeling import (
+    LPDForCausalLM,
+    LPDModel,
+    NARForCausalLM,
+    NARModel,
+    NBPForCausalLM,
+    NBPModel,
+    PARForCausalLM,
+    PARModel,
+)
+from mmspec.families.parallel_images.scales import NFIGForCausalLM, NFIGModel, VARForCausalLM, VARModel
+
+__all__ = [
+    "LPDConfig",
+    "LPDForCausalLM",
+    "LPDModel",
+    "NARConfig",
+    "NARForCausalLM",
+    "NARModel",
+    "NBPConfig",
+    "NBPForCausalLM",
+    "NBPModel",
+    "NFIGConfig",
+    "NFIGForCausalLM",
+    "NFIGModel",
+    "PARConfig",
+    "PARForCausalLM",
+    "PARModel",
+    "ParallelImageConfig",
+    "VARConfig",
+    "VARForCausalLM",
+    "VARModel",
+]
+
+for config, decoder, whole in (
+    (LPDConfig, LPDModel, LPDForCausalLM),
+    (NARConfig, NARModel, NARForCausalLM),
+    (PARConfig, PARModel, PARForCausalLM),
+    (NBPConfig, NBPModel, NBPForCausalLM),
+    (VARConfig, VARModel, VARForCausalLM),
+    (NFIGConfig, NFIGModel, NFIGForCausalLM),
+):
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoModel.register(config, decoder, exist_ok=True)
+    AutoModelForCausalLM.register(config, whole, exist_ok=True)

@@ -1,0 +1,301 @@
+"""Cells of an image that a model decides together: in an order of its own, or the surest of all first.
+
+Targets of `mmspec.families.parallel_images.target` alone can be asked for them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.draft import Draft, DraftKind
+from mmspec.core.image_grid import GridSequence, Layout, require_grid
+from mmspec.core.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.core.sampling import Sampler
+from mmspec.core.session import PromptBatch, SessionDrafter
+from mmspec.core.verdict import Fill
+from mmspec.errors import InputError
+from mmspec.families.parallel_images.orders import DecodingOrder, cells_by_forward
+from mmspec.families.parallel_images.target import CellGroup, NBPTarget, ParallelImageTarget, RecentBlocks
+from mmspec.places.order import Groups, OrderSession
+from mmspec.validation import is_integer
+
+__all__ = ["OrderedCellsDrafter", "PlainCellsDrafter", "RecentBlocksDrafter", "SurestCellsDrafter"]
+
+TOGETHER = "the model's own groups of cells, those of one forward independent of each other"
+
+
+class OrderedCellsSession(OrderSession):
+    """Images whose cells are decided in an order that is known from the start.
+
+    Attributes:
+        read: cells of each image whose tokens were read.
+        forwards: groups that were proposed.
+    """
+
+    def __init__(self, drafter: OrderedCellsDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.layout = drafter, layout_of(batch.requests)
+        self.order = drafter.order.draw(self.layout, batch.random)
+        self.counts = drafter.order.counts(self.layout)
+        self.ends = [list(accumulate(self.counts))] * len(batch.requests)
+        self.forwards = self.read = 0
+
+    def open(self, canvas: Canvas) -> Draft:
+        nothing = super().open(canvas)
+        return self.propose(canvas) if self.drafter.from_prompt else nothing
+
+    def count_decided(self, row: int, canvas: Canvas) -> int:
+        return sum(self.counts[: self.forwards])
+
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> CellGroup:
+        begin = groups[0][0]
+        ranks = begin + torch.arange(places.shape[1], device=places.device).expand_as(places)
+        last = self.layout.cells
+        if isinstance(self.layout, GridSequence):  # guidance goes by scales
+            ranks, last = torch.full_like(places, self.forwards), max(1, len(self.counts) - 1)
+        fresh, before = self.order[:, self.read : begin], self.order[:, : self.read]
+        self.read, self.forwards = begin, self.forwards + (places.shape[1] > 0)
+        return group_of(canvas, self.layout, places, fresh, before, ranks, begin, places.shape[1], last)
+
+
+class RecentBlocksSession(OrderedCellsSession):
+    """Clips whose blocks see the first one and the most recent ones alone."""
+
+    drafter: RecentBlocksDrafter
+
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> CellGroup:
+        group = super().block(canvas, places, exists, groups)
+        return RecentBlocks(**vars(group), context_blocks=self.drafter.context_blocks)
+
+
+class SurestCellsSession(DraftSession):
+    """Images of which all open cells are proposed, and a rule decides the surest of them.
+
+    Attributes:
+        counts: cells that each forward decides.
+        fresh: [B, k] cells that the last one has decided.
+    """
+
+    def __init__(self, drafter: SurestCellsDrafter, batch: PromptBatch) -> None:
+        self.layout, device = layout_of(batch.requests), batch.prefill.logits.device
+        self.counts = drafter.counts(self.layout.cells)
+        self.place = torch.arange(self.layout.cells, device=device).expand(len(batch.requests), -1)
+        self.fresh = self.place[:, :0]
+        self.forwards = 0
+
+    def open(self, canvas: Canvas) -> Draft:
+        canvas.reserve(2 * self.layout.cells)
+        nothing = self.place[:, :0]
+        return group_of(canvas, self.layout, nothing, nothing, nothing, nothing, 0, 0, self.layout.cells)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        begin, quota = sum(self.counts[: self.forwards]), self.counts[self.forwards]
+        self.forwards += 1
+        cells = self.layout.cells
+        decided = canvas.decided[:, :cells].scatter(1, self.fresh, False)
+        order = canvas.decided[:, :cells].long().argsort(dim=1, stable=True)
+        open_cells = order[:, : cells - begin]
+        ranks = torch.full_like(open_cells, begin)
+        before = self.place.where(decided, cells)
+        return group_of(canvas, self.layout, open_cells, self.fresh, before, ranks, begin, quota, cells)
+
+    def observe(self, draft: CellGroup, output: TargetOutput, scores: Any, verdict: Fill) -> None:
+        # as many in every row, but for rows that have ended
+        chosen = verdict.decided.long().argsort(dim=1, descending=True, stable=True)[:, : draft.quota]
+        self.fresh = verdict.places.gather(1, chosen)
+
+
+def group_of(
+    canvas: Canvas,
+    layout: Layout,
+    places: Tensor,
+    fresh: Tensor,
+    before: Tensor,
+    ranks: Tensor,
+    begin: int,
+    quota: int,
+    last: int,
+) -> CellGroup:
+    """Build the draft of some cells.
+
+    Args:
+        canvas: the output so far.
+        layout: of the images.
+        places: [B, L] the cells.
+        fresh: [B, k] cells that were decided and are not read.
+        before: [B, m] cells that are read; N says nothing.
+        ranks, begin, quota, last: as of `CellGroup`.
+    """
+    cells = layout.cells
+    kept = torch.zeros(len(places), cells + 1, dtype=torch.bool, device=places.device)
+    kept.scatter_(1, before, True)
+    kept[:, -1] = False
+    slot = torch.arange(cells + 1, device=places.device).expand(len(places), -1)
+    return CellGroup.single(
+        torch.zeros_like(places),
+        places,
+        torch.ones_like(places, dtype=torch.bool),
+        slot,
+        kept[:, None],
+        completes=cells,
+        fresh=fresh,
+        tokens_of_fresh=canvas.tokens.gather(1, fresh),
+        kept=kept,
+        ranks=ranks,
+        begin=begin,
+        quota=quota,
+        last=last,
+    )
+
+
+class CellsDrafter(SessionDrafter):
+    """Base of drafters of cells that a model decides together."""
+
+    kind = DraftKind.POINT
+    max_nodes = 0  # beside the cells of the image
+    keeps = TOGETHER
+    name: str
+
+    def check(self, target: Target[Any]) -> None:
+        if not isinstance(target, ParallelImageTarget):
+            allowed = "a model that predicts many cells in a forward, such as LPD"
+            raise InputError("accelerator", self.name, allowed)
+        if not target.any_cells:
+            allowed = (
+                "none, or a model that any cells can be asked of (LPD): this one has an order of its own"
+            )
+            raise InputError("accelerator", self.name, allowed)
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        if sampler.processors:
+            raise InputError(
+                "logits_processor", len(sampler.processors), "none: cells are not decided in order"
+            )
+        cells = layout_of(requests).cells
+        if stopping.max_new_tokens != cells:
+            raise InputError("max_new_tokens", stopping.max_new_tokens, f"{cells}, the cells of the image")
+
+
+class OrderedCellsDrafter(CellsDrafter):
+    """Decides cells in groups that are known from the start, one group a forward (LPD, 2507.01957).
+
+    The cells of a group are drawn independently of each other. The model's own order is its plain decoding,
+    which "exact" refers to; others are lossy, without a bound.
+
+    Args:
+        options: of `DecodingOrder`; None is the model's own.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    proposes = "any"
+    name = "lpd"
+    session: Callable[..., DraftSession] = OrderedCellsSession
+    order: DecodingOrder
+    from_prompt: bool
+
+    def __init__(self, **options: Any) -> None:
+        self.options = {name: value for name, value in options.items() if value is not None}
+        DecodingOrder(**self.options)  # refuses what cannot be
+        self.exactness = "lossy" if self.options else "exact"
+
+    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+        self.check(target)
+        return self.fitted(target)
+
+    def fitted(self, target: Any) -> OrderedCellsDrafter:
+        """Return this drafter for a target, by whose own order None is read."""
+        fitted, own = copy.copy(self), DecodingOrder(**target.plain)
+        other = self.options.get("order", own.order) != own.order
+        fitted.order = DecodingOrder(**self.options) if other else DecodingOrder(**asdict(own) | self.options)
+        fitted.from_prompt = target.from_prompt
+        own = replace(own, generation_steps=fitted.order.generation_steps) if not other else own
+        layout = target.layout_of(target.grid)
+        sizes = [order.counts(layout) for order in (fitted.order, DecodingOrder(**target.plain))]
+        fitted.exactness = "exact" if fitted.order == own and sizes[0] == sizes[1] else "lossy"
+        return fitted
+
+
+class PlainCellsDrafter(OrderedCellsDrafter):
+    """Decides cells in the model's own order, of any model that has one: plain decoding."""
+
+    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+        return self.fitted(target)
+
+
+class RecentBlocksDrafter(OrderedCellsDrafter):
+    """Decides blocks of a clip that see the first block and the most recent ones, whose keys alone are kept.
+
+    The sparse cache of BlockVid (2511.22973) retrieves blocks by the likeness of their prompts; a clip of one
+    prompt has but their age.
+
+    Args:
+        context_blocks: most recent blocks that are kept, the newest included.
+
+    Raises:
+        InputError: not a positive integer.
+    """
+
+    name = "sparse_context"
+    session = RecentBlocksSession
+
+    def __init__(self, context_blocks: int = 16) -> None:
+        super().__init__()
+        if not is_integer(context_blocks) or context_blocks < 1:
+            raise InputError("context_blocks", context_blocks, "a positive integer")
+        self.context_blocks, self.exactness = context_blocks, "lossy"
+
+    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+        if not isinstance(target, NBPTarget):
+            raise InputError("accelerator", self.name, "a model of clips that predicts blocks (NBP)")
+        fitted = self.fitted(target)
+        fitted.exactness = "lossy"
+        return fitted
+
+
+class SurestCellsDrafter(CellsDrafter):
+    """Proposes all open cells, of which a rule decides the surest (MaskGIT, 2202.04200).
+
+    Args:
+        iterations: forwards of an image, whose numbers of cells follow a cosine.
+
+    Raises:
+        InputError: not a positive integer.
+    """
+
+    proposes = "cells"
+    exactness = "lossy"
+    name = "maskgit"
+    session: Callable[..., DraftSession] = SurestCellsSession
+
+    def __init__(self, iterations: int = 12) -> None:
+        if not is_integer(iterations) or iterations < 1:
+            raise InputError("iterations", iterations, "a positive integer")
+        self.iterations = iterations
+
+    def counts(self, cells: int) -> list[int]:
+        """Cells that each forward decides."""
+        return cells_by_forward(cells, min(self.iterations, cells))
+
+
+def layout_of(requests: Sequence[Request]) -> Layout:
+    """The layout of all images of a batch: one grid, or the grids of all scales.
+
+    Raises:
+        InputError: they have several, or one asks for no image.
+    """
+    layouts: set[Layout] = set()
+    for layout in (request.layout for request in requests):
+        several = layout if isinstance(layout, GridSequence) else None
+        layouts.add(several or require_grid(layout, "an order of cells"))
+    if len(layouts) != 1:
+        raise InputError("requests", sorted(map(str, layouts)), "images of one size")
+    return layouts.pop()

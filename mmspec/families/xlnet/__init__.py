@@ -1,0 +1,1 @@
+"""XLNet, an any-subset density model."""

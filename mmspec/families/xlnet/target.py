@@ -1,0 +1,175 @@
+"""Any-subset density models as targets: gaps of a text are filled from left to right, given all around them.
+
+XLNet (1906.08237) learns the density of any places given any others, by two streams of attention. With what
+is known first and the gaps behind, from left to right, that is an order like any other: a gap is the next
+token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from mmspec.core.draft import Tree
+from mmspec.core.interfaces import PromptOutput, TargetOutput, TargetState
+from mmspec.core.rows import named
+from mmspec.core.verdict import Path
+from mmspec.errors import InputError
+from mmspec.targets.model_target import ModelTarget
+
+__all__ = ["AnySubsetTarget", "Gaps"]
+
+XLNET_MASK = 6
+KNOWN = -1  # rank of what the prompt says
+
+
+@dataclass
+class Gaps(TargetState):
+    """Texts of a batch, and their gaps.
+
+    Attributes:
+        tokens: [B, L + 1] with the mask token in gaps that are open; junk at L.
+        places: [B, M] of the gaps, from left to right; L behind the last.
+        filled: [B] gaps whose tokens are committed.
+        lengths: [B] of the texts.
+    """
+
+    row_fields = named("tokens", "places", "filled", "lengths")
+
+    tokens: Tensor
+    places: Tensor
+    filled: Tensor
+    lengths: Tensor
+
+    @property
+    def ranks(self) -> Tensor:
+        """[B, L + 1] order of all places: `KNOWN`, then the gaps from 0."""
+        ranks = torch.full_like(self.tokens, KNOWN)
+        order = torch.arange(self.places.shape[1], device=ranks.device).expand_as(self.places)
+        return ranks.scatter(1, self.places, order)
+
+    @property
+    def count(self) -> Tensor:
+        """[B] number of gaps."""
+        return (self.places < self.tokens.shape[1] - 1).sum(-1)
+
+
+class AnySubsetTarget(ModelTarget[Gaps]):
+    """Adapter from an XLNet to the Target interface: its output are the tokens of gaps, and the end token.
+
+    Nothing is cached: every forward reads the text anew.
+
+    Args:
+        model: a loaded XLNet with an LM head, in eval mode.
+        mask_token_id: the token of a gap in prompts; None is the config's, or XLNet's.
+
+    Raises:
+        InputError: the model has no end token, which the output ends with.
+    """
+
+    prefix_cache = None
+
+    def __init__(self, model: PreTrainedModel, mask_token_id: int | None = None) -> None:
+        self.model: Any = model
+        self.config: Any = None  # no head reads its states
+        own = getattr(model.config, "mask_token_id", None)
+        given = (each for each in (mask_token_id, own) if each is not None)  # 0 is a token too
+        self.mask_token_id: int = next(given, XLNET_MASK)
+        self.end: Any = model.config.eos_token_id
+        self.vocabulary: int = model.config.vocab_size
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.steps: Any = None
+        if self.end is None:
+            raise InputError("eos_token_id", None, "an end token, with which the output ends")
+
+    def compile(self) -> None:
+        """Compiled steps are not there.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("compile", True, "nothing: gaps are filled by whole forwards, of any length")
+
+    def arrange(self, prompts: Sequence[Mapping[str, Tensor]]) -> Gaps:
+        """Find the gaps of prompts.
+
+        Raises:
+            InputError: a prompt has none.
+        """
+        rows = [prompt["input_ids"][0].to(self.device) for prompt in prompts]
+        found = [(row == self.mask_token_id).nonzero()[:, 0] for row in rows]
+        if not all(map(len, found)):
+            allowed = f"a text with gaps: the mask token ({self.mask_token_id}) stands in each"
+            raise InputError("prompt", "no gap", allowed)
+        tokens = pad_sequence(rows, batch_first=True, padding_value=self.mask_token_id)
+        tokens = torch.nn.functional.pad(tokens, (0, 1), value=self.mask_token_id)
+        places = pad_sequence(found, batch_first=True, padding_value=tokens.shape[1] - 1)
+        lengths = torch.tensor([len(row) for row in rows], device=self.device)
+        return Gaps(tokens, places, torch.zeros_like(lengths), lengths)
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[Gaps, PromptOutput]:
+        """Read the texts. Returns the state and logits [B, 1, V] of the first gap."""
+        if taps:
+            raise InputError("taps", tuple(taps), "none: no head reads states of two streams")
+        state = self.arrange(prompts)
+        first = torch.zeros_like(state.filled)[:, None]
+        return state, PromptOutput(self.predict(state, state.tokens, state.ranks, first))
+
+    def predict(self, state: Gaps, tokens: Tensor, ranks: Tensor, gaps: Tensor) -> Tensor:
+        """Logits of gaps, each given all places of lower rank.
+
+        Args:
+            state: of the texts.
+            tokens, ranks: [B, L + 1] what stands at each place, and its order.
+            gaps: [B, n] by their number; those behind the last are the end token.
+
+        Returns:
+            [B, n, V].
+        """
+        inside = torch.arange(tokens.shape[1] - 1, device=tokens.device) < state.lengths[:, None]
+        ranks, tokens = ranks[:, :-1], tokens[:, :-1]
+        sees = (ranks[:, None] < ranks[:, :, None]) | (ranks[:, None] == KNOWN)
+        over = gaps >= state.count[:, None]
+        at = state.places.gather(1, gaps.clamp_max(state.places.shape[1] - 1))
+        at = at.where(~over, tokens.shape[1])  # nowhere: queries at one place would be added up
+        mapping = torch.nn.functional.one_hot(at, tokens.shape[1] + 1)[..., :-1]
+        hidden = ~(sees & inside[:, None])
+        logits: Tensor = self.model(
+            tokens, perm_mask=hidden.to(self.dtype), target_mapping=mapping.to(self.dtype), use_mems=False
+        ).logits.float()
+        logits[..., self.mask_token_id] = float("-inf")
+        ends = torch.full_like(logits, float("-inf"))
+        ends[..., self.end] = 0.0
+        return torch.where(over[..., None], ends, logits)
+
+    def score(self, state: Gaps, draft: Tree) -> TargetOutput:  # type: ignore[override]
+        """Score the gap after each node of a chain."""
+        if not draft.is_chain:
+            raise InputError("accelerator", "a tree", "one that drafts chains: gaps are filled in one order")
+        gaps = state.filled[:, None] + torch.arange(draft.tokens.shape[1], device=self.device)
+        tokens = self.filled(state, draft.tokens, gaps)
+        return TargetOutput(self.predict(state, tokens, state.ranks, gaps + 1))
+
+    def filled(self, state: Gaps, values: Tensor, gaps: Tensor) -> Tensor:
+        """[B, L + 1] tokens of the texts with values [B, n] in gaps [B, n]."""
+        width = state.places.shape[1]
+        places = state.places.gather(1, gaps.clamp_max(width - 1))
+        places = places.where(gaps < width, state.tokens.shape[1] - 1)
+        return state.tokens.scatter(1, places, values)
+
+    def commit(self, state: Gaps, draft: Tree, verdict: Path, active: Tensor) -> None:  # type: ignore[override]
+        """Keep the root and the accepted candidates of active rows."""
+        steps = torch.arange(draft.tokens.shape[1], device=self.device)
+        gaps = state.filled[:, None] + steps
+        kept = (steps <= verdict.accepted[:, None]) & active[:, None]
+        state.tokens = self.filled(state, draft.tokens, gaps.where(kept, state.places.shape[1]))
+        state.filled = state.filled + kept.sum(-1)

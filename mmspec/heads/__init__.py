@@ -1,0 +1,1 @@
+"""What trained drafting heads share."""

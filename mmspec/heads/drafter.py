@@ -1,0 +1,289 @@
+"""Drafters that are heads on their target's hidden states.
+
+A head was trained for one target, whose embedding and output matrix it uses.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Tree
+from mmspec.core.indexing import pick, put, take
+from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.rows import named
+from mmspec.core.sampling import Sampler
+from mmspec.core.session import PromptBatch, SessionDrafter
+from mmspec.core.verdict import Path
+from mmspec.errors import InputError
+from mmspec.heads.model import HIDDEN, DraftingHead, WindowHead
+from mmspec.targets.causal import CacheState, CausalTarget
+from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable
+from mmspec.trees.siblings import DRAWN, SiblingDraws, kind_of
+from mmspec.validation import MAX_DRAFT_TOKENS
+
+__all__ = ["NEWEST", "CachingSession", "HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
+
+EVERYWHERE, NEWEST = slice(None), slice(-1, None)
+
+
+class TrainedDrafter(SessionDrafter):
+    """Base of drafters that run a head trained for one target.
+
+    Attributes:
+        model: the trained head.
+        title: of such heads, for messages.
+        target: whose embedding and output matrix it uses; None until it is fitted.
+    """
+
+    model: DraftingHead | WindowHead
+    title: ClassVar[str]
+    target: CausalTarget | None = None
+
+    def check(self, target: Target[Any]) -> None:
+        """Raise an InputError unless the head was trained for a target of this kind and size."""
+        config: Any = self.model.config
+        if target.config is None:
+            raise InputError("drafter", self.title, "a target that is a transformers model")
+        text = target.config.get_text_config(decoder=True)
+        wanted = {
+            "model type": (config.target_type, text.model_type),
+            "hidden size": (config.hidden_size, text.hidden_size),
+            "layers": (config.target_layers, text.num_hidden_layers),
+            "vocabulary": (config.vocabulary, target.vocabulary),
+        }
+        for name, (trained, given) in wanted.items():
+            if trained and trained != given:  # published heads do not tell all
+                allowed = f"a head that was trained for this target, whose {name} is {given}"
+                raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return (self.model,)
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        self.model.to(*args, **kwargs)
+
+    def fit(self, target: Target[Any]) -> Self:
+        self.check(target)
+        fitted = copy.copy(self)
+        fitted.target = target  # type: ignore[assignment]  # checked
+        return fitted
+
+    @property
+    def fitted_target(self) -> CausalTarget:
+        if self.target is None:
+            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
+        return self.target
+
+
+class HeadDrafter(TrainedDrafter):
+    """A tree of continuations by a head that reads its target's hidden states.
+
+    Args:
+        model: the trained head.
+        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the head's config says if None.
+        depth: its deepest level; that of the config if None, but no more than there are nodes.
+        top_k: nodes that it expands on each level, and children of each; likewise.
+        tree: "dynamic"; or a static one: a name in `NAMED_TREES`, the children of every node of each level
+            as "4x2x2", or the parents of its nodes, the root (0) first.
+        sampling: how the children of a node are chosen where the target samples. "greedy" takes the
+            likeliest; "coupled" draws with the target's own noise, so that what both agree about is found;
+            "sampled" draws them independently, and "without_replacement" each from what the elder ones left,
+            in static trees, for rejection rules.
+
+    Raises:
+        InputError: a value outside its range, sizes of a dynamic tree beside a static one, or a tree that
+            siblings cannot be drawn in.
+
+    Attributes:
+        more_taps: hidden states of the target that it reads beside the head's.
+        read_out: states [..., d] -> logits [..., V] by the target's output matrix, or [..., V'] of the tokens
+            that the head drafts; set when it is fitted.
+    """
+
+    runs_ahead = True
+    shares_tree = True
+    rows_move = True
+    draws_anew = True
+    model: DraftingHead
+    more_taps: ClassVar[tuple[int, ...]] = ()
+    read_out: Callable[[Tensor], Tensor]
+
+    def __init__(
+        self,
+        model: DraftingHead,
+        num_draft_tokens: int | None = None,
+        depth: int | None = None,
+        top_k: int | None = None,
+        tree: str | int | Sequence[int] = "dynamic",
+        sampling: str = "greedy",
+    ) -> None:
+        self.model = model
+        self.kind = kind_of(sampling)
+        self.shape = drawable(choose_tree(model.config, num_draft_tokens, depth, top_k, tree), sampling)
+        self.rates_paths = self.kind not in DRAWN  # what was drawn must not be chosen among
+        most, what = self.deepest
+        if self.shape.depth > most:
+            raise InputError("depth", self.shape.depth, f"at most {most}, {what}")
+        self.taps = (*self.more_taps, *model.taps)
+        self.max_nodes = self.shape.num_draft_tokens + 1
+        self.branches = self.shape.max_children > 1
+
+    @property
+    def deepest(self) -> tuple[int, str]:
+        """The deepest level of which the head can predict tokens, and what that is, for messages."""
+        return MAX_DRAFT_TOKENS, "the most nodes of a tree"
+
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        known = self.model.draft_tokens
+        most = target.vocabulary if known is None else len(known)
+        if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
+            raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
+
+    def fit(self, target: Target[Any]) -> Self:
+        fitted = super().fit(target)
+        fitted.read_out = fitted.fitted_target.head_of(self.model.rows_read)
+        return fitted
+
+    def stopping_below(self, probability: float) -> Self:
+        if not isinstance(self.shape, DynamicTree) and self.rates_paths:
+            allowed = "a dynamic tree: a static one of the likeliest always has all its levels"
+            raise InputError("length", "confidence", allowed)
+        cautious = copy.copy(self)
+        cautious.shape = self.shape.stopping_below(probability)
+        return cautious
+
+
+class HeadSession(DraftSession):
+    """A head at work on one batch.
+
+    Attributes:
+        copies: how often the target reads each request: R = copies x B rows, 2B under guidance.
+        names: [V'] the target's tokens that the head's logits are of; None for all.
+    """
+
+    row_fields = named("sampler", "random")
+
+    sampler: Sampler
+
+    def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.head, self.shape = drafter, drafter.model, drafter.shape
+        self.target, self.sampler, self.random = drafter.fitted_target, batch.sampler, batch.random
+        self.read_out, self.names = drafter.read_out, drafter.model.draft_tokens
+        self.copies = len(batch.prompts) // len(batch.requests)
+
+    def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
+        if isinstance(self.drafter.shape, DynamicTree):
+            self.shape = self.drafter.shape.limited(nodes, least)
+
+    def growth(self, canvas: Canvas) -> TreeGrowth:
+        """Start a tree, whose siblings are drawn as the drafter says."""
+        noise = self.sampler, self.random, canvas.emitted
+        draws = SiblingDraws(self.drafter.kind, *noise, self.target.vocabulary, self.names)
+        return TreeGrowth(self.shape, canvas.root, self.names, draws)
+
+    def rated(self, growth: TreeGrowth) -> Tree:
+        """The tree that has grown; its candidates' scores are kept."""
+        draft, self.likelihoods = growth.draft()
+        return draft
+
+    def _guided(self, logits: Tensor) -> Tensor:
+        """[R, w, V] logits of the head -> [B, w, V] in float32, both prompts combined by guidance."""
+        return self.sampler.guided(logits.float())
+
+    def _log_probabilities(self, logits: Tensor) -> Tensor:
+        """[B, w, V] log-probabilities of guided logits, warped as the target's will be.
+
+        Processors are left out: they look at paths, which costs more than their effect on a guess.
+        """
+        return self.sampler.warp(logits).log_softmax(-1)
+
+    def _copied(self, values: Tensor) -> Tensor:
+        """[B, ...] values -> [R, ...], for all rows that the target reads."""
+        return values if self.copies == 1 else values.repeat(self.copies, *[1] * (values.dim() - 1))
+
+
+class StateSession(HeadSession):
+    """A head without a cache: all that it reads of the past is the hidden state before the root.
+
+    Attributes:
+        hidden: [R, d].
+    """
+
+    row_fields = named("hidden")
+
+    def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.hidden = torch.cat([hidden[:, -1] for hidden in batch.prefill.taps[HIDDEN]])
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        self.hidden = take(output.taps[HIDDEN], self._copied(verdict.last))
+
+
+class CachingSession(HeadSession):
+    """A head with a cache of its own, which reads what the target made of every committed token.
+
+    Prompts are read when the first draft is asked for: where none pays, none is.
+
+    Attributes:
+        unread: the batch whose prompts the head has not read; None once it has.
+        state: its cache, behind the prompts; as long as these are not read, there is none.
+        features: [R, c, d] that the target made of tokens which were committed since the head last read.
+        accepted: [B] which of them is the newest, -1 for none; later ones are padding.
+        has_read: whether the head has read them.
+    """
+
+    row_fields = named("state", "features", "accepted")
+
+    head: Any
+    state: CacheState
+    features: Tensor
+    accepted: Tensor
+    has_read = False
+
+    def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.unread: PromptBatch | None = batch
+
+    def prepare(self) -> None:
+        if self.unread is not None:
+            batch, self.unread = self.unread, None
+            self._read_prompts(batch)
+
+    @abstractmethod
+    def _read_prompts(self, batch: PromptBatch) -> None:
+        """Read the R prompts of a batch into a cache, one at a time as the target does: `state`."""
+
+    def _known(self, batch: PromptBatch, places: slice = EVERYWHERE) -> list[Tensor]:
+        """Features of the R prompts at these places, [1, L_r, d] each; by default at all of them."""
+        taps = [[states[:, places] for states in batch.prefill.taps[tap]] for tap in self.head.taps]
+        return [self.head.join(states) for states in zip(*taps, strict=True)]
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        path = self._copied(verdict.nodes)
+        features = self.head.join([pick(output.taps[tap], path) for tap in self.head.taps])
+        if self.has_read:
+            self.features, self.accepted, self.has_read = features, verdict.accepted, False
+            return
+        more = features.shape[1]  # of the old root and what follows it
+        places = self._copied(self.accepted)[:, None] + torch.arange(1, 1 + more, device=path.device)
+        self.features = pad(self.features, (0, 0, 0, more))
+        put(self.features, places, features)
+        self.accepted = self.accepted + 1 + verdict.accepted
+
+    def _keep(self, canvas: Canvas, accepted: Tensor, read: int) -> None:
+        """Keep the rows [R] up to `accepted` of so many that were read."""
+        self.has_read = True
+        self.state.cache.commit(None, accepted + 1)
+        self.state.cache.longest += read
+        self.state.tighten(canvas.length_bounds)

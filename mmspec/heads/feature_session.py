@@ -1,0 +1,157 @@
+"""Drafters and sessions of heads that read a row for every token: EAGLE, FLASH, Hydra++.
+
+A drafter of this kind adds a session that says how its head proposes; everything about reading is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmspec.core.cache import RaggedCache
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import DraftKind, Nodes, Tree
+from mmspec.core.indexing import take
+from mmspec.core.interfaces import TargetOutput
+from mmspec.core.rows import named
+from mmspec.core.session import PromptBatch
+from mmspec.core.verdict import Path
+from mmspec.heads.drafter import NEWEST, CachingSession, HeadDrafter
+from mmspec.heads.model import EMBEDDINGS, FeatureHead, Prompts
+from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
+from mmspec.targets.causal import CacheState, to_device
+from mmspec.targets.steps import CapturedForward, CompiledForward
+from mmspec.visual_tokens.spans import find_images
+from mmspec.visual_tokens.splice import PromptRows
+
+__all__ = ["FeatureDrafter", "FeatureSession"]
+
+
+class FeatureDrafter(HeadDrafter):
+    """A tree of candidates by a head that reads a row for every token."""
+
+    model: FeatureHead
+    more_taps = (EMBEDDINGS,)
+    steps: CapturedForward | CompiledForward | None = None
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        super().to(*args, **kwargs)
+        self.steps = None
+
+    def compile(self) -> None:
+        if self.steps is None:
+            head = self.model
+            if head.device.type == "cuda":
+                self.steps = CapturedForward(head, partial(read_nodes, head))
+            else:
+                self.steps = CompiledForward(type(head).__name__, partial(read_nodes, head))
+
+
+class FeatureSession(CachingSession):
+    """A head at work on one batch, with a cache of its own: the prompts' rows, then a row for every token.
+
+    Rows of committed tokens are made of the target's hidden states, rows of candidates of the head's own
+    guesses. The latter are never committed, and overwritten in the next round.
+
+    Attributes:
+        tokens: [B, D + 1] committed since the head last read; the newest, the root, is filled in when it is
+            known. Rounds that nothing was drafted for make them longer.
+        features: [R, D + 1, d] of the token before each; R = B, or 2B under guidance.
+        accepted: [B] which of them the root is; later ones are padding.
+        summary: [R, s] what the head keeps of the prompts' images; None if nothing, or before it read them.
+    """
+
+    row_fields = named("tokens", "summary")
+
+    head: FeatureHead
+
+    def __init__(self, drafter: FeatureDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.steps = drafter.steps
+        self.additive = mask_dtype(self.head.decoder)
+        self.plain = attends_plainly(self.head.decoder)
+        last = torch.cat(self._known(batch, NEWEST))
+        self.features = pad(last, (0, 0, 0, self.shape.depth))
+        size = len(batch.requests), self.shape.depth + 1
+        self.tokens = torch.zeros(size, dtype=torch.long, device=last.device)
+        self.accepted = self.tokens[:, 0]
+        self.summary: Tensor | None = None
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        tokens = draft.tokens.gather(1, verdict.nodes)
+        if self.has_read:
+            self.tokens = tokens.roll(-1, 1)
+        else:
+            more = tokens.shape[1]
+            places = self.accepted[:, None] + torch.arange(more, device=tokens.device)
+            self.tokens = pad(self.tokens, (0, more)).scatter(1, places, tokens)
+        super().observe(draft, output, scores, verdict)
+
+    def _read_prompts(self, batch: PromptBatch) -> None:
+        prompts, embeddings, device = batch.prompts, batch.prefill.taps[EMBEDDINGS], self.target.device
+        known = zip(prompts, embeddings, self._known(batch), strict=True)
+        read = [self._prompt_rows(*each) for each in known]
+        lengths = [made.lengths[0] + 1 for made in read]  # the newest token, whose row follows, counts
+        capacity = max(lengths) + 2 * self.shape.num_draft_tokens
+        caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
+        cache = caches(self.head.decoder.config, len(prompts), capacity, device)
+        offsets = []
+        for row, (prompt, made) in enumerate(zip(prompts, read, strict=True)):
+            count = made.lengths[0]
+            positions, offset = torch.arange(count, device=device)[None], 0
+            if (lag := self.head.position_lag) is not None:
+                places, beyond = self.target.positions(to_device(prompt, device))
+                if self.head.one_axis:
+                    places, beyond = torch.arange(places.shape[-1], device=device)[None], 0
+                positions, offset = places[..., made.slot[0] - lag], beyond + places.shape[-1] - count - lag
+            offsets.append(offset)
+            if count:
+                cache.begin_prefill(row, count)
+                self.head(made.rows, positions, cache=cache)
+        told = [made.summary for made in read if made.summary is not None]
+        self.summary = torch.cat(told) if told else None
+        self.state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
+        if isinstance(self.steps, CapturedForward):
+            self.steps.caches.lend(cache, self.state.offset)
+
+    def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
+        """The rows of one prompt [1, L, d]."""
+        length = features.shape[1]
+        spans = [find_images(self.target.config, prompt)]
+        question = torch.tensor([length - 1], device=features.device)
+        return self.head.read_prompts(Prompts(embeddings, features, [length], spans, question))
+
+    def _read_committed(self, canvas: Canvas) -> Tensor:
+        """Read what was committed since the last time, the root included; the head's state there, [R, d]."""
+        self.prepare()
+        tokens = self.tokens.scatter(1, self.accepted[:, None], canvas.root[:, None])
+        chain = Tree.chain(tokens, DraftKind.POINT)
+        hidden = self._read(self.features, chain.nodes)
+        accepted = self._copied(self.accepted)
+        self._keep(canvas, accepted, tokens.shape[1])
+        return take(hidden, accepted)
+
+    def _read(self, features: Tensor, nodes: Nodes) -> Tensor:
+        """Read nodes [B, n] behind what was read since the last commit, by features [R, n, d] before each."""
+        self.passes += 1
+        cache, nodes = self.state.cache, nodes.repeat_rows(self.copies)
+        cache.begin_score(nodes.slots, nodes.extent)
+        embeddings = self.head.embed(nodes.tokens, self.target.embed)
+        rows = self.head.fuse(embeddings, features, self.summary)
+        positions = (cache.lengths + self.state.offset)[:, None] + nodes.depth
+        with attention_on_tree(self.head.decoder, self.plain, cache, nodes, self.additive) as mask:
+            inputs = {"rows": rows, "positions": positions, "attention_mask": mask}
+            step = partial(read_nodes, self.head) if self.steps is None else self.steps
+            return step(inputs, cache)
+
+
+def read_nodes(head: FeatureHead, inputs: Mapping[str, Any], cache: RaggedCache) -> Tensor:
+    """Run a head on new nodes, whose rows, positions and mask are given; its state [R, n, d] at them."""
+    hidden: Tensor = head(inputs["rows"], inputs["positions"], inputs["attention_mask"], cache)
+    return hidden

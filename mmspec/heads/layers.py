@@ -1,0 +1,256 @@
+"""Layers of drafting heads: one of Llama, with what published heads add, or one of the target's family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    Emu3TextConfig,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.emu3.modeling_emu3 import Emu3TextModel
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRotaryEmbedding
+
+from mmspec.errors import UnsupportedModelError
+from mmspec.heads.configuration import HeadConfig, SizedHeadConfig
+from mmspec.plugins import register_families
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+PartialRotary: Any = Glm4MoeRotaryEmbedding  # tables of the part of a head that turns, for every scaling
+KNOWN = "original_max_position_embeddings"
+# rope types of transformers whose frequencies stay as they are, with the numbers that each needs
+SCALINGS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "mrope": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", KNOWN),
+    "yarn": ("factor", KNOWN),
+}
+# and what it may have
+MORE = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
+PART, AXES = "partial_rotary_factor", ("mrope_section", "mrope_interleaved")
+
+BY_LLAMAS_NAMES = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("hidden_act", "rms_norm_eps"),
+)
+
+#: Decoders that `AutoModel` leaves out, by their configs.
+UNLISTED: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {Emu3TextConfig: Emu3TextModel}
+
+
+@strict
+class LlamaLayerConfig(SizedHeadConfig):
+    """Config of a head with a Llama layer, which counts its positions by itself.
+
+    Attributes:
+        intermediate_size: of the layer's feed-forward.
+        num_attention_heads, num_key_value_heads, head_dim: of the layer's grouped-query attention.
+        rope_theta: base of the rotary frequencies.
+    """
+
+    intermediate_size: int = 11008
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+
+    def validate_heads(self) -> None:
+        """Refuse groups of heads of different sizes; called by `strict`."""
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        if groups < 1 or heads % groups:
+            raise ValueError(f"num_key_value_heads: got {groups}; a divisor of the {heads} heads")
+
+    def layer_settings(self) -> dict[str, Any]:
+        """Settings of the layer by the names of Llama's config."""
+        return {name: getattr(self, name) for name in BY_LLAMAS_NAMES} | {
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
+        }
+
+    @classmethod
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+        width, heads = int(text.hidden_size), int(text.num_attention_heads)
+        return super().sizes_for(text, vocabulary) | {
+            "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * width),
+            "num_attention_heads": heads,
+            "num_key_value_heads": next(n for n in range(max(1, heads // 4), 0, -1) if heads % n == 0),
+            "head_dim": int(getattr(text, "head_dim", None) or width // heads),
+        }
+
+
+def one_layer(config: LlamaLayerConfig, *, norm: bool = False) -> LlamaModel:
+    """Build a decoder of one layer, without embedding and, unless asked for, without a norm behind it."""
+    decoder = LlamaModel(LlamaConfig(vocab_size=1, num_hidden_layers=1, **config.layer_settings()))
+    for name in ("embed_tokens", *(() if norm else ("norm",))):
+        setattr(decoder, name, nn.Identity())
+    return decoder
+
+
+@strict
+class PublishedLayerConfig(LlamaLayerConfig):
+    """Config of a head whose layers may have what published ones have.
+
+    Attributes:
+        rotary: what transformers' `rope_parameters` holds beside `rope_theta`: how rotary positions are
+            scaled, and which part of each head turns; empty where all turns and nothing is scaled.
+        sliding_window: tokens that a layer with a window sees, its own included; None where none has one.
+        attention_bias, mlp_bias: whether the projections of the attention, of the feed-forward, have one.
+    """
+
+    rotary: dict[str, Any] = field(default_factory=dict)
+    sliding_window: int | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of channels of each head that rotary positions turn."""
+        return int(self.head_dim * self.rotary.get(PART, 1.0))
+
+    def validate_rotary(self) -> None:
+        """Refuse what cannot be turned or seen; called by `strict`."""
+        kind, given = self.rotary.get("rope_type", "default"), self.rotary.keys() - {"rope_type", PART}
+        needed = {*SCALINGS.get(kind, ("rope_type",))}
+        if not needed <= given <= needed | {*MORE.get(kind, ())}:
+            allowed = "; ".join(f"{name} with {', '.join(numbers)}" for name, numbers in SCALINGS.items())
+            raise ValueError(f"rotary: got {self.rotary}; {allowed}")
+        if not 2 <= self.rotary_dim <= self.head_dim or self.rotary_dim % 2:
+            part = self.rotary.get(PART)
+            raise ValueError(f"{PART}: got {part}; an even part of a head of {self.head_dim}, at most all")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window: got {self.sliding_window}; 1 or more tokens, or None")
+
+    def layer_settings(self) -> dict[str, Any]:
+        rope = {"rope_type": "default", "rope_theta": self.rope_theta, **self.rotary}
+        known = rope.get(KNOWN)
+        reach = {} if known is None else {"max_position_embeddings": int(known * rope["factor"])}
+        biases = {"attention_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
+        return super().layer_settings() | {"rope_parameters": rope, **biases, **reach}
+
+
+@strict
+class TargetLayerConfig(HeadConfig):
+    """Config of a head with one decoder layer of its target's own family.
+
+    Attributes:
+        layer: the config of the target's language model, with one layer; as a plain table.
+    """
+
+    layer: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+        layer = text.to_dict() | {"num_hidden_layers": 1}
+        types = getattr(text, "layer_types", None)
+        if types is not None:
+            layer["layer_types"] = ["full_attention" if "full_attention" in types else types[-1]]
+        for name in ("dtype", "architectures", "_name_or_path", "transformers_version"):
+            layer.pop(name, None)
+        cls(layer=layer).layer_config()  # a family that is not known is refused now
+        return super().sizes_for(text, vocabulary) | {"layer": layer}
+
+    def layer_config(self) -> PreTrainedConfig:
+        """The config of the decoder of one layer."""
+        table = dict(self.layer)
+        kind = table.pop("model_type", None)
+        try:
+            register_families()
+            config: PreTrainedConfig = AutoConfig.for_model(kind, **table)
+        except ValueError as error:
+            raise UnsupportedModelError(
+                f"the head needs a layer of its target's family, and {kind!r} is not one that transformers "
+                "builds by itself"
+            ) from error
+        return config
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.layer.get("hidden_size", 0))
+
+    @property
+    def target_type(self) -> str:
+        """Model type of the target's language model."""
+        return str(self.layer.get("model_type", ""))
+
+
+def single_layer(layer: PreTrainedConfig, *, norm: str | None = None) -> PreTrainedModel:
+    """Build a decoder of the target's family with one layer's weights, and the last norm of that name if any.
+
+    Raises:
+        UnsupportedModelError: the family's decoder is not a stack of `layers`, or has no norm of that name.
+    """
+    unlisted = UNLISTED.get(type(layer))
+    decoder: PreTrainedModel = unlisted._from_config(layer) if unlisted else AutoModel.from_config(layer)
+    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
+        raise UnsupportedModelError(f"{type(decoder).__name__} keeps its layers where no head can be cut")
+    if norm is not None and not hasattr(decoder, norm):
+        raise UnsupportedModelError(f"{type(decoder).__name__} has no last norm by the name {norm!r}")
+    for name, child in list(decoder.named_children()):
+        if name not in ("layers", norm) and any(True for _ in child.parameters()):
+            setattr(decoder, name, nn.Identity())  # embeddings are the target's
+    return decoder
+
+
+class MultimodalRotary(nn.Module):
+    """Rotary tables of three axes, time, height and width (M-RoPE; Qwen2-VL, 2409.12191, section 2.1).
+
+    They are computed for each call, so that a checkpoint holds nothing of them.
+
+    Args:
+        head_dim: how many numbers of each head are turned.
+        theta: base of the frequencies.
+        section: how many frequencies follow each axis; they add up to head_dim / 2.
+        interleaved: the axes take turns, and time has the rest (Qwen3-VL); else they follow one another.
+    """
+
+    def __init__(self, head_dim: int, theta: float, section: Sequence[int], *, interleaved: bool) -> None:
+        super().__init__()
+        self.head_dim, self.theta, self.section, self.interleaved = head_dim, theta, section, interleaved
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Make the tables [B, n, head_dim], in x's dtype, for positions [3, B, n], or [B, n] of one axis."""
+        index = torch.arange(self.head_dim // 2, device=position_ids.device)
+        time, height, width = self.section
+        if self.interleaved:
+            is_height = (index % 3 == 1) & (index < 3 * height)
+            is_width = (index % 3 == 2) & (index < 3 * width)
+        else:
+            is_width = index >= time + height
+            is_height = (index >= time) & ~is_width
+        over_time, over_height, over_width = position_ids.expand(3, *position_ids.shape[-2:])[..., None]
+        position = torch.where(is_height, over_height, torch.where(is_width, over_width, over_time))
+        angle = position * self.theta ** (-2.0 * index.float() / self.head_dim)
+        angle = torch.cat([angle, angle], -1)
+        return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+
+class ResidualBlock(nn.Module):
+    """x + SiLU(W x + b); with W and b at zero it changes nothing, and still learns."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, state: Tensor) -> Tensor:
+        return state + silu(linear(state, self.weight, self.bias))
+
+
+def new_blocks(width: int, layers: int) -> nn.Sequential:
+    """The blocks of one head, each with weights of its own; the released code repeats one object."""
+    return nn.Sequential(*(ResidualBlock(width) for _ in range(layers)))

@@ -1,0 +1,1 @@
+"""Methods, a folder each; `mmspec.plugins` finds them."""

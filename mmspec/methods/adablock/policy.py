@@ -1,0 +1,102 @@
+"""AdaBlock: blocks that end where a line of text does, as far as the model is sure of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.draft import Block
+from mmspec.core.verdict import Fill
+from mmspec.errors import InputError
+from mmspec.places.policies import NOWHERE, PlaceRule, Places
+from mmspec.validation import is_integer, is_list, require_number
+
+__all__ = ["AdaBlock", "BlockFill"]
+
+
+@dataclass(frozen=True)
+class BlockFill(Fill):
+    """Places that a round decides, and how long the block of each row is found to be.
+
+    Attributes:
+        sizes: [B] places from the first lane on.
+    """
+
+    sizes: Tensor
+
+
+@dataclass(frozen=True)
+class AdaBlock(PlaceRule):
+    """Decide by a threshold, in blocks that the first forward of each cuts (AdaBlock-dLLM, 2509.26432).
+
+    A block ends behind the surest delimiter among the first `window` places, if its confidence is at least
+    `delimiter_threshold`; else it has `block_length` places. A rule for quality: it does not save forwards.
+
+    Args:
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
+        threshold: least probability of a token that is decided.
+        delimiters: token ids at which a block may end, such as those of newlines.
+        delimiter_threshold: 0.3 for LLaDA and 0.5 for Dream, as published.
+        block_length: places of a block that no delimiter ends.
+        window: share of the output in which one is looked for.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    threshold: float = 0.9
+    delimiters: Sequence[int] | int = ()
+    delimiter_threshold: float = 0.3
+    block_length: int = 32
+    window: float = 0.25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(not is_integer(each) or each < 0 for each in self.ids):
+            raise InputError("delimiters", self.delimiters, "token ids")
+        if not is_integer(self.block_length) or self.block_length < 1:
+            raise InputError("block_length", self.block_length, "a positive integer")
+        require_number("threshold", self.threshold, 0.0, 2.0, "a probability, or more to decide one a step")
+        require_number("delimiter_threshold", self.delimiter_threshold, 0.0, 2.0, "a probability, or more")
+        require_number("window", self.window, 0.0, 1.0, "a share of the output, 0 to 1")
+
+    @property
+    def ids(self) -> list[int]:
+        """Ids of the delimiters."""
+        given: Any = self.delimiters
+        return list(given) if is_list(given) else [given]
+
+    def lanes(self, length: int, left: int) -> int:
+        """Places that a block's first forward looks at, in an output of that length with so many left."""
+        return min(max(int(self.window * length), self.block_length), left)
+
+    def sizes(self, places: Places) -> Tensor:
+        """[B] how long the block of each row is: as it was cut, or as this forward cuts it."""
+        index = torch.arange(places.token.shape[1], device=places.token.device)
+        is_new = places.decided[:, 0] == 0
+        searched = places.exists & (index < int(self.window * places.length))
+        ends = (
+            torch.isin(places.token, torch.tensor(self.ids, dtype=torch.long, device=index.device)) & searched
+        )
+        sure = places.confidence.where(ends, NOWHERE)
+        best, at = sure.max(-1)
+        whole = places.exists.sum(-1)
+        cut = torch.where(best >= self.delimiter_threshold, at + 1, whole.clamp_max(self.block_length))
+        return torch.where(is_new, cut, whole)
+
+    def fill(self, draft: Block, places: Places, finite: Tensor) -> BlockFill:
+        made = super().fill(draft, places, finite)
+        held: dict[str, Any] = {each.name: getattr(made, each.name) for each in fields(made)}
+        return BlockFill(**held, sizes=self.sizes(places))
+
+    def choose(self, places: Places) -> Tensor:
+        return places.confidence >= self.threshold
+
+    def chosen(self, places: Places) -> Tensor:
+        index = torch.arange(places.token.shape[1], device=places.token.device)
+        inside = index < self.sizes(places)[:, None]
+        return super().chosen(replace(places, is_open=places.is_open & inside))

@@ -1,0 +1,99 @@
+"""Assistants of Gemma 4 draft from the target's hidden state and attend to the target's keys and values.
+
+They keep no cache. Every drafted token stands at the position of the newest committed one and attends to what
+is committed alone, so that the nodes of a tree are computed side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.cache import RaggedCache, additive_mask, mask_width
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft
+from mmspec.core.indexing import pick
+from mmspec.core.interfaces import Target
+from mmspec.core.session import PromptBatch
+from mmspec.errors import InputError
+from mmspec.heads.drafter import HeadDrafter, StateSession
+from mmspec.methods.assistant.head import AssistantHead
+
+__all__ = ["AssistantDrafter"]
+
+KINDS = ("full_attention", "sliding_attention")
+
+
+class AssistantSession(StateSession):
+    """An assistant at work on one batch.
+
+    Attributes:
+        cache: of the target.
+        layers: those whose keys and values are read, by kind.
+    """
+
+    head: AssistantHead
+
+    def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        if batch.prefill.cache is None:
+            raise InputError("target", type(self.target).__name__, "one that keeps keys and values")
+        self.cache: RaggedCache = batch.prefill.cache
+        self.layers = storing_layers(self.target.config)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        growth, hidden = self.growth(canvas), self.hidden[:, None]
+        states, seen = self._context()
+        while True:
+            self.passes += 1
+            tokens = self._copied(growth.tokens)
+            count = tokens.shape[1]
+            masks = {kind: mask[:, None, None].expand(-1, -1, count, -1) for kind, mask in seen.items()}
+            positions = self.cache.lengths[:, None].expand(-1, count)
+            logits, hidden = self.head(self.target.embed(tokens), hidden, positions, states, masks)
+            parent = growth.grow(self._log_probabilities(self._guided(logits)))
+            if growth.is_grown:
+                return self.rated(growth)
+            hidden = pick(hidden, self._copied(parent))
+
+    def _context(self) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
+        """Keys and values of the committed tokens, and additive masks [R, length] of what is seen of them."""
+        cache, text = self.cache, self.target.config.get_text_config(decoder=True)
+        width = min(mask_width(cache.longest, cache.lengths.device), cache.plan.capacity)
+        place = torch.arange(width, device=cache.lengths.device)
+        behind = cache.lengths[:, None] - 1 - place  # tokens from the last committed one back
+        seen = {
+            "full_attention": behind >= 0,
+            "sliding_attention": (behind >= 0) & (behind <= text.sliding_window),
+        }
+        states = {}
+        for kind, layer in self.layers.items():
+            stored: Any = cache.layers[layer]
+            states[kind] = stored.keys[:, :width].transpose(1, 2), stored.values[:, :width].transpose(1, 2)
+        return states, {kind: additive_mask(seen[kind], self.hidden.dtype) for kind in self.layers}
+
+
+class AssistantDrafter(HeadDrafter):
+    """A tree by an assistant that reads its target's keys and values.
+
+    Args: as of `HeadDrafter`.
+    """
+
+    title = "an assistant"
+    session = AssistantSession
+    model: AssistantHead
+    rows_move = False  # rows would leave with their keys
+
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        if target.config is None or set(storing_layers(target.config)) != set(KINDS):
+            raise InputError("drafter", self.title, f"a target with layers of {' and '.join(KINDS)}")
+
+
+def storing_layers(config: Any) -> dict[str, int]:
+    """The last layers of each kind that keep keys and values."""
+    text = config.get_text_config(decoder=True)
+    count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
+    return {kind: layer for layer, kind in enumerate((getattr(text, "layer_types", None) or [])[:count])}

@@ -1,0 +1,120 @@
+"""Copies beside a head's candidates: a tree of the likeliest of what the head predicts and the text repeats.
+
+SuffixDecoding (2411.04975) takes the copies or the model's draft, whichever promises more in a round; here
+both share the tree, and agree or compete candidate by candidate.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Tree
+from mmspec.core.interfaces import Target, TargetOutput, TargetState
+from mmspec.core.rows import named
+from mmspec.core.session import PromptBatch
+from mmspec.core.verdict import Path as AcceptedPath
+from mmspec.errors import InputError
+from mmspec.heads.drafter import HeadDrafter
+from mmspec.methods.copy.drafter import CopyDrafter, CopySession, Guesses
+
+__all__ = ["CopyBesideHeadDrafter"]
+
+
+class CopyBesideHeadSession(CopySession):
+    """A head at work on one batch, and the indexes of its texts, one per row."""
+
+    row_fields = named("head")
+
+    def __init__(self, drafter: CopyBesideHeadDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.head: Any = drafter.head.start(batch.requests, batch.prefill, batch.sampler, batch.random)
+
+    def propose(self, canvas: Canvas) -> Tree:
+        drafted: Tree = self.head.propose(canvas)
+        self.passes = self.head.passes
+        told = drafted.tokens.double(), drafted.parents.double(), self.head.likelihoods.double()
+        self.guesses = [guesses_of(*row) for row in torch.stack(told, 1).tolist()]
+        return replace(super().propose(canvas), faulty=drafted.faulty)
+
+    def prepare(self) -> None:
+        self.head.prepare()
+
+    def attach(self, state: TargetState) -> None:
+        self.head.attach(state)
+
+    def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
+        self.head.limit(nodes, least)
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: AcceptedPath) -> None:
+        self.head.observe(draft, output, scores, verdict)
+
+
+def guesses_of(tokens: Sequence[float], parents: Sequence[float], scores: Sequence[float]) -> Guesses:
+    """Children of each node of a head's tree, given its nodes' tokens, parents and log-probabilities."""
+    found: dict[int, dict[int, tuple[int, float]]] = {}
+    for node in range(1, len(tokens)):
+        if scores[node] > -math.inf:
+            parent = int(parents[node])
+            share = math.exp(scores[node] - scores[parent])
+            found.setdefault(parent, {})[int(tokens[node])] = node, share
+    return found
+
+
+class CopyBesideHeadDrafter(CopyDrafter):
+    """Proposes the likeliest of a head's candidates and of continuations of suffixes seen before.
+
+    The tree is grown on the host, which waits for the head's.
+
+    Args:
+        head: whose tree has as many candidates.
+        corpus: as of `CopyDrafter`.
+
+    Raises:
+        InputError: the head's candidates are drawn, or come with probes; or as of `CopyDrafter`.
+    """
+
+    session = CopyBesideHeadSession
+
+    def __init__(self, head: HeadDrafter, corpus: str | Path | None = None) -> None:
+        if not head.shares_tree or not head.rates_paths:
+            kind = type(head).__name__
+            allowed = f"False: nothing may stand beside the candidates of {kind} with these options"
+            raise InputError("copy", True, allowed)
+        super().__init__(head.shape.num_draft_tokens, corpus=corpus)
+        self.head, self.kind, self.taps, self.rows_move = head, head.kind, head.taps, head.rows_move
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        self.head.to(*args, **kwargs)
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return self.head.modules
+
+    def compile(self) -> None:
+        self.head.compile()
+
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        self.head.check(target)
+
+    def fit(self, target: Target[Any]) -> Self:
+        self.check(target)
+        return self._of(self.head.fit(target))
+
+    def stopping_below(self, probability: float) -> Self:
+        return self._of(self.head.stopping_below(probability))
+
+    def _of(self, head: HeadDrafter) -> Self:
+        changed = copy.copy(self)
+        changed.head = head
+        return changed

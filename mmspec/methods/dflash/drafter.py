@@ -1,0 +1,154 @@
+"""DFlash and DSpark: a block of noise is denoised in one pass over the target's hidden states.
+
+DFlash (2602.06036) predicts every slot by itself; DSpark (2607.05147) takes the tokens from left to right,
+and each slot is told of the token before it. The likeliest tokens are proposed, or draws, as a chain or as a
+tree, and judged exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmspec.core.cache import RaggedCache
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft, Nodes
+from mmspec.core.indexing import pick
+from mmspec.core.session import PromptBatch
+from mmspec.errors import InputError
+from mmspec.heads.drafter import CachingSession, HeadDrafter
+from mmspec.methods.dflash.head import DFlashHead
+from mmspec.targets.causal import CacheState
+from mmspec.validation import require_number
+
+__all__ = ["DFlashDrafter", "DSparkDrafter"]
+
+
+class BlockSession(CachingSession):
+    """A head at work on one batch, with a cache of its own: a row for each committed token but the last."""
+
+    head: DFlashHead
+    drafter: DFlashDrafter
+
+    def __init__(self, drafter: DFlashDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        device = self.target.device
+        self.additive = self.head.dtype if device.type == "cpu" else None
+        self.features = torch.cat(self._known(batch, slice(0)))
+        self.accepted = torch.full((len(batch.requests),), -1, device=device)
+
+    def _read_prompts(self, batch: PromptBatch) -> None:
+        head, device, known = self.head, self.target.device, self._known(batch)
+        lengths = [rows.shape[1] for rows in known]
+        capacity = max(lengths) + 2 * head.config.block
+        cache = RaggedCache(head.layers_config, len(known), capacity, device)
+        for row, rows in enumerate(known):
+            cache.begin_prefill(row, rows.shape[1])
+            head(rows[:, :0], rows, torch.arange(rows.shape[1], device=device)[None], cache=cache)
+        offset = torch.zeros(len(known), dtype=torch.long, device=device)
+        # the newest token counts, as its row follows
+        self.state = CacheState(cache, offset, [length + 1 for length in lengths])
+
+    def propose(self, canvas: Canvas) -> Draft:
+        self.prepare()
+        self.passes += 1
+        first = 0 if self.head.config.anchor_predicts else 1
+        hidden = self._denoise(canvas)[:, first:]  # [R, D, d]
+        logits = self.head.logits(hidden, self.read_out)
+        growth = self.growth(canvas)
+        state: Tensor | None = None
+        while True:
+            before, level = self._copied(growth.tokens), growth.level
+            width = before.shape[1]
+            slot = hidden[:, level, None].expand(-1, width, -1)
+            said = logits[:, level, None].expand(-1, width, -1)
+            bias, state = self.head.told(level, before, slot, state, self.target.embed)
+            said = said + bias
+            log_p = self._log_probabilities(self._guided(said))
+            parent = growth.grow(self._cut(log_p, slot, before))
+            if growth.is_grown:
+                return self.rated(growth)
+            if state is not None:
+                state = pick(state, self._copied(parent))
+
+    def _denoise(self, canvas: Canvas) -> Tensor:
+        """Read the rows that are new and denoise a block behind them: its states [R, n, d]."""
+        cache, accepted = self.state.cache, self._copied(self.accepted)
+        block = self.head.slots(self._copied(canvas.root), self.target.embed)
+        new, count = self.features.shape[1], block.shape[1]
+        slot = torch.arange(new + count, device=accepted.device).expand(len(accepted), -1)
+        is_block = slot >= new
+        depths = torch.where(is_block, accepted[:, None] + slot - (new - 1), slot)
+        seen = is_block | (slot <= accepted[:, None])
+        tokens = self._copied(canvas.root)[:, None].expand(-1, count)
+        cache.begin_score(slot, new + count)
+        masks = {}
+        for causal in {causal for _, causal in self.head.config.layers}:
+            visible = seen[:, None].expand(-1, count, -1)
+            if causal:
+                visible = visible & (depths[:, None] <= depths[:, new:, None])
+            nodes = Nodes(tokens, slot[:, new:], depths, visible, new + count - 1)
+            made = cache.attention_mask(nodes, self.additive)
+            masks[causal] = made if isinstance(made, dict) else dict.fromkeys(cache.layer_types, made)
+        mask = [masks[causal][kind] for kind, causal in self.head.config.layers]
+        hidden: Tensor = self.head(block, self.features, cache.lengths[:, None] + depths, mask, cache)
+        self._keep(canvas, accepted, new)
+        return hidden
+
+    def _cut(self, log_p: Tensor, slot: Tensor, before: Tensor) -> Tensor:
+        """Exclude what follows tokens whose slot is unlikely to be accepted."""
+        if not self.drafter.least_confidence:
+            return log_p
+        confidence = self.head.confidences(slot, before)[: len(log_p)].sigmoid()
+        return log_p.masked_fill((confidence < self.drafter.least_confidence)[..., None], -torch.inf)
+
+
+class DFlashDrafter(HeadDrafter):
+    """The likeliest tokens of a block that a head denoises in one pass.
+
+    Args:
+        model: the trained head.
+        num_draft_tokens, depth, top_k: of the tree, as of `HeadDrafter`; by default a chain of all that a
+            pass predicts, which is also the deepest that there can be.
+        tree, sampling: as of `HeadDrafter`. Draws of a slot's distribution, "coupled" or "sampled", are what
+            image tokens need, whose likeliest ones are seldom drawn.
+        least_confidence: a draft goes on no further where the head's confidence is below; 0 never asks it.
+
+    Raises:
+        InputError: a value outside its range, or a head without confidence.
+    """
+
+    title = "a DFlash head"
+    session = BlockSession
+    model: DFlashHead
+
+    def __init__(
+        self,
+        model: DFlashHead,
+        num_draft_tokens: int | None = None,
+        depth: int | None = None,
+        top_k: int | None = None,
+        least_confidence: float = 0.0,
+        tree: str | int | Sequence[int] = "dynamic",
+        sampling: str = "greedy",
+    ) -> None:
+        super().__init__(model, num_draft_tokens, depth, top_k, tree, sampling)
+        require_number("least_confidence", least_confidence, 0.0, 1.0, "a probability")
+        if least_confidence and model.confidence_head is None:
+            raise InputError("least_confidence", least_confidence, "0: this head has no confidence")
+        self.least_confidence = least_confidence
+
+    @property
+    def deepest(self) -> tuple[int, str]:
+        return self.model.config.depth, "the tokens that a pass predicts"
+
+
+class DSparkDrafter(DFlashDrafter):
+    """As DFlash, where each token knows the one before it.
+
+    Args: as of `DFlashDrafter`.
+    """
+
+    title = "a DSpark head"

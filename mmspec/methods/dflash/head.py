@@ -1,0 +1,362 @@
+"""The heads of DFlash and DSpark: layers of Qwen3 whose keys and values are of two kinds of rows.
+
+Rows of the context are made of the target's hidden states and are the same for every layer; those of the
+block are the newest token and noise, which every layer denoises. A block sees the context and all of itself;
+in some layers of some heads only what is near, or of itself only what comes before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedConfig, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+from mmspec.heads.configuration import check_taps, three_taps
+from mmspec.heads.layers import FULL, SLIDING, PartialRotary, PublishedLayerConfig
+from mmspec.heads.model import DraftingHead
+from mmspec.methods.dflash.layers import BlockLayer, near
+
+MAX_SLOTS = 64
+MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
+
+
+@strict
+class DFlashConfig(PublishedLayerConfig):
+    """Config of a head that denoises a block of tokens in one pass, with layers of Qwen3.
+
+    Positions have one axis: a row's is the index of its token.
+
+    Attributes:
+        taps: hidden states of the target that are read: k for what enters layer k, -1 for the final one.
+        num_layers: of the head.
+        block: slots of a pass: the newest token, which is known, and noise.
+        anchor_predicts: whether the slot of the newest token predicts what follows it, so that a pass gives
+            as many tokens as it has slots; otherwise one less, and each slot of noise predicts itself.
+        mask_token: the target's token whose embedding is the noise; None for an embedding of the head's own.
+        draft_vocabulary: tokens that the head's own output matrix knows; 0 if it uses the target's.
+        markov: what the token before says about each slot (DSpark): "", "vanilla", "gated" or "rnn"; or what
+            all tokens of the block before it say: "domino".
+        markov_rank: width of that.
+        memory: width of what a Domino head remembers of those tokens.
+        plain_slots: predictions of a block, the first ones, that a Domino head leaves as they are.
+        confidence: whether a slot is judged by how likely it is to be accepted.
+        confidence_with_markov: whether that knows the token before, by its embedding in the Markov head.
+        layer_types: "full_attention", or "sliding_attention" with the window, of each layer; empty if all are
+            alike: with the window where there is one.
+        causal: whether the slots of a block see those before them alone, in each layer; empty if in none.
+        sinks: whether a part of the attention of each head goes nowhere, as in gpt-oss.
+        num_draft_tokens, top_k: the tree where nothing else is asked for; `top_k=1` is a chain, as published.
+    """
+
+    model_type = "mmspec_dflash"
+
+    taps: list[int] = field(default_factory=lambda: [2, 16, 29])
+    num_layers: int = 1
+    block: int = 16
+    anchor_predicts: bool = False
+    mask_token: int | None = None
+    draft_vocabulary: int = 0
+    markov: str = ""
+    markov_rank: int = 256
+    memory: int = 1024
+    plain_slots: int = 0
+    confidence: bool = False
+    confidence_with_markov: bool = True
+    layer_types: list[str] = field(default_factory=list)
+    causal: list[bool] = field(default_factory=list)
+    sinks: bool = False
+    num_draft_tokens: int = MAX_SLOTS
+    top_k: int = 1
+
+    @property
+    def depth(self) -> int:
+        """Tokens that a pass predicts: depth of the tree that is grown where nothing else is asked for."""
+        return self.block - (not self.anchor_predicts)
+
+    @property
+    def reads_targets_matrix(self) -> bool:
+        return not self.draft_vocabulary
+
+    @property
+    def draft_size(self) -> int:
+        return self.draft_vocabulary or self.frequent_tokens
+
+    @property
+    def layers(self) -> list[tuple[str, bool]]:
+        """Type of each layer, and whether its slots see those before them alone."""
+        every = FULL if self.sliding_window is None else SLIDING
+        types = self.layer_types or [every] * self.num_layers
+        return [*zip(types, self.causal or [False] * self.num_layers, strict=True)]
+
+    def validate_layers(self) -> None:
+        """Refuse what is not said of every layer; called by `strict`."""
+        types, window = self.layer_types, self.sliding_window
+        known = {FULL} if window is None else {FULL, SLIDING}
+        if types and (len(types) != self.num_layers or not {*types} <= known):
+            allowed = f"{' or '.join(sorted(known))} for each of {self.num_layers} layers"
+            raise ValueError(f"layer_types: got {types} with sliding_window {window}; {allowed}")
+        if self.causal and len(self.causal) != self.num_layers:
+            raise ValueError(f"causal: got {self.causal}; one for each of {self.num_layers} layers")
+        noise = self.mask_token
+        if noise is not None and self.vocabulary and not 0 <= noise < self.vocabulary:
+            raise ValueError(
+                f"mask_token: got {noise}; from 0 to {self.vocabulary - 1}, tokens of the target"
+            )
+        if self.mlp_bias:
+            raise ValueError("mlp_bias: got True; False, as these layers have none")
+
+    def validate_architecture(self) -> None:
+        """Refuse what cannot be built; called by `strict`."""
+        if self.depth < 1 or self.block > MAX_SLOTS:
+            raise ValueError(f"block: got {self.block}; 2 to {MAX_SLOTS} slots in a pass")
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers: got {self.num_layers}; 1 or more")
+        if self.markov and self.markov not in MARKOV_HEADS:
+            raise ValueError(f"markov: got {self.markov!r}; one of {', '.join(MARKOV_HEADS)}, or ''")
+        if self.markov == "domino" and (self.confidence or self.memory < 1 or self.plain_slots < 0):
+            raise ValueError(
+                "markov: got 'domino'; it has no confidence, a memory of 1 or more, plain_slots from 0"
+            )
+        if self.markov and self.markov_rank < 1:
+            raise ValueError(f"markov_rank: got {self.markov_rank}; 1 or more")
+        check_taps(self.taps, self.target_layers)
+
+    @classmethod
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+        sizes = super().sizes_for(text, vocabulary) | {"taps": three_taps(int(text.num_hidden_layers))}
+        return sizes | {"markov_rank": min(256, int(text.hidden_size))}
+
+    def layers_config(self) -> Qwen3Config:
+        """The config of the layers."""
+        windows = {
+            "layer_types": [kind for kind, _ in self.layers],
+            "sliding_window": self.sliding_window,
+            "use_sliding_window": self.sliding_window is not None,
+        }
+        settings = self.layer_settings() | windows | {"sinks": self.sinks}
+        return Qwen3Config(vocab_size=1, num_hidden_layers=self.num_layers, **settings)
+
+
+@strict
+class DSparkConfig(DFlashConfig):
+    """Config of a DSpark head: every slot predicts, and tokens are taken from left to right."""
+
+    model_type = "mmspec_dspark"
+
+    block: int = 7
+    anchor_predicts: bool = True
+    markov: str = "vanilla"
+    confidence: bool = True
+
+
+class DominoHead(nn.Module):
+    """Correction of a slot's logits by all tokens of its block before it, and by the slot's own state.
+
+    A gated recurrent unit reads the target's embeddings of them, s = GRU(e(x_1), ..., e(x_i)), and what is
+    added to slot i + 1 is W2 silu(W1 [hidden, s]).
+    """
+
+    def __init__(self, width: int, memory: int, rank: int, vocabulary: int) -> None:
+        super().__init__()
+        self.prefix_gru = nn.GRUCell(width, memory, bias=False)
+        self.embed_proj = nn.Sequential(
+            nn.Linear(width + memory, rank, bias=False), nn.SiLU(), nn.Linear(rank, vocabulary, bias=False)
+        )
+
+    def forward(self, embeddings: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Correct slots [..., d] after tokens [..., d]: [..., V], and the state after these."""
+        before = None if state is None else state.flatten(0, -2)
+        after = self.prefix_gru(embeddings.flatten(0, -2).to(hidden.dtype), before)
+        after = after.unflatten(0, embeddings.shape[:-1])
+        return self.embed_proj(torch.cat([hidden, after], -1)), after
+
+
+class MarkovHead(nn.Module):
+    """Bias of the token before on the logits of a slot (DSpark, 2607.05147).
+
+    "vanilla" is W2 W1[token]; "gated" gates the middle by the slot's state; "rnn" also reads a state of all
+    tokens of the block so far.
+    """
+
+    def __init__(self, config: DFlashConfig, vocabulary: int) -> None:
+        super().__init__()
+        rank, width = config.markov_rank, config.hidden_size
+        self.kind, self.rank = config.markov, rank
+        self.markov_w1 = nn.Embedding(config.vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, vocabulary, bias=False)
+        if self.kind == "gated":
+            self.gate_proj = nn.Linear(width + rank, rank)
+        elif self.kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def forward(self, tokens: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Bias [..., V'] of tokens [...] on the slots [..., d] after them, and the state of the next."""
+        told = self.markov_w1(tokens)
+        if self.kind == "gated":
+            told = torch.sigmoid(self.gate_proj(torch.cat([hidden, told], -1))) * told
+        elif self.kind == "rnn":
+            state = torch.zeros_like(told) if state is None else state
+            joint = self.joint_proj(torch.cat([state, told, hidden], -1))
+            gate, candidate, out = joint.chunk(3, -1)
+            gate = gate.sigmoid()
+            state, told = gate * state + (1 - gate) * candidate.tanh(), out.tanh()
+        bias: Tensor = self.markov_w2(told)
+        return bias, state
+
+
+class ConfidenceHead(nn.Module):
+    """Probability that a slot's token is accepted, from the slot's state and the token before it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[..., width] -> [...] logits."""
+        logits: Tensor = self.proj(features)[..., 0]
+        return logits
+
+
+class DFlashHead(DraftingHead):
+    """Predicts the tokens after the newest one, each from its own slot, in one pass (DFlash, 2602.06036).
+
+    It has no embedding, and no output matrix unless `draft_vocabulary` says so.
+    """
+
+    config: DFlashConfig
+    config_class = DFlashConfig
+    base_model_prefix = "dflash"
+    _supports_sdpa = True
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__(config)
+        width, layers = config.hidden_size, config.layers_config()
+        self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(BlockLayer(layers, index) for index in range(config.num_layers))
+        self.norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
+        rotary = Qwen3RotaryEmbedding if config.rotary_dim == config.head_dim else PartialRotary
+        self.rotary_emb = rotary(layers)
+        self.layers_config = layers
+        self.mask_embedding = nn.Parameter(torch.empty(width)) if config.mask_token is None else None
+        own = config.draft_vocabulary
+        self.lm_head = nn.Linear(width, own, bias=False) if own else None
+        words = config.draft_size or config.vocabulary
+        self.markov_head: MarkovHead | DominoHead | None = None
+        if config.markov == "domino":
+            self.markov_head = DominoHead(width, config.memory, config.markov_rank, words)
+        elif config.markov:
+            self.markov_head = MarkovHead(config, words)
+        reads = width + (config.markov_rank if config.markov and config.confidence_with_markov else 0)
+        self.confidence_head = ConfidenceHead(reads) if config.confidence else None
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if module is self and self.mask_embedding is not None:
+            nn.init.normal_(self.mask_embedding, std=self.config.initializer_range)
+
+    def join(self, states: Sequence[Tensor]) -> Tensor:
+        """Hidden states at the taps, each [..., d] -> rows of the context [..., d]."""
+        rows: Tensor = self.hidden_norm(self.fc(torch.cat([*states], dim=-1)))
+        return rows
+
+    def slots(self, newest: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        """Rows of blocks [..., n, d] as they enter the first layer.
+
+        Args:
+            newest: [...] the tokens that the blocks begin with.
+            embed: the target's embedding.
+        """
+        known = embed(newest)[..., None, :]
+        if self.mask_embedding is not None:
+            noise = self.mask_embedding.to(known)
+        else:
+            noise = embed(torch.full_like(newest.flatten()[:1, None], self.config.mask_token or 0))[0, 0]
+        return torch.cat([known, noise.expand(*known.shape[:-2], self.config.block - 1, -1)], -2)
+
+    def near(self, asking: Tensor, keys: Tensor) -> list[Tensor]:
+        """Masks of each layer, [..., n, m]: whether slots at positions [..., n] see rows at [..., m]."""
+        window = self.config.sliding_window
+        rules = [(window if kind == SLIDING else None, causal) for kind, causal in self.config.layers]
+        made = {rule: near(asking, keys, *rule) for rule in {*rules}}
+        return [made[rule] for rule in rules]
+
+    def forward(
+        self,
+        block: Tensor,
+        context: Tensor,
+        positions: Tensor,
+        mask: Tensor | Sequence[Tensor] | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Denoise blocks, and keep the rows of the context.
+
+        Args:
+            block: [B, n, d] from `slots`; n may be 0, to read a context alone.
+            context: [B, c, d] from `join`, the rows that are new.
+            positions: [B or 1, c + n] of all of them.
+            mask: as of `BlockAttention`, or one for each layer; None without rows before: all that is near.
+            cache: of the rows before.
+
+        Returns:
+            [B, n, d] normed states of the slots.
+        """
+        turns = self.rotary_emb(context, positions)
+        plain = not any(self.config.causal) and self.config.sliding_window is None
+        if mask is None and not plain:
+            mask = [seen[:, None] for seen in self.near(positions[:, context.shape[1] :], positions)]
+        masks = [mask] * len(self.layers) if mask is None or isinstance(mask, Tensor) else mask
+        for layer, seen in zip(self.layers, masks, strict=True):
+            block = layer(block, context, turns, seen, cache)
+        states: Tensor = self.norm(block)
+        return states
+
+    def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
+        """Logits [..., V or V'] of the slots' states [..., d], without what the tokens before say."""
+        return read_out(hidden) if self.lm_head is None else self.lm_head(hidden)
+
+    def told(
+        self,
+        level: int,
+        before: Tensor,
+        hidden: Tensor,
+        state: Tensor | None,
+        embed: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Bias of slots' logits by the tokens [...] before them, whose states are [..., d].
+
+        `level` is that of the slots in their blocks, 0 for the first that predicts, and `state` of the level
+        before. Gives [..., V'], and the state for the next level, None where there is none.
+        """
+        if isinstance(self.markov_head, DominoHead):
+            bias, after = self.markov_head(embed(before), hidden, state)
+            return (bias if level >= self.config.plain_slots else torch.zeros_like(bias)), after
+        if self.markov_head is None:
+            return hidden.new_zeros(()), None
+        told: tuple[Tensor, Tensor | None] = self.markov_head(before, hidden, state)
+        return told
+
+    def confidences(self, hidden: Tensor, before: Tensor) -> Tensor:
+        """Logits [...] of acceptance of slots with states [..., d] behind tokens [...]."""
+        if self.confidence_head is None:
+            return torch.full_like(hidden[..., 0], torch.inf)
+        if isinstance(self.markov_head, MarkovHead) and self.config.confidence_with_markov:
+            hidden = torch.cat([hidden, self.markov_head.markov_w1(before)], -1)
+        judged: Tensor = self.confidence_head(hidden)
+        return judged
+
+
+class DSparkHead(DFlashHead):
+    """Predicts as DFlash does, and each token knows the one before it (DSpark, 2607.05147)."""
+
+    config: DSparkConfig
+    config_class = DSparkConfig
+    base_model_prefix = "dspark"

@@ -1,0 +1,107 @@
+"""Loss of heads that denoise blocks (DFlash, 2602.06036; DSpark, 2607.05147), of many blocks at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+
+from mmspec.errors import InputError
+from mmspec.methods.dflash.head import DFlashHead
+from mmspec.targets import CausalTarget
+from mmspec.training.data.sequences import DrafterBatch
+from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
+from mmspec.validation import is_integer
+
+__all__ = ["DFlashLoss", "denoise"]
+
+MAX_ANCHORS = 4096
+
+
+class DFlashLoss(DrafterLoss):
+    """Cross-entropy of the target's distributions in blocks behind tokens of the answers.
+
+    With a head for confidence, that learns how much of the target's distribution its slot's has in common.
+
+    Args:
+        anchors: blocks of a sequence, drawn from its answer; all sequences share one forward.
+        discount: weight of the token i places after the first is discount^i, as later ones are reached less.
+
+    Raises:
+        InputError: no number of blocks.
+    """
+
+    def __init__(
+        self, head: DFlashHead, target: CausalTarget, *, anchors: int = 32, discount: float = 0.9
+    ) -> None:
+        super().__init__(head, target)
+        if not is_integer(anchors) or not 1 <= anchors <= MAX_ANCHORS:
+            raise InputError("anchors", anchors, f"an integer from 1 to {MAX_ANCHORS}")
+        self.anchors, self.discount = anchors, discount
+
+    def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and figures: how often the likeliest token of each slot is the target's."""
+        reading = self.read(batch)
+        blocks = Blocks.of(reading.learnt, self.head.config.depth)
+        # a block begins with a token that was emitted; a prompt's may have no embedding (slots of captions)
+        emitted = reading.learnt[blocks.row, blocks.ahead[:, 0]]
+        blocks = drawn(blocks.at(emitted), self.anchors, batch.seed)
+        at = blocks.row[:, None], blocks.ahead
+        goal = self.goals(reading, at, blocks.counted)
+        counted, before = blocks.counted & goal.known[goal.at], reading.tokens[at]
+        hidden = denoise(self.head, self.target, reading, blocks)
+        logits = self.head.logits(hidden, self.read_out)
+        if self.head.markov_head is not None:
+            state, told = None, []
+            for place in range(counted.shape[1]):
+                tokens, slots = before[:, place], hidden[:, place]
+                bias, state = self.head.told(place, tokens, slots, state, self.target.embed)
+                told.append(bias)
+            logits = logits + torch.stack(told, 1)
+        loss, agreement = token_loss(logits, goal, counted, self.discount)
+        figures = {"agreement": agreement}
+        if self.head.confidence_head is not None:
+            common = goal.common(logits.detach())
+            judged = self.head.confidences(hidden.detach(), before).float()
+            nats = binary_cross_entropy_with_logits(judged, common, reduction="none")
+            figures["confidence"] = (nats * counted).sum() / counted.sum().clamp_min(1)
+            loss = loss + figures["confidence"]
+        return loss, figures
+
+
+def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:
+    """Draw at most so many blocks of each sequence."""
+    generator = torch.Generator(blocks.row.device).manual_seed(seed)
+    order = torch.rand(len(blocks.row), generator=generator, device=blocks.row.device).argsort()
+    same = one_hot(blocks.row[order])
+    rank = (same.cumsum(0) * same).sum(-1)  # from 1, among the blocks of its sequence
+    return blocks.at(order[rank <= most].sort().values)
+
+
+def denoise(head: DFlashHead, target: CausalTarget, reading: Reading, blocks: Blocks) -> Tensor:
+    """Denoise m blocks in whole sequences, all in one forward.
+
+    Returns:
+        [m, D, d] states of the slots that predict, as decoding computes each block by itself.
+    """
+    rows, length = reading.tokens.shape
+    same = one_hot(blocks.row, rows)
+    place = ((same.cumsum(0) - 1) * same).sum(-1)  # of each block among those of its sequence
+    count, slots = int(same.sum(0).amax()), head.config.block
+    newest = torch.zeros(rows, count, dtype=torch.long, device=place.device)
+    root = newest.clone()
+    newest[blocks.row, place] = reading.tokens[blocks.row, blocks.ahead[:, 0]]
+    root[blocks.row, place] = blocks.ahead[:, 0]
+    context = head.join([reading.taps[tap] for tap in head.taps])
+    block = head.slots(newest, target.embed).flatten(1, 2).to(context.dtype)
+    index = torch.arange(length, device=place.device)
+    ahead = root[..., None] + torch.arange(slots, device=place.device)
+    positions = torch.cat([index.expand(rows, -1), ahead.flatten(1)], 1)
+    behind = (index < root[..., None]).repeat_interleave(slots, 1)  # [B, m n, L]
+    own = torch.eye(count, dtype=torch.bool, device=place.device)
+    own = own.repeat_interleave(slots, 0).repeat_interleave(slots, 1)
+    seen = torch.cat([behind, own.expand(rows, -1, -1)], 2)
+    mask = [(seen & near)[:, None] for near in head.near(positions[:, length:], positions)]
+    hidden: Tensor = head(block, context, positions, mask).unflatten(1, (count, slots))
+    first = 0 if head.config.anchor_predicts else 1
+    return hidden[blocks.row, place, first:]

@@ -1,0 +1,14 @@
+"""A smaller model drafts (2211.17192)."""
+
+from mmspec.plugins import Method
+
+METHODS = (
+    Method(
+        "draft_model",
+        "a smaller model of the same tokenizer, or of the same continuous tokens, drafts",
+        "2211.17192",
+        make="mmspec.methods.draft_model.choice:draft_model",
+        needs="a smaller model with the target's tokenizer or image tokenizer",
+        keeps="the target's next token; of a MAR, one cell a forward, each given all before it",
+    ),
+)

@@ -1,0 +1,68 @@
+"""Drafts of a smaller model: of tokens, of a masked model's paths, or of continuous tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.errors import InputError
+from mmspec.families.images import continuous_target
+from mmspec.families.mar.cells import CellModelDrafter
+from mmspec.families.mar.target import MARTarget
+from mmspec.families.masked_language.target import MaskedTarget
+from mmspec.methods.draft_model.drafter import LENGTH, DraftModelDrafter
+from mmspec.methods.draft_model.masked import MaskedModelDrafter
+from mmspec.methods.draft_model.vectors import VectorModelDrafter
+from mmspec.targets import CausalTarget, adapt
+from mmspec.trees.rejection import SpeculativeSampling
+from mmspec.vectors.rules import Reflection, SharedNoise
+
+__all__ = ["draft_model"]
+
+
+def draft_model(
+    model: PreTrainedModel | CausalTarget | MARTarget,
+    num_draft_tokens: int | None = None,
+    sampling: str | None = None,
+    tree: str | int | Sequence[int] | None = None,
+    keep: float | None = None,
+    mass: float | None = None,
+) -> Accelerator:
+    """Drafts of a smaller model of the same tokenizer (2211.17192), or of the same continuous tokens.
+
+    Args:
+        model: the draft model; a masked language model drafts as DiffuSpec does (`MaskedModelDrafter`).
+        num_draft_tokens: length of a draft; 5 if None.
+        tree, keep, mass: as of `DraftModelDrafter`; continuous tokens are drafted as chains.
+        sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former, judged
+            by `sample_and_match`, and "sampled" for the latter, judged by `reflection`. A MAR's drafts are
+            sampled, and judged by `speculative_sampling` of whole chains; what they keep is one cell a
+            forward, as of `cspd`.
+    """
+    if isinstance(model, PreTrainedModel):
+        reader: Any = continuous_target(model) or adapt(model)
+    else:
+        reader = model
+    if isinstance(reader, MaskedTarget):
+        for name, value in (("sampling", sampling), ("tree", tree), ("keep", keep), ("mass", mass)):
+            if value is not None:
+                raise InputError(name, value, "None: a masked model drafts a path that is searched for")
+        return pair("draft_model", MaskedModelDrafter(reader, num_draft_tokens))
+    if not reader.vector_size:
+        how = sampling or "coupled", tree, keep, mass
+        return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, *how))
+    for name, value in (("tree", tree), ("keep", keep), ("mass", mass)):
+        if value is not None:
+            raise InputError(
+                name, value, "None: continuous tokens are drafted as chains, by all that is read"
+            )
+    length = LENGTH if num_draft_tokens is None else num_draft_tokens
+    if reader.any_order:
+        cells = CellModelDrafter(reader, length)
+        return Accelerator("draft_model", cells, SpeculativeSampling())
+    vectors = VectorModelDrafter(reader, length, sampling or "sampled")
+    rule = SharedNoise() if sampling == "coupled" else Reflection()
+    return Accelerator("draft_model", vectors, rule)

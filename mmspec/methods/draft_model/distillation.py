@@ -1,0 +1,239 @@
+"""Distillation of a draft model: how far its distributions are from its target's, on replies of either.
+
+DistillSpec (Zhou et al., 2310.08461): a drafted token is accepted with probability 1 - TVD(p, q), of the
+target's distribution p and the draft model's q, so that a divergence of the two is what there is to lower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from mmspec.core.sampling import Sampler
+from mmspec.errors import InputError
+from mmspec.heads.frequent_output import draft_tokens_of
+from mmspec.heads.model import HIDDEN
+from mmspec.methods.none.drafter import NoDrafter
+from mmspec.registry import did_you_mean
+from mmspec.targets import CausalTarget, adapt
+from mmspec.training.data.conversations import ConversationRows
+from mmspec.training.data.sequences import DrafterBatch, TrainingExample, decode
+from mmspec.training.data.states import StoredStates
+from mmspec.training.losses.base import read
+from mmspec.training.losses.goals import PIECE
+from mmspec.validation import is_integer, require_number
+
+__all__ = [
+    "DIVERGENCES",
+    "HARD_LABELS",
+    "Distillation",
+    "DraftModelLoss",
+    "forward_kl",
+    "jsd",
+    "reverse_kl",
+    "tvd",
+]
+
+EXCLUDED = -1e4  # in place of -inf, which has no gradient
+OWN = 13  # tells the random numbers of own replies from those of the data
+
+
+def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p || q) of log-probabilities [.., V], in nats [..]: q is to cover all that p says."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(q || p) of log-probabilities [.., V], in nats [..]: q is to say nothing that p would not."""
+    return forward_kl(log_q, log_p)
+
+
+def jsd(log_p: Tensor, log_q: Tensor, beta: float = 0.5) -> Tensor:
+    """Weighted Jensen-Shannon divergence: b KL(p || m) + (1 - b) KL(q || m), with m = b p + (1 - b) q."""
+    log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
+    return beta * forward_kl(log_p, log_m) + (1 - beta) * forward_kl(log_q, log_m)
+
+
+def tvd(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Total variation of log-probabilities [.., V]: half the sum of |p - q|, the share that is refused."""
+    return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
+
+
+DIVERGENCES = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd, "tvd": tvd}
+HARD_LABELS = "hard_labels"
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Settings of a distillation.
+
+    Args:
+        divergence: a name in `DIVERGENCES`; or "hard_labels", the cross entropy of the data's tokens, which
+            needs no target.
+        beta: of "jsd", weight of the target's part.
+        own_share: share of the steps whose replies the draft model writes itself, from its weights of that
+            step; the others learn replies of the data.
+        new_tokens: longest reply that it writes.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    divergence: str = "forward_kl"
+    beta: float = 0.5
+    own_share: float = 0.5
+    new_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if self.divergence not in (known := [*DIVERGENCES, HARD_LABELS]):
+            raise InputError("divergence", self.divergence, did_you_mean(self.divergence, known))
+        require_number("beta", self.beta, 1e-3, 0.999, "0.001 to 0.999")
+        require_number("own_share", self.own_share, 0.0, 1.0, "0 (replies of the data alone) to 1")
+        if not is_integer(self.new_tokens) or self.new_tokens < 1:
+            raise InputError("new_tokens", self.new_tokens, "a positive integer")
+        if self.divergence == HARD_LABELS and self.own_share:
+            raise InputError("own_share", self.own_share, "0: its own tokens as labels teach a model nothing")
+
+    @property
+    def formula(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The divergence as a function of log p and log q; there is none for hard labels."""
+        if self.divergence == "jsd":
+            return lambda log_p, log_q: jsd(log_p, log_q, self.beta)
+        return DIVERGENCES[self.divergence]
+
+
+class DraftModelLoss(nn.Module):
+    """Divergence of a draft model's distributions from its target's, where replies are predicted.
+
+    `forward` takes a `DrafterBatch` and returns the mean over sequences of the mean over their reply tokens,
+    and the figure "accepted": 1 - TVD, the mean over all tokens. Of a model that drafts some tokens alone
+    (`restrict_output`) both are of the distributions given these, and other tokens are no hard labels. Hard
+    labels have no figure.
+
+    Args:
+        model: learns; it reads what the target reads.
+        target: does not.
+        how: see `Distillation`.
+        seed: of own replies.
+
+    Attributes:
+        stored: hidden states of the target on these sequences; None runs the target along.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, target: CausalTarget, how: Distillation | None = None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.reader, self.target = adapt(model), target  # no modules: the target is not trained or saved
+        self.how, self.seed = how or Distillation(), seed
+        self.stored: StoredStates | None = None
+
+    def make(self, data: ConversationRows, step: int, process: int) -> DrafterBatch:
+        """The batch of a step, in one of the processes that train: rows of the data, or replies to them."""
+        rng = np.random.default_rng([self.seed, OWN, step, process])
+        if rng.random() >= self.how.own_share:
+            return data.batch(step, process)
+        trial = data.prompts(step, process, self.how.new_tokens)
+        prompts = [self.told(request.inputs) for request in trial.requests]
+        requests = [
+            replace(request, inputs=inputs) for request, inputs in zip(trial.requests, prompts, strict=True)
+        ]
+        trial = replace(trial, requests=requests, sampler=Sampler(temperature=1.0))
+        replies = decode(self.reader, NoDrafter(), trial, int(rng.integers(2**62))).outputs()
+        examples = (
+            continued(request.inputs, reply) for request, reply in zip(trial.requests, replies, strict=True)
+        )
+        return DrafterBatch(tuple(examples), 0)
+
+    def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss on a batch, and its figures."""
+        values, row, figures = (self.hard if self.how.divergence == HARD_LABELS else self.soft)(batch)
+        share = 1 / torch.bincount(row, minlength=len(batch.examples)).clamp_min(1)
+        return (values * share[row]).sum() / len(batch.examples), figures
+
+    def soft(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Divergences at reply tokens [n], their rows of the batch [n], and figures."""
+        reading = read(self.target, batch.examples, (HIDDEN,), self.stored)
+        row, before = reading.learnt[:, 1:].nonzero(as_tuple=True)  # the place that predicts a learnt token
+        with torch.no_grad():
+            said = self.target.head_of(draft_tokens_of(self.model))(reading.taps[HIDDEN][row, before])
+        values, accepted = compare(said, self.logits(batch, row, before), self.how.formula)
+        return values, row, {"accepted": accepted.mean()}
+
+    def hard(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The same with the nats of reply tokens that the model drafts, and without figures."""
+        ids = pad_sequence([each.inputs["input_ids"][0] for each in batch.examples], batch_first=True)[:, 1:]
+        learnt = pad_sequence([each.learnt for each in batch.examples], batch_first=True)[:, 1:]
+        output: Any = self.model.get_output_embeddings()
+        tokens = draft_tokens_of(self.model)
+        tokens = (torch.arange(output.out_features) if tokens is None else tokens).to(ids.device)
+        row, before = (learnt & torch.isin(ids, tokens)).nonzero(as_tuple=True)
+        labels = torch.searchsorted(tokens, ids[row, before])
+        return F.cross_entropy(self.logits(batch, row, before).float(), labels, reduction="none"), row, {}
+
+    def logits(self, batch: DrafterBatch, row: Tensor, before: Tensor) -> Tensor:
+        """[n, V'] logits of the draft model at places of a batch, of the tokens that it drafts."""
+        states = self.reader.read([self.told(each.inputs) for each in batch.examples], (HIDDEN,))[HIDDEN]
+        drafted = self.reader.head(states[row, before])
+        tokens = draft_tokens_of(self.model)
+        return drafted if tokens is None else drafted[:, tokens.to(drafted.device)]
+
+    def told(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inputs of a sequence in the precision of the draft model."""
+        return {
+            name: value.to(self.model.dtype) if value.is_floating_point() else value
+            for name, value in inputs.items()
+        }
+
+
+def compare(
+    target: Tensor, draft: Tensor, formula: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Compare what two models say, in pieces of rows of which nothing but the logits is kept.
+
+    Args:
+        target: [N, V] logits; no gradient goes to them.
+        draft: [N, V'] logits; of tokens that one of the two lacks nothing is asked.
+        formula: of log p and log q.
+
+    Returns:
+        [N] values of the formula; [N] shares of drafted tokens that are accepted.
+    """
+    size = min(target.shape[-1], draft.shape[-1])
+
+    def measure(said: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
+        log_p, log_q = (
+            each[:, :size].float().clamp_min(EXCLUDED).log_softmax(-1) for each in (said, drafted)
+        )
+        with torch.no_grad():
+            accepted = 1 - tvd(log_p, log_q)
+        return formula(log_p, log_q), accepted
+
+    count = max(1, PIECE // size)
+    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    parts = [
+        checkpoint(measure, *rows, **how)
+        for rows in zip(target.split(count), draft.split(count), strict=True)
+    ]
+    values, shares = zip(*parts, strict=True)
+    return torch.cat(values), torch.cat(shares)
+
+
+def continued(inputs: Mapping[str, Tensor], reply: list[int]) -> TrainingExample:
+    """A prompt's inputs and the tokens of a reply as a sequence of which the reply is learnt."""
+    ids = inputs["input_ids"]
+    whole = {**inputs, "input_ids": torch.cat([ids, ids.new_tensor([reply])], 1)}
+    if (kinds := whole.get("mm_token_type_ids")) is not None:
+        whole["mm_token_type_ids"] = torch.cat([kinds, kinds.new_zeros(1, len(reply))], 1)
+    return TrainingExample(whole, ids.shape[1])

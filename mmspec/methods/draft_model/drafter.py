@@ -1,0 +1,308 @@
+"""Draft model: a smaller model of the same tokenizer, with its own vision path or from text alone.
+
+Speculative decoding as first published (Leviathan et al., 2211.17192; Chen et al., 2302.01318), and with
+several candidates for a place (SpecTr, 2310.15141; MCSD, 2401.06706).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
+from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.random_stream import Purpose
+from mmspec.core.rows import named
+from mmspec.core.session import ModelDrafter, PromptBatch
+from mmspec.core.verdict import Path
+from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.heads.frequent_output import restrict_output
+from mmspec.targets import CausalTarget
+from mmspec.targets.mixers import find_mixers
+from mmspec.targets.thinned import attention_behind, guided_and_even
+from mmspec.trees.growth import StaticTree, TreeGrowth, constant, drawable, static_tree
+from mmspec.trees.pacing import half_lengths
+from mmspec.trees.siblings import SiblingDraws, kind_of
+from mmspec.validation import check_draft_tokens, require_number
+from mmspec.visual_tokens.spans import find_images
+
+LENGTH = 5  # of a chain, where nothing is asked for
+MASS = 0.4  # of the attention to visual tokens, as published (2508.16201)
+
+
+class DraftModelSession(DraftSession):
+    """Draft model and its KV cache for one batch.
+
+    Attributes:
+        num_draft_tokens: length of the next chain.
+        unread: rounds since the last chain.
+    """
+
+    row_fields = named("sampler", "random", "state", "prompt_lengths")
+
+    def __init__(self, drafter: DraftModelDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.random = drafter, batch.random
+        self.num_draft_tokens, self.unread = drafter.num_draft_tokens, 1
+        self.vocabulary = batch.prefill.logits.shape[-1]
+        self.sampler = batch.sampler
+        if drafter.sampling == "greedy":
+            self.sampler = replace(self.sampler, temperature=0.0)
+        last = drafter.model.vocabulary - 1  # the target may have tokens that the draft lacks
+        prompts = [
+            {**inputs, "input_ids": inputs["input_ids"].clamp_max(last)}
+            for inputs in (request.draft_inputs or request.inputs for request in batch.requests)
+        ]
+        self.waiting: PromptBatch | None = batch  # for the target's state, which tells what is read of them
+        self.prompts: Sequence[Mapping[str, Tensor]] = prompts
+        self.places: Sequence[Tensor | None] | None = None
+
+    def attach(self, state: Any) -> None:
+        if self.waiting is not None and self.drafter.keep is not None:
+            self.places = self.drafter.places(self.prompts, self.waiting, state)
+        self.waiting = None
+
+    def prepare(self) -> None:
+        if not self.prompts:
+            return
+        longest = max(prompt["input_ids"].shape[1] for prompt in self.prompts)
+        model = self.drafter.model
+        if self.places is None:
+            self.state, _ = model.prefill(self.prompts, longest)
+        else:
+            self.state, _ = model.prefill_part(self.prompts, self.places, longest)
+        self.prompt_lengths = self.state.cache.lengths.clone()
+        self.prompts, self.places = [], None
+
+    def propose(self, canvas: Canvas) -> Draft:
+        self.prepare()
+        # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row: the token
+        # before the root may be the draft's own last one, which it has not read yet. Every round that
+        # nothing was drafted for has one token more.
+        root, emitted = canvas.root, canvas.emitted
+        cache, newest = self.state.cache, 1 + self.unread
+        self.unread = 0
+        lengths = zip(self.state.prompt_lengths, canvas.length_bounds, strict=True)
+        cache.longest = max(0, max(map(sum, lengths)) - newest)
+        # finished rows may have stopped before there were so many
+        cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp_min(0))
+        step = canvas.before(newest)
+        if self.drafter.shape is not None:
+            return self._tree(canvas, self.drafter.shape, step)
+        tokens, distributions, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
+        valid = [sound]
+        random = self.random.at(emitted[:, None])
+        likely, going = torch.ones_like(root, dtype=torch.float32), sound
+        for depth in range(self.num_draft_tokens):
+            last = Tree.chain(step[:, -1:], DraftKind.POINT)
+            # q may be any distribution, if it is the one drawn from: guidance and grammars stay the target's
+            scores = self.sampler.scores(self._read(step))
+            if self.drafter.stop_below:  # decided by q alone: a decision by the token drawn would bias it
+                likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
+                going = going & (likely >= self.drafter.stop_below) if depth else going
+                if not going.any():
+                    break
+            if self.drafter.kind is DraftKind.IID:
+                distributions.append(scores.at(torch.zeros_like(emitted)))
+                tokens.append(scores.sample(random, emitted[:, None] + depth, Purpose.DRAFT)[:, 0])
+            else:
+                tokens.append(scores.choose(last, self.random, emitted + depth)[:, 0])
+            sound = sound & scores.is_finite()[:, 0]
+            valid.append(sound & going)
+            step = tokens[-1][:, None]
+        q = type(distributions[0]).stack(distributions) if distributions else None
+        return Tree.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
+
+    def _tree(self, canvas: Canvas, shape: StaticTree, unread: Tensor) -> Tree:
+        """Grow a tree behind tokens [B, m] that the draft model has not read yet, by one pass a level."""
+        noise = self.sampler, self.random, canvas.emitted
+        draws = SiblingDraws(self.drafter.kind, *noise, self.vocabulary)
+        growth = TreeGrowth(shape, canvas.root, draws=draws)
+        logits = self._read(unread)
+        while True:
+            growth.grow(self.sampler.warp(logits).log_softmax(-1))
+            if growth.is_grown:
+                return growth.draft()[0]
+            logits = self._score(growth.nodes(growth.tokens))
+
+    def resize(self, choice: int) -> None:
+        self.num_draft_tokens = self.drafter.sizes[choice]
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        self.unread += 1
+        if self.drafter.shape is not None and draft.max_depth > 1:  # a chain's keys stand where they belong
+            slots = constant(self.drafter.shape.slots, draft.tokens.device)[verdict.nodes[:, 1:-1]]
+            self.state.cache.commit(slots, (verdict.accepted - 1).clamp_min(0))
+
+    def _read(self, tokens: Tensor) -> Tensor:
+        """Feed tokens [B, m] to the draft model; return its logits [B, 1, V] after the last of them."""
+        cache = self.state.cache
+        logits = self._score(Tree.chain(tokens, DraftKind.POINT).nodes)[:, -1:]
+        cache.commit(None, torch.full_like(tokens[:, 0], tokens.shape[1]))
+        cache.longest += tokens.shape[1]
+        return logits
+
+    def _score(self, nodes: Nodes) -> Tensor:
+        """Let the draft model read nodes [B, n] behind what is committed; its logits [B, n, V] after each."""
+        self.passes += 1
+        model = self.drafter.model
+        known = replace(nodes, tokens=nodes.tokens.clamp_max(model.vocabulary - 1))
+        return fit_vocabulary(model.score_nodes(self.state, known).logits, self.vocabulary)
+
+
+class DraftModelDrafter(ModelDrafter):
+    """Drafts a chain or a tree of tokens with a smaller model.
+
+    Args:
+        model: the draft model behind the Target interface; `draft_tokens` of its config, if there are any,
+            are all that it drafts.
+        num_draft_tokens: length of the chain; 5 if None.
+        sampling: how the draft picks its tokens when the target samples. "coupled" draws with the
+            target's own noise, so that both draw the same token wherever their distributions agree, and
+            the output stays bitwise that of plain sampling; "sampled" draws independently, for
+            rejection rules; "without_replacement" draws each sibling of a tree from what the elder ones left,
+            likewise; "greedy" takes the likeliest.
+        keep: share of the visual tokens of a prompt that the draft model reads, each where it stands; all if
+            None. The target reads all of them.
+        mass: share of the target's attention to them that the chosen ones have at least, if there are so many
+            to choose; 0.4 if None. What is left of `keep` is spread evenly over the others; with 0 all is.
+        tree: a static tree in place of the chain: children of every node of each level as "4x2x2", a name in
+            `NAMED_TREES`, or the parents of its nodes, the root (0) first.
+
+    Raises:
+        InputError: a value outside its range, the length of a chain beside a tree, or a tree that siblings
+            cannot be drawn in.
+        UnsupportedModelError: the draft model keeps a recurrent state, which does not follow when its cache's
+            lengths alone take back what it drafted.
+    """
+
+    runs_ahead = True
+    rows_move = True
+    draws_anew = True
+    session = DraftModelSession
+    model: CausalTarget
+    target: CausalTarget | None = None
+
+    def __init__(
+        self,
+        model: CausalTarget,
+        num_draft_tokens: int | None = None,
+        sampling: str = "coupled",
+        tree: str | int | Sequence[int] | None = None,
+        keep: float | None = None,
+        mass: float | None = None,
+    ) -> None:
+        self.kind = kind_of(sampling)
+        self.keep, self.mass = keep, MASS if mass is None else mass
+        require_number("mass", self.mass, 0.0, 1.0, "from 0 to 1, a share of attention")
+        if keep is not None:
+            require_number("keep", keep, 0.0, 1.0, "from 0 to 1, a share of visual tokens")
+            if getattr(type(model), "prefill", CausalTarget.prefill) is not CausalTarget.prefill:
+                raise InputError(
+                    "keep", keep, "None: the draft model reads prompts in its own way, and whole"
+                )
+        elif mass is not None:
+            raise InputError("mass", mass, "nothing: it goes with keep")
+        if find_mixers(model.model):
+            raise UnsupportedModelError(
+                f"{type(model.model).__name__} keeps a recurrent state; it can be a target, not a draft model"
+            )
+        restrict_output(model.model)
+        self.model = model
+        self.sampling = sampling
+        self.stop_below = 0.0
+        self.shape: StaticTree | None = None
+        if tree is None:
+            length = LENGTH if num_draft_tokens is None else num_draft_tokens
+            self.num_draft_tokens = check_draft_tokens(length)
+        else:
+            if num_draft_tokens is not None:
+                raise InputError("num_draft_tokens", num_draft_tokens, f"nothing: tree is {tree!r}")
+            self.shape = drawable(static_tree(tree), sampling)
+            self.num_draft_tokens = self.shape.num_draft_tokens
+            self.branches = self.shape.max_children > 1
+        self.max_nodes = self.num_draft_tokens + 1
+
+    @property
+    def reader(self) -> CausalTarget:
+        return self.model
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return half_lengths(self.num_draft_tokens) if self.shape is None else ()
+
+    def check(self, target: Target[Any]) -> None:
+        if self.shape is not None and (most := self.shape.max_children) > target.vocabulary:
+            raise InputError("tree", most, f"at most {target.vocabulary} children, the vocabulary")
+
+    def fit(self, target: Target[Any]) -> DraftModelDrafter:
+        self.check(target)
+        if self.keep is None:
+            return self
+        if not isinstance(target, CausalTarget):
+            raise InputError("keep", self.keep, "None: the target's attention cannot be read")
+        fitted = copy.copy(self)
+        fitted.target = target
+        return fitted
+
+    def places(
+        self, prompts: Sequence[Mapping[str, Tensor]], batch: PromptBatch, state: Any
+    ) -> list[Tensor | None]:
+        """The places of each prompt that the draft model is to read; None for all.
+
+        Args:
+            prompts: of the draft model.
+            batch: of the target.
+            state: of the target.
+
+        Raises:
+            InputError: the two models have different numbers of visual tokens for a prompt.
+        """
+        if self.target is None or self.keep is None:
+            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
+        whole = [request.inputs for request in batch.requests]
+        seen = [visual_places(self.target.config, prompt) for prompt in whole]
+        longest = max(prompt["input_ids"].shape[1] for prompt in whole)
+        weights = torch.zeros(len(seen), longest, dtype=torch.float32, device="cpu")
+        if self.keep and self.mass and any(map(len, seen)):
+            weights = attention_behind(self.target, state, batch.prefill.logits.argmax(-1)).cpu()
+        chosen: list[Tensor | None] = []
+        for prompt, there, paid in zip(prompts, seen, weights, strict=False):
+            here = visual_places(self.model.config, prompt)
+            if len(here) != len(there):
+                counts = f"{len(here)} visual tokens where the target has {len(there)}"
+                raise InputError("keep", self.keep, f"None: the draft model has {counts}")
+            kept = guided_and_even(paid[there], round(self.keep * len(there)), self.mass)
+            is_read = torch.ones(prompt["input_ids"].shape[1], dtype=torch.bool, device="cpu")
+            is_read[here] = False
+            is_read[here[kept]] = True
+            chosen.append(is_read.nonzero()[:, 0].to(self.model.device) if len(here) else None)
+        return chosen
+
+    def stopping_below(self, probability: float) -> DraftModelDrafter:
+        cautious = copy.copy(self)
+        if self.shape is None:
+            cautious.stop_below = probability
+        else:
+            cautious.shape = self.shape.stopping_below(probability)
+        return cautious
+
+
+def visual_places(config: Any, prompt: Mapping[str, Tensor]) -> Tensor:
+    """Indices [N] of a prompt's visual tokens."""
+    spans = [range(span.start, span.stop) for span in find_images(config, prompt)]
+    return torch.tensor([place for span in spans for place in span], dtype=torch.long, device="cpu")
+
+
+def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:
+    """Cut or pad logits [..., V'] to [..., V]: models of one tokenizer pad their embeddings differently."""
+    surplus = logits.shape[-1] - vocabulary
+    if surplus >= 0:
+        return logits[..., :vocabulary]
+    return torch.nn.functional.pad(logits, (0, -surplus), value=float("-inf"))

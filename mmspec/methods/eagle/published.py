@@ -1,0 +1,169 @@
+"""EAGLE heads of its authors, and heads that build on their layout: MSD's, ViSpec's and LANTERN's.
+
+Their config is that of a target with one layer, written by each author in another way. MSD's files are told
+from EAGLE's by nothing but the name of their folder, unless the config says `"visual": "embedded"`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from mmspec.errors import CheckpointError
+from mmspec.families.llamagen import LlamaGenConfig
+from mmspec.heads.published import Found, Layout
+from mmspec.methods.eagle.head import EagleConfig
+
+__all__ = ["read_eagle"]
+
+logger = logging.getLogger(__name__)
+
+#: LANTERN's words for what its drafters for LlamaGen were trained on.
+CONDITIONS = {"t2i": "caption", "t2i2": "caption", "c2i": "class"}
+CELLS = {"t2i": 256, "t2i2": 1024, "c2i": 576}
+UNSAID = {"num_key_value_heads": None, "rms_norm_eps": 1e-6}  # what their code takes where nothing is said
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("hidden_act", "rms_norm_eps"),
+)
+QUERIES = "compressor.attention.queries"  # of ViSpec's adaptor, by the name here
+PADDING = 128  # llava-hf has 64 tokens more than the LLaVA that MSD's heads were trained for
+COMPACT = ("chameleon",)  # types whose drawing targets count codes and syntax alone; the head does not care
+NORM_OF_HEADS = re.compile(r".*\.self_attn\.([qk])_norm\.(weight|bias)")
+
+
+def config_of(found: Found) -> EagleConfig:
+    """The config of a head, to which a padded vocabulary is no other: it has no weights of that size."""
+    stored, tensors, given = found.stored, found.tensors, axes(found.text)
+    named = re.search(r"\bMSD\b", str(found.path.parent))
+    settings: dict[str, Any] = {
+        "bias": "fc.bias" in tensors,
+        "input_norm": "decoder.layers.0.input_layernorm.weight" in tensors,
+        "visual": stored.get("visual", "embedded" if named else "fused"),
+        "own_embedding": is_lantern(stored),
+    }
+    text, queries = layer_described(stored, found.target), tensors.get(QUERIES)
+    if queries is not None and queries.dim() == 3:
+        settings |= {"visual": "embedded", "compressor": "vispec"}
+        settings["compressor_options"] = {
+            "tokens": queries.shape[0] - 1,
+            "heads": queries.shape[1],
+            "bias": "compressor.attention.k_proj.bias" in tensors,
+        }
+    if queries is not None:
+        tensors[QUERIES] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
+        if axes(text) is None and given:
+            # its release counts tokens: on equal axes the sections do not matter
+            text.rope_parameters = {**text.rope_parameters, "mrope_section": given}
+            settings["one_axis"] = True
+    made = EagleConfig.for_target(text, int(text.vocab_size), **settings)
+    made.target_layers = 0  # that of the file counts the head's own
+    padded = int(found.text.vocab_size)
+    if 0 <= padded - made.vocabulary < PADDING and not made.own_embedding:
+        made.vocabulary = padded
+    if text.model_type in COMPACT:
+        made.vocabulary = 0
+    check_axes(found, made, queries is not None)
+    repeat_norms(tensors, made.layer_config())
+    return made
+
+
+def is_lantern(stored: Mapping[str, Any]) -> bool:
+    """True if a config.json is that of one of LANTERN's drafters for LlamaGen (2410.03355)."""
+    return stored.get("model_type") == "llama" and stored.get("input_type") in CONDITIONS
+
+
+def layer_described(stored: Mapping[str, Any], target: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the language model that the layer of a head is of.
+
+    Its sizes may stand beside `model_type` though transformers nests those of that type: then they are those
+    of the language model all the same (MSD, ViSpec).
+    """
+    text = target.get_text_config(decoder=True)
+    if is_lantern(stored):
+        return _layer_of_llamagen(stored, text)
+    table = {name: value for name, value in stored.items() if name not in ("model_type", "visual")}
+    kind = str(stored.get("model_type"))
+    parts = CONFIG_MAPPING[kind].sub_configs if kind in CONFIG_MAPPING else {}
+    if "text_config" in parts and "text_config" not in table and "hidden_size" in table:
+        usual = CONFIG_MAPPING[kind]().get_text_config(decoder=True).model_type
+        kind = text.model_type if kind == target.model_type else usual
+        table = {name: value for name, value in table.items() if not name.endswith("_config")}
+    return AutoConfig.for_model(kind, **table).get_text_config(decoder=True)
+
+
+def _layer_of_llamagen(stored: Mapping[str, Any], text: PreTrainedConfig) -> PreTrainedConfig:
+    """LlamaGen's own layer, of those sizes: its positions are those of the target's raster."""
+    condition = CONDITIONS[stored["input_type"]]
+    if not isinstance(text, LlamaGenConfig) or text.condition_type != condition:
+        raise ValueError(
+            f"input_type {stored['input_type']!r}: for a LlamaGen that is conditioned on a {condition}"
+        )
+    side = round(CELLS[stored["input_type"]] ** 0.5)
+    if text.grid_size != side:
+        logger.warning(
+            "the drafter was trained for images of %d x %d cells, and this target's are %d x %d: fewer of "
+            "its drafts are accepted",
+            *(side, side, text.grid_size, text.grid_size),
+        )
+    sizes = {name: stored[name] for name in SIZES if name in stored}
+    return LlamaGenConfig(**{**text.to_dict(), **UNSAID, **sizes})
+
+
+def repeat_norms(tensors: dict[str, Tensor], layer: PreTrainedConfig) -> None:
+    """Repeat norms of queries and keys that Lumina-mGPT keeps once for several heads, for each of them."""
+    heads = {"q": layer.num_attention_heads, "k": getattr(layer, "num_key_value_heads", None)}
+    for name, norm in tensors.items():
+        match = NORM_OF_HEADS.fullmatch(name)
+        count = (heads[match[1]] or heads["q"]) if match and norm.dim() == 2 else 0
+        if count and norm.shape[0] and count % norm.shape[0] == 0:
+            tensors[name] = norm.repeat_interleave(count // norm.shape[0], 0)
+
+
+def check_axes(found: Found, config: EagleConfig, is_vispec: bool) -> None:
+    """Refuse a head whose positions have other axes than it would be given.
+
+    ViSpec's authors fed their heads for Qwen-VL with positions of one axis. One whose config has sections
+    runs with three, with a warning, since a position that is wrong costs acceptance and never words.
+    """
+    own, given, name = axes(config.layer_config()), axes(found.text), found.path.parent.name
+    if own != given:
+        allowed = f"a head for positions as this target counts them, whose M-RoPE sections are {given}"
+        raise CheckpointError("drafter", f"{name}: M-RoPE sections {own}", allowed)
+    if is_vispec and given is not None and not config.one_axis:
+        logger.warning(
+            "%s was trained with positions of one axis and gets this target's three: fewer of its drafts are "
+            "accepted; `mmspec train drafter --method vispec` trains one for them",
+            name,
+        )
+
+
+def axes(config: PreTrainedConfig) -> list[int] | None:
+    """The M-RoPE sections of a language model; None if its positions have one axis."""
+    sections: list[int] | None = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
+    return sections
+
+
+EAGLE_3 = "a head of EAGLE-1 or 2; this is an EAGLE-3 head; use accelerator='eagle3'"
+read_eagle = Layout(
+    what="the config of a target, with one layer",
+    config=config_of,
+    names=(
+        (r"layers\.(.*)", r"decoder.layers.\1"),
+        (r"imadpt\.q", QUERIES),
+        (r"imadpt\.(.*)", r"compressor.attention.\1"),
+    ),
+    marks=({"fc.weight", "layers.0.self_attn.q_proj.weight"},),
+    foreign={
+        "layers.ar_proj.0.weight": "a head of EAGLE-1 or 2; this is FLASH's released block head, whose code "
+        "cannot run; train one with `flash`",
+        "layers.0.hidden_norm.weight": EAGLE_3,
+        "midlayer.hidden_norm.weight": EAGLE_3,
+    },
+)

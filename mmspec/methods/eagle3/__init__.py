@@ -1,0 +1,21 @@
+"""EAGLE-3 (2503.01840): a head over hidden states of three depths."""
+
+from mmspec.plugins import Head, Method
+
+#: The best of nine trees for scenes-llamagen.
+IMAGE_TREE = {"num_draft_tokens": 60, "depth": 3, "top_k": 40}
+METHODS = (
+    Method(
+        "eagle3",
+        "as `eagle`, from hidden states of three depths and over a vocabulary of its own",
+        "2503.01840",
+        head=Head(
+            model="mmspec.methods.eagle3.head:Eagle3Head",
+            drafter="mmspec.methods.eagle3.drafter:Eagle3Drafter",
+            loss="mmspec.methods.eagle3.loss:Eagle3Loss",
+            published="mmspec.methods.eagle3.published:read_eagle3",
+            image_settings=IMAGE_TREE,
+        ),
+        needs="a head that was trained for the target",
+    ),
+)

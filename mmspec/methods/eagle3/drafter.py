@@ -1,0 +1,75 @@
+"""EAGLE-3 (2503.01840): a head that reads hidden states of three depths; P-EAGLE: all levels in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.indexing import pick
+from mmspec.core.session import PromptBatch
+from mmspec.heads.grown_trees import GrownTreeDrafter, GrownTreeSession
+from mmspec.methods.eagle3.head import ParallelHead
+from mmspec.visual_tokens.spans import find_images
+from mmspec.visual_tokens.splice import PromptRows
+
+__all__ = ["Eagle3Drafter"]
+
+
+class ParallelSession(GrownTreeSession):
+    """A P-EAGLE head that predicts all levels of a tree in one pass, by rows of a mask behind the root."""
+
+    head: ParallelHead
+
+    def propose(self, canvas: Canvas) -> Draft:
+        growth = self.growth(canvas)
+        hidden = self._read_ahead(canvas)  # [R, D, d] at the root and at the mask
+        while not growth.is_grown:
+            state = hidden[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1)
+            growth.grow(self._log_probabilities(self._logits(state, canvas.emitted + growth.level)))
+        return self.rated(growth)
+
+    def _read_ahead(self, canvas: Canvas) -> Tensor:
+        """Read what was committed since the last time, and a mask behind it, which is not kept."""
+        self.prepare()
+        mask = self.shape.depth - 1
+        places = self.accepted[:, None] + torch.arange(mask + 1, device=self.tokens.device)
+        ahead = torch.full_like(places, self.head.config.mask_token)
+        ahead[:, 0] = canvas.root
+        tokens = pad(self.tokens, (0, mask)).scatter(1, places, ahead)
+        features = pad(self.features, (0, 0, 0, mask))
+        places = self._copied(places)
+        index = places[:, 1:, None].expand(-1, -1, features.shape[-1])
+        features = features.scatter(1, index, self.head.mask_feature.to(features).expand(index.shape))
+        hidden = self._read(features, Tree.chain(tokens, DraftKind.POINT).nodes)
+        self._keep(canvas, self._copied(self.accepted), tokens.shape[1])
+        return pick(hidden, places)
+
+    def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
+        own = self.head.embed(prompt["input_ids"].to(embeddings.device), lambda _: embeddings)
+        seen = torch.zeros_like(embeddings[..., :1], dtype=torch.bool)
+        for span in find_images(self.target.config, prompt):
+            seen[:, span.start : span.stop] = True  # of an image there is no token that it could embed
+        return super()._prompt_rows(prompt, embeddings.where(seen, own.to(embeddings)), features)
+
+
+def open_session(drafter: Eagle3Drafter, batch: PromptBatch) -> GrownTreeSession:
+    """Open the session for a head that predicts a level in a pass, or all of them."""
+    kind = ParallelSession if isinstance(drafter.model, ParallelHead) else GrownTreeSession
+    return kind(drafter, batch)
+
+
+class Eagle3Drafter(GrownTreeDrafter):
+    """As EAGLE, by a head that reads hidden states of three depths (EAGLE-3, 2503.01840).
+
+    A P-EAGLE head predicts all levels in one pass, each independent of what the levels before it chose.
+
+    Args: as of `HeadDrafter`.
+    """
+
+    title = "an EAGLE-3 head"
+    session = staticmethod(open_session)

@@ -1,0 +1,262 @@
+"""States of a masked block: what it will look like after 1, 2, ... more places, all scored in one forward.
+
+FreeDave (2510.00294). A block-causal model decides one place a forward. From its newest scores the next
+places and their tokens are guessed; the block with the first guess, with the first two, ... are further lanes
+of the next forward. The model's own step from each state is then known, and is followed as long as it leads
+to the next state. The output is that of one place a forward: a wrong guess costs time, never words.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmspec.accelerators.accelerator import Accelerator
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft
+from mmspec.core.interfaces import Target, TargetOutput
+from mmspec.core.session import PromptBatch
+from mmspec.errors import InputError
+from mmspec.families.masked_language.target import MaskedBlock
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter, UnmaskingSession
+from mmspec.heads.commit_filter import read_filter
+from mmspec.places.policies import NOWHERE, draw_anew, rank
+from mmspec.places.state_walk import StateFill, StateWalk
+from mmspec.validation import is_integer
+
+__all__ = ["StatesBlock", "StatesDrafter", "freedave"]
+
+MAX_STATES = 64
+NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
+
+
+@dataclass(frozen=True)
+class StatesBlock(MaskedBlock):
+    """A block in S states, and the block behind it, as S + 1 groups of n lanes.
+
+    The first state is the block as it stands, in its own slots; the others and the block behind stand in
+    slots behind the output. Each state sees what is before the block, and itself; the block behind sees the
+    state in which nothing is open.
+
+    Attributes:
+        states: S.
+        known: [B, S] whether each state is drafted: the first always is.
+        guessed: [B, S, n] the place that the step from each state to the next is guessed to decide; none from
+            the last.
+        full: [B] index of the state in which nothing is open; S where there is none among them.
+    """
+
+    states: int = 1
+    known: Tensor = NOTHING
+    guessed: Tensor = NOTHING
+    full: Tensor = NOTHING
+
+    @property
+    def candidates(self) -> Tensor:
+        return self.known.sum(-1) - 1
+
+    @property
+    def before(self) -> Tensor:
+        before, width = super().before.clone(), self.guessed.shape[-1]
+        size = self.valid[:, :width, 0].sum(-1)
+        # the block behind begins after the last place of the state in which nothing is open
+        before[:, self.states * width] = (self.full * width + size).clamp_max(self.states * width)
+        return before
+
+
+class StatesSession(UnmaskingSession):
+    """States of the blocks of a batch.
+
+    Attributes:
+        ranked: [B, n] ranks in which the places of a block are guessed to be decided.
+        guesses: [B, n] the tokens that are guessed there.
+        begin: [B] output index of the first place of the block that both are of; -1 before the first.
+    """
+
+    drafter: StatesDrafter
+
+    def __init__(self, drafter: StatesDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        rows, width = len(batch.requests), drafter.block_length or 1
+        self.ranked = torch.zeros(rows, width, dtype=torch.long, device=self.device)
+        self.guesses = torch.zeros_like(self.ranked)
+        self.begin = torch.full((rows,), -1, device=self.device)
+        self.random = batch.random
+
+    def propose(self, canvas: Canvas) -> Draft:
+        block: Any = super().propose(canvas)
+        width, count = self.drafter.block_length or 1, self.drafter.states
+        room = width - block.starts.shape[1]
+        starts = pad(block.starts, (0, room), value=block.length)
+        exists, is_open = (pad(each[:, :, 0], (0, room)) for each in (block.valid, block.is_open))
+        now = pad(block.tokens[:, :, 0], (0, room), value=self.drafter.mask)
+
+        guessed = (self.begin == starts[:, 0]) & self._is_whole(block, width)
+        step = rank(-self.ranked.masked_fill(~is_open, width).double())[:, None]  # of open places, from 0
+        state, left = torch.arange(count, device=self.device)[:, None], is_open.sum(-1)
+        opened = is_open[:, None] & (step >= state)  # [B, S, n]
+        tokens = torch.where(is_open[:, None] & ~opened, self.guesses[:, None], now[:, None])
+        known = (state[:, 0] == 0) | (guessed[:, None] & (state[:, 0] <= left[:, None]))
+        is_full = known & (state[:, 0] == left[:, None])  # at most one of a row
+        full = torch.where(is_full.any(-1), is_full.long().argmax(-1), count)
+        behind = starts[:, :1] + exists.sum(-1, keepdim=True) + torch.arange(width, device=self.device)
+        last = torch.tensor([ends[-1] for ends in self.ends], device=self.device)[:, None]
+        has_behind = (full < count)[:, None] & (behind < last)
+
+        masks = torch.full_like(behind, self.drafter.mask)
+        made = self._laid_out(
+            block,
+            torch.cat([tokens.masked_fill(opened, self.drafter.mask).flatten(1), masks], 1),
+            torch.cat([starts.repeat(1, count), behind], 1),
+            torch.cat([(known[:, :, None] & exists[:, None]).flatten(1), has_behind], 1),
+            torch.cat([(known[:, :, None] & opened).flatten(1), has_behind], 1),
+            full,
+        )
+        next_place = is_open[:, None] & (step == state) & (state + 1 < count)
+        return StatesBlock(**made, states=count, known=known, guessed=next_place, full=full)
+
+    def _is_whole(self, block: MaskedBlock, width: int) -> Tensor:
+        """[B] whether a block begins behind the prompt, whose end else reads it, and sees one state alone."""
+        rows = zip(self.requests, block.groups, strict=True)
+        whole = [(len(request.prompt_tokens) + begin) % width == 0 for request, (begin, _) in rows]
+        return torch.tensor(whole, device=self.device)
+
+    def _laid_out(
+        self,
+        block: MaskedBlock,
+        tokens: Tensor,
+        places: Tensor,
+        exists: Tensor,
+        is_open: Tensor,
+        full: Tensor,
+    ) -> dict[str, Any]:
+        """Fields of a block of S + 1 groups of lanes [B, (S + 1) n]: who stands in which slot, and sees whom.
+
+        Each group sees what is before the block, and itself; the last one the group `full` [B] as well.
+        """
+        rows, length, groups = len(tokens), block.length, self.drafter.states + 1
+        width = tokens.shape[1] // groups
+        row, group = torch.arange(rows, device=self.device), torch.arange(groups, device=self.device)
+        behind = length + 1 + torch.arange((groups - 1) * width, device=self.device).expand(rows, -1)
+        slots = torch.cat([places[:, :width], behind], 1).where(exists, length)
+        sees = torch.zeros(rows, groups, length + 1 + behind.shape[1], dtype=torch.bool, device=self.device)
+        sees[row[:, None], group.repeat_interleave(width).expand(rows, -1), slots] = True
+        sees[:, -1] |= sees[row, full]  # itself where nothing is full
+        sees[:, :, length] = False
+        sees[:, :, :length] |= block.depths[:, None, :length] < places[:, :1, None]
+        depths = torch.cat([block.depths[:, : length + 1], places[:, width:].clamp_max(length)], 1)
+        made = MaskedBlock.single(
+            tokens,
+            places.clamp_max(length),
+            is_open,
+            depths,
+            sees.repeat_interleave(width, 1),
+            completes=2 * width,
+            groups=block.groups,
+            length=length,
+            asked=block.asked,
+            cache=block.cache,
+            ends=block.ends,
+            judges_own=block.judges_own,
+            prompts=block.prompts,
+        )
+        held = {each.name: getattr(made, each.name) for each in fields(made)}
+        return {**held, "slots": slots[:, :, None], "valid": exists[:, :, None]}
+
+    def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Any) -> None:
+        if isinstance(draft, StatesBlock) and isinstance(verdict, StateFill):
+            self.begin = verdict.seen.begin
+            self.ranked, self.guesses = self._guess(scores, verdict)
+
+    def _guess(self, scores: Scores, verdict: StateFill) -> tuple[Tensor, Tensor]:
+        """[B, n] ranks in which the open places of a block are guessed to come, and their tokens.
+
+        Tokens that are drawn anew in every state are guessed with the noise of the states to come.
+        """
+        seen, ranked, head = verdict.seen, verdict.order, self.drafter.head
+        if head is not None:
+            ranked = rank(head(seen.confidence.where(seen.is_open, 1.0)))
+        if self.drafter.order != "confidence" or scores.greedy is True:
+            return ranked, seen.token
+        width = seen.token.shape[1]
+        lanes = Scores(seen.logits.flatten(0, 1)[:, None], greedy=False)
+        places = seen.begin[:, None] + torch.arange(width, device=self.device)
+        now = seen.begin[:, None] + seen.decided + 1
+        noise, greedy = self.random.repeat(places.numel()), scores.greedy
+
+        def draw(count: Tensor) -> Tensor:
+            token = draw_anew(lanes, noise, places, count.expand_as(places))
+            return token if greedy is False else seen.token.where(greedy.view(len(token), -1)[:, :1], token)
+
+        if head is not None:
+            ranked = rank(-ranked.masked_fill(~verdict.leaves, width).double())
+            return ranked, draw(now + ranked)
+        is_open, guesses = verdict.leaves, seen.token
+        ranked = torch.full_like(guesses, width)
+        for ahead in range(min(self.drafter.states - 1, width)):
+            token = draw(now + ahead)
+            sure = seen.p.gather(-1, token[..., None])[..., 0].masked_fill(~is_open, NOWHERE)
+            next_place = (rank(sure) == 0) & is_open
+            ranked, guesses = ranked.masked_fill(next_place, ahead), token.where(next_place, guesses)
+            is_open = is_open & ~next_place
+        return ranked, guesses
+
+
+class StatesDrafter(UnmaskingDrafter):
+    """Guesses the next places of a block, and proposes the states that follow (FreeDave, 2510.00294).
+
+    For block-causal models. Where all places see each other, the prompt does too: each state would need a
+    prompt of its own.
+
+    Args:
+        states: most places that a forward may decide in a block, 2 or more; one more in the block behind it
+            where all of those are.
+        head: folder of a `CommitFilter` that has learnt which places come next (`mmspec train filter --learn
+            order`; after SPOT, 2610.22543), or a loaded one; None guesses by confidence.
+
+    Raises:
+        InputError: a number of states out of range.
+        CheckpointError: the head cannot be read.
+    """
+
+    proposes = "states"
+    by_confidence = False
+    session = StatesSession
+
+    def __init__(self, states: int = 8, head: Any = None) -> None:
+        if not is_integer(states) or not 2 <= states <= MAX_STATES:
+            raise InputError("states", states, f"an integer from 2 to {MAX_STATES}")
+        super().__init__()
+        self.states = states
+        self.head = None if head is None else read_filter(head, "head")
+
+    def fit(self, target: Target[Any]) -> StatesDrafter:
+        fitted = super().fit(target)
+        if not isinstance(fitted, StatesDrafter):
+            raise TypeError(type(fitted).__name__)
+        if not fitted.is_causal:
+            allowed = "a block-causal model, as SDAR is: in others each state needs a prompt of its own"
+            raise InputError("accelerator", "freedave", allowed)
+        fitted = copy.copy(fitted)
+        size = fitted.block_length or 1
+        if fitted.head is not None:
+            if fitted.head.config.block_length != size:
+                raise InputError("head", fitted.head.config.block_length, f"one for blocks of {size}")
+            fitted.head = copy.deepcopy(fitted.head).to(target.device)  # type: ignore[arg-type]
+        fitted.states = min(self.states, 1 + size)
+        fitted.max_nodes = 1 + (fitted.states + 1) * (fitted.block_length or 1)
+        return fitted
+
+
+def freedave(states: int = 8, head: Any = None) -> Accelerator:
+    """States of a masked block that are guessed to follow, scored in one forward (FreeDave, 2510.00294).
+
+    The output is that of one place a forward. Options as of `StatesDrafter`.
+    """
+    return Accelerator("freedave", StatesDrafter(states, head), StateWalk())

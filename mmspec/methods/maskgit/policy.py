@@ -1,0 +1,76 @@
+"""MaskGIT's rule: of all open cells of an image, those are decided whose tokens are the surest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmspec.accelerators.accelerator import Accelerator
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft, DraftKind
+from mmspec.core.interfaces import AcceptanceRule, TargetOutput
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.verdict import Fill, Measured, Verdict
+from mmspec.families.parallel_images.cells import SurestCellsDrafter
+from mmspec.places.policies import rank
+from mmspec.validation import require_number
+
+__all__ = ["MaskGIT", "maskgit"]
+
+
+@dataclass(frozen=True)
+class MaskGIT(AcceptanceRule):
+    """Draw a token for every open cell, and decide the surest ones (MaskGIT, 2202.04200, section 3.2).
+
+    The confidence of a token is the logarithm of its probability in the promised distribution, plus Gumbel
+    noise that falls to nothing with the iterations. How many cells are decided is up to the drafter. Tokens
+    that are not decided are forgotten, and drawn anew in the next forward. Lossy, without a bound: the model
+    has no distribution of whole images that these are of.
+
+    Args:
+        choice_temperature: factor of the noise of the confidence before the first iteration, which falls
+            linearly; 0 ranks by probabilities alone.
+
+    Raises:
+        InputError: it is below 0.
+    """
+
+    choice_temperature: float = 4.5
+
+    sound_for = frozenset({DraftKind.POINT})
+    judges = "cells"
+    exactness = "lossy"
+
+    def __post_init__(self) -> None:
+        require_number("choice_temperature", self.choice_temperature, 0.0, 1e4, "0 to 10000")
+
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: torch.Tensor
+    ) -> tuple[Verdict, Measured]:
+        cells: Any = draft
+        shape, fresh = cells.starts.shape, random.at(random.round)
+        token = scores.sample(fresh, first[:, None], Purpose.REDRAW).view(shape)
+        finite = scores.is_finite().view(shape)
+        log_p = scores.logits.view(*shape, -1).log_softmax(-1).gather(-1, token[..., None])[..., 0]
+        # how many cells are left is a cosine of the share of the iterations
+        left = (shape[1] - cells.quota) / cells.completes
+        heat = self.choice_temperature * (1 - 2 / math.pi * math.acos(left))
+        noise = fresh.gumbel(first[:, None], Purpose.ACCEPT, 1, scores.dtype).view(shape)
+        confidence = (log_p + heat * noise).masked_fill(~finite, float("-inf"))
+        decided = (rank(confidence) < cells.quota) & finite
+        failed = ~finite.any(-1)
+        nothing = torch.zeros_like(decided)
+        return Fill.of(cells.starts, token, decided, nothing, failed), Measured.nothing(decided)
+
+
+def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerator:
+    """The surest of all open cells of an image in each forward (MaskGIT, 2202.04200).
+
+    Args:
+        iterations: as of `SurestCellsDrafter`.
+        choice_temperature: as of the rule `MaskGIT`.
+    """
+    return Accelerator("maskgit", SurestCellsDrafter(iterations), MaskGIT(choice_temperature))

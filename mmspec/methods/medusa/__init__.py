@@ -1,0 +1,18 @@
+"""Medusa (2401.10774): a head for each level of the tree."""
+
+from mmspec.plugins import Head, Method
+
+METHODS = (
+    Method(
+        "medusa",
+        "trained heads on one hidden state of the target each draft a token of their own",
+        "2401.10774",
+        head=Head(
+            model="mmspec.methods.medusa.head:MedusaHead",
+            drafter="mmspec.methods.medusa.drafter:MedusaDrafter",
+            loss="mmspec.methods.medusa.loss:MedusaLoss",
+            published="mmspec.methods.medusa.published:read_medusa",
+        ),
+        needs="a head that was trained for the target",
+    ),
+)

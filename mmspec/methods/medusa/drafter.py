@@ -1,0 +1,41 @@
+"""Medusa (2401.10774): one head for each level of the tree, all of which read one hidden state.
+
+The heads do not know what the others chose, so the tree is a product of their distributions. One small pass
+computes all of it, and nothing is cached. Acceptance is exact, in place of Medusa's typical one.
+"""
+
+from __future__ import annotations
+
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft
+from mmspec.heads.drafter import StateSession
+from mmspec.heads.level_drafters import LevelDrafter
+from mmspec.methods.medusa.head import MedusaHead
+
+__all__ = ["MedusaDrafter"]
+
+
+class MedusaSession(StateSession):
+    """Heads that predict all levels of the tree at once."""
+
+    head: MedusaHead
+
+    def propose(self, canvas: Canvas) -> Draft:
+        self.passes += 1
+        predicted = self.head(self.hidden, self.shape.depth)  # [R, D, d]
+        logits = self.head.logits(predicted, self.read_out)
+        log_p = self._log_probabilities(self._guided(logits))  # [B, D, V]
+        growth = self.growth(canvas)
+        while not growth.is_grown:
+            growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
+        return self.rated(growth)
+
+
+class MedusaDrafter(LevelDrafter):
+    """A tree by heads that each predict one token.
+
+    Args: as of `LevelDrafter`.
+    """
+
+    title = "Medusa's heads"
+    session = MedusaSession

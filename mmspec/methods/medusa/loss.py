@@ -1,0 +1,34 @@
+"""Loss of Medusa's heads."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mmspec.heads.model import HIDDEN
+from mmspec.methods.medusa.head import MedusaHead
+from mmspec.targets import CausalTarget
+from mmspec.training.losses.base import Blocks, Reading
+from mmspec.training.losses.levels import StateLoss
+
+__all__ = ["MedusaLoss"]
+
+
+class MedusaLoss(StateLoss):
+    """The loss of Medusa's heads (Medusa-1: the target is frozen).
+
+    Args:
+        soft: learn what the target would say of each place, not only the token that is there; the release
+            has the tokens.
+        discount: weight of head i is discount^i; 2401.10774, section 3.2 has 0.8.
+    """
+
+    def __init__(
+        self, head: MedusaHead, target: CausalTarget, *, soft: bool = True, discount: float = 0.8
+    ) -> None:
+        super().__init__(head, target)
+        self.soft, self.discount = soft, discount
+
+    def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
+        states = self.head(reading.taps[HIDDEN][blocks.row, blocks.before], blocks.ahead.shape[1])
+        logits: Tensor = self.head.logits(states, self.read_out)
+        return logits

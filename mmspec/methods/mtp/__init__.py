@@ -1,0 +1,19 @@
+"""Multi-token prediction (2412.19437): the layer that the target was trained with drafts."""
+
+from mmspec.plugins import Head, Method
+
+METHODS = (
+    Method(
+        "mtp",
+        "the layer for multi-token prediction that the target was trained with grows a tree",
+        "2412.19437",
+        head=Head(
+            model="mmspec.methods.mtp.head:MtpHead",
+            drafter="mmspec.methods.mtp.drafter:MtpDrafter",
+            loss="mmspec.methods.eagle3.loss:Eagle3Loss",
+            published="mmspec.methods.mtp.published:read_mtp",
+            in_checkpoint=True,
+        ),
+        needs="a head that was trained for the target",
+    ),
+)

@@ -1,0 +1,197 @@
+"""MTP layers in the checkpoints of their targets: Qwen's `mtp.*`, or DeepSeek's layer behind the last."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from mmspec.errors import CheckpointError
+from mmspec.methods.mtp.head import MtpConfig, MtpHead, with_experts
+from mmspec.models.checkpoint import read_index
+from mmspec.models.official_files import fill, replace_prefix
+
+__all__ = ["PUBLISHED", "fuse_experts", "read_mtp", "scale_weights"]
+
+#: What a matrix of all experts holds of each, one below the other; by the names of transformers.
+PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
+SHORT = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+ONE = re.compile(r"(?P<place>.*\.experts)\.(?P<number>\d+)\.(?P<part>\w+)\.weight")
+BIAS = "e_score_correction_bias"
+SCALES = ("_scale_inv", "_scale")
+WIDE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+logger = logging.getLogger(__name__)
+
+INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
+#: Names of Qwen's layout, and those that the head has here.
+PUBLISHED = {
+    "mtp.fc.": "fc.",
+    "mtp.pre_fc_norm_embedding.": "norm_embedding.",
+    "mtp.pre_fc_norm_hidden.": "norm_hidden.",
+    "mtp.norm.": "decoder.norm.",
+    "mtp.layers.0.": "decoder.layers.0.",
+}
+#: Names of DeepSeek's layout behind the number of the layer; what is not here belongs to the layer itself.
+BEHIND = {
+    "enorm.": "norm_embedding.",
+    "hnorm.": "norm_hidden.",
+    "eh_proj.": "fc.",
+    "shared_head.norm.": "decoder.norm.",
+}
+SHARED = r"embed_tokens\..*|shared_head\.head\..*"  # copies of the target's own matrices
+PLACES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.")
+
+
+def scale_weights(path: Path, tensors: Mapping[str, Tensor], target: PreTrainedConfig) -> dict[str, Tensor]:
+    """Multiply float8 weights by the scales of their blocks; that of `x` is `x_scale_inv` or `x_scale`."""
+    stored: Any = getattr(target, "quantization_config", None) or {}
+    table: Mapping[str, Any] = stored if isinstance(stored, Mapping) else vars(stored)
+    given = table.get("weight_block_size")
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.dtype in WIDE or name.endswith(SCALES):
+            continue
+        scale = next((found.pop(name + end) for end in SCALES if name + end in found), None)
+        if not tensor.is_floating_point() or scale is None or not scale.is_floating_point():
+            beside = None if scale is None else scale.dtype
+            what = f"{name} is in {tensor.dtype}, its scales in {beside}".replace("torch.", "")
+            allowed = f"weights in float32, bfloat16 or float16, or in float8 with scales beside them; {what}"
+            raise CheckpointError("drafter", str(path), allowed)
+        found[name] = tensor.float() * _spread(path, name, scale.float(), tensor.shape, given)
+    return found
+
+
+def _spread(path: Path, name: str, scale: Tensor, shape: torch.Size, given: Any) -> Tensor:
+    """Repeat the scale of each block over its block."""
+    if scale.numel() == 1:
+        return scale.reshape(())
+    blocks = [1] * (len(shape) - 2) + list(given or ())
+    for axis, size in enumerate(shape):
+        count = scale.shape[axis] if scale.dim() == len(shape) else 0
+        block = blocks[axis] if axis < len(blocks) and count == -(-size // blocks[axis]) else 0
+        block = block or (size // count if count and size % count == 0 else 0)
+        if not block:
+            allowed = f"scales of blocks of {given} of {name}, {tuple(shape)}; they are {tuple(scale.shape)}"
+            raise CheckpointError("drafter", str(path), allowed)
+        scale = scale.repeat_interleave(block, axis).narrow(axis, 0, size)
+    return scale
+
+
+def fuse_experts(
+    path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Put experts that are stored one by one into the matrices of all of them, by the model's own names."""
+    single: dict[tuple[str, str], dict[int, str]] = {}
+    for name in tensors:
+        if found := ONE.fullmatch(name):
+            part = SHORT.get(found["part"], found["part"])
+            single.setdefault((found["place"], part), {})[int(found["number"])] = name
+    fused = dict(tensors)
+    for name, shape in expected.items():
+        place, _, matrix = name.rpartition(".")
+        parts = [single[place, part] for part in PARTS.get(matrix, ()) if (place, part) in single]
+        if name in fused or not parts or len(parts) != len(PARTS[matrix]):
+            continue
+        for numbers in parts:
+            if differs := sorted(set(numbers) ^ set(range(shape[0]))):
+                allowed = (
+                    f"{shape[0]} experts, numbered from 0, as the target's config says; "
+                    f"{max(numbers.values())} and its like are {len(numbers)}, number {differs[0]} differs"
+                )
+                raise CheckpointError("drafter", str(path), allowed)
+            rows = (shape[1] // len(parts), *shape[2:])
+            wrong = next((own for own in numbers.values() if tuple(tensors[own].shape) != rows), None)
+            if wrong:
+                allowed = f"wrong shapes: {wrong} is {tuple(tensors[wrong].shape)} instead of {rows}"
+                raise CheckpointError("drafter", str(path), allowed)
+        fused[name] = torch.stack(
+            [torch.cat([fused.pop(numbers[expert]) for numbers in parts]) for expert in range(shape[0])]
+        )
+    return _with_bias(fused, expected)
+
+
+def _with_bias(tensors: dict[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The same, with the bias of a router where transformers has it: some files keep it beside the router."""
+    own = next((name for name in expected if name.endswith(BIAS)), None)
+    theirs = next((name for name in tensors if name.endswith(BIAS) and name not in expected), None)
+    if own and theirs and own not in tensors:
+        tensors[own] = tensors.pop(theirs)
+    return tensors
+
+
+def read_mtp(folder: Path, target: PreTrainedConfig) -> MtpHead | None:
+    """Read the MTP layer in a target's checkpoint of safetensors; None if there is none.
+
+    Of several layers the first is read, and goes on from its own states.
+
+    Raises:
+        CheckpointError: a file is damaged; keys are missing, unknown or of another shape; experts are of
+            another number, or weights in numbers that are not read.
+    """
+    text = target.get_text_config(decoder=True)
+    files = weight_files(folder)
+    own = {name: renamed for name in files if (renamed := own_name(name, int(text.num_hidden_layers)))}
+    if not own:
+        return None
+    further = sum(bool(re.search(r"mtp\.layers\.[1-9]", name)) for name in files)
+    if further:
+        logger.info("%s has more MTP layers than one; the first is read", folder)
+    config = MtpConfig.for_target(target, int(text.vocab_size))
+    sparse = any(".experts." in name for name in own.values())
+    config.layer = with_experts(config.layer, sparse)
+    head = MtpHead(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    tensors = scale_weights(folder, read_tensors(files, own), target)
+    fill(folder, head, fuse_experts(folder, tensors, expected))
+    return head
+
+
+def own_name(name: str, layers: int) -> str | None:
+    """The name here of a published tensor; None if it is none of the first MTP layer's."""
+    place = next((place for place in sorted(PLACES, key=len, reverse=True) if name.startswith(place)), "")
+    bare = name.removeprefix(place)
+    if (renamed := replace_prefix(bare, PUBLISHED)) != bare:
+        return renamed
+    behind = f"layers.{layers}."
+    if not bare.startswith(behind):
+        return None
+    bare = bare.removeprefix(behind)
+    if re.fullmatch(SHARED, bare):
+        return None
+    renamed = replace_prefix(bare, BEHIND)
+    return renamed if renamed != bare else f"decoder.layers.0.{bare}"
+
+
+def weight_files(folder: Path) -> dict[str, Path]:
+    """Tensors of a checkpoint by name, with the file that each is in; {} where there are no safetensors."""
+    index, single = folder / INDEX, folder / WEIGHTS
+    if index.is_file():
+        return {name: folder / file for name, file in read_index(index).items()}
+    if not single.is_file():
+        return {}
+    try:
+        with safe_open(single, framework="pt") as weights:
+            return dict.fromkeys(weights.keys(), single)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError("drafter", str(single), f"a complete checkpoint ({error})") from error
+
+
+def read_tensors(files: Mapping[str, Path], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Read tensors by the names here; `names` gives that of each in the files."""
+    tensors: dict[str, Tensor] = {}
+    for file in dict.fromkeys(files[name] for name in names):
+        inside = [name for name in names if files[name] == file]
+        try:
+            with safe_open(file, framework="pt") as weights:
+                tensors |= {names[name]: weights.get_tensor(name) for name in inside}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError("drafter", str(file), f"a file with {inside[0]} ({error})") from error
+    return tensors

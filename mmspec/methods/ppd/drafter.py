@@ -1,0 +1,184 @@
+"""PPD (2405.18628): trained prompt tokens behind candidates predict the next levels in the same forward.
+
+The logits at the prompt tokens behind the last accepted node are the levels of the next tree, so that
+drafting costs nodes of the target's forward, but no forward. Which nodes get how many of them is decided anew
+in each round, by the gain of the paper's planner, in place of a table of trees that was searched for before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import ProbedTree, Tree
+from mmspec.core.indexing import pick
+from mmspec.core.interfaces import Target, TargetOutput
+from mmspec.core.rows import named
+from mmspec.core.session import PromptBatch
+from mmspec.core.verdict import Path
+from mmspec.errors import InputError
+from mmspec.heads.drafter import HeadDrafter, HeadSession
+from mmspec.kernels import best
+from mmspec.methods.ppd.head import PromptTokens
+from mmspec.trees.siblings import DRAWN
+from mmspec.validation import require_number
+
+__all__ = ["PromptTokensDrafter", "place_probes"]
+
+
+def place_probes(parents: Tensor, paths: Tensor, worth: Sequence[float], count: int) -> tuple[Tensor, Tensor]:
+    """Choose the nodes that get probes, where a round is most likely to end.
+
+    The j-th probe of a node adds P(the accepted path ends there) * worth[j] tokens to the next round (PPD,
+    2405.18628: P_last(v) * (f(m) - f(m - 1))).
+
+    Args:
+        parents: [B, n] of a tree.
+        paths: [B, n] log-probabilities that the path to each node is right.
+        worth: of each probe, if those before it are there; decreasing.
+        count: P of the probes.
+
+    Returns:
+        [B, P] hosts, ascending, and which of its host's probes each is, from 0 without a gap.
+    """
+    reached = paths.exp()
+    ends = reached.scatter_add(1, parents[:, 1:], -reached[:, 1:]).clamp_min(0)
+    gain = ends[..., None] * torch.tensor(worth, dtype=torch.float32, device=paths.device)
+    chosen = best(gain.flatten(1), count, ascending=True)
+    return chosen // len(worth), chosen % len(worth)
+
+
+@dataclass(frozen=True)
+class PromptTree(ProbedTree):
+    """A tree with prompt tokens, which a part of it gets anew.
+
+    Attributes:
+        likelihoods: [B, n] log-probabilities of the paths.
+        probed: adds prompt tokens to a tree given those.
+    """
+
+    likelihoods: Tensor
+    probed: Callable[[Tree, Tensor], PromptTree]
+
+    row_fields = named("likelihoods")
+
+    def part_of(self, kept: Sequence[Sequence[int]], size: int) -> PromptTree:
+        part = super().part_of(kept, size)
+        nodes = [[0, *each, *[0] * (size - len(each))] for each in kept]
+        likelihoods = self.likelihoods.gather(1, torch.tensor(nodes, device=self.likelihoods.device))
+        return self.probed(part, likelihoods.where(part.valid, -torch.inf))
+
+
+class PromptTokensSession(HeadSession):
+    """Prompt tokens at work on one batch.
+
+    Attributes:
+        logits: [R, n, V] that the target gave at the prompt tokens behind the newest root's parent.
+        known: [B] how many of these there were.
+    """
+
+    row_fields = named("logits", "known")
+
+    drafter: PromptTokensDrafter
+
+    def __init__(self, drafter: PromptTokensDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        told = batch.prefill.logits
+        self.logits = told.new_zeros(len(told), drafter.probes, told.shape[-1])
+        self.known = torch.zeros(len(batch.requests), dtype=torch.long, device=told.device)
+
+    def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
+        return None  # the levels are known by now: less of them saves nothing
+
+    def propose(self, canvas: Canvas) -> PromptTree:
+        level = torch.arange(self.drafter.probes, device=self.known.device)
+        log_p = self._log_probabilities(self._guided(self.logits))
+        log_p = log_p.masked_fill((level >= self.known[:, None])[..., None], -torch.inf)
+        growth = self.growth(canvas)
+        while not growth.is_grown:
+            growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
+        return self.drafter.probed(self.rated(growth), self.likelihoods)
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        if not isinstance(draft, ProbedTree):
+            self.known = torch.zeros_like(self.known)
+            return
+        behind = draft.hosts == verdict.last[:, None]
+        self.known = behind.sum(-1)
+        at = behind.long().argmax(-1)[:, None] + torch.arange(self.drafter.probes, device=behind.device)
+        self.logits = pick(output.queried, self._copied(at.clamp_max(behind.shape[1] - 1)))
+
+
+class PromptTokensDrafter(HeadDrafter):
+    """A tree of the likeliest tokens at trained prompt tokens of the target's own forward.
+
+    A forward has 1 + num_draft_tokens nodes, and the prompt tokens.
+
+    Args:
+        model: the trained prompt tokens.
+        num_draft_tokens, depth, top_k, tree: of the candidates, as of `HeadDrafter`; `tree` may be "measured"
+            too. The deepest tree has as many levels as there are prompt tokens.
+        sampling: "greedy" or "coupled", as of `HeadDrafter`.
+        probes_per_node: prompt tokens behind a candidate on average, where they are worth most; the number of
+            prompt tokens puts all of them behind each.
+
+    Raises:
+        InputError: a value outside its range; when it is fitted, prompt tokens that are not finite.
+    """
+
+    title = "PPD's prompt tokens"
+    session = PromptTokensSession
+    shares_tree = False  # its candidates come with probes
+    model: PromptTokens
+
+    def __init__(
+        self,
+        model: PromptTokens,
+        num_draft_tokens: int | None = None,
+        depth: int | None = None,
+        top_k: int | None = None,
+        tree: str | int | Sequence[int] = "dynamic",
+        sampling: str = "greedy",
+        probes_per_node: float = 1.0,
+    ) -> None:
+        super().__init__(model, num_draft_tokens, depth, top_k, tree, sampling)
+        if self.kind in DRAWN:
+            raise InputError("sampling", sampling, "greedy or coupled")
+        self.probes = model.config.num_probes
+        require_number("probes_per_node", probes_per_node, 0.0, self.probes, f"0 to {self.probes}")
+        self.probes_per_node = probes_per_node
+        self.max_nodes += self.probes_of(self.shape.num_draft_tokens)
+
+    @property
+    def deepest(self) -> tuple[int, str]:
+        return self.model.config.num_probes, "the number of prompt tokens"
+
+    def probes_of(self, candidates: int) -> int:
+        return self.probes + ceil(self.probes_per_node * candidates)
+
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        if not self.model.embeddings.isfinite().all():  # masked NaN is NaN at all nodes
+            raise InputError("drafter", "prompt tokens with NaN or infinity", "finite prompt tokens")
+
+    def probed(self, tree: Tree, paths: Tensor) -> PromptTree:
+        """Add prompt tokens to a tree, given the log-probabilities [B, n] of its paths."""
+        count = self.probes_of(tree.valid.shape[1] - 1)
+        hosts, steps = place_probes(tree.parents, paths, self.model.config.worth, count)
+        same: dict[str, Any] = {each.name: getattr(tree, each.name) for each in fields(Tree)}
+        return PromptTree(
+            **same,
+            queries=self.model.embeddings,
+            vocabulary=self.fitted_target.vocabulary,
+            hosts=hosts,
+            steps=steps,
+            likelihoods=paths,
+            probed=self.probed,
+        )

@@ -1,0 +1,23 @@
+"""Canvases of noise in steps that the caller chooses (DiffusionGemma)."""
+
+from __future__ import annotations
+
+from mmspec.accelerators.accelerator import Accelerator
+from mmspec.families.diffusion_gemma.canvas import NoiseCanvasDrafter
+from mmspec.families.diffusion_gemma.renoise import Renoise
+
+__all__ = ["renoise"]
+
+
+def renoise(
+    entropy_bound: float | None = None,
+    denoising_steps: int | None = None,
+    t_min: float | None = None,
+    t_max: float | None = None,
+    stability_threshold: int | None = None,
+    confidence_threshold: float | None = None,
+) -> Accelerator:
+    """Canvases of noise, in steps of one's own in place of the checkpoint's; options as of `Renoise`."""
+    heat = t_min, t_max, stability_threshold, confidence_threshold
+    rule = Renoise(entropy_bound, denoising_steps, *heat)
+    return Accelerator("renoise", NoiseCanvasDrafter(rule), rule)

@@ -1,0 +1,94 @@
+"""A window of continuous tokens that the target drafts for itself, each with its own noise.
+
+A place whose condition hardly changes draws nearly the same vector again, because its noise is the same (GS,
+2510.24211, for discrete tokens). `SharedNoise` states how near is near enough; at tolerance 0 the vectors are
+those of plain decoding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.accelerators.accelerator import Accelerator
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Distribution
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.indexing import pick
+from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.session import PromptBatch, SessionDrafter
+from mmspec.core.verdict import Path
+from mmspec.errors import InputError
+from mmspec.validation import is_integer
+from mmspec.vectors.rules import SharedNoise
+
+__all__ = ["VectorWindowDrafter", "shared_noise"]
+
+MAX_WINDOW = 128
+
+
+class VectorWindowSession(DraftSession):
+    """Window of drafts of one batch.
+
+    Attributes:
+        values: [B, n, d] what the target drew after each node of the last draft.
+        accepted: [B] how many of its tokens were accepted.
+    """
+
+    values: Tensor
+    accepted: Tensor
+
+    def __init__(self, drafter: VectorWindowDrafter, batch: PromptBatch) -> None:
+        self.window, self.begun = drafter.window, False
+
+    def propose(self, canvas: Canvas) -> Draft:
+        root = canvas.root
+        if not self.begun:  # of the places behind the prompt nothing is known: the first vector stands in
+            self.values, self.accepted, self.begun = root[:, None], torch.zeros_like(canvas.emitted), True
+        scored = self.values.shape[1]
+        # the value after node i is the candidate for node i - accepted of the new window; the last stands in
+        node = (self.accepted[:, None] + torch.arange(self.window, device=root.device)).clamp_max(scored - 1)
+        tokens = pick(self.values, node)
+        tokens[:, 0] = root
+        place = canvas.emitted[:, None] - 1 + torch.arange(self.window, device=root.device)
+        valid = place < canvas.stopping[0].max_new_tokens
+        valid[:, 0] = True
+        return Tree.chain(tokens, DraftKind.COUPLED, valid=valid)
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Distribution, verdict: Path) -> None:
+        self.values, self.accepted = verdict.values, verdict.accepted
+
+
+class VectorWindowDrafter(SessionDrafter):
+    """Drafts a window of vectors: what the target drew for these places in the last round.
+
+    Args:
+        window: nodes fed per forward, the root included; 1 is plain decoding.
+
+    Raises:
+        InputError: a window outside its range.
+    """
+
+    kind = DraftKind.COUPLED
+    proposes = "vectors"
+    session = VectorWindowSession
+
+    def __init__(self, window: int = 16) -> None:
+        if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
+            raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
+        self.window = self.max_nodes = window
+
+    def check(self, target: Target[Any]) -> None:
+        if not target.vector_size or target.any_order:
+            raise InputError("accelerator", "shared_noise", "a causal model of continuous tokens")
+
+
+def shared_noise(tolerance: float = 0.1, window: int = 16) -> Accelerator:
+    """A window of continuous tokens that the target drafts for itself, the noise of each place kept.
+
+    What is emitted is always the target's own draw; what it is conditioned on may be off by the tolerance.
+    Options as of `VectorWindowDrafter` and `SharedNoise`.
+    """
+    return Accelerator("shared_noise", VectorWindowDrafter(window), SharedNoise(tolerance))

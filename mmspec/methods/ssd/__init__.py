@@ -1,0 +1,18 @@
+"""SSD (2606.20543): a trained head drafts new places from the row above."""
+
+from mmspec.plugins import Head, Method
+
+METHODS = (
+    Method(
+        "ssd",
+        "as `sjd`, where a trained head drafts new places from the row above",
+        "2606.20543",
+        head=Head(
+            model="mmspec.methods.ssd.head:VerticalHead",
+            drafter="mmspec.methods.ssd.drafter:VerticalDrafter",
+            loss="mmspec.methods.ssd.loss:VerticalLoss",
+            of_images=True,
+        ),
+        needs="a head that was trained for the target",
+    ),
+)

@@ -1,0 +1,58 @@
+"""Top-beta acceptance of Aggressive Decoding: near misses of greedy decoding are kept. Lossy by design."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.indexing import take
+from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.verdict import Path
+from mmspec.errors import InputError
+from mmspec.validation import is_integer, require_number
+
+
+@dataclass(frozen=True)
+class TopBeta(AcceptanceRule):
+    """Accept a candidate among the beta likeliest tokens, if log p(x) >= max log p - tau (GAD++, 2205.10350).
+
+    At temperature 0. The candidate with the deepest accepted path wins, and the likeliest token follows it.
+    It bounds the gap of every emitted token: given the output before it, its log-probability is at most tau
+    below that of the likeliest token. Neither the distance to greedy decoding's text nor that of the whole
+    text's log-probability to the best one's is bounded. tau = 0 is greedy decoding, but for ties.
+
+    Args:
+        beta: rank that a candidate must reach. Defaults are those of the released script.
+        tau: largest gap, in nats.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    beta: int = 5
+    tau: float = 3.0
+
+    sound_for = frozenset(DraftKind)
+    exactness = "lossy"
+    bound = "log-probability at most tau below the likeliest token's, per token"
+    greedy_only = True
+    keeps_greedy = False
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.beta) or self.beta < 1:
+            raise InputError("beta", self.beta, "an integer of at least 1")
+        require_number("tau", self.tau, 0.0, 1e3, "0 (greedy) to 1,000 nats")
+
+    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
+        logits = scores.logits
+        top = logits.topk(min(self.beta, logits.shape[-1]), dim=-1).values
+        least = torch.maximum(top[..., -1], top[..., 0] - self.tau)
+        of_token = logits.gather(1, draft.parents[:, :, None].expand_as(logits))
+        of_token = of_token.gather(-1, draft.tokens[:, :, None])[..., 0]
+        node = draft.deepest(draft.valid & (of_token >= least.gather(1, draft.parents)))
+        return Path.at(draft, node, take(logits.argmax(-1), node))

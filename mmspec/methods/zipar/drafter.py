@@ -1,0 +1,301 @@
+"""Staircase of ZipAR: the rows of an image run side by side, each some cells behind the one above.
+
+ZipAR (2412.04062). A cell is predicted from the node of its predecessor in raster order, which attends to
+the places that the staircase has reached by then. The others are missing, so that every staircase but raster
+order itself is lossy. What a cell sees depends on its place alone, so that rows may draft as well: a window
+of Jacobi drafts in each gives the staircase's own tokens in fewer forwards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.distributions import Categorical, PointMass, Scores
+from mmspec.core.draft import Block, Draft, DraftKind
+from mmspec.core.image_grid import FREE, Grammar, ImageGrid, require_grid
+from mmspec.core.indexing import take
+from mmspec.core.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.core.sampling import Sampler
+from mmspec.core.session import PromptBatch, SessionDrafter
+from mmspec.core.verdict import Fill
+from mmspec.errors import InputError
+from mmspec.validation import is_integer
+
+__all__ = ["StaircaseDrafter", "zipar"]
+
+BEYOND = 2**40  # steps: later than any image
+
+
+class StaircaseSession(DraftSession):
+    """Staircases of a batch of images: R rows in the largest, at most A of them at work in one forward.
+
+    Attributes:
+        fed: [B, L + 1] places whose keys are those of the token that stands there; nothing at L.
+        guesses: [B, L + 1] the target's latest choice for a place, not judged yet, or FREE.
+        offered: [B, V] the distribution that a row's first token, drawn but not judged yet, was drawn from.
+        rounds: forwards so far.
+    """
+
+    def __init__(self, drafter: StaircaseDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.random, self.rounds = drafter, batch.random, 0
+        device, vocabulary = batch.prefill.logits.device, batch.prefill.logits.shape[-1]
+        self.grids = grids = grids_of(batch.requests)
+        self.length, self.stride = max(grid.length for grid in grids), max(grid.stride for grid in grids)
+        lags = [drafter.lag(grid.columns) for grid in grids]
+        self.least_lag = min(lags)
+        rows, columns = max(grid.rows for grid in grids), max(grid.columns for grid in grids)
+        self.lanes = max(map(drafter.lanes, grids))
+        self.rows, self.columns, stride, self.lag = torch.tensor(
+            [(grid.rows, grid.columns, grid.stride, lag) for grid, lag in zip(grids, lags, strict=True)],
+            device=device,
+        ).T[:, :, None]
+        row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
+        self.step = torch.arange(drafter.nodes, device=device)
+        self.order = torch.arange(self.length + 2, device=device)
+        self.exists = row < self.rows
+        # no syntax before a row's first cell, and the row above is not complete when it begins
+        self.begins_early = (stride == self.columns) & (self.lag < self.columns)
+        self.begin = row * stride  # [B, R] the place of each row's first cell
+        is_cell = (column < self.columns)[:, None, :] & self.exists[:, :, None]
+        self.cells = (self.begin[:, :, None] + column).where(is_cell, self.length)  # [B, R, C]
+        place = self.order[:-1]
+        above, behind = place // stride, place % stride
+        # [B, L + 1] the step of the staircase from which on a place's keys are seen: syntax when a row begins
+        self.seen_from = above * self.lag + torch.where(behind < self.columns, behind + 1, self.lag)
+        self.fed = torch.zeros_like(self.seen_from, dtype=torch.bool)
+        self.guesses = torch.full_like(self.seen_from, FREE)
+        self.offered = torch.zeros(len(grids), vocabulary, dtype=torch.float32, device=device)
+
+    def open(self, canvas: Canvas) -> Draft:
+        """Write the syntax, which is known, and return the draft of the first token."""
+        canvas.reserve(self.length + 1)
+        forced = Grammar([grid.forced for grid in self.grids], canvas.device).forced
+        places = torch.arange(forced.shape[1], device=canvas.device).expand_as(forced)
+        canvas.decide(places, forced, forced != FREE)
+        return super().open(canvas)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        self.rounds += 1
+        self.row, self.done, limit, is_used = (
+            self._march() if self.step.shape[0] == 1 else self._advance(canvas)
+        )
+        place = self.begin.gather(1, self.row) + self.done - 1
+        self.root = place.clamp_min(0).where(is_used, self.length)  # the place before the next cell
+        if self.drafter.adaptive:
+            is_known = is_used & canvas.decided.gather(1, self.root)
+        else:  # by its place, even where the row above is complete already
+            is_known = is_used & ((self.done > 0) | ~self.begins_early)
+        # behind the places that this forward looks at: a predecessor that is not there, and what says nothing
+        absent = min(self.length, (1 + self._begun) * self.stride)
+        places = self.root[:, :, None] + self.step
+        column = self.done[:, :, None] + self.step  # [B, A, n] of the cell after each node
+        inside = is_used[:, :, None] & (column <= self.columns[:, :, None])
+        self.places = places.where(inside, self.length)
+        self.column = column.where(inside, self.length)
+        self.follows = inside & (column < limit[:, :, None])
+        slots = places.where(is_known[:, :, None] | (self.step > 0), absent).where(inside, absent + 1)
+        tokens, valid, q = self._candidates(canvas, is_known, is_used)
+        self.fed.scatter_(1, self.root.where(is_known, self.length), True)
+        self.fed[:, self.length] = False
+        visible = self._visible(slots, places.where(inside, 0), absent)
+        standing = self.root.where(~is_known & is_used, 0).amax(-1, keepdim=True)  # at most one row begins
+        depths = torch.cat([self.order[:absent].expand(len(standing), -1), standing, standing], 1)
+        faulty = torch.zeros_like(is_used[:, 0])
+        completes = 2 * self.stride + self.drafter.window + max(len(grid.ending) for grid in self.grids)
+        candidates = tokens, valid, self.drafter.kind, q, faulty
+        return Block(*candidates, slots, depths, visible, self.root + 1, self.follows, completes)
+
+    @property
+    def _begun(self) -> int:
+        """The host's bound on the rows that have begun below the first one."""
+        return (1 + (self.rounds - 1) * self.drafter.window) // self.least_lag
+
+    def _march(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Find the rows at work, as `_advance`, where each forward decides one cell of each of them."""
+        counts = [1]
+        for grid in self.grids:
+            begins = range(0, grid.rows * (lag := self.drafter.lag(grid.columns)), lag)
+            counts.append(sum(0 <= self.rounds - begin <= grid.columns for begin in begins))
+        highest = (self.rounds - self.columns).clamp_min(0).add(self.lag - 1) // self.lag
+        row = highest + torch.arange(max(counts), device=highest.device)
+        done = self.rounds - row * self.lag
+        is_used = (done >= 0) & (row < self.rows)
+        row = row.clamp_max(self.begin.shape[1] - 1)
+        return row, done.clamp_min(0), self.columns.expand_as(row), is_used
+
+    def _advance(self, canvas: Canvas) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Find the rows at work in this forward, by what has been decided, and how far each may go.
+
+        The cell in column j waits for min(j + k s, C) cells of the row k above it, for every k, whose keys
+        have to be there: those of a row's newest cell are only if the row is itself at work.
+
+        Returns:
+            [B, A] rows, from the top; the cells that each has; the columns below which it may be decided; and
+            whether it is at work at all.
+        """
+        done = canvas.decided.gather(1, self.cells.flatten(1)).view_as(self.cells)
+        self.cells_done = done = (done & (self.cells < self.length)).sum(-1)
+        newest = (self.begin + done - 1).clamp(0, self.length)
+        unfed = (done > 0) & ~self.fed.gather(1, newest)
+        start = torch.arange(done.shape[1], device=done.device) * self.lag  # the step that a row begins at
+
+        def limits(there: Tensor) -> Tensor:
+            steps = (there + start).where(there < self.columns, BEYOND)
+            least = pad(steps.cummin(-1).values[:, :-1], (1, 0), value=BEYOND)
+            return torch.minimum(least - start + 1, self.columns)
+
+        by_itself = (done < limits(done - unfed.long())) | ((done == self.columns) & unfed)
+        with_those_above = by_itself | (done < limits(done))
+        stuck = (unfed & ~with_those_above).long().cummax(-1).values.bool()
+        at_work = (by_itself | (with_those_above & ~pad(stuck[:, :-1], (1, 0), value=False))) & self.exists
+        limit = limits(torch.where(at_work, done, done - unfed.long()))
+        row = at_work.sort(dim=-1, descending=True, stable=True).indices[
+            :, : min(self.lanes, 1 + self._begun)
+        ]
+        return row, done.gather(1, row), limit.gather(1, row), at_work.gather(1, row)
+
+    def _candidates(
+        self, canvas: Canvas, is_known: Tensor, is_used: Tensor
+    ) -> tuple[Tensor, Tensor, Categorical | PointMass]:
+        """Tokens [B, A, n] of the nodes, whether each is a candidate, and what they were drawn from."""
+        # stands in for a predecessor that is not there yet: the newest above as the row begins
+        above = (self.row - 1).clamp_min(0)
+        there = self.cells_done.gather(1, above) if self.drafter.adaptive else self.lag
+        stand_in = self.begin.gather(1, above) + there - 1
+        tokens = canvas.tokens.gather(1, self.root.where(is_known, stand_in))[:, :, None]
+        valid = pad(self.follows[:, :, :-1], (1, 0), value=True)
+        if self.step.shape[0] > 1:
+            guesses = self.guesses.gather(1, self.places.flatten(1)).view_as(self.places)
+            tokens = torch.where((guesses == FREE) | (self.step == 0), tokens, guesses)
+        if not self.drafter.adaptive:
+            return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
+        is_tried = guesses[:, :, 1] != FREE
+        self.on_trial = (self.done == 0) & ~is_tried & (there < self.columns) & is_used
+        self.follows[:, :, 0] &= ~self.on_trial
+        self.follows[:, :, 1] &= is_tried
+        valid[:, :, 1] = is_tried
+        q = self.offered[:, None, None].expand(-1, *valid[:, :, 1:].shape[1:], -1).flatten(0, 1)
+        return tokens, valid, Categorical(q)
+
+    def _visible(self, slots: Tensor, here: Tensor, absent: int) -> Tensor:
+        """[B, A * n, m] the slots that nodes at places `here` see: those fed before, and their own."""
+        slot = self.order[: absent + 2]
+        own, place = slots.flatten(1)[:, :, None], here.flatten(1)[:, :, None]
+        seen = pad(self.fed[:, None, :absent], (0, 2)) & (slot < place)
+        if self.step.shape[0] > 1:
+            root = self.root[:, :, None].expand_as(here).flatten(1)[:, :, None]
+            if self.drafter.window > 1:  # rows above may be further than in a staircase without drafts
+                reached = ((self.row * self.lag)[:, :, None] + self.done[:, :, None] + self.step).flatten(1)
+                seen &= pad(self.seen_from[:, None, :absent], (0, 2)) <= reached[:, :, None]
+            seen |= (slot > root) & (slot <= place)
+        return seen | (slot == own)
+
+    def observe(self, draft: Block, output: TargetOutput, scores: Scores, verdict: Fill) -> None:
+        rows, lanes, nodes = self.places.shape
+        if nodes == 1:
+            return
+        accepted = verdict.is_draft.view(rows, lanes, nodes).sum(-1, keepdim=True)
+        whole = self.follows | (self.column == self.columns[:, :, None])  # nothing that they see was missing
+        kept = self.places.where((self.step > 0) & (self.step <= accepted) & whole, self.length)
+        self.fed.scatter_(1, kept.flatten(1), True)
+        self.fed[:, self.length] = False
+        random, starts = self.random.repeat(rows * lanes), draft.starts.flatten()
+        choice = scores.choose(draft.lanes, random, starts).view_as(self.places)
+        if self.drafter.adaptive:
+            tried = choice[:, :, 0].where(self.on_trial, FREE)
+            self.guesses.fill_(FREE).scatter_(1, self.places[:, :, 1], tried)
+            lane = self.on_trial.long().argmax(-1)
+            self.offered = take(scores.p[:, 0].view(rows, lanes, -1), lane)
+        else:
+            after = (self.places + 1).where(self.column < self.columns[:, :, None], self.length)
+            self.guesses.scatter_(1, after.flatten(1), choice.flatten(1))
+
+
+class StaircaseDrafter(SessionDrafter):
+    """Decodes cell (i, j) once (i - 1, j ... j + s - 1) are decoded (ZipAR, 2412.04062).
+
+    Takes C + (R - 1) s forwards for R x C cells; s = C is raster order, and its output that of plain
+    decoding. Lossy otherwise, without a bound: cells miss the right end of the rows above.
+
+    Args:
+        zipar_window: s, from 1 to the columns of the image; None is a third of them, as published (8 of
+            LlamaGen's 24, 16 of Lumina-mGPT's 48).
+        adaptive: predict the first token of a row twice, one forward apart, and let an acceptance rule judge
+            the token drawn the first time by the second distribution (the paper's adaptive window, judging
+            once). The token then has the second distribution; a row that fails is one forward late.
+            Takes s of 2 or more.
+        window: nodes that each row feeds per forward. Those beyond the first are Jacobi drafts, drawn with
+            the noise of the target itself: the tokens are those of window 1, in fewer forwards (windows over
+            several rows, as in PJD, 2606.05703, whose drafts are drawn without that noise).
+
+    Raises:
+        InputError: a window outside its range, or drafts in an adaptive staircase.
+    """
+
+    exactness = "lossy"
+    session = StaircaseSession
+
+    def __init__(self, zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> None:
+        if not isinstance(adaptive, bool):
+            raise InputError("adaptive", adaptive, "True or False")
+        if zipar_window is not None and (not is_integer(zipar_window) or zipar_window < 1 + adaptive):
+            allowed = "an integer of 2 or more" if adaptive else "a positive integer"
+            raise InputError("zipar_window", zipar_window, allowed)
+        if not is_integer(window) or window < 1 or (adaptive and window > 1):
+            allowed = "1: an adaptive staircase drafts nothing" if adaptive else "a positive integer"
+            raise InputError("window", window, allowed)
+        self.zipar_window, self.adaptive, self.window = zipar_window, adaptive, window
+        self.kind = DraftKind.IID if adaptive else DraftKind.COUPLED if window > 1 else DraftKind.POINT
+        self.nodes = self.max_nodes = 1 + adaptive if window == 1 else window
+
+    def lag(self, columns: int) -> int:
+        """Number of cells s by which a row is behind the one above, in an image of that many columns."""
+        if self.zipar_window is None:
+            return max(columns // 3, 1 + self.adaptive)
+        return self.zipar_window
+
+    def lanes(self, grid: ImageGrid) -> int:
+        """Rows of an image at work in one forward: those being decoded, and one whose last token is fed."""
+        return min(grid.rows, 1 + -(-grid.columns // self.lag(grid.columns)))
+
+    def fit(self, target: Target[Any]) -> StaircaseDrafter:
+        self.check(target)
+        fitted = copy.copy(self)
+        fitted.max_nodes = self.nodes * self.lanes(require_grid(target.grid, "zipar"))
+        return fitted
+
+    def check(self, target: Target[Any]) -> None:
+        grid = target.grid
+        if grid is None:
+            raise InputError("accelerator", "zipar", "a model of image tokens: cells of an image have rows")
+        allowed = f"1 to {grid.columns}, the columns of the image"
+        if self.lag(grid.columns) > grid.columns:
+            raise InputError("zipar_window", self.zipar_window, allowed)
+        if self.window > grid.columns:
+            raise InputError("window", self.window, allowed)
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        if sampler.processors:
+            allowed = "none: cells are not decoded in order"
+            raise InputError("logits_processor", len(sampler.processors), allowed)
+        shortest, asked = min(grid.length for grid in grids_of(requests)), stopping.max_new_tokens
+        if asked > shortest:
+            raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
+
+
+def grids_of(requests: Sequence[Request]) -> list[ImageGrid]:
+    """Grids of the requests; InputError where one asks for no image of one grid."""
+    return [require_grid(request.layout, "zipar") for request in requests]
+
+
+def zipar(zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> Accelerator:
+    """ZipAR (2412.04062): rows of an image decoded as a staircase; options as of `StaircaseDrafter`."""
+    return pair("zipar", StaircaseDrafter(zipar_window, adaptive, window))

@@ -1,1 +1,0 @@
-"""Readers of checkpoints as the authors of heads publish them, and writers of their layouts."""

@@ -1,0 +1,1 @@
+"""Places of a block that are decided where they stand."""

@@ -1,0 +1,189 @@
+"""Writers of heads in layouts that engines load: EAGLE-3 of speculators and SpecForge, MTP of Qwen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from mmspec.errors import CheckpointError, InputError
+from mmspec.heads.layers import PART, SLIDING
+from mmspec.methods.eagle3.head import Eagle3Head
+from mmspec.methods.mtp.head import MtpHead
+from mmspec.methods.mtp.published import INDEX, PUBLISHED, WEIGHTS, weight_files
+
+__all__ = ["LAYOUTS", "export_head", "write_checkpoint"]
+
+SPECULATORS_VERSION = "0.3.0"  # the first whose EAGLE-3 has these fields
+OWN_LAYER = "decoder.layers.0."
+
+OWN_FILE = "mtp.safetensors"
+LAYERS = "mtp_num_hidden_layers"  # of Qwen's configs
+
+
+def export_head(
+    head: Eagle3Head, layout: str, name: str, target: PreTrainedConfig
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Make the config and the tensors of a head in a layout of `LAYOUTS`.
+
+    Args:
+        head: for that target.
+        layout: "speculators" or "specforge".
+        name: folder or hub id under which the target is served.
+        target: its config.
+
+    Raises:
+        InputError: the head reads the target's final state, which engines do not hand over, or has norms that
+            the layout cannot tell.
+    """
+    if min(head.taps) < 0:
+        allowed = "a head that reads what enters layers; engines do not hand over the target's final state"
+        raise InputError("taps", list(head.taps), allowed)
+    config = head.config
+    foreign = {
+        "specforge": {"norm_before_fc": config.norm_before_fc, "norm_feedback": config.norm_feedback},
+        "speculators": {"norm_logits": not config.norm_logits},
+    }
+    for setting, differs in foreign[layout].items():
+        if differs:
+            allowed = f"{not getattr(config, setting)}, all that {layout} knows"
+            raise InputError(setting, getattr(config, setting), allowed)
+    layer, describe = LAYOUTS[layout]
+    tensors = {
+        layer + key.removeprefix(OWN_LAYER) if key.startswith(OWN_LAYER) else key: value.contiguous()
+        for key, value in head.state_dict().items()
+    }
+    return describe(head, name, target), tensors
+
+
+def layer_config(head: Eagle3Head) -> dict[str, Any]:
+    """The head's layer as the config of a Llama of one layer."""
+    config, window = head.config, head.config.sliding_window
+    names = (
+        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+        *("hidden_act", "rms_norm_eps"),
+    )
+    shape = {name: getattr(config, name) for name in names}
+    windows = {"layer_types": [SLIDING], "use_sliding_window": True, "sliding_window": window}
+    made = {
+        "model_type": "qwen3" if config.qk_norm else "llama",
+        "num_hidden_layers": 1,
+        "vocab_size": config.vocabulary,
+        "tie_word_embeddings": False,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+    }
+    return shape | made | ({} if window is None else windows)
+
+
+def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> dict[str, Any]:
+    """The config of speculators and vLLM: layers by their inputs, and the target by name."""
+    config, text = head.config, target.get_text_config(decoder=True)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta, **config.rotary}
+    if config.mrope_section is not None:
+        rope |= {"mrope_section": config.mrope_section, "mrope_interleaved": config.mrope_interleaved}
+    length = getattr(text, "max_position_embeddings", None)
+    reach = {} if length is None else {"max_position_embeddings": length}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": config.depth, "verifier_accept_k": 1}
+            ],
+            "verifier": {"name_or_path": name, "architectures": list(target.architectures or [])},
+        },
+        "transformer_layer_config": layer_config(head)
+        | reach
+        | {"rope_parameters": rope, "rope_theta": config.rope_theta},
+        "draft_vocab_size": config.draft_vocabulary,
+        "target_hidden_size": config.hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_feedback,
+        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "dtype": str(head.dtype).removeprefix("torch."),
+    }
+
+
+def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> dict[str, Any]:
+    """The config of SpecForge and SGLang: layers by their outputs, of which -1 are the embeddings."""
+    config, text = head.config, target.get_text_config(decoder=True)
+    part = {PART: config.rotary[PART]} if PART in config.rotary else {}
+    scaling: dict[str, Any] | None = {name: value for name, value in config.rotary.items() if name != PART}
+    if config.mrope_section is not None:
+        kind = {"rope_type": "default", "mrope_interleaved": True} if config.mrope_interleaved else {}
+        scaling = {"type": "mrope", **kind, "mrope_section": config.mrope_section}
+    return layer_config(head) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": config.draft_vocabulary,
+        "target_hidden_size": config.hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_logits,
+        "max_position_embeddings": getattr(text, "max_position_embeddings", 2048),
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling or None,
+        **part,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps],
+        },
+        "target_model": name,
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+
+
+#: What the names of the layer's weights begin with, and what makes the config.json.
+LAYOUTS: Mapping[str, tuple[str, Callable[[Eagle3Head, str, PreTrainedConfig], dict[str, Any]]]] = {
+    "speculators": ("layers.0.", speculators_config),
+    "specforge": ("midlayer.", specforge_config),
+}
+
+
+def write_checkpoint(head: MtpHead, source: Path, folder: Path) -> None:
+    """Copy a checkpoint in safetensors, whose layers have Qwen's names, with a head in a file of its own.
+
+    Raises:
+        CheckpointError: it is none, or has an MTP layer.
+        InputError: the head drafts a part of the vocabulary, which engines cannot be told.
+    """
+    if (known := head.config.frequent_tokens) != 0:
+        raise InputError(
+            "frequent_tokens", known, "0: a checkpoint's layer drafts all of its target's tokens"
+        )
+    files = weight_files(source)
+    if not files:
+        raise CheckpointError("target", str(source), f"a folder with {WEIGHTS} or {INDEX}")
+    own = {
+        theirs + name.removeprefix(ours): tensor.contiguous()
+        for name, tensor in head.state_dict().items()
+        for theirs, ours in PUBLISHED.items()
+        if name.startswith(ours)
+    }
+    if own.keys() & files.keys():
+        raise CheckpointError("target", str(source), "a checkpoint without an MTP layer; this one has one")
+    for file in source.iterdir():
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    save_file(own, folder / OWN_FILE, metadata={"format": "pt"})
+    names = {name: file.name for name, file in files.items()} | dict.fromkeys(own, OWN_FILE)
+    size = sum((folder / name).stat().st_size for name in set(names.values()))
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(names.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    path = folder / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    config.get("text_config", config)[LAYERS] = 1
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,85 @@
+"""Speculative Jacobi decoding (2410.01699): a window of tokens from the target's own earlier forwards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from mmspec.core.interfaces import Target
+from mmspec.errors import InputError
+from mmspec.trees.jacobi_session import JacobiSession, WindowDrafter
+from mmspec.validation import require_number
+
+__all__ = ["JacobiDrafter", "WindowOptions"]
+
+WINDOW = 32
+CPU_WINDOW = 16  # where nodes cost: windows of 32 take longer than plain decoding from a few rows on
+LEAST_SHARED = 4  # narrower ones take longer than they give
+
+
+class WindowOptions(TypedDict, total=False):
+    """Options of a Jacobi window, as of `JacobiDrafter`."""
+
+    window: int | None
+    coupling: str
+    init: str
+    front: str | Sequence[int]
+    reach: int | None
+    reuse: float | None
+
+
+class JacobiDrafter(WindowDrafter):
+    """Drafts a window of tokens from the target's own earlier forwards.
+
+    Args:
+        window: see `WindowDrafter`. None is 16 on a CPU and 32 elsewhere; trees have 32. With
+            `coupling="exact"` no token depends on the window, and on a CPU the rows of a forward pass share
+            32 nodes: each row gets at least 4 of them, or is decoded plainly.
+        coupling, init: see `WindowDrafter`.
+        reuse: probability from which on a place's old draft stays as it is, as in SJD++ (2512.07503), in
+            place of the coupling; the outputs are then no longer distributed as the target's. None for never.
+        front, reach: as of `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC,
+            and 3x3x3 the default of its code.
+
+    Between rounds a session keeps two distributions for each place of the window: 4 MB a row at a window of
+    32 and 16,384 codes in float32, or 0.5 MB as pairs under a top-k of 1000.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    session = JacobiSession
+
+    def __init__(
+        self,
+        window: int | None = None,
+        coupling: str = "maximal",
+        init: str = "edge",
+        front: str | Sequence[int] = (),
+        reach: int | None = None,
+        reuse: float | None = None,
+    ) -> None:
+        super().__init__(WINDOW if window is None else window, coupling, init, front, reach)
+        self.is_chosen, self.shares = window is None and not self.branches and reach is None, False
+        if reuse is not None:
+            require_number("reuse", reuse, 0.0, 1.0, "a probability above 0, or None", open_below=True)
+            if coupling == "exact":
+                raise InputError("reuse", reuse, "None: with coupling=exact every token is the target's own")
+            self.exactness = "approximate"
+        self.reuse = reuse
+
+    def fit(self, target: Target[Any]) -> JacobiDrafter:
+        fitted = copy.copy(self)
+        if self.is_chosen:
+            on_cpu, is_exact = target.device.type == "cpu", self.coupling == "exact"
+            fitted.shares = on_cpu and is_exact
+            fitted.set_window(CPU_WINDOW if on_cpu and not is_exact else WINDOW)
+        fitted.check(target)
+        return fitted
+
+    def width(self, rows: int) -> int:
+        if not self.shares:
+            return self.window
+        shared = self.window // rows
+        return shared if shared >= LEAST_SHARED else 1

@@ -1,0 +1,351 @@
+"""Jacobi windows: the target drafts for itself, a window of places at a time.
+
+SJD (2410.01699); its redraw by maximal coupling (MC-SJD, 2510.24211; SJD-PAC, 2603.18599) or with shared
+Gumbel noise (GS, 2510.24211); the tree of SJD-PAC. Every round the target scores the window, the rule commits
+a part of it, and every place that is left is drawn anew from the target's p there. That p is the q of the new
+draft, however it was coupled with the old one. Commit and redraw have random numbers of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.distributions import Categorical, PointMass, Scores
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.image_grid import FREE, Layout, require_grid
+from mmspec.core.indexing import pick
+from mmspec.core.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.core.random_stream import Purpose
+from mmspec.core.rows import Rows, named
+from mmspec.core.sampling import Sampler
+from mmspec.core.session import PromptBatch, SessionDrafter
+from mmspec.core.verdict import Path
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.trees.window import (
+    KIND_OF_COUPLING,
+    NEIGHBOURS,
+    LastDraft,
+    WindowLayout,
+    WindowTree,
+    draw_coupled,
+    ranked_candidates,
+    read_front,
+)
+from mmspec.validation import is_integer
+
+MAX_WINDOW = 128
+INITS = ("edge", "uniform", *NEIGHBOURS)
+
+
+class WindowDrafter(SessionDrafter):
+    """Base of drafters that fill a window of places, round after round.
+
+    Args:
+        window: nodes fed per forward, the root included and those of a tree not; 1 is plain decoding.
+        coupling: how a place is drawn anew from its new distribution. "fresh": independently (SJD).
+            "maximal": the old draft is kept with the largest probability that leaves the new one distributed
+            as the new distribution (MC-SJD). "gumbel": with noise that belongs to the place and is the same
+            in every round (GS). "exact": with the noise of the target itself, so that the output is bitwise
+            that of plain decoding with the same seed.
+        init: what newly uncovered places hold. "edge": a draw from the target's distribution at the last free
+            place of the window. "uniform": any code, or any token where there is no layout. "repeat": the
+            cell before, "above": the one in the row above, as published. Where the grammar forces a token,
+            that token.
+        front: candidates at each of the first places, behind each candidate before: (4, 2), or "4x2", gives
+            eight chains. They are drawn without replacement.
+        reach: places that each of these chains has for itself, those of the front included; None for all of
+            the window. The first chain goes to its end.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    runs_ahead = True
+    rows_move = True
+    reuse: float | None = None
+
+    def __init__(
+        self,
+        window: int,
+        coupling: str,
+        init: str,
+        front: str | Sequence[int] = (),
+        reach: int | None = None,
+    ) -> None:
+        if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
+            raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
+        if coupling not in KIND_OF_COUPLING:
+            raise InputError("coupling", coupling, did_you_mean(coupling, KIND_OF_COUPLING))
+        if init not in INITS:
+            raise InputError("init", init, did_you_mean(init, INITS))
+        self.coupling, self.init = coupling, init
+        self.kind = KIND_OF_COUPLING[coupling]
+        self.set_window(window, read_front(front), reach)
+        self.branches = bool(self.tree.front)
+        if self.branches and self.kind is DraftKind.IID:
+            self.kind = DraftKind.WITHOUT_REPLACEMENT
+
+    def set_window(self, window: int, front: tuple[int, ...] = (), reach: int | None = None) -> None:
+        """Set the window, and the tree of its nodes."""
+        self.window, self.tree = window, WindowTree(window, front, reach)
+        self.max_nodes = len(self.tree.parents)
+        self.max_children = max(front, default=min(1, window - 1))
+
+    def width(self, rows: int) -> int:
+        """Nodes that each row feeds where so many rows of the target, guidance counted, share a forward."""
+        return self.window
+
+    def check(self, target: Target[Any]) -> None:
+        self.require_room(target.grid)
+        if self.max_children > target.vocabulary:
+            allowed = f"at most {target.vocabulary} candidates, the vocabulary"
+            raise InputError("front", self.tree.front, allowed)
+
+    def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
+        for request in requests:
+            self.require_room(request.layout)
+
+    def require_room(self, layout: Layout | None) -> None:
+        """Raise InputError unless the window fits into an output, and its options go with one."""
+        if layout is None and self.init in NEIGHBOURS:
+            raise InputError("init", self.init, "edge or uniform; only cells of images have neighbours")
+        if layout is not None and self.init == "above":
+            require_grid(layout, "init=above")
+        if layout is not None and self.window > layout.length:
+            raise InputError("window", self.window, f"1 to {layout.length}, the tokens of the image")
+
+
+@dataclass(frozen=True)
+class Observed(Rows):
+    """The last draft of a window, and what became of it."""
+
+    row_fields = named("draft", "p", "finite", "accepted")
+
+    draft: Tree  # a chain
+    p: Categorical  # [B, n] the target's after each node
+    finite: Tensor  # [B, n] whether p is
+    accepted: Tensor  # [B] number of accepted tokens
+
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        if self.finite.shape[1] != other.finite.shape[1]:  # what would be filled in has no distribution
+            return super(Observed, self.newest()).joined(other.newest(), counts)
+        return super().joined(other, counts)
+
+    def newest(self) -> Self:
+        """Return the last accepted node alone, as if it were that of a prompt."""
+        node, draft = self.accepted[:, None], self.draft
+        chain = Tree.chain(draft.tokens.gather(1, node), draft.kind, draft.q.map(lambda q: q[:, :0]))
+        p = self.p.map(lambda p: pick(p, node))
+        return replace(self, draft=chain, p=p, finite=self.finite.gather(1, node), accepted=0 * self.accepted)
+
+
+class Candidates(NamedTuple):
+    """Nodes of a tree: [B, n] tokens, whether each could be drawn, and [B, n, V] what from."""
+
+    tokens: Tensor
+    drawable: Tensor
+    p: Tensor
+
+    def of(self, first: int, end: int) -> Candidates:
+        """Return the candidates of some slots."""
+        return Candidates(*(each[:, first:end] for each in self))
+
+    @staticmethod
+    def join(parts: Sequence[Candidates]) -> Candidates:
+        """Join the candidates of several slots."""
+        return Candidates(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class Window:
+    """A new window of W slots: slot 0 holds the root, the others drafts."""
+
+    place: Tensor  # [B, W] output index of each slot
+    tokens: Tensor  # [B, W]
+    p: Tensor  # [B, W, V] what each was drawn from
+    node: Tensor  # [B, W] the node of the last draft that gave p
+    stood: Tensor  # [B, W] the node of the last draft that stood in the slot; 0 where none did
+    known: Tensor  # [B, W] the token that grammar or a neighbour put there, or FREE
+    noise: Tensor  # [B, W, 3] uniforms or [B, W, V] Gumbel noise that each was drawn with
+
+    @property
+    def first(self) -> Candidates:
+        """The drafts as the first candidate of each slot."""
+        return Candidates(self.tokens, torch.ones_like(self.tokens, dtype=torch.bool), self.p)
+
+
+class JacobiSession(DraftSession):
+    """Window of drafts of one batch.
+
+    Attributes:
+        observed: the last draft, and what became of it.
+        steps: [W] the slots of the next window.
+        round: [B, 1] how often the window was drawn; it keys the random numbers of places drawn again and
+            again.
+    """
+
+    row_fields = named("layouts", "random", "round", "sampler", "observed")
+
+    sampler: Sampler
+
+    def __init__(self, drafter: WindowDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.sampler, self.random = drafter, batch.sampler, batch.random
+        requests, logits = batch.requests, batch.prefill.logits
+        device, self.vocabulary = logits.device, logits.shape[-1]
+        self._lay_out([request.layout for request in requests])
+        self.round = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
+        tree = drafter.tree
+        self.parents, self.slots, self.chain, self.nodes = (
+            torch.tensor(each, device=device) for each in (tree.parents, tree.slots, tree.chain, tree.nodes)
+        )
+        # The prompt is a window of one node, whose distribution is the edge of the first real window.
+        token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
+        draft = Tree.chain(token, drafter.kind)
+        tokens = [request.prompt_tokens for request in requests]
+        scores = batch.sampler(logits, draft, tokens, torch.zeros_like(token[:, 0]))
+        self._keep(replace(draft, q=self._drawn_from(token, scores.p)), scores, token[:, 0])
+
+    def rows_changed(self) -> None:
+        self._lay_out(self.layouts)
+
+    def _lay_out(self, layouts: Sequence[Layout | None]) -> None:
+        """Set the layouts of the rows, and the width of their windows."""
+        device = self.random.keys.device
+        self.layouts, self.layout = layouts, WindowLayout(layouts, self.vocabulary, device)
+        width = self.drafter.width(len(layouts) * (1 + self.sampler.is_guided))
+        self.steps = torch.arange(width, device=device)
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        if not self.drafter.branches:
+            self._keep(draft, scores, verdict.accepted)
+            return
+        nodes = self._path(verdict)
+        tokens, valid = draft.tokens.gather(1, nodes), draft.valid.gather(1, nodes)
+        q = draft.q.map(lambda each: pick(each, nodes[:, 1:] - 1))
+        chain = replace(Tree.chain(tokens, draft.kind, q, valid), max_depth=self.drafter.window - 1)
+        self._keep(chain, scores.map(lambda each: pick(each, nodes)), verdict.accepted)
+
+    def _path(self, verdict: Path) -> Tensor:
+        """[B, W] nodes of the chain that was accepted, or of the first behind what was accepted."""
+        return self.nodes[self.chain[verdict.last]]
+
+    def _keep(self, draft: Tree, scores: Categorical, accepted: Tensor) -> None:
+        """Keep what the next round needs: what places were drawn from, and what they will be drawn from."""
+        # a uniform draft has mass everywhere
+        most = self.vocabulary if self.drafter.init == "uniform" else self.sampler.support(self.vocabulary)
+        q = draft.q.compact(most) if isinstance(draft.q, Categorical) else draft.q
+        p = scores.map(self.sampler.within_top_k).compact(most)
+        self.observed = Observed(replace(draft, q=q), p, scores.is_finite(), accepted)
+
+    def propose(self, canvas: Canvas) -> Tree:
+        drafter, old = self.drafter, self.observed
+        seen, accepted = old.draft, old.accepted
+        self.round = self.round + 1
+        place = canvas.emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
+        # A node gives the p of the place after its own. Each row has moved on by what it accepted; beyond the
+        # last scored node no p is known, and that of the edge stands in.
+        scored = min(seen.tokens.shape[1], len(self.steps))
+        node = accepted[:, None] + self.steps
+        covered, drafted = node < scored, node + 1 < scored
+        node = torch.where(covered, node, self._edge(place[:, :1] - accepted[:, None], scored))
+        p, sound = old.p.map(lambda each: pick(each, node)).p, old.finite.gather(1, node)
+        stood = torch.where(drafted, node + 1, 0)
+        p, sound = self._initial(p, sound, place, covered, stood)
+        noise = self._redraw_noise(place, p)
+        last = LastDraft.of(seen, drafter.coupling)
+        drawn = draw_coupled(drafter.coupling, p, last, stood, noise)
+        tokens = self._reuse(drawn, p, seen, stood)
+        tokens[:, 0] = canvas.root
+        known = torch.full_like(tokens, FREE)
+        if self.layout.has_syntax or drafter.init in NEIGHBOURS:
+            first = place[:, :1] + scored - accepted[:, None]
+            known = known.where(covered, self._standing(place, first, tokens, canvas))
+            tokens, sound = torch.where(known == FREE, tokens, known), sound | (known != FREE)
+            one_hot = torch.zeros_like(p).scatter(-1, tokens[:, :, None], 1.0)
+            p = torch.where((known == FREE)[:, :, None], p, one_hot)
+        filled = self._fill(Window(place, tokens, p, node, stood, known, noise), last)
+        inside, nodes = place < self.layout.length, filled.tokens.shape[1]
+        valid = ((inside & sound) | (self.steps == 0))[:, self.slots[:nodes]] & filled.drawable
+        faulty = (inside & ~sound)[:, 1:].any(-1)
+        q = self._drawn_from(filled.tokens, filled.p)
+        parents, depth = self.parents[:nodes].expand_as(valid), len(self.steps) - 1
+        children = min(drafter.max_children, nodes - 1)
+        return Tree(filled.tokens, valid, drafter.kind, q, faulty, parents, depth, children)
+
+    def _drawn_from(self, tokens: Tensor, p: Tensor) -> Categorical | PointMass:
+        """The q of candidates, given the tokens [B, n] of all nodes and p [B, n, V] of a draw of each."""
+        return PointMass(tokens[:, 1:]) if self.drafter.kind is DraftKind.COUPLED else Categorical(p[:, 1:])
+
+    def _initial(
+        self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Choose what places that the target has not scored (not `covered`) are drawn from; p and sound."""
+        if self.drafter.init != "uniform":
+            return p, sound
+        return torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype)), sound | ~covered
+
+    def _fill(self, window: Window, last: LastDraft) -> Candidates:
+        """Make the nodes of the tree from a new window: what stands there, and further candidates."""
+        first = window.first
+        if not self.drafter.branches:
+            return first
+        return Candidates.join([first.of(0, 1), *self._behind(first, window.place, 0)])
+
+    def _behind(self, first: Candidates, place: Tensor, slot: int) -> Sequence[Candidates]:
+        """Make the nodes of the slots behind one, given the first candidate of each slot."""
+        end = len(self.steps)
+        if not self.drafter.branches:
+            return [first.of(slot + 1, end)]
+        return [self._candidates(first.of(at, at + 1), place, at) for at in range(slot + 1, end)]
+
+    def _candidates(self, first: Candidates, place: Tensor, slot: int) -> Candidates:
+        """Make all candidates of a slot, given the first one; they are the same behind every parent."""
+        branch, parents = self.drafter.tree.branch(slot), self.drafter.tree.chains(slot)
+        tokens, drawable, p = first
+        if branch > 1:
+            noise = self._noise(place[:, slot : slot + 1], p)
+            ranked, could = ranked_candidates(tokens, p, noise, branch)
+            tokens, drawable, p = ranked.flatten(1), could.flatten(1), p.expand(-1, branch, -1)
+        return Candidates(tokens.repeat(1, parents), drawable.repeat(1, parents), p.repeat(1, parents, 1))
+
+    def _reuse(self, tokens: Tensor, p: Tensor, seen: Tree, old: Tensor) -> Tensor:
+        """Put old drafts back that are likely enough; see `JacobiDrafter`."""
+        if self.drafter.reuse is None:
+            return tokens
+        kept = seen.tokens.gather(1, old)
+        likely = p.gather(-1, kept[..., None])[..., 0] >= self.drafter.reuse
+        return torch.where(likely & (old > 0) & seen.valid.gather(1, old), kept, tokens)
+
+    def _edge(self, place: Tensor, scored: int) -> Tensor:
+        """[B, 1] last scored node that gave the p of a free place; place [B, 1] is that of node 0."""
+        nodes = torch.arange(scored, device=place.device)
+        return nodes.where(self.layout.grammar.at(place + nodes) == FREE, 0).amax(-1, keepdim=True)
+
+    def _standing(self, place: Tensor, first: Tensor, tokens: Tensor, canvas: Canvas) -> Tensor:
+        """[B, W] token that grammar or neighbour puts in places from `first` [B, 1] on; FREE for a draw."""
+        forced = self.layout.grammar.at(place)
+        if self.drafter.init not in NEIGHBOURS:
+            return forced
+        copied = self.layout.copy(self.drafter.init, place, first, tokens, canvas.before(self.layout.reach))
+        return torch.where(forced == FREE, copied, forced)
+
+    def _redraw_noise(self, place: Tensor, p: Tensor) -> Tensor:
+        """[B, W, 3] uniforms of places [B, W], new in every round; or [B, W, V] Gumbel noise that stays."""
+        coupling = self.drafter.coupling
+        if coupling in ("gumbel", "exact"):
+            purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
+            return self.random.gumbel(place, purpose, p.shape[-1], p.dtype)
+        return self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
+
+    def _noise(self, place: Tensor, p: Tensor) -> Tensor:
+        """[B, n, V] Gumbel noise of further candidates; the target's own finds what it likely chooses."""
+        exact = self.drafter.coupling == "exact"
+        random = self.random if exact else self.random.at(self.round)
+        return random.gumbel(place, Purpose.TARGET if exact else Purpose.DRAFT, p.shape[-1], p.dtype)

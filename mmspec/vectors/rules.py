@@ -1,0 +1,265 @@
+"""Rules for values that a denoising head draws: exact ones by its transitions, and one with a tolerance.
+
+`speculative_sampling` judges whole chains at once and takes any head whose every step has noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmspec.core.distributions import PROPOSALS, Gaussian
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.indexing import take
+from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.core.verdict import Path
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.trees.verification import ChainRejection, place_uniforms, sampled_distribution
+from mmspec.validation import is_integer, require_number
+from mmspec.vectors.denoising import Denoising, require_noise
+
+__all__ = ["CSpD", "LastStep", "Reflection", "SharedNoise"]
+
+#: Sign of the log deviations that a distribution's density is multiplied by.
+VARIANCE_FACTORS = {"none": 0.0, "published": -1.0, "released": 1.0}
+MAX_TRIES = 10_000
+
+
+class Reflection(AcceptanceRule):
+    """Follow the draft's chain step by step, and go on with the target's own from the first step refused.
+
+    Reflection coupling of two normal transitions with one covariance (De Bortoli et al., 2501.05370): with
+    z the noise of the draft's step, D the distance of the means and e = D / |D|, the state of the draft is
+    kept with probability exp(-|z + D|^2 / 2 + |z|^2 / 2), and its mirror image taken otherwise. Exact, and
+    every place is decided in the round that judges it. A step without noise is kept if both means are equal.
+    """
+
+    sound_for = frozenset({DraftKind.IID})
+    chains_only = True
+    judges = "vectors"
+
+    def verify(self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor) -> Path:
+        q = sampled_distribution(draft)
+        steps = scores.process.steps
+        u = place_uniforms(draft, random, emitted, steps, scores.dtype)  # [B, K, S]
+        kept, mirrored = reflect(scores[:-1], q, u)
+        drawn = draft.valid[:, 1:]
+        node = (drawn & kept.all(-1)).long().cumprod(-1).sum(-1)
+        judged = pad(drawn, (0, 1)).gather(1, node[:, None])
+        here = scores.at(node)
+        noise, known = here.noise(random, emitted + node, draft.last_purpose), None
+        if draft.max_depth:
+            at = node.clamp_max(draft.max_depth - 1)
+            chain, agrees = take(q.drawn, at), take(kept, at)
+            first = agrees.long().cumprod(-1).sum(-1)[:, None]  # [B, 1] the step that was refused
+            state = torch.arange(steps + 1, device=node.device)
+            after = pad(take(mirrored, at), (0, 0, 1, 0))  # [B, S + 1, d] with room for the first state
+            chain = torch.where((state == first + 1)[:, :, None], after, chain)
+            known = chain, (state <= first + 1) & judged
+        return Path.at(draft, node, here.value_of(here.process.run(noise, known)))
+
+
+def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Judge each step of the chains that candidates end, given that those before it were kept.
+
+    Args:
+        p: [T, k] of the target.
+        q: of the draft, with its chains.
+        u: [T, k, S].
+
+    Returns:
+        [T, k, S] whether the state after the step is kept, and [T, k, S, d] what takes its place if not.
+
+    Raises:
+        InputError: the head predicts deviations, which would differ between target and draft.
+    """
+    if q.drawn is None:
+        raise TypeError("candidates of a denoising head are judged by the chains that drew them")
+    if not p.process.has_fixed_noise:
+        allowed = "one whose noise is the same for target and draft (a flow); others take whole chains"
+        raise InputError("schedule", "deviations that the network predicts", allowed)
+    chains = q.drawn.flatten(0, 1)
+    (mean, std), (other, _) = p.process.transitions(chains[:, :-1]), q.process.transitions(chains[:, :-1])
+    moves = std > 0
+    scale = std.where(moves, 1.0)
+    z, distance = (chains[:, 1:] - other) / scale, (other - mean) / scale
+    z, distance = z.where(moves, 0.0), distance.where(moves, 0.0)
+    log_ratio = (z.square() - (z + distance).square()).sum(-1) / 2
+    same = ((mean == other) | moves).all(-1)
+    kept = same & (u.flatten(0, 1).log() <= log_ratio)
+    length = distance.square().sum(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    mirrored = mean + std * (z - 2 * (z * distance).sum(-1, keepdim=True) / length * distance)
+    return kept.view(u.shape), mirrored.view(*u.shape, -1)
+
+
+class LastStep(ChainRejection):
+    """Judge the last transition alone, behind chains of target and draft with the same noise.
+
+    The target's own chain, run with the noise of the draft, is a sample of the target up to the last state
+    but one, whatever the coupling; the last states are then coupled as two normal distributions (2411.11925,
+    with the variance factor left out and no temperature of its own: both bias it). Exact. With many steps
+    the last deviation is small against the distance of the means, and hardly any candidate is accepted.
+    """
+
+    sound_for = frozenset({DraftKind.IID})
+    judges = "vectors"
+
+    def compared(
+        self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor
+    ) -> tuple[Gaussian, Gaussian]:
+        q = sampled_distribution(draft)
+        if scores.normalize:
+            raise InputError("normalize_tokens", True, "False: a normalised state has no normal distribution")
+        own = scores.draw(random, emitted[:, None] + draft.depth, Purpose.DRAFT)
+        return self.last(scores, own), self.last(q, q.drawn)
+
+    def last(self, distribution: Denoising, chains: Tensor) -> Gaussian:
+        """Distributions [T, n] that the last states of chains [T, n, S + 1, d] are compared by."""
+        process = distribution.process
+        require_noise(process)
+        mean, std = process.transition(chains[..., -2, :].flatten(0, 1), process.steps - 1)
+        shape = (*chains.shape[:2], process.size)
+        return Gaussian(mean.view(shape), std.view(shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CSpD(LastStep):
+    """Judge the last transition behind chains with the same noise (CSpD, 2411.11925), exactly by default.
+
+    A candidate is accepted with min(1, S p(x) / q(x)), p and q the normal distributions of the last step,
+    each behind its own chain; else the value is drawn from norm((S p - q)+) by rejection. With S = 1 this is
+    the rule `last_step`: both densities are taken at one point, and given the states before it they couple
+    the last ones without changing either. What the paper and its code do beside this is off unless it is
+    asked for, and makes the result approximate. The schedule needs noise in its last step.
+
+    Args:
+        temperature: factor of both deviations in the acceptance test alone; 1 is exact. The released code has
+            42, and draws the residual without it.
+        variance_factor: S. "none" is 1; "published" the product over all earlier steps of the deviations of
+            the draft's chain over those of the target's, which belongs to a ratio of densities at two
+            different chains; "released" its inverse. With either, a residual may not exist, so that
+            `max_tries` must be given.
+        max_tries: proposals of a residual, after which the value is left at zero; the released code has 100.
+            None goes on in the next round.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    temperature: float = 1.0
+    variance_factor: str = "none"
+    max_tries: int | None = None
+
+    def __post_init__(self) -> None:
+        require_number("temperature", self.temperature, 0.0, 1e4, "above 0; 1 is exact", open_below=True)
+        if self.variance_factor not in VARIANCE_FACTORS:
+            known = did_you_mean(self.variance_factor, VARIANCE_FACTORS)
+            raise InputError("variance_factor", self.variance_factor, known)
+        tries = self.max_tries
+        if tries is not None and (not is_integer(tries) or not 1 <= tries <= MAX_TRIES):
+            raise InputError("max_tries", tries, f"an integer from 1 to {MAX_TRIES:,}, or None for no limit")
+        if tries is None and self.variance_factor != "none":
+            allowed = (
+                f"a number with variance_factor={self.variance_factor!r}: (S p - q)+ may be zero everywhere"
+            )
+            raise InputError("max_tries", tries, allowed)
+        exact = (self.temperature, self.variance_factor, self.max_tries) == (1.0, "none", None)
+        object.__setattr__(self, "exactness", "exact" if exact else "lossy")
+
+    @property
+    def promise(self) -> str:
+        return "exact" if self.exactness == "exact" else "approximate"
+
+    def last(self, distribution: Denoising, chains: Tensor) -> Surrogate:
+        last = super().last(distribution, chains)
+        log_weight = torch.zeros_like(last.mean[..., 0])
+        sign = VARIANCE_FACTORS[self.variance_factor]
+        if sign:
+            _, std = distribution.process.transitions(chains[..., :-1, :].flatten(0, 1))
+            log_weight = sign * std[:, :-1].log().sum((-1, -2)).view_as(log_weight)
+        return Surrogate(last.mean, last.std, self, log_weight)
+
+
+@dataclass(eq=False)
+class Surrogate(Gaussian):
+    """Normal distributions of last states, with weights: what takes the place of p and q in a ratio of CSpD.
+
+    Args:
+        mean, std: [T, n, d].
+        rule: its temperature and its number of tries.
+        log_weight: [T, n] added to the log density.
+    """
+
+    rule: CSpD
+    log_weight: Tensor
+
+    def __post_init__(self) -> None:
+        self.proposals = self.rule.max_tries or PROPOSALS
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return super().log_density(x) + self.log_weight
+
+    def log_ratio(self, x: Tensor, q: Self) -> Tensor:
+        return Gaussian.log_ratio(self._softened(), x, q._softened())
+
+    def finish(
+        self, q: Self, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        values, filled = super().finish(q, judged, random, place, purpose)
+        if self.rule.max_tries is None:
+            return values, filled
+        return values * filled[:, None], torch.ones_like(filled)
+
+    def _softened(self) -> Self:
+        return replace(self, std=self.std * self.rule.temperature)
+
+
+@dataclass(frozen=True)
+class SharedNoise(AcceptanceRule):
+    """Draw the target's own value at every node; go on along candidates that are within a tolerance of it.
+
+    What is emitted is always the target's own, drawn with the noise of plain decoding. Only what it was
+    conditioned on may differ from what was emitted, by the tolerance. At 0 this is plain decoding, up to the
+    rounding of forwards with more nodes.
+
+    Args:
+        tolerance: largest root mean square, over the d dimensions, of candidate minus value.
+
+    Raises:
+        InputError: a negative tolerance.
+    """
+
+    tolerance: float = 0.0
+
+    sound_for = frozenset(DraftKind)
+    exactness = "lossy"
+    bound = "a vector is the target's own draw, given a context off by at most the tolerance"
+    chains_only = True
+    judges = "vectors"
+    measures = "drift"
+
+    def __post_init__(self) -> None:
+        require_number("tolerance", self.tolerance, 0.0, 1e4, "0 or more; 0 is plain decoding")
+
+    @property
+    def promise(self) -> str:
+        return "approximate" if self.tolerance else "exact"
+
+    def verify(self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor) -> Path:
+        return self.measure(draft, scores, random, emitted)[0]
+
+    def measure(
+        self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
+        values = scores.choose(draft, random, emitted)
+        gap = (draft.tokens[:, 1:] - values[:, :-1]).square().mean(-1).sqrt()
+        near = draft.valid[:, 1:] & (gap <= self.tolerance)
+        node = near.long().cumprod(-1).sum(-1)
+        path = replace(Path.at(draft, node, take(values, node)), values=values)
+        return path, gap if self.tolerance else gap[:, :0]
