@@ -20,12 +20,16 @@ from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 
 __all__ = [
+    "FAMILIES",
     "HEADS",
     "METHODS",
     "RULES",
+    "Family",
     "Head",
+    "Located",
     "Method",
     "Plugins",
+    "family_of",
     "keywords",
     "load",
     "register_families",
@@ -80,6 +84,9 @@ class Method:
         head: parts of its trained head, if it has one.
         policy: the rule of a method that decides places of a masked block.
         rules: acceptance rules that the folder adds, by the names that `acceptance=` takes.
+        trials: settings that `mmspec bench --accelerators all` compares on images, as the command line writes
+            them; the best of several values (`window=16|32`) is searched for.
+        tuned: settings that `mmspec tune` tries; () for the sizes of a head's tree.
         needs: what `drafter=` has to be, in words; None where nothing is needed.
         keeps: what "exact" refers to, in words, where no drafter is there to state it.
     """
@@ -91,6 +98,8 @@ class Method:
     head: Head | None = None
     policy: str | None = None
     rules: Mapping[str, str] = field(default_factory=dict)
+    trials: Sequence[str] = ()
+    tuned: Sequence[str] = ()
     needs: str | None = None
     keeps: str | None = None
 
@@ -98,6 +107,36 @@ class Method:
     def accelerates(self) -> bool:
         """Whether `accelerator=` takes the name; other records have acceptance rules alone."""
         return bool(self.make or self.head or self.policy)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Record of a model family that is not driven as any causal language model is.
+
+    Attributes:
+        name: of the family.
+        target: its `Target`.
+        model_types: of its configs; None for the name alone.
+        recognises: says whether a config of these types is the family's; None where all are.
+        draws: "tokens" or "vectors" for a family that draws images; "" for one of text.
+        answers: whether a model that draws also answers, which is then what it is loaded for.
+        vq_apart: whether its image tokenizer is a model of its own.
+        accelerator: what decodes where none is named; None for the pipeline's own default.
+    """
+
+    name: str
+    target: str
+    model_types: Sequence[str] | None = None
+    recognises: Callable[[Any], bool] | None = None
+    draws: str = ""
+    answers: bool = True
+    vq_apart: bool = False
+    accelerator: str | None = None
+
+    def has(self, config: Any) -> bool:
+        """Whether a config is of this family."""
+        types = (self.name,) if self.model_types is None else self.model_types
+        return config.model_type in types and (self.recognises is None or self.recognises(config))
 
 
 class Plugins(Mapping[str, T], Generic[T]):
@@ -168,14 +207,31 @@ def rules() -> dict[str, str]:
 
 
 @cache
-def register_families() -> None:
-    """Import all model families, ours and those of entry points, so that transformers knows their configs."""
+def families() -> dict[str, Family]:
+    """The records of all model families, ours and those of entry points; importing them registers configs."""
     package = importlib.import_module("mmspec.families")
+    found: list[Family] = []
     for each in pkgutil.iter_modules(package.__path__):
         if each.ispkg:
-            importlib.import_module(f"{package.__name__}.{each.name}")
+            found += importlib.import_module(f"{package.__name__}.{each.name}").FAMILIES
     for point in entry_points(group=package.__name__):
-        point.load()
+        given = point.load()
+        found += [given] if isinstance(given, Family) else given
+    return unique("family", [(each.name, each) for each in found])
+
+
+def register_families() -> None:
+    """Make the auto classes of transformers know the configs and models of all families."""
+    families()
+
+
+def family_of(config: Any) -> Family | None:
+    """The family of a model's config, or else of its language model's; None where it has no record."""
+    for each in (config, config.get_text_config(decoder=True)):
+        for family in families().values():
+            if family.has(each):
+                return family
+    return None
 
 
 def unique(kind: str, named: Sequence[tuple[str, T]]) -> dict[str, T]:
@@ -194,16 +250,17 @@ def unique(kind: str, named: Sequence[tuple[str, T]]) -> dict[str, T]:
     return table
 
 
-class Rules(Plugins[Any]):
-    """Acceptance rules by name; classes are imported when they are asked for."""
+class Located(Plugins[Any]):
+    """Plug-ins by name, of which the table has the locations; each is imported when it is asked for."""
 
     def __getitem__(self, name: str) -> Any:
         return load(super().__getitem__(name))
 
 
 METHODS: Plugins[Method] = Plugins("accelerator", methods)
+FAMILIES: Plugins[Family] = Plugins("family", families)
 HEADS: Plugins[Head] = Plugins("head", heads)
-RULES = Rules("acceptance", rules)
+RULES = Located("acceptance", rules)
 
 
 def keywords(function: Callable[..., object]) -> set[str]:

@@ -1,45 +1,14 @@
-"""Registry of plug-ins by name, which are imported when asked for; how names are written with options.
-
-Knows nothing of what the plug-ins do.
-"""
+"""How names are written with options, and what error messages suggest for a wrong name."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
 
 from mmspec.errors import InputError
-
-T = TypeVar("T")
-
-
-class Registry(Generic[T]):
-    """A table `name -> "module:attribute"` whose entries are imported when asked for."""
-
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
-        self.kind = kind
-        self._entries = entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __getitem__(self, name: str) -> T:
-        """Import and return a plug-in.
-
-        Raises:
-            InputError: no such name; the message holds the nearest ones and all that exist.
-        """
-        if not isinstance(name, str) or name not in self._entries:
-            raise InputError(self.kind, name, did_you_mean(name, self._entries))
-        module, attribute = self._entries[name].split(":")
-        plugin: T = getattr(importlib.import_module(module), attribute)
-        return plugin
 
 
 def did_you_mean(name: object, allowed: Iterable[object]) -> str:
@@ -77,3 +46,11 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def alternatives(text: str) -> list[str]:
+    """Write out a choice whose options have several values: `sjd:window=8|16` is two of them."""
+    name, *parts = text.strip().split(":")
+    options = [part.partition("=") for part in parts]
+    written = [[f"{key}{sign}{one}" for one in value.split("|")] for key, sign, value in options]
+    return [":".join([name, *chosen]) for chosen in product(*written)]

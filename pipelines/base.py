@@ -21,9 +21,7 @@ from mmspec.accelerators.tuned import AUTO, check_tuned_for, find_tuned
 from mmspec.atomic_file import new_folder
 from mmspec.core.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
-from mmspec.families.images import FAMILIES
 from mmspec.families.llamagen import LlamaGenConfig
-from mmspec.families.parallel_images import ParallelImageConfig
 from mmspec.heads.checkpoint import check_no_other, load_head, place_head
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.adapters import load_adapter, save_model
@@ -37,11 +35,10 @@ from mmspec.models.checkpoint import (
     load_processor,
 )
 from mmspec.models.linear_layers import SHARE
-from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter, read_written
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.plugins import HEADS, METHODS, register_families
+from mmspec.plugins import HEADS, METHODS, family_of, load, register_families
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
@@ -54,6 +51,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 register_families()
+#: Pipelines of models that draw, by what they draw.
+DRAWING = {
+    "tokens": "mmspec.pipelines.image_tokens:ImagePipeline",
+    "vectors": "mmspec.pipelines.continuous_images:ContinuousImagePipeline",
+}
 
 TUNED_FOR = {"batch_size", "tv"}
 DEFAULT_PREFIX_BYTES = 2 * 2**30
@@ -216,10 +218,8 @@ class MMSpecPipeline:
         """The name of what is used for such a model where none is named."""
         if mode == AUTOREGRESSIVE:
             return "self_speculation"
-        text = config.get_text_config(decoder=True)
-        by_blocks = type(text) in MASKED_MODELS or isinstance(config, ParallelImageConfig)
-        by_blocks = by_blocks or config.model_type == "diffusion_gemma"
-        return "none" if by_blocks else cls.default_accelerator
+        family = family_of(config)
+        return cls.default_accelerator if family is None or not family.accelerator else family.accelerator
 
     @classmethod
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:
@@ -575,9 +575,11 @@ def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
     """Choose the pipeline class for a model; one that both answers and draws gets the one that answers."""
     from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
-    family = FAMILIES.get(config.model_type)
-    kind: type[MMSpecPipeline] = VisionLanguagePipeline
-    return kind if family is None or family.answers else family.load("pipeline")
+    family = family_of(config)
+    if family is None or family.answers:
+        return VisionLanguagePipeline
+    kind: type[MMSpecPipeline] = load(DRAWING[family.draws])
+    return kind
 
 
 def tokenizer_of(processor: Any) -> Any:

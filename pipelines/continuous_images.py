@@ -17,7 +17,7 @@ from mmspec.accelerators.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
-from mmspec.families.images import CONTINUOUS_FAMILIES, check_same_latents, continuous_target
+from mmspec.families.images import check_same_latents, continuous_target
 from mmspec.families.mar import MARConfig, MARForImageGeneration, load_mar
 from mmspec.families.nextstep import (
     NextStepForImageGeneration,
@@ -31,6 +31,7 @@ from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ContinuousSettings
 from mmspec.pipelines.loading import Checkpoint
+from mmspec.plugins import family_of
 from mmspec.validation import is_integer
 from mmspec.vectors.sampling import DenoisingSampler
 
@@ -119,7 +120,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         if not isinstance(drafter, PreTrainedModel):
             source = check_source(drafter, "drafter")
             config = load_config(source, argument="drafter")
-            if config.model_type not in CONTINUOUS_FAMILIES:
+            if not draws_vectors(config):
                 raise InputError("drafter", f"model type {config.model_type!r}", allowed)
             how = {"dtype": self.dtype, "device_map": {"": self.device}}
             model, _, vae = load_continuous(source, config, {}, how, {})
@@ -216,6 +217,12 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return self.vae.decode(scaled.to(self.vae.dtype)).sample, is_drawn
 
 
+def draws_vectors(config: PreTrainedConfig) -> bool:
+    """Whether a model draws images of continuous tokens."""
+    family = family_of(config)
+    return family is not None and family.draws == "vectors"
+
+
 def load_continuous(
     source: str,
     config: PreTrainedConfig,
@@ -224,7 +231,7 @@ def load_continuous(
     parts: dict[str, str | Path],
 ) -> tuple[Any, Any, Any]:
     """Load a model of continuous tokens: model, tokenizer and autoencoder, None where it has none."""
-    if config.model_type not in CONTINUOUS_FAMILIES:
+    if not draws_vectors(config):
         raise no_vectors_error(f"model type {config.model_type!r}")
     for name, part in parts.items():
         if name != VAE:

@@ -11,11 +11,10 @@ from transformers import PreTrainedModel
 from mmspec.accelerators import DraftToCome, build_accelerator
 from mmspec.assets import own_drafters
 from mmspec.errors import InputError
-from mmspec.families.images import CONTINUOUS_FAMILIES
 from mmspec.heads.checkpoint import check_no_other, load_head
 from mmspec.models.checkpoint import check_source
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.plugins import HEADS, METHODS
+from mmspec.plugins import HEADS, METHODS, family_of, load
 from mmspec.registry import parse_options
 from mmspec.validation import given_of
 
@@ -101,9 +100,10 @@ def check_accelerator(
         head = load_head(name, drafter, found.model_config)
         build_accelerator(name, model=head, **found.options)
         return head
-    family = found.model_config.model_type
     if not isinstance(drafter, PreTrainedModel):
         check_no_other(name, check_source(drafter, "drafter"))
-    to_come = DraftToCome(int(family in CONTINUOUS_FAMILIES), family == "mar")
+    family = family_of(found.model_config)
+    is_continuous = family is not None and family.draws == "vectors"
+    to_come = DraftToCome(int(is_continuous), is_continuous and load(family.target).any_order)
     build_accelerator(name, model=to_come, **found.options)
     return drafter

@@ -23,12 +23,12 @@ from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import merge_stats
 from mmspec.errors import InputError, NumericalError
-from mmspec.families.images import FAMILIES, IMAGE_FAMILIES
-from mmspec.pipelines.base import MMSpecPipeline
+from mmspec.pipelines.base import DRAWING, MMSpecPipeline
 from mmspec.pipelines.callbacks import CheckedCallback
 from mmspec.pipelines.image_prompts import find_grid, image_requests
 from mmspec.pipelines.image_settings import OF_PROMPTS, ImageBatchSettings
 from mmspec.pipelines.outputs import ImageOutput
+from mmspec.plugins import family_of, load
 from mmspec.validation import plain_numbers
 from mmspec.vectors.sampling import DenoisingSampler
 
@@ -57,8 +57,9 @@ class ImageGenerationPipeline(MMSpecPipeline):
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:
         if cls is not ImageGenerationPipeline:
             return cls
-        family = FAMILIES.get(config.model_type, IMAGE_FAMILIES["llamagen"])
-        kind: type[MMSpecPipeline] = family.load("pipeline")
+        family = family_of(config)
+        draws = family.draws if family is not None and family.draws else "tokens"
+        kind: type[MMSpecPipeline] = load(DRAWING[draws])
         return kind
 
     def set_progress_bar_config(self, **config: Any) -> None:

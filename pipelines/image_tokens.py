@@ -23,7 +23,7 @@ from mmspec.families.image_parts import (
     load_text_encoder,
     load_vq,
 )
-from mmspec.families.images import IMAGE_FAMILIES, image_target
+from mmspec.families.images import image_target
 from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.families.llamagen.conversion import RAW_CODEBOOK_FILE
 from mmspec.families.parallel_images import VARConfig
@@ -33,6 +33,7 @@ from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.pipelines.loading import Checkpoint
+from mmspec.plugins import FAMILIES, family_of
 from mmspec.targets import CausalTarget, ImageTokenTarget
 
 UNDRAWN = -1
@@ -88,8 +89,8 @@ class ImagePipeline(ImageGenerationPipeline):
     @classmethod
     def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
         source, config, where, how = found.source, found.model_config, found.where, found.how
-        family = IMAGE_FAMILIES.get(config.model_type)
-        if family is None:
+        family = family_of(config)
+        if family is None or family.draws != "tokens":
             raise no_images_error(f"model type {config.model_type!r}")
         is_llamagen = isinstance(config, LlamaGenConfig)
         taken = {VQ: family.vq_apart, TEXT_ENCODER: reads_captions(config)}
@@ -128,7 +129,8 @@ class ImagePipeline(ImageGenerationPipeline):
         raise InputError("accelerator", "draft_model", "one for images: sjd, or a head that drafts (eagle)")
 
     def _check_parts(self) -> None:
-        if self.vq is None and IMAGE_FAMILIES[self.model.config.model_type].vq_apart:
+        family = family_of(self.model.config)
+        if self.vq is None and family is not None and family.vq_apart:
             raise CheckpointError(VQ, None, "the image tokenizer, which turns tokens into pixels")
         if self.processor is not None:
             reader = self.model if self.text_encoder is None else self.text_encoder
@@ -188,8 +190,9 @@ def reads_captions(config: PreTrainedConfig) -> bool:
 
 def no_images_error(name: str) -> UnsupportedModelError:
     """Make the error for a model that draws no images."""
-    families = "LlamaGen, Janus, Emu3, Emu3.5, Chameleon and Lumina-mGPT"
-    others = "ContinuousImagePipeline draws with NextStep-1 and MAR"
+    drawing = ", ".join(name for name, each in FAMILIES.items() if each.draws == "tokens")
+    vectors = " and ".join(name for name, each in FAMILIES.items() if each.draws == "vectors")
     return UnsupportedModelError(
-        f"{name} draws no images of discrete tokens; models that do are {families}; {others}"
+        f"{name} draws no images of discrete tokens; families that do are {drawing}; "
+        f"ContinuousImagePipeline draws with {vectors}"
     )

@@ -17,7 +17,6 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.errors import InputError
-from mmspec.families.images import IMAGE_FAMILIES, family_of
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.generation_fields import distance
 from mmspec.pipelines.outputs import TextOutput
@@ -33,6 +32,7 @@ from mmspec.pipelines.prompts import (
 from mmspec.pipelines.settings import OF_CALLS, GenerationSettings, read_seeds
 from mmspec.pipelines.text_stream import TextDeltas, decode
 from mmspec.pipelines.token_processors import with_processors
+from mmspec.plugins import family_of
 from mmspec.targets.admission import check_reach
 
 
@@ -175,7 +175,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         """Check all arguments of a call and tokenise; nothing heavy has happened when this raises."""
         defaults = self.model.generation_config
         guidance = getattr(defaults, "guidance_scale", None)
-        if guidance is not None and family_of(self.model) in IMAGE_FAMILIES:
+        family = family_of(self.model.config)
+        if guidance is not None and family is not None and family.draws:
             defaults = copy.copy(defaults)  # that of Janus, which draws as well, guides its images
             defaults.guidance_scale = None
         settings = GenerationSettings.from_keywords(defaults, keywords, generation_config)

@@ -14,7 +14,7 @@ from mmspec.accelerators.accelerator import DEFAULT_RULES, Accelerator, pair
 from mmspec.errors import UnknownArgumentError
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
 from mmspec.methods.copy.beside_head import CopyBesideHeadDrafter
-from mmspec.plugins import METHODS, RULES, Method, keywords, load
+from mmspec.plugins import HEADS, METHODS, RULES, Method, keywords, load
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, plain_numbers
 
@@ -51,12 +51,12 @@ def make(method: Method, *model: Any, **options: Any) -> Accelerator:
         made: Accelerator = load(method.make)(*model, **options)
         return made
     if method.head is not None:
-        return trained_head(method, *model, **options)
-    return unmasked(method, **options)
+        return trained_head(method.name, *model, **options)
+    return unmasked(method.name, **options)
 
 
 def trained_head(
-    method: Method,
+    name: str,
     model: PreTrainedModel,
     copy: bool = False,
     corpus: str | Path | None = None,
@@ -65,15 +65,14 @@ def trained_head(
     """Drafts of a loaded head that was trained for the target.
 
     Args:
-        name: a key of `mmspec.methods.heads.HEADS`.
+        name: of a method that has a head.
         model: of that kind.
         copy: whether what the text repeats competes with the head's candidates for the places of a tree.
         corpus: as of `CopyDrafter`; it competes, too, and so do copies.
         tree: options of its drafter.
     """
-    assert method.head is not None
-    drafter = method.head.load("drafter")(model, **tree)
-    return pair(method.name, with_copies(drafter, copy, corpus))
+    drafter = HEADS[name].load("drafter")
+    return pair(name, with_copies(drafter(model, **tree), copy, corpus))
 
 
 def with_copies(drafter: Any, /, copy: bool = False, corpus: str | Path | None = None) -> Any:
@@ -82,17 +81,16 @@ def with_copies(drafter: Any, /, copy: bool = False, corpus: str | Path | None =
 
 
 def unmasked(
-    method: Method, *, block_length: int | None = None, cache: str = "none", **options: Any
+    name: str, *, block_length: int | None = None, cache: str = "none", **options: Any
 ) -> Accelerator:
     """Places of a masked language model, several in a forward as a rule chooses them.
 
     Args:
-        method: one whose rule decides places.
+        name: of a method whose rule decides places.
         block_length, cache: as of `UnmaskingDrafter`.
         options: of the rule.
     """
-    assert method.policy is not None
-    return Accelerator(method.name, UnmaskingDrafter(block_length, cache), load(method.policy)(**options))
+    return Accelerator(name, UnmaskingDrafter(block_length, cache), RULES[name](**options))
 
 
 def makers_of(method: Method) -> tuple[Callable[..., object], ...]:
@@ -102,8 +100,7 @@ def makers_of(method: Method) -> tuple[Callable[..., object], ...]:
     if method.head is not None:
         drafter = method.head.load("drafter")
         return (drafter, with_copies) if drafter.shares_tree else (drafter,)
-    assert method.policy is not None
-    return load(method.policy), UnmaskingDrafter
+    return RULES[method.name], UnmaskingDrafter
 
 
 def options_of(method: Method) -> set[str]:

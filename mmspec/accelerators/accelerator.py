@@ -123,6 +123,9 @@ class Accelerator:
         Raises:
             InputError: the drafter or the rule does not fit the target.
         """
+        if self.drafter.is_plain and (plain := target.plain_decoding()) is not None:
+            drafter, rule = plain
+            return replace(self, drafter=drafter, rule=rule or self.rule, costs={})
         kind = "vectors" if target.vector_size else "tokens"
         for part in (self.drafter.proposes, self.rule.judges):
             if part not in (kind, "any") and (part not in OF_BLOCKS or kind != "tokens"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import InputError
@@ -12,7 +11,7 @@ from mmspec.registry import parse_options
 if TYPE_CHECKING:
     from mmspec.plugins import Method
 
-__all__ = ["AcceleratorChoice", "alternatives", "parse_choice", "parse_choices"]
+__all__ = ["AcceleratorChoice", "parse_choice", "parse_choices"]
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,3 @@ def parse_choices(text: str) -> list[AcceleratorChoice]:
     if not written:
         raise InputError("accelerators", text, "names separated by commas, such as none,copy")
     return [parse_choice(part) for part in written]
-
-
-def alternatives(text: str) -> list[str]:
-    """Write out a choice whose options have several values: `sjd:window=8|16` is two of them."""
-    name, *parts = text.strip().split(":")
-    options = [part.partition("=") for part in parts]
-    written = [[f"{key}{sign}{one}" for one in value.split("|")] for key, sign, value in options]
-    return [":".join([name, *chosen]) for chosen in product(*written)]

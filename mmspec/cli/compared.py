@@ -9,45 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice, alternatives
+from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.console import progress
 from mmspec.cli.loading import compared_choices, default_choices, own_drafters
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.subject import Subject
-from mmspec.errors import InputError
+from mmspec.errors import InputError, MMSpecError
+from mmspec.registry import alternatives
 
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
+    from mmspec.plugins import Method
 
 __all__ = ["ALL", "Search", "default_groups", "find_best", "groups_of", "image_accelerators"]
 
 ALL = "all"
-# Of the published settings of rules that trade quality for speed none is searched for.
-METHODS = (
-    "none,sjd:coupling=fresh:window=8|12|16|24|32,sjd:coupling=gumbel:window=8|12|16|24|32,"
-    "sjd:coupling=exact:window=8|12|16|24|32,sjd:window=8|12|16|24|32,sjd:front=2x2|4x4x4:reach=3:window=16|32,"
-    "sjd:reuse=0.2:window=8|16|32,lantern:delta=0.05:window=16|24|32,lantern:window=16|24|32,"
-    "gsd:window=16|24|32,sjd:acceptance=budget:relaxation=omega:window=16|24|32,"
-    "sjd:acceptance=lantern:window=16|32,sjd:acceptance=lantern++:window=16|32,"
-    "sjd:acceptance=grouped:window=16|32,sjd:acceptance=grouped:partition=codebook:window=16|32,"
-    "cool:window=16|32,sjd:acceptance=suffix:window=16|32,zipar:window=1|4|8,zipar:adaptive=true"
-)
-VECTOR_METHODS = (
-    "none,shared_noise:tolerance=0,shared_noise:tolerance=0.05,shared_noise,shared_noise:tolerance=0.2"
-)
-MASKED_METHODS = (
-    "none,masked:iterations=32,masked:iterations=20,masked:iterations=64:last_steps=5,"
-    "masked:iterations=20:order=checkerboard,masked:iterations=20:order=checkerboard:last_steps=10"
-)
-METHODS_WITH_HEAD = {
-    "cjd": ",cjd:window=24|32:corrected=19:passes=2|3,"
-    "cjd:coupling=exact:window=16|24|32:corrected=15:passes=2,"
-    "cjd:acceptance=budget:relaxation=neighbours|omega:window=24|32:corrected=12:passes=1|2,"
-    "cjd:acceptance=lantern:window=24|32:corrected=12:passes=1|2",
-    "eagle": ",eagle:num_draft_tokens=8|24,eagle:acceptance=budget:num_draft_tokens=8|24,"
-    "eagle:acceptance=lantern:num_draft_tokens=8|24",
-    "ssd": ",ssd:window=16|24|32,ssd:acceptance=budget:window=16|24|32",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +127,22 @@ def image_accelerators(target: Any) -> list[str]:
 def image_methods(target: Any, source: str, drafter: str | None) -> str:
     """All ways of decoding images with this model, each with the settings that its best is searched among."""
     from mmspec.heads.checkpoint import head_of
+    from mmspec.plugins import METHODS
 
-    if target.vector_size:
-        return MASKED_METHODS if target.any_order else VECTOR_METHODS
-    if target.by_blocks:
-        return ",".join(image_accelerators(target))
     heads = set(own_drafters(source)) if drafter is None else {head_of(drafter)}
-    return METHODS + "".join(methods for name, methods in METHODS_WITH_HEAD.items() if name in heads)
+    found = ["none"]
+    for method in METHODS.values():
+        if method.trials and (method.name in heads if method.head else fits(method, target)):
+            found += method.trials
+    return ",".join(found)
+
+
+def fits(method: Method, target: Any) -> bool:
+    """Whether a method without a head decodes with this model."""
+    from mmspec.accelerators import make
+
+    try:
+        make(method).fit(target)
+    except MMSpecError:
+        return False
+    return True

@@ -6,13 +6,14 @@ import inspect
 
 from mmspec.compressors.interface import Compressor
 from mmspec.errors import UnknownArgumentError
-from mmspec.registry import Registry, did_you_mean
+from mmspec.plugins import Located
+from mmspec.registry import did_you_mean
 
 __all__ = ["COMPRESSORS", "Compressor", "build_compressor"]
 
-COMPRESSORS: Registry[type[Compressor]] = Registry(
+COMPRESSORS = Located(
     "compressor",
-    {
+    lambda: {
         "none": "mmspec.compressors.pooling:NoTokens",
         "identity": "mmspec.compressors.pooling:Identity",
         "latent": "mmspec.compressors.queries:Latent",

@@ -151,8 +151,12 @@ class Target(ABC, Generic[State]):
         """Layout of the output that an image of that grid is drawn by: the grid alone, or more before it."""
         return grid
 
-    def plain_drafter(self) -> Drafter | None:
-        """Return the drafter of plain decoding where the model has no next token; None where it has one."""
+    def plain_decoding(self) -> tuple[Drafter, AcceptanceRule | None] | None:
+        """Return what decodes plainly where the model has no next token; None where it has one.
+
+        Returns:
+            The drafter, fitted, and the rule that decides what it proposes; None for any rule.
+        """
         return None
 
     def treats_alike(self, prompt: Mapping[str, Tensor]) -> bool:
@@ -202,13 +206,10 @@ class DraftSession(Rows, ABC):
         passes: forwards so far of a model of the drafter's own, its prefill not counted.
         likelihoods: [B, n] log-probability that the path to each node of the last draft is right, as far as
             the drafter knows; -inf where it is not valid. Of drafters that have it (`rates_paths`).
-        rule: what decides in place of the batch's rule where nothing is proposed, so that every rule is plain
-            decoding, and the target has a plain decoding of its own; else None.
     """
 
     passes: int = 0
     likelihoods: Tensor
-    rule: AcceptanceRule | None = None
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         self.prepare()
@@ -274,6 +275,7 @@ class Drafter(ABC):
         shares_tree: whether candidates of another drafter may stand beside those of its sessions.
         rows_move: whether rows may enter and leave its sessions between rounds (`Rows`).
         draws_anew: whether candidates are drawn by noise of their round alone, and none outlives it.
+        is_plain: whether it proposes nothing, so that the target's plain decoding may take its place.
     """
 
     kind: DraftKind
@@ -288,6 +290,7 @@ class Drafter(ABC):
     shares_tree: ClassVar[bool] = False
     rows_move: bool = False
     draws_anew: ClassVar[bool] = False
+    is_plain: ClassVar[bool] = False
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""

@@ -161,7 +161,6 @@ def begin(
     stats.target_forwards += prefill.forwards
     stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
-    rule = session.rule or rule
     where = canvas, random, state, session, laps, prefill.forwards, computing
     batch = Batch(target, rule, sampler, *where)
     return batch, Round(draft, first, scores, verdict, emission)

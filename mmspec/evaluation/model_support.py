@@ -16,10 +16,9 @@ from transformers.models.auto.modeling_auto import (
 
 from mmspec.core.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
-from mmspec.families.images import FAMILIES
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.models.masked_language import MASKED_MODELS
-from mmspec.plugins import register_families
+from mmspec.plugins import family_of, load, register_families
 from mmspec.targets.admission import check_model
 from mmspec.targets.memory import cached_bytes, measure_states
 
@@ -49,8 +48,8 @@ def examine_model(source: str) -> dict[str, Any]:
     try:
         model = skeleton(config)
         found["name"] = type(model).__name__
-        family = FAMILIES.get(config.model_type)
-        if family is not None and family.load("target").any_order:
+        family = family_of(config)
+        if family is not None and load(family.target).any_order:
             sizes = dict.fromkeys(("token_bytes", "row_bytes", "node_bytes"), 0)
             return found | {"layers": {}, "mixers": []} | sizes
         check_model(model)
@@ -75,7 +74,8 @@ def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     usual = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")  # a GGUF file does not say
     (name, *_) = getattr(config, "architectures", None) or [usual]
     model_class: Any = MASKED_MODELS.get(type(config))
-    if config.model_type in FAMILIES:  # published with other names of classes
+    family = family_of(config)
+    if family is not None and family.draws:  # published with other names of classes
         kinds: Any = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING)
         model_class = next(kind[type(config)] for kind in kinds if type(config) in kind)
     model_class = model_class or getattr(transformers, name, None)

@@ -7,31 +7,20 @@ text; pixels are needed once, at prefill. What differs between families is how p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.errors import InputError
-from mmspec.registry import Registry, did_you_mean
+from mmspec.plugins import family_of, load
+from mmspec.registry import did_you_mean
 from mmspec.targets.causal import CausalTarget
 
 M_ROPE_AXES = 3
 AUTOREGRESSIVE = "autoregressive"
 MODES = ("blocks", AUTOREGRESSIVE)
-#: Targets of models whose positions follow rules of their own, by the `model_type` of the config.
-BY_TYPE: Registry[Callable[[PreTrainedModel], CausalTarget]] = Registry(
-    "model_type",
-    {
-        "glm_image": "mmspec.families.glm_image.target:GlmImageTarget",
-        "xlnet": "mmspec.families.xlnet.target:AnySubsetTarget",
-        "diffusion_gemma": "mmspec.families.diffusion_gemma.target:DiffusionGemmaTarget",
-        **dict.fromkeys(
-            ("llada", "sdar", "Dream", "llada2_moe"), "mmspec.families.masked_language.target:MaskedTarget"
-        ),
-    },
-)
 
 
 class VisionLanguageTarget(CausalTarget):
@@ -101,9 +90,9 @@ def check_mode(config: PreTrainedConfig, mode: str | None) -> None:
 def adapt(model: PreTrainedModel, mode: str | None = None) -> CausalTarget:
     """Build the Target adapter of a loaded model; modes as of `check_mode`."""
     check_mode(model.config, mode)
-    configs = (model.config, model.config.get_text_config(decoder=True))
-    known = [config.model_type for config in configs if config.model_type in BY_TYPE]
-    if known and mode != AUTOREGRESSIVE:
-        return BY_TYPE[known[0]](model)
+    family = family_of(model.config)
+    if family is not None and not family.draws and mode != AUTOREGRESSIVE:
+        target: CausalTarget = load(family.target)(model)
+        return target
     has_vision = hasattr(model, "model") and hasattr(model.model, "get_image_features")
     return VisionLanguageTarget(model) if has_vision else CausalTarget(model)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from mmspec.cli.choice import alternatives, parse_choice, parse_choices
+from mmspec.cli.choice import parse_choice, parse_choices
 from mmspec.errors import InputError
+from mmspec.registry import alternatives
 
 
 def test_options_are_typed_and_entries_of_a_table_are_written_with_a_dot():

@@ -1,7 +1,6 @@
 """Installers, type checkers and a plain clone find the two folders at the top; reference models are small."""
 
 import os
-import pkgutil
 
 import pytest
 
@@ -43,19 +42,6 @@ def test_the_kernels_folder_does_not_hide_the_kernels_package():
     # It would be what `import kernels` finds inside transformers and diffusers when Python runs in the root.
     assert not (ROOT / "kernels" / "__init__.py").exists()
     assert not (ROOT / "kernels" / "torch-ext" / "__init__.py").exists()
-
-
-def test_what_users_code_imports_is_found_at_its_former_place():
-    former = {
-        "mmspec.methods.eagle3.head.official:read_official": "mmspec.methods.eagle3.published:read_eagle3",
-        "mmspec.methods.eagle3.head.export:export_head": "mmspec.training.export:export_head",
-        "mmspec.methods.mtp.head.official:read_official": "mmspec.methods.mtp.published:read_mtp",
-        "mmspec.training.data.conversation_data:ConversationRows": (
-            "mmspec.training.data.conversations:ConversationRows"
-        ),
-    }
-    for old, new in former.items():
-        assert pkgutil.resolve_name(old) is pkgutil.resolve_name(new), old
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="counts what is committed")

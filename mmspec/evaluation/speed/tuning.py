@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -9,15 +10,19 @@ from typing import Any
 
 import torch
 
+from mmspec.accelerators import options_of
 from mmspec.core.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.record import Record, summarise
 from mmspec.evaluation.speed.timing import BASELINE, Decode, measure
+from mmspec.plugins import METHODS
+from mmspec.registry import alternatives
 
 __all__ = ["MEASURES", "Trial", "allowed_by", "best_of", "fastest", "search", "variants"]
 
 MEASURES = ("seconds", "forwards")
+WINDOW = re.compile(r"\bwindow=(\d+)")
 STAGES = ((2, 1, 0.34), (4, 2, 0.5))  # prompts, repeats, and the share that goes on
 FEWEST = 3  # that go on, if there are so many
 
@@ -45,28 +50,23 @@ class Trial:
 
 
 def variants(name: str, target: Target[Any], tv: float) -> list[str]:
-    """Options of an accelerator that are worth a try on a target, as the command line writes them.
+    """Settings of a method that are worth a try on a target, as the command line writes them.
 
-    Draft sizes around the default, the size that is chosen as it decodes by measured costs (`length=cost`),
-    windows up to the image, and for methods with a bound the whole of the allowed TV.
+    Those of its record, with windows up to the image, and the whole of the allowed TV where it has a bound.
     """
-    if name in ("none", "low_confidence"):
-        return [name]
-    if name == "copy":
-        return ["copy", *(f"copy:num_draft_tokens={count}" for count in (4, 20))]
-    if name in ("sjd", "gsd", "lantern", "cjd", "ssd"):
-        length = target.grid.length if target.grid is not None else 1
-        windows = [window for window in (8, 16, 32, 64) if window <= length] or [length]
-        if name == "cjd":
-            return [f"cjd:window={window}:passes={passes}" for window in windows for passes in (2, 4)]
-        spent = "" if name in ("sjd", "ssd") else f":delta={tv:g}"
-        return [f"{name}{spent}:window={window}" for window in windows]
-    if name == "draft_model":
-        return [f"draft_model:num_draft_tokens={count}" for count in (3, 5, 8)] + ["draft_model:length=cost"]
-    if name == "medusa":
-        return ["medusa", "medusa:length=cost"]
-    trees = [f"{name}:num_draft_tokens={count}" for count in (8, 48)]
-    return [name, *trees, f"{name}:length=cost"]
+    method = METHODS[name]
+    labels = [label for written in method.tuned for label in alternatives(written)]
+    if not labels:
+        trees = [f"{name}:num_draft_tokens={count}" for count in (8, 48)]
+        return [name, *trees, f"{name}:length=cost"]
+    length = target.grid.length if target.grid is not None else 1
+    windowed = {label: int(found[1]) for label in labels if (found := WINDOW.search(label))}
+    labels = [label for label in labels if windowed.get(label, 0) <= length] or [
+        WINDOW.sub(f"window={length}", labels[0])
+    ]
+    if "delta" in options_of(method):
+        labels = [label.replace(name, f"{name}:delta={tv:g}", 1) for label in labels]
+    return labels
 
 
 def allowed_by(exactness: str, tv: float) -> bool:

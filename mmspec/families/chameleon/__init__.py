@@ -1,1 +1,27 @@
 """Chameleon: Anole and Lumina-mGPT."""
+
+from pathlib import Path
+from typing import Any
+
+from mmspec.plugins import Family
+
+LUMINA_CLASS = "ChameleonXLLMX"
+
+
+def is_lumina(config: Any) -> bool:
+    """Whether a Chameleon is a Lumina-mGPT, which differs from it only in its class or its folder."""
+    by_class = any(name.startswith(LUMINA_CLASS) for name in config.architectures or [])
+    return by_class or "lumina" in Path(config.name_or_path or "").name.lower()
+
+
+FAMILIES = (
+    Family(
+        "lumina_mgpt",
+        "mmspec.families.chameleon.target:LuminaTarget",
+        model_types=("chameleon",),
+        recognises=is_lumina,
+        draws="tokens",
+        vq_apart=True,
+    ),
+    Family("chameleon", "mmspec.families.chameleon.target:AnoleTarget", draws="tokens", vq_apart=True),
+)

@@ -18,7 +18,7 @@ from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
 from mmspec.families.masked_language.unmasking import PlacesDrafter
 from mmspec.places.noise_canvas import CanvasBlock, CanvasFill
 
-__all__ = ["NoiseCanvasDrafter", "PlainNoiseCanvas"]
+__all__ = ["NoiseCanvasDrafter"]
 
 OWN_STEPS = "the checkpoint's own steps"
 
@@ -112,18 +112,4 @@ class NoiseCanvasDrafter(PlacesDrafter):
         fitted, own = copy.copy(self), self.rule.fit(target).settled
         fitted.length, fitted.vocabulary = target.canvas_length, target.vocabulary
         fitted.steps, fitted.memory = own["denoising_steps"], own["stability_threshold"]
-        return fitted
-
-
-class PlainNoiseCanvas(NoiseCanvasDrafter):
-    """Plain decoding of such a model: its own steps, whatever the rule."""
-
-    proposes = "any"
-
-    def __init__(self) -> None:
-        super().__init__(Renoise())
-
-    def fit(self, target: Target[Any]) -> NoiseCanvasDrafter:
-        fitted = super().fit(target)
-        fitted.own_rule = self.rule.fit(target)
         return fitted

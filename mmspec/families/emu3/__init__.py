@@ -1,3 +1,15 @@
 """Emu3 and Emu3.5; the auto classes of transformers then know the folders of the latter."""
 
 import mmspec.families.emu3.emu3_5  # noqa: F401
+from mmspec.plugins import Family
+
+FAMILIES = (
+    Family("emu3", "mmspec.families.emu3.target:Emu3Target", draws="tokens"),
+    Family(
+        "emu3_5",
+        "mmspec.families.emu3.target:Emu3p5Target",
+        model_types=("Emu3",),
+        draws="tokens",
+        vq_apart=True,
+    ),
+)

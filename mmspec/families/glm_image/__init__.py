@@ -1,1 +1,5 @@
 """GLM-Image."""
+
+from mmspec.plugins import Family
+
+FAMILIES = (Family("glm_image", "mmspec.families.glm_image.target:GlmImageTarget"),)

@@ -1,1 +1,5 @@
 """Janus and Janus-Pro."""
+
+from mmspec.plugins import Family
+
+FAMILIES = (Family("janus", "mmspec.families.janus.target:JanusTarget", draws="tokens"),)

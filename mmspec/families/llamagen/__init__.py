@@ -15,8 +15,10 @@ from mmspec.families.llamagen.modeling import (
     encode_caption,
     null_caption_prompt,
 )
+from mmspec.plugins import Family
 
 __all__ = [
+    "FAMILIES",
     "CONTROLLED_LAYERS",
     "CTFConfig",
     "CTFForCausalLM",
@@ -38,3 +40,20 @@ for config, decoder, whole in (
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModel.register(config, decoder, exist_ok=True)
     AutoModelForCausalLM.register(config, whole, exist_ok=True)
+
+FAMILIES = (
+    Family(
+        "llamagen",
+        "mmspec.families.llamagen.target:LlamaGenTarget",
+        draws="tokens",
+        answers=False,
+        vq_apart=True,
+    ),
+    Family(
+        "ctf",
+        "mmspec.families.llamagen.coarse_target:CTFTarget",
+        draws="tokens",
+        answers=False,
+        vq_apart=True,
+    ),
+)

@@ -5,8 +5,10 @@ from transformers import AutoConfig, AutoModel
 from mmspec.families.mar.conversion import convert_mar, is_mar, load_mar
 from mmspec.families.mar.feature_cache import FeatureCache, FeatureCaching
 from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
+from mmspec.plugins import Family
 
 __all__ = [
+    "FAMILIES",
     "SIZES",
     "FeatureCache",
     "FeatureCaching",
@@ -19,3 +21,5 @@ __all__ = [
 
 AutoConfig.register(MARConfig.model_type, MARConfig, exist_ok=True)
 AutoModel.register(MARConfig, MARForImageGeneration, exist_ok=True)
+
+FAMILIES = (Family("mar", "mmspec.families.mar.target:MARTarget", draws="vectors", answers=False),)

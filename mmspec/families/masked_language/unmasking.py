@@ -17,9 +17,8 @@ from torch import Tensor
 
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import Draft, DraftKind
-from mmspec.core.interfaces import AcceptanceRule, DraftSession, PromptOutput, Request, Target
+from mmspec.core.interfaces import AcceptanceRule, DraftSession, Request, Target
 from mmspec.core.lockstep import Lockstep
-from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler, edges_of
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
@@ -30,7 +29,7 @@ from mmspec.places.sequential import Sequential
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer
 
-__all__ = ["ONE_PLACE", "PlacesDrafter", "PlainUnmasking", "UnmaskingDrafter", "UnmaskingSession"]
+__all__ = ["ONE_PLACE", "PlacesDrafter", "UnmaskingDrafter", "UnmaskingSession", "plain_unmasking"]
 
 #: Plain decoding by the model's own order, in words.
 ONE_PLACE = {
@@ -87,22 +86,10 @@ class UnmaskingSession(OrderSession):
 
 
 class PlacesDrafter(SessionDrafter):
-    """Base of drafters of places that are decided together.
-
-    Attributes:
-        own_rule: that decides them in place of the accelerator's: in plain decoding; else None.
-    """
+    """Base of drafters of places that are decided together."""
 
     kind = DraftKind.POINT
     max_nodes = 0  # beside the places of the output
-    own_rule: AcceptanceRule | None = None
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        session = super().start(requests, prefill, sampler, random)
-        session.rule = self.own_rule
-        return session
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
@@ -180,13 +167,8 @@ class UnmaskingDrafter(PlacesDrafter):
         return fitted
 
 
-class PlainUnmasking(UnmaskingDrafter):
-    """Plain decoding of a masked model: one place a forward, whatever the rule, in the model's own blocks."""
-
-    proposes = "any"
-    by_confidence = False
-
-    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
-        fitted = super().fit(target)
-        fitted.own_rule = LowConfidence() if fitted.order == "confidence" else Sequential()
-        return fitted
+def plain_unmasking(target: MaskedTarget) -> tuple[UnmaskingDrafter, AcceptanceRule]:
+    """Plain decoding of a masked model: one place a forward pass, in the model's own blocks and order."""
+    drafter = UnmaskingDrafter()
+    drafter.by_confidence = False
+    return drafter.fit(target), LowConfidence() if target.order == "confidence" else Sequential()

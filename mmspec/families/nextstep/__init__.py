@@ -10,8 +10,10 @@ from mmspec.families.nextstep.modeling import (
     normalize_tokens,
     prompt_ids,
 )
+from mmspec.plugins import Family
 
 __all__ = [
+    "FAMILIES",
     "SPECIAL_TOKENS",
     "NextStepConfig",
     "NextStepForImageGeneration",
@@ -24,3 +26,7 @@ __all__ = [
 
 AutoConfig.register(NextStepConfig.model_type, NextStepConfig, exist_ok=True)
 AutoModel.register(NextStepConfig, NextStepForImageGeneration, exist_ok=True)
+
+FAMILIES = (
+    Family("nextstep", "mmspec.families.nextstep.target:NextStepTarget", draws="vectors", answers=False),
+)

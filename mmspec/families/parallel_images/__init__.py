@@ -26,8 +26,10 @@ from mmspec.families.parallel_images.modeling import (
     PARModel,
 )
 from mmspec.families.parallel_images.scales import NFIGForCausalLM, NFIGModel, VARForCausalLM, VARModel
+from mmspec.plugins import Family
 
 __all__ = [
+    "FAMILIES",
     "LPDConfig",
     "LPDForCausalLM",
     "LPDModel",
@@ -60,3 +62,54 @@ for config, decoder, whole in (
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModel.register(config, decoder, exist_ok=True)
     AutoModelForCausalLM.register(config, whole, exist_ok=True)
+
+FAMILIES = (
+    Family(
+        "lpd",
+        "mmspec.families.parallel_images.target:LPDTarget",
+        draws="tokens",
+        answers=False,
+        vq_apart=True,
+        accelerator="none",
+    ),
+    Family(
+        "nar",
+        "mmspec.families.parallel_images.target:NARTarget",
+        draws="tokens",
+        answers=False,
+        vq_apart=True,
+        accelerator="none",
+    ),
+    Family(
+        "par",
+        "mmspec.families.parallel_images.target:PARTarget",
+        draws="tokens",
+        answers=False,
+        vq_apart=True,
+        accelerator="none",
+    ),
+    Family(
+        "nbp",
+        "mmspec.families.parallel_images.target:NBPTarget",
+        draws="tokens",
+        answers=False,
+        vq_apart=True,
+        accelerator="none",
+    ),
+    Family(
+        "var",
+        "mmspec.families.parallel_images.scale_target:VARTarget",
+        draws="tokens",
+        answers=False,
+        vq_apart=True,
+        accelerator="none",
+    ),
+    Family(
+        "nfig",
+        "mmspec.families.parallel_images.scale_target:NFIGTarget",
+        draws="tokens",
+        answers=False,
+        vq_apart=True,
+        accelerator="none",
+    ),
+)

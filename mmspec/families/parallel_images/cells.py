@@ -27,7 +27,7 @@ from mmspec.families.parallel_images.target import CellGroup, NBPTarget, Paralle
 from mmspec.places.order import Groups, OrderSession
 from mmspec.validation import is_integer
 
-__all__ = ["OrderedCellsDrafter", "PlainCellsDrafter", "RecentBlocksDrafter", "SurestCellsDrafter"]
+__all__ = ["OrderedCellsDrafter", "RecentBlocksDrafter", "SurestCellsDrafter"]
 
 TOGETHER = "the model's own groups of cells, those of one forward independent of each other"
 
@@ -222,13 +222,6 @@ class OrderedCellsDrafter(CellsDrafter):
         sizes = [order.counts(layout) for order in (fitted.order, DecodingOrder(**target.plain))]
         fitted.exactness = "exact" if fitted.order == own and sizes[0] == sizes[1] else "lossy"
         return fitted
-
-
-class PlainCellsDrafter(OrderedCellsDrafter):
-    """Decides cells in the model's own order, of any model that has one: plain decoding."""
-
-    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
-        return self.fitted(target)
 
 
 class RecentBlocksDrafter(OrderedCellsDrafter):

@@ -20,7 +20,7 @@ from mmspec.core.cache import RaggedCache
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Block, Draft, Nodes
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import Drafter, PromptOutput, TargetOutput
+from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput, TargetOutput
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.llamagen.target import LlamaGenTarget
@@ -159,10 +159,10 @@ class ParallelImageTarget(LlamaGenTarget):
     from_prompt: ClassVar[bool] = True
     plain: Mapping[str, Any]
 
-    def plain_drafter(self) -> Drafter:
-        from mmspec.families.parallel_images.cells import PlainCellsDrafter  # which reads this target
+    def plain_decoding(self) -> tuple[Drafter, AcceptanceRule | None]:
+        from mmspec.families.parallel_images.cells import OrderedCellsDrafter  # which reads this target
 
-        return PlainCellsDrafter()
+        return OrderedCellsDrafter().fitted(self), None
 
     def score(self, state: CausalState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
         """Score the cells of a group, in one forward that also reads the tokens decided before it."""

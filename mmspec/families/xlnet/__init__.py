@@ -1,1 +1,5 @@
 """XLNet, an any-subset density model."""
+
+from mmspec.plugins import Family
+
+FAMILIES = (Family("xlnet", "mmspec.families.xlnet.target:AnySubsetTarget"),)

@@ -13,5 +13,12 @@ METHODS = (
             of_images=True,
         ),
         needs="a head that was trained for the target",
+        trials=(
+            "cjd:window=24|32:corrected=19:passes=2|3",
+            "cjd:coupling=exact:window=16|24|32:corrected=15:passes=2",
+            "cjd:acceptance=budget:relaxation=neighbours|omega:window=24|32:corrected=12:passes=1|2",
+            "cjd:acceptance=lantern:window=24|32:corrected=12:passes=1|2",
+        ),
+        tuned=("cjd:window=8|16|32|64:passes=2|4",),
     ),
 )

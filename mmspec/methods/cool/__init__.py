@@ -9,5 +9,6 @@ METHODS = (
         "2601.09212",
         make="mmspec.methods.cool.rule:cool",
         rules={"cool": "mmspec.methods.cool.rule:Cool"},
+        trials=("cool:window=16|32",),
     ),
 )

@@ -7,5 +7,9 @@ METHODS = (
         "copy",
         "copies the continuations of the longest suffixes seen before",
         make="mmspec.methods.copy.drafter:copy",
+        tuned=(
+            "copy",
+            "copy:num_draft_tokens=4|20",
+        ),
     ),
 )

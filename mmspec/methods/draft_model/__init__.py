@@ -10,5 +10,9 @@ METHODS = (
         make="mmspec.methods.draft_model.choice:draft_model",
         needs="a smaller model with the target's tokenizer or image tokenizer",
         keeps="the target's next token; of a MAR, one cell a forward, each given all before it",
+        tuned=(
+            "draft_model:num_draft_tokens=3|5|8",
+            "draft_model:length=cost",
+        ),
     ),
 )

@@ -17,5 +17,10 @@ METHODS = (
             image_settings=IMAGE_TREE,
         ),
         needs="a head that was trained for the target",
+        trials=(
+            "eagle:num_draft_tokens=8|24",
+            "eagle:acceptance=budget:num_draft_tokens=8|24",
+            "eagle:acceptance=lantern:num_draft_tokens=8|24",
+        ),
     ),
 )

@@ -10,5 +10,12 @@ METHODS = (
         "2508.07747",
         make="mmspec.methods.gsd.rule:gsd",
         rules={"grouped": "mmspec.methods.gsd.rule:Grouped"},
+        trials=(
+            "gsd:window=16|24|32",
+            "sjd:acceptance=budget:relaxation=omega:window=16|24|32",
+            "sjd:acceptance=grouped:window=16|32",
+            "sjd:acceptance=grouped:partition=codebook:window=16|32",
+        ),
+        tuned=("gsd:window=8|16|32|64",),
     ),
 )

@@ -13,5 +13,12 @@ METHODS = (
             "lantern": "mmspec.methods.lantern.rule:Lantern",
             "lantern++": "mmspec.methods.lantern.rule:LanternPlusPlus",
         },
+        trials=(
+            "lantern:delta=0.05:window=16|24|32",
+            "lantern:window=16|24|32",
+            "sjd:acceptance=lantern:window=16|32",
+            "sjd:acceptance=lantern++:window=16|32",
+        ),
+        tuned=("lantern:window=8|16|32|64",),
     ),
 )

@@ -10,5 +10,6 @@ METHODS = (
         "2502.09992",
         make="mmspec.methods.low_confidence.policy:low_confidence",
         rules={"low_confidence": "mmspec.places.confidence:LowConfidence"},
+        tuned=("low_confidence",),
     ),
 )

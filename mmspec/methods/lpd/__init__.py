@@ -9,5 +9,6 @@ METHODS = (
         "raster, random, diagonal, regions, blocks (rows) or checkerboard",
         "2507.01957",
         make="mmspec.methods.lpd.states:lpd",
+        trials=("lpd",),
     ),
 )

@@ -9,5 +9,12 @@ METHODS = (
         "`order` random or checkerboard",
         "2406.11838",
         make="mmspec.methods.masked.drafter:masked",
+        trials=(
+            "masked:iterations=32",
+            "masked:iterations=20",
+            "masked:iterations=64:last_steps=5",
+            "masked:iterations=20:order=checkerboard",
+            "masked:iterations=20:order=checkerboard:last_steps=10",
+        ),
     ),
 )

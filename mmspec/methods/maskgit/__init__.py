@@ -10,5 +10,6 @@ METHODS = (
         "2202.04200",
         make="mmspec.methods.maskgit.policy:maskgit",
         rules={"maskgit": "mmspec.methods.maskgit.policy:MaskGIT"},
+        trials=("maskgit",),
     ),
 )

@@ -14,5 +14,9 @@ METHODS = (
             published="mmspec.methods.medusa.published:read_medusa",
         ),
         needs="a head that was trained for the target",
+        tuned=(
+            "medusa",
+            "medusa:length=cost",
+        ),
     ),
 )

@@ -7,5 +7,6 @@ METHODS = (
         "none",
         "plain decoding through the same loop",
         make="mmspec.methods.none.drafter:none",
+        tuned=("none",),
     ),
 )

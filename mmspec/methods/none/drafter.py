@@ -21,11 +21,12 @@ __all__ = ["NoDrafter", "none"]
 
 
 class NoDrafter(Drafter, DraftSession):
-    """Drafts the root alone, or all masked places, so that the loop is plain decoding."""
+    """Drafts the root alone, so that the loop is plain decoding."""
 
     kind = DraftKind.POINT
     max_nodes = 1
     proposes = "any"
+    is_plain = True
     runs_ahead = True
     rows_move = True
     row_fields = named()
@@ -33,11 +34,6 @@ class NoDrafter(Drafter, DraftSession):
     def check(self, target: Target[Any]) -> None:
         if target.vector_size and target.any_order:
             raise InputError("accelerator", "none", "masked: a MAR decides its cells in an order of its own")
-
-    def fit(self, target: Target[Any]) -> Drafter:
-        self.check(target)
-        own = target.plain_drafter()
-        return self if own is None else own.fit(target)
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream

@@ -10,5 +10,11 @@ METHODS = (
         "2510.24211",
         make="mmspec.methods.shared_noise.drafter:shared_noise",
         rules={"shared_noise": "mmspec.vectors.rules:SharedNoise"},
+        trials=(
+            "shared_noise:tolerance=0",
+            "shared_noise:tolerance=0.05",
+            "shared_noise",
+            "shared_noise:tolerance=0.2",
+        ),
     ),
 )

@@ -14,5 +14,10 @@ METHODS = (
             of_images=True,
         ),
         needs="a head that was trained for the target",
+        trials=(
+            "ssd:window=16|24|32",
+            "ssd:acceptance=budget:window=16|24|32",
+        ),
+        tuned=("ssd:window=8|16|32|64",),
     ),
 )

@@ -8,5 +8,9 @@ METHODS = (
         "nothing: rows of an image run as a staircase, `zipar_window` cells apart",
         "2412.04062",
         make="mmspec.methods.zipar.drafter:zipar",
+        trials=(
+            "zipar:window=1|4|8",
+            "zipar:adaptive=true",
+        ),
     ),
 )

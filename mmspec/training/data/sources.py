@@ -15,10 +15,10 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.images import IMAGE_FAMILIES, image_target
+from mmspec.families.images import image_target
 from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
-from mmspec.models.masked_language import MASKED_MODELS
+from mmspec.plugins import family_of
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt
 from mmspec.training.data.conversation_file import read_conversations
@@ -86,7 +86,8 @@ def open_target(
             return images, data(images, folder, batch_size, seed, regenerate)
         return images, ImageFile(images, folder, batch_size, seed, Path(data))
     if image_method is not None:
-        if config.model_type not in (GLM_IMAGE, *IMAGE_FAMILIES):
+        family = family_of(config)
+        if config.model_type != GLM_IMAGE and (family is None or family.draws != "tokens"):
             allowed = "one for text: this one learns from images that the target draws"
             raise InputError("method", image_method, allowed)
         if not callable(data):
@@ -130,8 +131,7 @@ def open_target(
 
 def is_language_model(config: PreTrainedConfig) -> bool:
     """Whether a config is that of a model of text alone, one token after the other."""
-    others = {*IMAGE_FAMILIES, *(masked.model_type for masked in MASKED_MODELS)}
-    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and config.model_type not in others
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and family_of(config) is None
 
 
 def open_image_tokens(source: str, config: PreTrainedConfig, **how: Any) -> tuple[CausalTarget, Any]:

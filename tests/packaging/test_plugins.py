@@ -1,0 +1,135 @@
+"""A package outside the repository adds a method and a model family by entry points."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from mmspec.errors import InputError
+from mmspec.plugins import FAMILIES, HEADS, METHODS, RULES, Method, unique
+from tests.packaging.source_tree import ROOT
+
+#: The snippets of docs/structures.md, section "Adding a method": the record, then the drafter.
+SECTION = (ROOT / "docs" / "structures.md").read_text(encoding="utf-8").partition("## Adding a method")[2]
+SNIPPETS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+FAMILY = """
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from mmspec.plugins import Family
+
+
+class StrangersConfig(LlamaConfig):
+    model_type = "strangers_llama"
+
+
+class StrangersForCausalLM(LlamaForCausalLM):
+    config_class = StrangersConfig
+
+
+AutoConfig.register("strangers_llama", StrangersConfig)
+AutoModelForCausalLM.register(StrangersConfig, StrangersForCausalLM)
+STRANGERS = Family("strangers_llama", "mmspec.targets.causal:CausalTarget")
+"""
+MODEL = """
+import sys
+
+import torch
+from strangers.family import StrangersConfig, StrangersForCausalLM
+from transformers import AutoTokenizer
+
+folder, words = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(words)
+config = StrangersConfig(
+    vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
+    bos_token_id=None, eos_token_id=None, pad_token_id=0,
+)
+torch.manual_seed(0)
+StrangersForCausalLM(config).save_pretrained(folder)
+tokenizer.save_pretrained(folder)
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an installed package `strangers`: the snippets of the docs, and a family."""
+    site = tmp_path_factory.mktemp("site")
+    record, drafter = SNIPPETS[:2]
+    package = site / "strangers"
+    package.mkdir()
+    (package / "__init__.py").write_text(record.replace("mmspec.methods.repeat.drafter", "strangers.drafter"))
+    (package / "drafter.py").write_text(drafter)
+    (package / "family.py").write_text(FAMILY)
+    info = site / "strangers-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        dedent("""\
+            [mmspec.methods]
+            repeat = strangers:METHODS
+
+            [mmspec.families]
+            strangers_llama = strangers.family:STRANGERS
+            """)
+    )
+    return site
+
+
+def run(site: Path, *command: str) -> Any:
+    """Standard output of a Python that has the package installed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_method_from_outside_is_listed_and_measured(site: Path) -> None:
+    listed = json.loads(run(site, "-m", "mmspec", "accelerators", "--json"))
+    (repeat,) = [row for row in listed if row["name"] == "repeat"]
+    assert repeat["exactness"] == "exact" and repeat["options"] == ["num_draft_tokens"]
+    how = ("--samples", "1", "--max-new-tokens", "12", "--repeats", "1", "--json")
+    named = ("--accelerators", "none,repeat:num_draft_tokens=3")
+    records = json.loads(run(site, "-m", "mmspec", "bench", *named, "--task", "caption", *how))["records"]
+    assert {row["accelerator"] for row in records} >= {"none", "repeat:num_draft_tokens=3"}
+    assert all(row["identical"] == 1 for row in records)
+
+
+def test_a_family_from_outside_is_loaded_and_measured(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "make.py").write_text(MODEL)
+    folder = str(tmp_path / "model")
+    run(site, str(tmp_path / "make.py"), folder, str(ROOT / "assets" / "scenes-llava"))
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a red ring left of a blue cross"}) + "\n")
+    how = ("--samples", "1", "--max-new-tokens", "8", "--repeats", "1", "--json")
+    prompts = ("--prompt-file", str(tmp_path / "prompts.jsonl"))
+    made = run(site, "-m", "mmspec", "bench", folder, *prompts, "--accelerators", "none,copy,repeat", *how)
+    records = json.loads(made)["records"]
+    assert {row["accelerator"] for row in records} == {"none", "copy", "repeat"}
+    assert all(row["identical"] == 1 for row in records)
+
+
+def test_records_name_what_exists() -> None:
+    for method in METHODS.values():
+        assert bool(method.make) + bool(method.head) + bool(method.policy) == 1, method.name
+        assert method.summary and (method.needs is None) <= (method.head is None), method.name
+    assert HEADS.keys() <= METHODS.keys()
+    assert all(RULES[name] for name in RULES)
+    assert all(family.target.startswith("mmspec.families.") for family in FAMILIES.values())
+
+
+def test_two_plug_ins_of_one_name_are_an_error() -> None:
+    twice = [("copy", Method("copy")), ("copy", Method("copy"))]
+    with pytest.raises(InputError, match="copy"):
+        unique("accelerator", twice)
+
+
+def test_a_wrong_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'lantern'"):
+        METHODS["lanten"]
