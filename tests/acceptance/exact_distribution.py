@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core import distribution
+from mmspec.core import distributions
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import DraftKind
 from mmspec.core.interfaces import AcceptanceRule
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.kernels import chain
-from mmspec.methods.rules import rejection, verification
+from mmspec.trees import rejection, verification
 from tests.oracles import tree_of
 
 BISECTIONS = 48
@@ -43,14 +43,14 @@ class Dial(RandomStream):
 def caught_draws() -> Iterator[list[Tensor]]:
     """Catch the distributions that a rule, or the op that it calls, draws from."""
     caught: list[Tensor] = []
-    real = distribution.draw
+    real = distributions.draw
 
     def draw(p: Tensor, random: RandomStream, index: Tensor, purpose: Purpose) -> Tensor:
         caught.append(p)
         return real(p, random, index, purpose)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (distribution, verification):
+        for module in (distributions, verification):
             patch.setattr(module, "draw", draw)
         patch.setattr(chain, "_draw", lambda p, *noise: caught.append(p) or p.argmax(-1))
         yield caught

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core import cache, distribution
+from mmspec.core import cache, distributions
 from mmspec.core.canvas import Stopping, VectorCanvas
 from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput
 from mmspec.core.loop import speculate
@@ -230,7 +230,7 @@ def test_joint_distribution_is_that_of_plain_decoding(name: str) -> None:
 def test_a_round_makes_a_fixed_number_of_proposals_and_goes_on_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(distribution, "PROPOSALS", 1)
+    monkeypatch.setattr(distributions, "PROPOSALS", 1)
     forwards = distribution_holds(LastStep(), False, 0.4)
     assert forwards > LENGTH + 2, "some rows took rounds that decided nothing"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import InputError
-from mmspec.methods.rules import neighbours
+from mmspec.trees import neighbours
 from mmspec.trees.neighbours import find_neighbours, neighbour_table
 from tests.acceptance.codes import Codes, random_codes
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import StoppingCriteria
 
-from mmspec.core import speculative
+from mmspec.core import loop
 from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import AcceptanceRule, Drafter
 from mmspec.core.sampling import Sampler
@@ -37,7 +37,7 @@ AHEAD = [name for name, build in CASES.items() if build()[0].runs_ahead]
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands for a device that works by itself."""
-    monkeypatch.setattr(speculative, "runs_by_itself", lambda device: True)
+    monkeypatch.setattr(loop, "runs_by_itself", lambda device: True)
 
 
 def run(name: str, **settings: Any) -> Run:

@@ -33,7 +33,7 @@ SOUND = [
     for kind in DraftKind
     if kind in RULES[name].sound_for
 ]
-RULES = dict.fromkeys(name for name, _ in SOUND)
+JUDGED = dict.fromkeys(name for name, _ in SOUND)
 EXACT = [
     (name, kind) for name, kind in SOUND if RULES[name].exactness == "exact" and not RULES[name].greedy_only
 ]
@@ -67,7 +67,7 @@ def kinds_of(name: str) -> list[DraftKind]:
     return [kind for rule, kind in SOUND if rule == name]
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if RULES[name].keeps_greedy])
+@pytest.mark.parametrize("name", [name for name in JUDGED if RULES[name].keeps_greedy])
 @pytest.mark.every(6)
 def test_greedy_decoding_gives_the_arg_max_whatever_was_drafted(name: str) -> None:
     for kind in kinds_of(name):
@@ -95,7 +95,7 @@ def test_a_rule_says_what_it_promises() -> None:
         assert rule.bound is not None or rule.exactness != "bounded", name
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", JUDGED)
 def test_a_verdict_does_not_depend_on_the_other_rows(name: str) -> None:
     rule, rows = rule_of(name, 5), 7
     parents = [0, 0, 1, 2] if rule.chains_only else [0, 0, 0, 1]
@@ -122,7 +122,7 @@ def test_a_verdict_does_not_depend_on_the_other_rows(name: str) -> None:
     "name",  # these have no distribution per place
     [
         name
-        for name in RULES
+        for name in JUDGED
         if RULES[name].exactness != "exact" and name not in ("typical", "top_beta", "suffix")
     ],
 )
@@ -135,7 +135,7 @@ def test_a_rule_that_is_not_exact_measures_what_it_does_at_the_places_it_judged(
         assert 0 < run.stats.tv_max <= bound + 1e-6
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", JUDGED)
 def test_padding_is_never_accepted(name: str) -> None:
     rule = rule_of(name, 5)
     one = torch.nn.functional.one_hot(torch.full((4, 3), 2), 5).double()

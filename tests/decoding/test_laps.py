@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmspec.core import stats
+from mmspec.core import statistics
 from mmspec.core.statistics import PARTS, DecodingStats, Laps, timed_by_device
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.targets import CausalTarget
@@ -29,7 +29,7 @@ def slowed(clock, function, seconds):
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(stats, "perf_counter", made)
+    monkeypatch.setattr(statistics, "perf_counter", made)
     return made
 
 

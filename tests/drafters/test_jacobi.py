@@ -11,7 +11,7 @@ import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.accelerators.accelerator import default_rule
-from mmspec.core import distribution
+from mmspec.core import distributions
 from mmspec.core.distributions import Pairs
 from mmspec.core.draft import Draft
 from mmspec.core.image_grid import FREE, ImageGrid
@@ -303,7 +303,7 @@ def test_distributions_kept_as_pairs_give_the_tokens_of_distributions_kept_whole
     )
     runs = []
     for pays in (True, False):
-        monkeypatch.setattr(distribution, "TOKEN_BYTES", 0 if pays else 100)
+        monkeypatch.setattr(distributions, "TOKEN_BYTES", 0 if pays else 100)
         runs.append(sample(image(), drafter, sampler, rows=500).outputs)
         assert all(isinstance(seen.p, Pairs) is pays for seen in kept) and kept
         assert coupling == "exact" or all(isinstance(seen.draft.q, Pairs) is pays for seen in kept)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mmspec import kernels
-from mmspec.core import canvas, stats
+from mmspec.core import canvas, statistics
 from mmspec.core.canvas import Report
 from mmspec.core.statistics import DecodingStats, Laps
 from mmspec.kernels.backend import launcher
@@ -96,10 +96,10 @@ def test_events_are_recorded_where_the_numbers_are(monkeypatch: pytest.MonkeyPat
     cuda = SimpleNamespace(Event=Event, current_stream=lambda device: device)
     pinned = SimpleNamespace(copy_=lambda *_, **__: None)
     monkeypatch.setattr(canvas, "torch", SimpleNamespace(cuda=cuda, empty=lambda *_, **__: pinned))
-    monkeypatch.setattr(stats, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(statistics, "torch", SimpleNamespace(cuda=cuda))
     numbers: Any = SimpleNamespace(is_cuda=True, device=SECOND, shape=(2, 3), dtype=torch.int64)
     assert Report.send(numbers, 1, "tv").arrived is not None
-    with stats.timed_by_device():
+    with statistics.timed_by_device():
         laps = Laps(DecodingStats("none", "exact", ""), SECOND)
     laps.start()
     assert Event.recorded == [SECOND, SECOND]

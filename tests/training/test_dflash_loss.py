@@ -9,8 +9,8 @@ import torch
 
 from mmspec.errors import InputError
 from mmspec.heads.model import HIDDEN
+from mmspec.methods.dflash import loss as dflash_loss
 from mmspec.methods.dflash.loss import DFlashLoss, drawn
-from mmspec.training.losses import dflash as dflash_loss
 from mmspec.training.losses.base import Blocks, read
 from tests.drafters.dflash_checks import KINDS, alone, head_for
 from tests.drafters.flash_checks import target_of

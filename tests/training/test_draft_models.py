@@ -18,6 +18,7 @@ from mmspec import MMSpecPipeline
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError, MMSpecError, UnsupportedModelError
 from mmspec.heads.frequent_output import restrict_output
+from mmspec.methods.draft_model import distillation
 from mmspec.methods.draft_model.distillation import DIVERGENCES, Distillation, DraftModelLoss, compare
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget, adapt
@@ -25,7 +26,6 @@ from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader, ConversationRows
 from mmspec.training.data.sequences import Trial, acceptance_length, decode
 from mmspec.training.draft_model import shortened, train_draft_model
-from mmspec.training.losses import distillation
 from mmspec.training.losses.vocabulary import token_counts
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import (

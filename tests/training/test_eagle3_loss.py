@@ -15,6 +15,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.grown_trees import GrownTreeSession
 from mmspec.methods.eagle.loss import positions_of
+from mmspec.methods.eagle3 import loss as eagle3_loss
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.eagle3.head import Eagle3Head
 from mmspec.methods.eagle3.loss import Eagle3Loss
@@ -22,7 +23,6 @@ from mmspec.methods.mtp.drafter import MtpDrafter
 from mmspec.methods.mtp.head import MtpHead
 from mmspec.targets.causal import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
-from mmspec.training.losses import eagle3 as eagle3_loss
 from mmspec.training.losses.base import read
 from mmspec.training.losses.vocabulary import choose_vocabulary
 from tests.contracts.running import canvas_of

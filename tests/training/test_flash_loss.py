@@ -10,8 +10,8 @@ from torch.nn.functional import smooth_l1_loss
 
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.methods.flash import loss as flash_loss
 from mmspec.targets.causal import HiddenStates
-from mmspec.training.losses import flash as flash_loss
 from mmspec.training.losses.base import learnt_pairs, read
 from tests.drafters.flash_checks import head_for, target_of
 from tests.drafters.naive_heads import NaiveFlash

@@ -10,9 +10,9 @@ from mmspec.core.interfaces import Request
 from mmspec.core.sampling import Sampler
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.none.drafter import NoDrafter
+from mmspec.methods.ssd import loss as ssd
 from mmspec.methods.ssd.loss import CellBatch, VerticalLoss
 from mmspec.training.data.sequences import Trial, decode
-from mmspec.training.losses import ssd
 from mmspec.training.methods import METHODS
 from tests.contracts.checks import PROMPTS
 from tests.drafters.jacobi_checks import GRID, images
