@@ -38,12 +38,12 @@ from mmspec.core.interfaces import (
 )
 from mmspec.core.random_stream import RandomStream
 from mmspec.errors import InputError
-from mmspec.methods.judge.head import JudgeHead, JudgeHeadConfig
-from mmspec.methods.judge.rule import FINAL
 from mmspec.registry import did_you_mean
 from mmspec.text_file import json_lines, read_text
 from mmspec.training.record import write_record
 from mmspec.trees.matching import SampleAndMatch
+from mmspec_extras.methods.judge.head import JudgeHead, JudgeHeadConfig
+from mmspec_extras.methods.judge.rule import FINAL
 
 __all__ = ["ANSWERS", "agreement", "auc", "fit_judge", "label_prompt", "train_judge"]
 

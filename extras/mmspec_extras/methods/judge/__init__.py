@@ -5,6 +5,6 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "judge",
-        rules={"judge": "mmspec.methods.judge.rule:Judge"},
+        rules={"judge": "mmspec_extras.methods.judge.rule:Judge"},
     ),
 )

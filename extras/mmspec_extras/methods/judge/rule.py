@@ -17,8 +17,8 @@ from mmspec.core.interfaces import AcceptanceRule, Target, TargetOutput
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
-from mmspec.methods.judge.head import JudgeHead, read_judge
 from mmspec.validation import require_number
+from mmspec_extras.methods.judge.head import JudgeHead, read_judge
 
 FINAL = -1  # the tap of the last hidden states
 
@@ -30,7 +30,7 @@ class Judge(AcceptanceRule):
     The judge reads the target's last hidden state at the candidate, which has read it. Of siblings the one
     that the target chose is followed, else the one that is trusted most. Nothing bounds how far the output
     is from the target's. A threshold of 1 is `sample_and_match`, token for token; 0 accepts every draft.
-    Tokens that the request excludes are never accepted. Train one with `mmspec train judge`.
+    Tokens that the request excludes are never accepted. Train one with `mmspec-extras train-judge`.
 
     Args:
         judge: folder of a `JudgeHead`, or a loaded one.
@@ -57,7 +57,7 @@ class Judge(AcceptanceRule):
 
     def fit(self, target: Target[Any]) -> Judge:
         if self.head is None:
-            raise InputError("judge", None, "the folder of a judge that `mmspec train judge` wrote")
+            raise InputError("judge", None, "the folder of a judge that `mmspec-extras train-judge` wrote")
         if target.config is None:
             raise InputError(
                 "acceptance", "judge", "another rule: no hidden states of this model can be read"

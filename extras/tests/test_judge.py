@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mmspec.accelerators import build_accelerator
 from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
-from mmspec.methods.judge.head import JudgeHead, JudgeHeadConfig
-from mmspec.methods.judge.rule import Judge
 from mmspec.trees.matching import SampleAndMatch
+from mmspec_extras.methods.judge.head import JudgeHead, JudgeHeadConfig
+from mmspec_extras.methods.judge.rule import Judge
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.running import decode, futures
 from tests.oracles import OracleDrafter, Proposal, RandomTreeDrafter, SimpleDrafter, tree_of
@@ -127,13 +129,13 @@ def test_a_threshold_of_zero_accepts_whole_drafts_but_no_token_that_is_excluded(
 
 def test_a_judge_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert (Judge.exactness, Judge.bound, Judge().promise) == ("lossy", None, "lossy")
-    with pytest.raises(InputError, match="mmspec train judge"):
+    with pytest.raises(InputError, match="mmspec-extras train-judge"):
         Judge().fit(llama())
     with pytest.raises(InputError, match=f"{WIDTH} numbers"):
         Judge(random_head(WIDTH + 2)).fit(llama())
     with pytest.raises(InputError, match="threshold"):
         Judge(random_head(), 1.5)
-    with pytest.raises(CheckpointError, match="mmspec train judge"):
+    with pytest.raises(CheckpointError, match="mmspec-extras train-judge"):
         Judge(str(tmp_path / "none"))
     random_head().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -150,3 +152,9 @@ def test_a_judge_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"no weights")
     with pytest.raises(CheckpointError, match="judge"):
         Judge(str(tmp_path))
+
+
+def test_the_size_of_drafts_is_not_chosen_by_cost(chosen_by_cost: Any) -> None:
+    """What passes depends on it."""
+    accelerator = build_accelerator("copy", acceptance="judge")
+    assert chosen_by_cost(accelerator, Sampler(0.0), torch.device("cpu")) is False

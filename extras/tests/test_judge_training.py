@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mmspec.errors import InputError
-from mmspec.methods.judge.training import agreement, auc, fit_judge, label_prompt, train_judge
 from mmspec.pipelines import MMSpecPipeline
+from mmspec_extras.methods.judge.training import agreement, auc, fit_judge, label_prompt, train_judge
 from tests.contracts.running import generate
 from tests.tiny_models import tiny_llama, tiny_tokenizer
 

@@ -1,0 +1,1 @@
+"""Model families, a folder each; the entry point `mmspec.families` names their records."""
