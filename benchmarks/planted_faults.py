@@ -473,13 +473,6 @@ FAULTS = (
         DRAFTERS,
     ),
     Fault(
-        "keys of drafted nodes stay in the first layers",
-        "EarlyExitSession._read",
-        "self.passes += 1",
-        "self.passes += 1; self.state.cache.commit(None, torch.ones_like(tokens[:, 0]))",
-        ("tests/drafters/test_early_exit.py",),
-    ),
-    Fault(
         "a window advances by the least that any row accepted",
         "JacobiSession.propose",
         "node = accepted[:, None] +",

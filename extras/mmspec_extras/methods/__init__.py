@@ -1,5 +1,5 @@
 """Methods, a folder each; the entry point `mmspec.methods` names their records."""
 
-from mmspec_extras.methods import judge
+from mmspec_extras.methods import assd, early_exit, judge
 
-METHODS = (*judge.METHODS,)
+METHODS = (*assd.METHODS, *early_exit.METHODS, *judge.METHODS)

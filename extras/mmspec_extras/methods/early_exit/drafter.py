@@ -24,12 +24,12 @@ from mmspec.core.interfaces import DraftSession, Target
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
-from mmspec.methods.early_exit.exits import FirstLayers, count_layers, head_cost
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.trees.growth import StaticTree, TreeGrowth
 from mmspec.trees.pacing import KEEP, REVISIT, TRIALS, half_lengths
 from mmspec.trees.siblings import SiblingDraws
 from mmspec.validation import check_draft_tokens, is_integer
+from mmspec_extras.methods.early_exit.exits import FirstLayers, count_layers, head_cost
 
 __all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer", "early_exit"]
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, XLNetConfig, XLNetLMHeadModel
 from mmspec.accelerators import build_accelerator
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.families.xlnet.target import AnySubsetTarget
 from mmspec.targets import CausalTarget, adapt
+from mmspec_extras.families.xlnet.target import AnySubsetTarget
 from tests.contracts.running import Run, decode
 from tests.tiny_models import randomise, tiny_llama
 

@@ -1,8 +1,8 @@
 """Gaps of a text filled several at a time (`assd`), by an XLNet that learns descriptions of scenes first.
 
-    python -m benchmarks.gaps                             # eight minutes of training, then the table
-    python -m benchmarks.gaps --minutes 60 --out my-gaps  # keeps the model
-    python -m benchmarks.gaps --model my-gaps             # the table alone
+    python -m extras.benchmarks.gaps                             # eight minutes of training, then the table
+    python -m extras.benchmarks.gaps --minutes 60 --out my-gaps  # keeps the model
+    python -m extras.benchmarks.gaps --model my-gaps             # the table alone
 
 The model learns the density of the gaps of a text from left to right, given all that is known around them, as
 AS-ARM does (2504.20456, section 4): 85 to 99 % of the places are gaps. It sees no image, so that its text has
@@ -35,7 +35,7 @@ from mmspec.training.run import flush_subnormals
 
 __all__ = ["hide", "loss_of", "train", "windows"]
 
-WORDS = Path(__file__).parents[1] / "assets" / "scenes-diffusion"  # whose tokenizer has a mask
+WORDS = Path(__file__).parents[2] / "assets" / "scenes-diffusion"  # whose tokenizer has a mask
 STAGE = 15  # that no other training draws its scenes by
 LENGTH = 96  # of a text
 SHARES = (0.85, 0.99)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gaps import hide, loss_of, main
-from mmspec.families.xlnet.target import AnySubsetTarget
-from tests.drafters.test_any_subset import MASK, WORDS, model
+from extras.benchmarks.gaps import hide, loss_of, main
+from extras.tests.test_any_subset import MASK, WORDS, model
+from mmspec_extras.families.xlnet.target import AnySubsetTarget
 
 
 def test_the_loss_is_that_of_the_gaps_as_they_are_filled() -> None:

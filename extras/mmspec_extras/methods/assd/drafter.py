@@ -20,10 +20,10 @@ from mmspec.core.interfaces import DraftSession, Target
 from mmspec.core.random_stream import Purpose
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
-from mmspec.families.xlnet.target import AnySubsetTarget
 from mmspec.registry import did_you_mean
 from mmspec.trees.siblings import kind_of
 from mmspec.validation import check_draft_tokens
+from mmspec_extras.families.xlnet.target import AnySubsetTarget
 
 __all__ = ["AnySubsetDrafter", "assd"]
 

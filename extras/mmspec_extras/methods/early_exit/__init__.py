@@ -7,6 +7,6 @@ METHODS = (
         "early_exit",
         "the target itself: its first `layers` layers and its LM head, over its own keys and values",
         "2504.05598",
-        make="mmspec.methods.early_exit.drafter:early_exit",
+        make="mmspec_extras.methods.early_exit.drafter:early_exit",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,17 +12,20 @@ from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.interfaces import Drafter
 from mmspec.core.loop import speculate
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.methods.early_exit.drafter import EarlyExitDrafter, ExitRates, best_exit
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.trees.matching import SampleAndMatch
+from mmspec_extras.methods.early_exit.drafter import EarlyExitDrafter, ExitRates, best_exit
+from tests.contracts.checks import llama, precise
 from tests.contracts.running import as_request, decode, generate, random_prompts
-from tests.targets import loop
+from tests.contracts.test_drafters import check_greedy_output, check_sampled_output
+from tests.targets import loop, test_threads
 from tests.tiny_models import encode, tiny_images, tiny_llama, tiny_llava, tiny_qwen3_5, user_message
 
 PROMPTS = random_prompts(3, seed=6)
@@ -154,3 +158,17 @@ def test_what_has_no_such_exit_is_refused() -> None:
         EarlyExitDrafter(5).fit(target())
     with pytest.raises(InputError, match="early_exit"):
         EarlyExitDrafter().fit(CausalTarget(tiny_qwen3_5()))
+
+
+def test_two_threads_share_a_model_whose_layers_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(test_threads.MODELS, "early exit", (partial(tiny_llama, layers=4), "early_exit"))
+    test_threads.test_two_threads_decode_with_one_model_and_run_it_plainly("early exit")
+
+
+@pytest.mark.parametrize("layers", [1, "auto"])
+def test_the_contract_of_drafters_is_kept(layers: int | str) -> None:
+    def build(length: int, dtype: torch.dtype) -> Drafter:
+        return EarlyExitDrafter(layers, length).fit(llama() if dtype == torch.float32 else precise())
+
+    check_greedy_output(build)
+    check_sampled_output(build, 8)

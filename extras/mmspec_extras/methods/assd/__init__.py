@@ -8,6 +8,6 @@ METHODS = (
         "the target itself: an any-subset density model (XLNet) draws the next gaps of a text, which do "
         "not know of each other",
         "2504.20456",
-        make="mmspec.methods.assd.drafter:assd",
+        make="mmspec_extras.methods.assd.drafter:assd",
     ),
 )
