@@ -56,7 +56,7 @@ def pages_of_extras() -> Iterator[tuple[Path, str]]:
     for name in METHODS:
         page = ROOT / "extras" / "docs" / f"{name}.md"
         if page.exists():
-            yield page, method(name)
+            yield page, method(name).replace("(../", "(../../docs/")
 
 
 #: Rows of the front page: task in words, record, its row, and the task there.

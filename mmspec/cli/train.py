@@ -65,7 +65,7 @@ def drafter(
     method: Annotated[
         str,
         typer.Option(
-            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, ppd, specvlm, ssd or "
+            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, ppd, specvlm or "
             "vispec; with settings: flash:block=10."
         ),
     ] = "eagle",
@@ -73,7 +73,7 @@ def drafter(
         Path | None,
         typer.Option(
             help="Conversations, with images or not: JSONL, or LLaVA's JSON. For image models a JSONL file "
-            "of images: image, and prompt or class; cjd and ssd need none. Scenes if not given, which no "
+            "of images: image, and prompt or class; cjd needs none. Scenes if not given, which no "
             "model of text alone can read."
         ),
     ] = None,

@@ -238,7 +238,7 @@ OF_VECTORS = {"cspd", "shared_noise"}
 
 def test_every_registered_drafter_is_tested_here() -> None:
     windows = {"gsd", "lantern", "cool"}  # draft as `sjd`, and are judged by rules that have their own tests
-    others = {"assistant", "ssd", "self_speculation"}  # of one family of models
+    others = {"assistant", "self_speculation"}  # of one family of models
     others |= {"ppd"}  # its probes are nodes of the target's forward pass: tests/drafters/test_ppd.py
     left = set(METHODS) - OF_PLACES - OF_VECTORS - windows - others
     assert {name.split(",")[0] for name in REGISTERED} == left

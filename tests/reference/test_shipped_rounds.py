@@ -18,7 +18,7 @@ from tests.drafters.heads_checks import medusa_for
 
 TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa")
 HYBRID = ("none", "copy", "mtp", "dflash", "dspark")
-IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle", "cjd", "ssd")
+IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle", "cjd")
 VECTORS = {"scenes-nextstep": ("none", "shared_noise", "draft_model"), "scenes-mar": ("none", "masked")}
 BY_ORDER = ("low_confidence", "sequential", "threshold", "factor", "entropy_bound", "ascending", "prophet")
 MODES = {"blocks": ("none", "freedave", *BY_ORDER), "autoregressive": ("none", "self_speculation")}

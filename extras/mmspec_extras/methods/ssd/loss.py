@@ -25,11 +25,11 @@ from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.verdict import Path
 from mmspec.heads.model import HIDDEN
-from mmspec.methods.ssd.drafter import VerticalDrafter, VerticalSession, read_below
-from mmspec.methods.ssd.head import VerticalHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import PromptData, TensorBatch, decode
 from mmspec.training.losses.base import DrafterLoss, learnt_images
+from mmspec_extras.methods.ssd.drafter import VerticalDrafter, VerticalSession, read_below
+from mmspec_extras.methods.ssd.head import VerticalHead
 
 __all__ = ["CellBatch", "VerticalLoss"]
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from extras.tests.vertical_checks import head_for
 from mmspec.core.image_grid import FREE
 from mmspec.core.interfaces import Request
 from mmspec.core.sampling import Sampler
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.none.drafter import NoDrafter
-from mmspec.methods.ssd import loss as ssd
-from mmspec.methods.ssd.loss import CellBatch, VerticalLoss
 from mmspec.training.data.sequences import Trial, decode
 from mmspec.training.methods import METHODS
+from mmspec_extras.methods.ssd import loss as ssd
+from mmspec_extras.methods.ssd.loss import CellBatch, VerticalLoss
 from tests.contracts.checks import PROMPTS
 from tests.drafters.jacobi_checks import GRID, images
-from tests.drafters.vertical_checks import head_for
 from tests.tiny_models.llamagen import tiny_llamagen
 from tests.training.test_cjd_loss import Prompts
 

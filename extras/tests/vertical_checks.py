@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from mmspec.methods.ssd.head import VerticalConfig, VerticalHead
 from mmspec.targets import CausalTarget
+from mmspec_extras.methods.ssd.head import VerticalConfig, VerticalHead
 
 
 def head_for(target: CausalTarget, seed: int = 0, strength: float = 3.0, **settings: Any) -> VerticalHead:

@@ -8,9 +8,9 @@ METHODS = (
         "as `sjd`, where a trained head drafts new places from the row above",
         "2606.20543",
         head=Head(
-            model="mmspec.methods.ssd.head:VerticalHead",
-            drafter="mmspec.methods.ssd.drafter:VerticalDrafter",
-            loss="mmspec.methods.ssd.loss:VerticalLoss",
+            model="mmspec_extras.methods.ssd.head:VerticalHead",
+            drafter="mmspec_extras.methods.ssd.drafter:VerticalDrafter",
+            loss="mmspec_extras.methods.ssd.loss:VerticalLoss",
             of_images=True,
         ),
         needs="a head that was trained for the target",

@@ -18,8 +18,8 @@ from mmspec.core.indexing import pick
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.heads.window_states import StateWindowDrafter, StateWindowSession
-from mmspec.methods.ssd.head import VerticalHead
 from mmspec.targets.causal import CausalTarget
+from mmspec_extras.methods.ssd.head import VerticalHead
 
 __all__ = ["VerticalDrafter", "VerticalSession", "read_below"]
 

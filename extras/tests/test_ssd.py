@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from extras.tests.vertical_checks import head_for
 from mmspec.accelerators.accelerator import default_rule
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
@@ -17,11 +18,10 @@ from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
-from mmspec.methods.ssd.drafter import VerticalDrafter, VerticalSession, read_below
+from mmspec_extras.methods.ssd.drafter import VerticalDrafter, VerticalSession, read_below
 from tests.contracts.checks import check_words
 from tests.contracts.running import FanOutTarget, decode
 from tests.drafters.jacobi_checks import images
-from tests.drafters.vertical_checks import head_for
 from tests.tiny_models import tiny_lm_v8
 
 PROMPT = (3, 1, 4)
