@@ -18,11 +18,15 @@ from mmspec.core.loop import speculate
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.families.mar import FeatureCache, FeatureCaching, MARConfig, MARForImageGeneration
+from mmspec.families.mar import MARConfig, MARForImageGeneration
 from mmspec.families.mar.cells import CellOrderDrafter
 from mmspec.families.mar.target import MARSampler, MARTarget
+from mmspec.pipelines import MMSpecPipeline
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.vectors.denoising_head import DDPMSchedule
+from mmspec_extras.methods.lazymar.drafter import LazyCellDrafter
+from mmspec_extras.methods.lazymar.feature_cache import FeatureCache, FeatureCaching
+from tests.tiny_models.continuous import folder_of
 
 SIDE, SIZE, CLASSES, BUFFER = 16, 4, 5, 8
 CELLS = SIDE**2
@@ -72,7 +76,8 @@ def decode(
     prompts = [request.prompt_tokens for request in requests]
     canvas = VectorCanvas(prompts, Stopping(CELLS), DecodingStats(), target.device, SIZE)
     random = RandomStream(RandomStream.from_seed(0, len(labels)).keys[rows])
-    drafter = CellOrderDrafter(ITERATIONS, caching=caching).fit(target)
+    made = CellOrderDrafter(ITERATIONS) if caching is None else LazyCellDrafter(caching, ITERATIONS)
+    drafter = made.fit(target)
     for _ in speculate(target, drafter, SampleAndMatch(), sampler, requests, canvas, random):
         assert canvas.stats.target_forwards <= ITERATIONS
     return canvas.outputs()
@@ -272,7 +277,7 @@ def test_bytes_of_the_cache_are_counted():
     target = MARTarget(model())
     state, _ = target.prefill([{"input_ids": torch.tensor([[0]])}], CELLS)
     before = state.nbytes()
-    state.cache = FeatureCache(model(), FeatureCaching(test_layer=1), 1, 1)
+    state.reader = FeatureCache(model(), FeatureCaching(test_layer=1), 1, 1)
     kept = 2 * 2 + 2 + 2  # keys and values of two blocks, their tested values, features and outputs
     assert state.nbytes() - before == kept * (BUFFER + CELLS + 1) * 64 * 4 + CELLS
 
@@ -282,6 +287,13 @@ def test_settings_outside_their_range_are_refused():
         with pytest.raises(InputError, match=name):
             FeatureCaching(**{name: value})
     with pytest.raises(InputError, match="test_layer: got 2; 1 to 1"):
-        CellOrderDrafter(caching=FeatureCaching(test_layer=2)).fit(MARTarget(model()))
+        LazyCellDrafter(FeatureCaching(test_layer=2)).fit(MARTarget(model()))
     with pytest.raises(InputError, match="no caching"):
         FeatureCaching(test_layer=1).check(MARConfig(encoder_layers=1, decoder_layers=12))
+
+
+def test_a_pipeline_draws_with_cached_features() -> None:
+    pipe: Any = MMSpecPipeline.from_pretrained(folder_of("mar"))
+    pipe.set_accelerator("lazymar", iterations=8, refresh=2, test_layer=1)
+    stats = pipe(class_labels=[0, None], num_inference_steps=6, output_type="latent", seed=0).stats
+    assert stats.nfe == [8, 8] and stats.exactness == "approximate"
