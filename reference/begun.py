@@ -86,6 +86,7 @@ class Kept:
         command: str,
         options: Mapping[str, Any],
         within: str = ".layers.",
+        program: str = "python -m reference",
     ) -> Path:
         """Save a trained model with these parts beside it, matrices of `within` in float8; see `finish`."""
 
@@ -94,7 +95,7 @@ class Kept:
             self.share(out)
 
         options = {"from": self.folder, **options, **training.length}
-        return finish(training, out, save, command=command, options=options, model=model)
+        return finish(training, out, save, command=command, options=options, model=model, program=program)
 
     def share(self, out: Path) -> None:
         """Put the parts beside a model: as links, if both folders lie side by side."""

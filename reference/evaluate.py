@@ -186,43 +186,6 @@ def image(
     _report(source, scores, as_json, ("", "all facts", *names, "all right"), rows, caption=caption)
 
 
-@evaluate_app.command()
-def clips(
-    model: Model = None,
-    scenes: Annotated[int, typer.Option(min=1, help="Held-out captions.")] = 100,
-    seed: Seed = 20_000,
-    accelerators: Annotated[
-        str, typer.Option(help="What draws, with options; none is plain decoding.")
-    ] = "none,sparse_context:context_blocks=16",
-    guidance_scale: Annotated[
-        float | None, typer.Option(min=0.0, help="Guidance scale; the model's own if not given.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Clips drawn together.")] = 16,
-    as_json: AsJson = False,
-) -> None:
-    """Score a model of clips on held-out prompts, frame by frame.
-
-    Example:
-        python -m reference evaluate clips my-scenes-clips --scenes 100
-    """
-    from mmspec.evaluation.tables import figures
-    from reference.clips import score_clips
-
-    if model is None:
-        raise InputError("model", None, "the folder of a model that `reference train clips` wrote")
-    names = [name.strip() for name in accelerators.split(",")]
-    how: dict[str, Any] = {"accelerators": names, "guidance_scale": guidance_scale}
-    scores = score_clips(model, scenes, seed, batch_size=batch_size, **how)
-    rows = []
-    for name in (*names, "real"):
-        shares, forwards = scores[name]["frames"], scores[name].get("forwards")
-        ends = f"{shares[0]:.1%}", f"{shares[-1]:.1%}", f"{scores[name]['drift']:.3f}"
-        rows.append((name, "" if forwards is None else f"{forwards:.0f}", *ends))
-    columns = ("", "forwards a clip", "facts in the first frame", "in the last", "drift")
-    title = f"{scenes} captions from seed {seed}, {scores['seconds']} s"
-    print_result({"model": model, **scores}, figures(columns, rows, title=title), as_json)
-
-
 def _report(
     source: str,
     scores: dict[str, Any],

@@ -83,6 +83,7 @@ def finish(
     command: str,
     options: Mapping[str, Any],
     model: nn.Module,
+    program: str = "python -m reference",
     before: Sequence[Mapping[str, Any]] = (),
     **more: Any,
 ) -> Path:
@@ -92,12 +93,13 @@ def finish(
         training: that is done.
         out: the folder.
         save: writes the model with a record.
-        command: of `python -m reference train`.
+        command: of `program`'s `train`.
         options: of the command.
+        program: whose command it is.
         model, before, more: see `training_record`.
     """
     if training.accelerator.is_main_process:
-        name = f"python -m reference train {command}"
+        name = f"{program} train {command}"
         save(training_record(name, {"out": out, **options}, training, model, before, **more))
     training.accelerator.wait_for_everyone()
     return out

@@ -91,11 +91,7 @@ def drafter_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
 
 def model_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
     """Models begun with scenes-llamagen, trained and scored here; they stay in `out`. Needs diffusers."""
-    for name, minutes, scored in (
-        ("parallel", "2.5", ("image", "--guidance-scales", "4")),
-        ("coarse", "1.5", ("image", "--guidance-scales", "4")),
-        ("clips", "2.5", ("clips",)),
-    ):
+    for name, minutes, scored in (("parallel", "2.5", ("image", "--guidance-scales", "4")),):
         length = ("--steps", "1", "--batch-size", "1") if tiny else ("--minutes", minutes)
         folder = str(out / f"scenes-{name}")
         yield ["-m", "reference", "train", name, "--out", folder, *length]

@@ -4,10 +4,10 @@ import pytest
 from PIL import Image
 
 from mmspec.errors import CheckpointError
-from mmspec.families.llamagen import CTFConfig, LlamaGenConfig
+from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.families.mar import MARConfig
 from mmspec.families.nextstep import NextStepConfig
-from mmspec.families.parallel_images import LPDConfig, NARConfig, NBPConfig, NFIGConfig, PARConfig, VARConfig
+from mmspec.families.parallel_images import LPDConfig, NARConfig, PARConfig, VARConfig
 from mmspec.plugins import FAMILIES
 from tests.tiny_models import (
     tiny_anole,
@@ -88,7 +88,7 @@ def test_doctor_looks_at_a_model_by_its_config(run, run_json, tmp_path):
 
 
 def test_doctor_looks_at_models_of_all_families_that_draw_images(run, run_json, tmp_path):
-    own = (CTFConfig, LlamaGenConfig, LPDConfig, NARConfig, NBPConfig, NFIGConfig, PARConfig, VARConfig)
+    own = (LlamaGenConfig, LPDConfig, NARConfig, PARConfig, VARConfig)
     configs = [kind() for kind in (*own, MARConfig)] + [NextStepConfig(num_hidden_layers=2)]
     configs += [made()[0].config for made in (tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina)]
     drawing = [family for family in FAMILIES.values() if family.draws]

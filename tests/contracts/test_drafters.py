@@ -231,7 +231,7 @@ def examine(draft: Draft, drafter: Drafter) -> None:
 #: Methods that decide places where they stand, or in another order, and those of continuous tokens.
 OF_PLACES = {name for name, method in METHODS.items() if method.policy is not None} | {
     *("low_confidence", "adablock", "renoise", "freedave", "zipar"),
-    *("masked", "lpd", "maskgit", "sparse_context"),
+    *("masked", "lpd", "maskgit"),
 }
 OF_VECTORS = {"cspd", "shared_noise"}
 

@@ -33,7 +33,6 @@ from mmspec.families.parallel_images.target import CellSampler, ParallelImageTar
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
 from tests.models.converted import convert_and_load
-from tests.models.next_block import next_block_model
 from tests.models.official_layout import GRID, HEADS, IMAGE_SIZE, VOCABULARY
 from tests.models.parallel_layout import (
     CELLS,
@@ -55,13 +54,10 @@ SCALE = 2.5
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ParallelImageTarget]:
     """Of official files, converted and loaded in double precision."""
-    made = {}
-    for name, state in STATES.items():
-        model = convert_and_load(tmp_path_factory.mktemp(name), state, dtype=torch.float64)
-        made[name] = image_target(model)
-        if name == "par":
-            made["nbp"] = image_target(next_block_model(model))
-    return made
+    return {
+        name: image_target(convert_and_load(tmp_path_factory.mktemp(name), state, dtype=torch.float64))
+        for name, state in STATES.items()
+    }
 
 
 def images(
@@ -257,7 +253,6 @@ def test_par_is_a_plain_loop_over_regions(tmp_path: Path, regions: int) -> None:
         ("lpd", "maskgit", {"iterations": 5}),
         ("nar", "none", {}),
         ("par", "none", {}),
-        ("nbp", "none", {}),
     ],
 )
 def test_an_image_does_not_depend_on_its_batch(
@@ -276,7 +271,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("lpd", "maskgit", {"iterations": 4}),
     ("nar", "none", {}),
     ("par", "none", {}),
-    ("nbp", "none", {}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""VAR and NFIG: what is decoded is what plain loops over the published algorithm give, scale by scale."""
+"""VAR: what is decoded is what plain loops over the published algorithm give, scale by scale."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import load_vq
 from mmspec.families.images import image_target
 from mmspec.families.llamagen.conversion import convert_checkpoint
-from mmspec.families.parallel_images import NFIGConfig, NFIGForCausalLM, VARConfig, VARForCausalLM
+from mmspec.families.parallel_images import VARConfig, VARForCausalLM
 from mmspec.models.scale_vq import ScaleVQModel
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.models.ldm_layout import naive_latents, naive_pixels
 from tests.models.official_layout import HEADS, VOCABULARY, WIDTH, Changes, changed
 from tests.models.parallel_layout import doubled
 from tests.models.scale_layout import (
-    LABELS,
     LATENTS,
     SIDES,
     naive_features,
@@ -33,7 +32,6 @@ from tests.models.scale_layout import (
     var_state,
 )
 from tests.targets.test_parallel_images import Noise
-from tests.tiny_models import randomise
 
 PLACES = sum(side**2 for side in SIDES)
 CFG = 1.5
@@ -166,29 +164,6 @@ def test_a_preview_shows_the_scales_that_are_decided(pipe: Any) -> None:
     assert [count for count, _ in seen] == [0, 1, 5, 14, 30]
     assert seen[0][1] == 0 and all(spread > 0 for _, spread in seen[1:])
     assert output.images[0].size == (8, 8)
-
-
-def test_nfig_is_var_with_bands_and_settings_of_its_own(pipe: Any, tmp_path: Path) -> None:
-    config = NFIGConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=1,
-        num_attention_heads=HEADS,
-        num_classes=LABELS,
-        latent_channels=LATENTS,
-    )
-    assert [round(680 * edge) for edge in config.band_edges()] == [1, 5, 14, 30, 55, 91, 155, 255, 424, 680]
-    randomise(NFIGForCausalLM(config), 2).save_pretrained(tmp_path)
-    pipe.vq.save_pretrained(tmp_path / "vq")
-    bands: Any = MMSpecPipeline.from_pretrained(tmp_path)
-    settings = bands.sampling({})
-    assert (settings["guidance_scale"], settings["top_k"]) == (5.5, 990)
-    settings = pipe.sampling({})
-    assert (settings["guidance_scale"], settings["top_k"], settings["top_p"]) == (2.5, 900, 0.96)
-    output = bands(class_labels=[1], seed=0)
-    assert output.stats.target_forwards == 10 and len(output.tokens[0]) == 680
-    with pytest.raises(InputError, match="decide places together"):
-        bands.set_accelerator("sjd")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Model families, a folder each; the entry point `mmspec.families` names their records."""
 
-from mmspec_extras.families import xlnet
+from mmspec_extras.families import ctf, nbp, nfig, xlnet
 
-FAMILIES = (*xlnet.FAMILIES,)
+FAMILIES = (*ctf.FAMILIES, *nbp.FAMILIES, *nfig.FAMILIES, *xlnet.FAMILIES)

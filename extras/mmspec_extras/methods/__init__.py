@@ -1,5 +1,12 @@
 """Methods, a folder each; the entry point `mmspec.methods` names their records."""
 
-from mmspec_extras.methods import assd, early_exit, judge, lazymar, ssd
+from mmspec_extras.methods import assd, early_exit, judge, lazymar, sparse_context, ssd
 
-METHODS = (*assd.METHODS, *early_exit.METHODS, *judge.METHODS, *lazymar.METHODS, *ssd.METHODS)
+METHODS = (
+    *assd.METHODS,
+    *early_exit.METHODS,
+    *judge.METHODS,
+    *lazymar.METHODS,
+    *sparse_context.METHODS,
+    *ssd.METHODS,
+)

@@ -5,7 +5,6 @@ Importing it makes the auto classes of transformers know the folders that `mmspe
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from mmspec.families.llamagen.coarse import CTFConfig, CTFForCausalLM, CTFModel
 from mmspec.families.llamagen.configuration import CONTROLLED_LAYERS, SIZES, LlamaGenConfig
 from mmspec.families.llamagen.modeling import (
     LlamaGenForCausalLM,
@@ -20,9 +19,6 @@ from mmspec.plugins import Family
 __all__ = [
     "FAMILIES",
     "CONTROLLED_LAYERS",
-    "CTFConfig",
-    "CTFForCausalLM",
-    "CTFModel",
     "SIZES",
     "LlamaGenConfig",
     "LlamaGenForCausalLM",
@@ -33,25 +29,14 @@ __all__ = [
     "null_caption_prompt",
 ]
 
-for config, decoder, whole in (
-    (LlamaGenConfig, LlamaGenModel, LlamaGenForCausalLM),
-    (CTFConfig, CTFModel, CTFForCausalLM),
-):
-    AutoConfig.register(config.model_type, config, exist_ok=True)
-    AutoModel.register(config, decoder, exist_ok=True)
-    AutoModelForCausalLM.register(config, whole, exist_ok=True)
+AutoConfig.register(LlamaGenConfig.model_type, LlamaGenConfig, exist_ok=True)
+AutoModel.register(LlamaGenConfig, LlamaGenModel, exist_ok=True)
+AutoModelForCausalLM.register(LlamaGenConfig, LlamaGenForCausalLM, exist_ok=True)
 
 FAMILIES = (
     Family(
         "llamagen",
         "mmspec.families.llamagen.target:LlamaGenTarget",
-        draws="tokens",
-        answers=False,
-        vq_apart=True,
-    ),
-    Family(
-        "ctf",
-        "mmspec.families.llamagen.coarse_target:CTFTarget",
         draws="tokens",
         answers=False,
         vq_apart=True,

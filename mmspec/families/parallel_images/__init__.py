@@ -1,7 +1,7 @@
 """Image models that predict many cells in a forward: LPD (2507.01957), NAR (2503.10696), PAR (2412.15119).
 
-NBP (2502.07737) is PAR for clips; VAR (2404.02905) and NFIG (2503.07076) predict a scale in each. Importing
-it makes the auto classes of transformers know their folders.
+VAR (2404.02905) predicts a scale in each. Importing it makes the auto classes of transformers know their
+folders.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
@@ -9,8 +9,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from mmspec.families.parallel_images.configuration import (
     LPDConfig,
     NARConfig,
-    NBPConfig,
-    NFIGConfig,
     ParallelImageConfig,
     PARConfig,
     VARConfig,
@@ -20,12 +18,10 @@ from mmspec.families.parallel_images.modeling import (
     LPDModel,
     NARForCausalLM,
     NARModel,
-    NBPForCausalLM,
-    NBPModel,
     PARForCausalLM,
     PARModel,
 )
-from mmspec.families.parallel_images.scales import NFIGForCausalLM, NFIGModel, VARForCausalLM, VARModel
+from mmspec.families.parallel_images.scales import VARForCausalLM, VARModel
 from mmspec.plugins import Family
 
 __all__ = [
@@ -36,12 +32,6 @@ __all__ = [
     "NARConfig",
     "NARForCausalLM",
     "NARModel",
-    "NBPConfig",
-    "NBPForCausalLM",
-    "NBPModel",
-    "NFIGConfig",
-    "NFIGForCausalLM",
-    "NFIGModel",
     "PARConfig",
     "PARForCausalLM",
     "PARModel",
@@ -55,9 +45,7 @@ for config, decoder, whole in (
     (LPDConfig, LPDModel, LPDForCausalLM),
     (NARConfig, NARModel, NARForCausalLM),
     (PARConfig, PARModel, PARForCausalLM),
-    (NBPConfig, NBPModel, NBPForCausalLM),
     (VARConfig, VARModel, VARForCausalLM),
-    (NFIGConfig, NFIGModel, NFIGForCausalLM),
 ):
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModel.register(config, decoder, exist_ok=True)
@@ -89,24 +77,8 @@ FAMILIES = (
         accelerator="none",
     ),
     Family(
-        "nbp",
-        "mmspec.families.parallel_images.target:NBPTarget",
-        draws="tokens",
-        answers=False,
-        vq_apart=True,
-        accelerator="none",
-    ),
-    Family(
         "var",
         "mmspec.families.parallel_images.scale_target:VARTarget",
-        draws="tokens",
-        answers=False,
-        vq_apart=True,
-        accelerator="none",
-    ),
-    Family(
-        "nfig",
-        "mmspec.families.parallel_images.scale_target:NFIGTarget",
         draws="tokens",
         answers=False,
         vq_apart=True,

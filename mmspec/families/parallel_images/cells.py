@@ -23,11 +23,11 @@ from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
 from mmspec.families.parallel_images.orders import DecodingOrder, cells_by_forward
-from mmspec.families.parallel_images.target import CellGroup, NBPTarget, ParallelImageTarget, RecentBlocks
+from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
 from mmspec.places.order import Groups, OrderSession
 from mmspec.validation import is_integer
 
-__all__ = ["OrderedCellsDrafter", "RecentBlocksDrafter", "SurestCellsDrafter"]
+__all__ = ["OrderedCellsDrafter", "PlainCellsDrafter", "SurestCellsDrafter"]
 
 TOGETHER = "the model's own groups of cells, those of one forward independent of each other"
 
@@ -63,16 +63,6 @@ class OrderedCellsSession(OrderSession):
         fresh, before = self.order[:, self.read : begin], self.order[:, : self.read]
         self.read, self.forwards = begin, self.forwards + (places.shape[1] > 0)
         return group_of(canvas, self.layout, places, fresh, before, ranks, begin, places.shape[1], last)
-
-
-class RecentBlocksSession(OrderedCellsSession):
-    """Clips whose blocks see the first one and the most recent ones alone."""
-
-    drafter: RecentBlocksDrafter
-
-    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> CellGroup:
-        group = super().block(canvas, places, exists, groups)
-        return RecentBlocks(**vars(group), context_blocks=self.drafter.context_blocks)
 
 
 class SurestCellsSession(DraftSession):
@@ -224,34 +214,13 @@ class OrderedCellsDrafter(CellsDrafter):
         return fitted
 
 
-class RecentBlocksDrafter(OrderedCellsDrafter):
-    """Decides blocks of a clip that see the first block and the most recent ones, whose keys alone are kept.
+class PlainCellsDrafter(OrderedCellsDrafter):
+    """Decides cells in the model's own order: plain decoding, of models too that no other order fits."""
 
-    The sparse cache of BlockVid (2511.22973) retrieves blocks by the likeness of their prompts; a clip of one
-    prompt has but their age.
-
-    Args:
-        context_blocks: most recent blocks that are kept, the newest included.
-
-    Raises:
-        InputError: not a positive integer.
-    """
-
-    name = "sparse_context"
-    session = RecentBlocksSession
-
-    def __init__(self, context_blocks: int = 16) -> None:
-        super().__init__()
-        if not is_integer(context_blocks) or context_blocks < 1:
-            raise InputError("context_blocks", context_blocks, "a positive integer")
-        self.context_blocks, self.exactness = context_blocks, "lossy"
+    name = "none"
 
     def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
-        if not isinstance(target, NBPTarget):
-            raise InputError("accelerator", self.name, "a model of clips that predicts blocks (NBP)")
-        fitted = self.fitted(target)
-        fitted.exactness = "lossy"
-        return fitted
+        return self.fitted(target)
 
 
 class SurestCellsDrafter(CellsDrafter):

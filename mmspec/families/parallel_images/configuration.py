@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -13,8 +12,6 @@ from mmspec.families.llamagen.configuration import LlamaGenConfig
 __all__ = [
     "LPDConfig",
     "NARConfig",
-    "NBPConfig",
-    "NFIGConfig",
     "PARConfig",
     "ParallelImageConfig",
     "VARConfig",
@@ -99,43 +96,6 @@ class PARConfig(ParallelImageConfig):
 
 
 @strict
-class NBPConfig(ParallelImageConfig):
-    """The shape of a model that predicts the next block of a clip (NBP, 2502.07737).
-
-    The frames of a clip, `grid_size` tokens a side, stand one below another, and positions are those of this
-    strip: a row of a frame stands `grid_size` rows below the same row of the frame before.
-
-    Attributes:
-        frames: of a clip; the published 17 frames of a video are 5 of tokens.
-        block_size: n tokens of a block, in raster order; None for a row of a frame. n - 1 special tokens are
-            learned.
-    """
-
-    model_type = "nbp"
-
-    frames: int = 5
-    block_size: int | None = None
-
-    @property
-    def image_tokens(self) -> int:
-        """Tokens of a clip."""
-        return self.frames * self.grid_size**2
-
-    @property
-    def group_size(self) -> int:
-        """Cells that a forward decides."""
-        return self.block_size or self.grid_size
-
-    def validate_blocks(self) -> None:
-        """Refuse a clip without frames, and blocks that do not divide a frame; called by `strict`."""
-        if self.frames < 1:
-            raise ValueError(f"frames: got {self.frames}; at least 1")
-        if self.group_size < 1 or self.grid_size**2 % self.group_size:
-            allowed = f"a divisor of {self.grid_size**2}, the tokens of a frame"
-            raise ValueError(f"block_size: got {self.block_size}; {allowed}")
-
-
-@strict
 class VARConfig(ParallelImageConfig):
     """The shape of a model that predicts an image scale by scale, each in one forward (VAR, 2404.02905).
 
@@ -179,19 +139,3 @@ class VARConfig(ParallelImageConfig):
     def image_tokens(self) -> int:
         """Tokens of all scales of an image."""
         return sum(side**2 for side in self.patch_nums)
-
-
-@strict
-class NFIGConfig(VARConfig):
-    """The shape of a model that predicts an image by bands of frequency, low ones first (NFIG, 2503.07076).
-
-    The transformer is VAR's; its scales are bands, which an image tokenizer of its own quantises one after
-    another. That tokenizer's encoder, which parts an image into bands, is not here: images are drawn from its
-    codes as from VAR's.
-    """
-
-    model_type = "nfig"
-
-    def band_edges(self) -> list[float]:
-        """Upper edge of each band, as a share of the largest frequency: as wide as it has tokens."""
-        return [count / self.image_tokens for count in accumulate(side**2 for side in self.patch_nums)]

@@ -2,8 +2,8 @@
 
 LPD (2507.01957) asks for any cells by queries: a learned mask token, and the position of the cell. NAR
 (2503.10696) predicts two neighbours of each token, by two heads. PAR (2412.15119) has learned special tokens
-that begin the regions of an image, and NBP (2502.07737) such that begin a clip's second block. Which cells a
-forward decides is not known here.
+that begin the regions of an image. Which cells a forward decides is not known
+here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from mmspec.families.llamagen.modeling import LlamaGenDecoderLayer, LlamaGenForC
 from mmspec.families.parallel_images.configuration import (
     LPDConfig,
     NARConfig,
-    NBPConfig,
     ParallelImageConfig,
     PARConfig,
 )
@@ -162,10 +161,10 @@ class NARForCausalLM(LlamaGenForCausalLM):
 class PARModel(LlamaGenModel):
     """LlamaGen's transformer, with tokens that begin the regions of an image but the last."""
 
-    config: PARConfig | NBPConfig
+    config: PARConfig
     config_class: type[ParallelImageConfig] = PARConfig
 
-    def __init__(self, config: PARConfig | NBPConfig) -> None:
+    def __init__(self, config: PARConfig) -> None:
         super().__init__(config)
         self.special_tokens = nn.Embedding(config.group_size - 1, config.hidden_size)
         self.post_init()
@@ -177,18 +176,3 @@ class PARForCausalLM(LlamaGenForCausalLM):
     config: PARConfig
     config_class = PARConfig
     decoder_class = PARModel
-
-
-class NBPModel(PARModel):
-    """LlamaGen's transformer, with tokens that ask for the second block of a clip but its first token."""
-
-    config: NBPConfig
-    config_class = NBPConfig
-
-
-class NBPForCausalLM(LlamaGenForCausalLM):
-    """NBP: the next token, and in blocks the token at the same place of the next block."""
-
-    config: NBPConfig
-    config_class = NBPConfig
-    decoder_class = NBPModel

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mmspec.families.parallel_images.configuration import LPDConfig, NBPConfig, PARConfig
+from mmspec.families.parallel_images.configuration import LPDConfig, PARConfig
 
 __all__ = ["LPDSettings", "lpd_settings", "par_guidance", "published_sizes"]
 
@@ -74,7 +74,7 @@ def lpd_settings(config: LPDConfig) -> LPDSettings:
     return LPD.get(shape, OTHER_LPD) if config.body == "vit" else OTHER_LPD
 
 
-def par_guidance(config: PARConfig | NBPConfig) -> float:
+def par_guidance(config: PARConfig) -> float:
     """The guidance scale of the published PAR of this shape; 1.5 for all other models."""
     return PAR.get((config.num_hidden_layers, config.hidden_size, config.group_size), OTHER_PAR)
 

@@ -1,4 +1,4 @@
-"""Image models that predict scale by scale as targets: VAR (2404.02905) and NFIG (2503.07076).
+"""Image models that predict scale by scale as targets: VAR (2404.02905).
 
 A forward decides a whole scale. What its places read is the sum of all coarser scales, shrunk to its size: a
 state keeps that sum, and adds the tokens that were decided in the last forward. Keys of a place stay in its
@@ -25,7 +25,7 @@ from mmspec.models.scale_vq import ScaleQuantizer, shrunk
 from mmspec.targets.attention import mask_dtype
 from mmspec.targets.causal import CausalState
 
-__all__ = ["NFIGTarget", "ScaleState", "VARTarget"]
+__all__ = ["ScaleState", "VARTarget"]
 
 
 @dataclass
@@ -147,9 +147,3 @@ class VARTarget(ParallelImageTarget):
         is_begun = codes[:, 0, None, None] >= 0
         pixels = self.decode_output(codes, grid).clamp(-1, 1)
         return pixels, is_begun.expand(-1, grid.rows, grid.columns)
-
-
-class NFIGTarget(VARTarget):
-    """Adapter from a model that decides a band of frequencies in each forward (NFIG, 2503.07076)."""
-
-    settings: ClassVar[Mapping[str, Any]] = {"guidance_scale": 5.5, "top_k": 990}

@@ -24,7 +24,7 @@ from mmspec.families.llamagen.modeling import (
     LlamaGenForCausalLM,
     LlamaGenModel,
 )
-from mmspec.families.parallel_images.configuration import NFIGConfig, VARConfig
+from mmspec.families.parallel_images.configuration import VARConfig
 from mmspec.transformers_versions import CACHE
 
 LARGEST_SCALE = math.log(100)  # of a head's logits, as a logarithm
@@ -210,21 +210,6 @@ class VARForCausalLM(LlamaGenForCausalLM):
         super().__init__(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
-
-
-class NFIGModel(VARModel):
-    """The transformer of an NFIG: VAR's."""
-
-    config: NFIGConfig
-    config_class = NFIGConfig
-
-
-class NFIGForCausalLM(VARForCausalLM):
-    """NFIG: the tokens of a band of frequencies, given a class and all lower bands."""
-
-    config: NFIGConfig
-    config_class = NFIGConfig
-    decoder_class = NFIGModel
 
 
 def plain_norm(config: VARConfig) -> nn.LayerNorm:

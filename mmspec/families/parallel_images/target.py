@@ -1,7 +1,7 @@
-"""Image models that predict many cells in a forward as targets: LPD, NAR, PAR and NBP.
+"""Image models that predict many cells in a forward as targets: LPD, NAR and PAR.
 
 A forward reads the tokens that were decided since the last one, and what asks for the cells to decide:
-queries (LPD, 2507.01957), or nothing but those tokens (NAR, 2503.10696; PAR, 2412.15119; NBP, 2502.07737).
+queries (LPD, 2507.01957), or nothing but those tokens (NAR, 2503.10696; PAR, 2412.15119).
 Which cells these are is up to the draft. Keys of tokens stay in the slots of their cells.
 """
 
@@ -35,10 +35,8 @@ __all__ = [
     "LPDState",
     "LPDTarget",
     "NARTarget",
-    "NBPTarget",
     "PARTarget",
     "ParallelImageTarget",
-    "RecentBlocks",
 ]
 
 SCHEDULES = ("constant", "rising")
@@ -66,17 +64,6 @@ class CellGroup(Block):
     begin: int
     quota: int
     last: int
-
-
-@dataclass(frozen=True)
-class RecentBlocks(CellGroup):
-    """A block of a clip that sees the first block and some of the most recent ones alone.
-
-    Attributes:
-        context_blocks: most recent blocks that are kept.
-    """
-
-    context_blocks: int
 
 
 @dataclass(frozen=True)
@@ -160,9 +147,9 @@ class ParallelImageTarget(LlamaGenTarget):
     plain: Mapping[str, Any]
 
     def plain_decoding(self) -> tuple[Drafter, AcceptanceRule | None]:
-        from mmspec.families.parallel_images.cells import OrderedCellsDrafter  # which reads this target
+        from mmspec.families.parallel_images.cells import PlainCellsDrafter  # which reads this target
 
-        return OrderedCellsDrafter().fitted(self), None
+        return PlainCellsDrafter().fitted(self), None
 
     def score(self, state: CausalState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
         """Score the cells of a group, in one forward that also reads the tokens decided before it."""
@@ -408,44 +395,3 @@ class PARTarget(ParallelImageTarget):
         tokens = torch.cat([fresh.tokens, self.vocabulary + more], 1)
         slots = torch.cat([fresh.slots, fresh.extent - special + more], 1)
         return Nodes(tokens, slots, fresh.depths, fresh.visible, fresh.deepest)
-
-
-class NBPTarget(PARTarget):
-    """Adapter from a model that predicts the next block of a clip (NBP, 2502.07737).
-
-    The first block comes token after token. Its last token and n - 1 special tokens predict the second block;
-    from then on token j of a block predicts token j of the next. Blocks see themselves and all before, and
-    are clean when they are read, so that no further pass stores their keys.
-    """
-
-    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
-        super().__init__(model, vq, codebook)
-        self.published = {"guidance_scale": 1.0, "top_k": 16000, "top_p": 0.9}
-        self.plain = {"order": "blocks", "block_size": self.group_size}
-
-    def nodes(self, draft: CellGroup) -> Nodes:
-        nodes, size = super().nodes(draft), self.group_size
-        if not isinstance(draft, RecentBlocks):
-            return nodes
-        # the keys of the first block stay; a later one is written over that of so many blocks before
-        junk = self.grid.cells
-        kept = min(draft.context_blocks, junk // size - 1)
-        newest = draft.begin // size - 1
-        blocks = [0, *(newest - (newest - 1 - lane) % kept for lane in range(kept))]
-        held = [
-            block * size + place if block > 0 or not lane else junk  # nothing yet
-            for lane, block in enumerate(blocks)
-            for place in range(size)
-        ]
-        held += range(junk, nodes.extent)  # special tokens last
-        at = {slot: index for index, slot in enumerate(held)}
-        device = nodes.slots.device
-        compact = torch.tensor([at.get(slot, at[junk]) for slot in range(nodes.extent)], device=device)
-        column = torch.tensor(held, device=device)
-        return Nodes(
-            nodes.tokens,
-            compact[nodes.slots],
-            nodes.depths[:, column],
-            nodes.visible[:, :, column],
-            nodes.deepest,
-        )

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mmspec.errors import InputError
-from mmspec.evaluation.quality.drift import WEIGHTS, video_drift
+from mmspec_extras.families.nbp.drift import WEIGHTS, video_drift
 
 
 def test_drift_by_hand() -> None:

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from extras.reference.clips import BlockLoss, begin_clips, blocks_see, clip_batch, score_clips, train_clips
 from mmspec.errors import InputError
-from mmspec.families.parallel_images import NBPForCausalLM
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import IMAGE_TOKENS, sample_scene
 from mmspec.scenes.render import animate, render_clip, sample_clip
-from reference.clips import BlockLoss, begin_clips, blocks_see, clip_batch, score_clips, train_clips
+from mmspec_extras.families.nbp import NBPForCausalLM
 from reference.image_model import SHAPES_BY_SIZE, build_caption_tokenizer
 
 TINY = SHAPES_BY_SIZE["tiny"]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import CheckpointError
-from mmspec.families.llamagen.coarse import CTFConfig, CTFForCausalLM
 from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec_extras.families.ctf.modeling import CTFConfig, CTFForCausalLM
 
 __all__ = ["CTFTarget"]
 

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from transformers import T5EncoderModel
 
 from mmspec.errors import InputError
-from mmspec.families.llamagen import CTFConfig, CTFForCausalLM
 from mmspec.training.data.images import DROPPED
 from mmspec.training.run import RunOptions, Training, flush_subnormals
+from mmspec_extras.families.ctf import CTFConfig, CTFForCausalLM
 from reference.begun import Kept, evenly_spread, shape_of, trained_llamagen
 from reference.image_data import ImageBatch, image_batch
 from reference.image_model import BESIDE_OBJECT, beside_objects, caption_vectors
@@ -27,6 +27,7 @@ from reference.trainer import train_on_scenes
 
 __all__ = ["CoarseLoss", "cluster_codes", "coarsened", "train_coarse"]
 
+PROGRAM = "python -m extras.reference"
 STAGE = 15  # that no other training draws its scenes by
 CHECK_SCENES = 32
 DEFAULT_MINUTES = 30.0
@@ -177,6 +178,5 @@ def train_coarse(
         title="coarse tokens, and their refiner",
         stage=STAGE,
     )
-    return kept.finish(
-        training, model, out, "coarse", {"clusters": clusters, "refiner-layers": refiner_layers}
-    )
+    options = {"clusters": clusters, "refiner-layers": refiner_layers}
+    return kept.finish(training, model, out, "coarse", options, program=PROGRAM)

@@ -8,6 +8,6 @@ METHODS = (
         "nothing: a model of clips (NBP) whose blocks see the first block and the `context_blocks` most "
         "recent ones",
         "2511.22973",
-        make="mmspec.methods.sparse_context.drafter:sparse_context",
+        make="mmspec_extras.methods.sparse_context.drafter:sparse_context",
     ),
 )

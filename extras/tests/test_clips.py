@@ -12,12 +12,12 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
+from extras.tests.next_block import next_block_model
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import contender, image_examples
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.models.converted import convert_and_load
-from tests.models.next_block import next_block_model
 from tests.models.official_layout import GRID, VOCABULARY
 from tests.models.parallel_layout import naive_groups, par_state
 from tests.tiny_models.llamagen import STRIDE, tiny_vq

@@ -23,13 +23,13 @@ from transformers import T5EncoderModel
 from mmspec.cli.choice import parse_choice
 from mmspec.errors import InputError
 from mmspec.evaluation.quality.attributes import AttributeJudge
-from mmspec.evaluation.quality.drift import video_drift
-from mmspec.families.parallel_images import NBPConfig, NBPForCausalLM
 from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
 from mmspec.scenes.render import animate, render_clip
 from mmspec.training.data.images import DROPPED
 from mmspec.training.data.scenes import PromptedScenes
 from mmspec.training.run import RunOptions, Training, flush_subnormals
+from mmspec_extras.families.nbp import NBPConfig, NBPForCausalLM
+from mmspec_extras.families.nbp.drift import video_drift
 from reference.begun import Kept, shape_of, trained_llamagen
 from reference.image_data import IMAGE_SIZE, STRIDE, ImageBatch
 from reference.image_model import BESIDE_OBJECT, caption_vectors
@@ -40,6 +40,7 @@ from reference.vlm_data import patch_labels
 
 __all__ = ["BlockLoss", "begin_clips", "blocks_see", "clip_batch", "score_clips", "train_clips"]
 
+PROGRAM = "python -m extras.reference"
 STAGE = 16  # that no other training draws its scenes by
 CHECK_CLIPS = 8
 DEFAULT_MINUTES = 60.0
@@ -200,7 +201,7 @@ def train_clips(
         stage=STAGE,
         outer=("special_tokens",),
     )
-    return kept.finish(training, model, out, "clips", {"frames": frames})
+    return kept.finish(training, model, out, "clips", {"frames": frames}, program=PROGRAM)
 
 
 def score_clips(

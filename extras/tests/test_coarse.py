@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from extras.reference.coarse import CoarseLoss, cluster_codes, coarsened, train_coarse
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.llamagen import CTFForCausalLM
-from mmspec.families.llamagen.coarse import CTFRefiner
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
-from reference.coarse import CoarseLoss, cluster_codes, coarsened, train_coarse
+from mmspec_extras.families.ctf import CTFForCausalLM
+from mmspec_extras.families.ctf.modeling import CTFRefiner
 from reference.image_data import image_batch
 from reference.image_model import SHAPES_BY_SIZE
 from reference.image_scores import score_image_model

@@ -1,0 +1,16 @@
+"""NFIG (2503.07076) as a target: a band of frequencies in each forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from mmspec.families.parallel_images.scale_target import VARTarget
+
+__all__ = ["NFIGTarget"]
+
+
+class NFIGTarget(VARTarget):
+    """Adapter from a model that decides a band of frequencies in each forward (NFIG, 2503.07076)."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"guidance_scale": 5.5, "top_k": 990}

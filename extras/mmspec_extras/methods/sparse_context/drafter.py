@@ -1,0 +1,64 @@
+"""Blocks of a clip that see the first block and the most recent ones (BlockVid, 2511.22973)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.core.canvas import Canvas
+from mmspec.core.interfaces import Target
+from mmspec.errors import InputError
+from mmspec.families.parallel_images.cells import OrderedCellsDrafter, OrderedCellsSession
+from mmspec.families.parallel_images.target import CellGroup
+from mmspec.places.order import Groups
+from mmspec.validation import is_integer
+from mmspec_extras.families.nbp.target import NBPTarget, RecentBlocks
+
+__all__ = ["RecentBlocksDrafter", "sparse_context"]
+
+
+class RecentBlocksSession(OrderedCellsSession):
+    """Clips whose blocks see the first one and the most recent ones alone."""
+
+    drafter: RecentBlocksDrafter
+
+    def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> CellGroup:
+        group = super().block(canvas, places, exists, groups)
+        return RecentBlocks(**vars(group), context_blocks=self.drafter.context_blocks)
+
+
+class RecentBlocksDrafter(OrderedCellsDrafter):
+    """Decides blocks of a clip that see the first block and the most recent ones, whose keys alone are kept.
+
+    The sparse cache of BlockVid (2511.22973) retrieves blocks by the likeness of their prompts; a clip of one
+    prompt has but their age.
+
+    Args:
+        context_blocks: most recent blocks that are kept, the newest included.
+
+    Raises:
+        InputError: not a positive integer.
+    """
+
+    name = "sparse_context"
+    session = RecentBlocksSession
+
+    def __init__(self, context_blocks: int = 16) -> None:
+        super().__init__()
+        if not is_integer(context_blocks) or context_blocks < 1:
+            raise InputError("context_blocks", context_blocks, "a positive integer")
+        self.context_blocks, self.exactness = context_blocks, "lossy"
+
+    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+        if not isinstance(target, NBPTarget):
+            raise InputError("accelerator", self.name, "a model of clips that predicts blocks (NBP)")
+        fitted = self.fitted(target)
+        fitted.exactness = "lossy"
+        return fitted
+
+
+def sparse_context(context_blocks: int = 16) -> Accelerator:
+    """Blocks of a clip that see the first block and the most recent ones (BlockVid, 2511.22973)."""
+    return pair("sparse_context", RecentBlocksDrafter(context_blocks))

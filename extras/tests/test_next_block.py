@@ -1,0 +1,41 @@
+"""NBP under the product's tests of targets that decide cells together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from extras.tests.next_block import next_block_model
+from mmspec.families.images import image_target
+from mmspec.plugins import family_of
+from mmspec_extras.families.ctf import CTFConfig
+from mmspec_extras.families.nbp import NBPConfig
+from mmspec_extras.families.nfig import NFIGConfig
+from tests.models.converted import convert_and_load
+from tests.targets import test_parallel_images
+
+
+@pytest.fixture
+def targets(tmp_path: Path) -> dict[str, Any]:
+    model = convert_and_load(tmp_path, test_parallel_images.STATES["par"], dtype=torch.float64)
+    return {"nbp": image_target(next_block_model(model))}
+
+
+def test_an_image_does_not_depend_on_its_batch(targets: dict[str, Any]) -> None:
+    test_parallel_images.test_an_image_does_not_depend_on_its_batch(targets, "nbp", "none", {})
+
+
+def test_a_cell_sees_all_that_was_decided_before_and_nothing_else(
+    targets: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = test_parallel_images.test_a_cell_sees_all_that_was_decided_before_and_nothing_else
+    check(targets, "nbp", "none", {}, monkeypatch)
+
+
+@pytest.mark.parametrize("config", [CTFConfig, NBPConfig, NFIGConfig])
+def test_families_are_found_by_their_configs(config: Any) -> None:
+    family = family_of(config())
+    assert family is not None and family.draws == "tokens" and family.name == config.model_type
