@@ -12,10 +12,10 @@ from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.evaluation.decision_order import decision_order, global_ar_ness, local_ar_ness
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
 from mmspec.places.sequential import Sequential
+from mmspec_extras.decision_order import decision_order, global_ar_ness, local_ar_ness
 from tests.contracts.running import as_request
 from tests.tiny_models import tiny_llada
 

@@ -9,7 +9,7 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.pipelines.block_vote import block_vote
+from mmspec_extras.block_vote import block_vote
 from tests.tiny_models import save_masked
 
 ASKED: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 6}
