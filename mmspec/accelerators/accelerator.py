@@ -12,11 +12,12 @@ import torch
 from mmspec.core.canvas import Canvas, Stopping, VectorCanvas
 from mmspec.core.interfaces import AcceptanceRule, Drafter, Request, Round, Target
 from mmspec.core.loop import runs_by_itself, speculate
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import check_rows
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.plugins import METHODS, RULES, load
+from mmspec.plugins import RULES
 from mmspec.registry import did_you_mean
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.pacing import AnyModel, PacedDrafter
@@ -183,8 +184,7 @@ class Accelerator:
         if target.any_order or target.by_blocks:
             allowed = "None: this model decides places together, and callbacks go token by token"
             raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
-        plain: Accelerator = load(METHODS["none"].make)()
-        return plain.fit(target)
+        return pair("none", NoDrafter()).fit(target)
 
     def check(self, sampler: Any) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
@@ -240,7 +240,10 @@ def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
 
 def default_rule(drafter: Drafter) -> AcceptanceRule:
     """Choose the exact rule that is sound for what is proposed."""
-    return next(rule() for name in DEFAULT_RULES if is_sound(rule := RULES[name], drafter))
+    sound: type[AcceptanceRule] = next(
+        RULES[name] for name in DEFAULT_RULES if is_sound(RULES[name], drafter)
+    )
+    return sound()
 
 
 def pair(name: str, drafter: Drafter) -> Accelerator:

@@ -15,10 +15,10 @@ from mmspec.core.draft import Nodes
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, Target, TargetOutput
 from mmspec.core.loop import speculate
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.trees.matching import SampleAndMatch
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from mmspec import heads
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.drafter import HeadDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate

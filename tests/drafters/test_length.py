@@ -15,13 +15,13 @@ import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core.draft import DraftKind
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.heads.feature_session import FeatureSession
 from mmspec.methods.dflash.drafter import BlockSession
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.methods.eagle.drafter import EagleDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets.causal import CausalTarget
 from mmspec.trees.pacing import (
     LONG_TRIAL,

@@ -7,9 +7,9 @@ import torch
 
 from mmspec.core.image_grid import FREE
 from mmspec.core.interfaces import Request
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.methods.ssd import loss as ssd
 from mmspec.methods.ssd.loss import CellBatch, VerticalLoss
 from mmspec.training.data.sequences import Trial, decode
