@@ -126,6 +126,7 @@ class Accelerator:
         """
         if self.drafter.is_plain and (plain := target.plain_decoding()) is not None:
             drafter, rule = plain
+            drafter.is_plain = True  # it is fitted to another target in the same way
             return replace(self, drafter=drafter, rule=rule or self.rule, costs={})
         kind = "vectors" if target.vector_size else "tokens"
         for part in (self.drafter.proposes, self.rule.judges):

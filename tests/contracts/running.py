@@ -77,7 +77,10 @@ def decode(
     stats = DecodingStats()
     canvas = Canvas(prompts, stopping, stats, target.device)  # type: ignore[arg-type]
     random = RandomStream.from_seed(seed, len(prompts))
-    roles = target, drafter or NoDrafter(), rule or SampleAndMatch(), sampler or Sampler()
+    drafter, rule = drafter or NoDrafter(), rule or SampleAndMatch()
+    if drafter.is_plain and (plain := target.plain_decoding()) is not None:
+        drafter, rule = plain[0], plain[1] or rule
+    roles = target, drafter, rule, sampler or Sampler()
     emissions = []
     for step in speculate(*roles, requests, canvas, random):
         emissions.append(step.emission)

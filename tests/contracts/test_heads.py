@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec import heads
+from mmspec import plugins
 from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
@@ -71,7 +71,7 @@ def sampled(family: str) -> list[list[int]]:
 
 def test_every_head_is_tested_here() -> None:
     others = {"assistant", "cjd", "ssd", "ppd"}  # of one family of targets; heads of windows; probes
-    assert set(KINDS) == set(heads.HEADS) - others
+    assert set(KINDS) == set(plugins.HEADS) - others
 
 
 @pytest.mark.parametrize(("name", "family"), PAIRS)
