@@ -34,7 +34,7 @@ from mmspec.evaluation.contenders import decode_conversations
 from mmspec.evaluation.examples import scene_examples
 from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.tables import figures
-from mmspec.trees.pacing import KEEP
+from mmspec.trees.pacing import DEFAULT_PACING
 from mmspec.visual_tokens.spans import find_images
 
 FOLDS, RIDGE = 5, 100.0
@@ -145,9 +145,9 @@ def record(pipe: Any, watched: Watched, examples: list[Any], tokens: int) -> dic
             torch.stack(each).float() for each in zip(*watched.places[: len(reply) - 1], strict=True)
         )
         guess = logits.argmax(-1) if names is None else names[logits.argmax(-1)]
-        right, late = guess == torch.tensor(reply[1:]), [0.5]
+        right, late, decay = guess == torch.tensor(reply[1:]), [0.5], DEFAULT_PACING.decay
         for each in right[:-1].tolist():
-            late.append(KEEP * late[-1] + (1 - KEEP) * each)
+            late.append(decay * late[-1] + (1 - decay) * each)
         found = hidden, logits, right, torch.tensor(late), torch.full_like(guess, index)
         for part, values in zip(parts.values(), found, strict=True):
             part.append(values)
