@@ -516,9 +516,9 @@ FAULTS = (
     ),
     Fault(
         "a predecessor is taken before it is there",
-        "StaircaseSession.propose",
-        "(self.done > 0) | ~self.begins_early",
-        "(self.done >= 0) | ~self.begins_early",
+        "StaircaseSession._front",
+        "(work.done > 0) | ~self.begins_early",
+        "(work.done >= 0) | ~self.begins_early",
         DRAFTERS,
     ),
     Fault(
