@@ -20,7 +20,7 @@ from mmspec.errors import InputError
 from mmspec.plugins import RULES
 from mmspec.registry import did_you_mean
 from mmspec.trees.matching import SampleAndMatch
-from mmspec.trees.pacing import AnyModel, PacedDrafter
+from mmspec.trees.pacing import PacedDrafter, PacingPolicy
 from mmspec.validation import require_number
 
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
@@ -39,7 +39,8 @@ class Accelerator:
 
     Attributes:
         length: of drafts: "auto", "fixed" or "cost", as of `with_length`.
-        costs: what rounds of each draft size cost and give, by batch size. Filled as batches are decoded.
+        costs: pacing policies by batch size, with what rounds of each draft size cost and gave. Filled as
+            batches are decoded.
 
     Raises:
         InputError: the rule is not sound for what the drafter proposes, or there are no sizes to choose from.
@@ -49,7 +50,7 @@ class Accelerator:
     drafter: Drafter
     rule: AcceptanceRule
     length: str = "auto"
-    costs: dict[int, AnyModel] = field(default_factory=dict, compare=False)
+    costs: dict[int, PacingPolicy] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.length == "cost" and not self._has_sizes:
