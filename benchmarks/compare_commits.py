@@ -66,7 +66,6 @@ OTHERS = {
         *("sjd:acceptance=suffix", "gsd:relaxation=omega", "zipar:adaptive=true"),
         f"eagle:drafter={ASSETS}/scenes-llamagen-eagle:acceptance=budget:relaxation=groups",
         f"cjd:drafter={ASSETS}/scenes-llamagen-cjd:coupling=exact",
-        f"ssd:drafter={ASSETS}/scenes-llamagen-ssd",
     ],
     "scenes-hybrid": [f"dflash:drafter={ASSETS}/scenes-hybrid-dspark"],
     "scenes-mar": ["masked:iterations=20:order=checkerboard", "masked:last_steps=10"],

@@ -6,6 +6,7 @@ Usage:
     python docs/build.py          # write
     python docs/build.py --figures  # draw the figures of the methods too (matplotlib)
     python docs/build.py --check  # exit with 1 if a page is not what would be written
+    python docs/build.py --extras  # the pages of mmspec-extras, which has to be installed
 """
 
 from __future__ import annotations
@@ -46,6 +47,16 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield DOCS / "masked-models.md", diffusion_tables()
     for name in METHODS:
         yield DOCS / "methods" / f"{name}.md", method(name)
+
+
+def pages_of_extras() -> Iterator[tuple[Path, str]]:
+    """Every page of mmspec-extras with a built part, and what belongs there."""
+    from mmspec.plugins import METHODS
+
+    for name in METHODS:
+        page = ROOT / "extras" / "docs" / f"{name}.md"
+        if page.exists():
+            yield page, method(name).replace("(../", "(../../docs/")
 
 
 #: Rows of the front page: task in words, record, its row, and the task there.
@@ -482,7 +493,7 @@ def main() -> int:
     check, stale = "--check" in sys.argv[1:], []
     if "--figures" in sys.argv[1:]:
         draw_figures()
-    for path, content in pages():
+    for path, content in pages_of_extras() if "--extras" in sys.argv[1:] else pages():
         old = path.read_text(encoding="utf-8")
         if not BUILT.search(old):
             print(f"{path.relative_to(ROOT)}: no built part", file=sys.stderr)

@@ -61,7 +61,7 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
             "head that drafts for scenes-llamagen",
             f"mmspec train drafter --target assets/scenes-llamagen --method {name}",
         )
-        for name in ("cjd", "eagle", "ssd")
+        for name in ("cjd", "eagle")
     },
     "scenes-llamagen-long": ("class to image, 32 x 32 tokens", "python -m reference train image --size long"),
     "scenes-llamagen-long-cjd": (

@@ -261,8 +261,8 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
     if not isinstance(target, CausalTarget) or target.by_blocks:
         raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
     if not accelerator.drafter.rows_move:
-        others = [name for name, method in METHODS.items() if may_move(method)]
-        raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {', '.join(others)}")
+        movable = ", ".join(name for name, method in METHODS.items() if may_move(method))
+        raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {movable}")
     if accelerator.length == "cost":
         raise InputError(
             "length", "cost", f"'auto', 'fixed' or 'confidence': {STAYS}, for its sizes are of a batch"

@@ -65,7 +65,7 @@ def drafter(
     method: Annotated[
         str,
         typer.Option(
-            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, ppd, specvlm, ssd or "
+            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, ppd, specvlm or "
             "vispec; with settings: flash:block=10."
         ),
     ] = "eagle",
@@ -73,7 +73,7 @@ def drafter(
         Path | None,
         typer.Option(
             help="Conversations, with images or not: JSONL, or LLaVA's JSON. For image models a JSONL file "
-            "of images: image, and prompt or class; cjd and ssd need none. Scenes if not given, which no "
+            "of images: image, and prompt or class; cjd needs none. Scenes if not given, which no "
             "model of text alone can read."
         ),
     ] = None,
@@ -280,57 +280,3 @@ def commit_filter(
         record={"target": Path(asked.source).name, **subject.described},
     )
     print_result({"folder": str(folder)}, f"use it: --accelerator {use}={folder}", how.as_json)
-
-
-@train_app.command()
-@unpack_options
-def judge(
-    out: Annotated[Path, typer.Option(help="Folder to write, or to go on with.")],
-    accelerator: Annotated[
-        str, typer.Option(help="Drafts the tokens that are judged: name[:option=value].")
-    ] = "copy",
-    answer: Annotated[
-        str,
-        typer.Option(
-            help="What a harmless token does not change: the last number of the reply, or its words; auto "
-            "takes the number where the prompt asks how many or how much, and the reply is whole."
-        ),
-    ] = "auto",
-    bar: Annotated[
-        float, typer.Option(help="Least agreement of the words from a harmless token on (F1).")
-    ] = 0.5,
-    tokens_per_prompt: Annotated[int, typer.Option(min=1, help="Draft tokens to label, at most.")] = 8,
-    decay: Annotated[float, typer.Option(min=0.0, help="Of the squared weights.")] = 1.0,
-    *,
-    asked: Question,
-    how: ModelOptions,
-) -> None:
-    """Train a judge of draft tokens (Judge Decoding), by what becomes of the model's greedy replies.
-
-    Every label costs the rest of a reply; interrupted runs go on.
-
-    Example:
-        mmspec train judge my-model --prompt-file prompts.jsonl --samples 64 --out my-judge
-    """
-    from mmspec.cli.choice import parse_choice
-    from mmspec.cli.loading import with_drafter
-    from mmspec.cli.subject import load_subject
-    from mmspec.methods.judge.training import train_judge
-
-    choice = with_drafter(parse_choice(accelerator), asked.source, how.drafter)
-    subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
-    subject.contender(choice)
-    subject.pipe.enable_prefix_cache()
-    calls = subject.first_calls(**{**subject.settings, "temperature": 0.0})
-    folder = train_judge(
-        subject.pipe,
-        calls,
-        out,
-        answer=answer,
-        bar=bar,
-        tokens_per_prompt=tokens_per_prompt,
-        decay=decay,
-        record={"target": Path(asked.source).name, "accelerator": accelerator, **subject.described},
-    )
-    use = f"use it: --accelerator {accelerator}:acceptance=judge:judge={folder}"
-    print_result({"folder": str(folder)}, use, how.as_json)

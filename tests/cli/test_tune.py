@@ -121,5 +121,4 @@ def test_windows_fit_the_image():
     assert variants("sjd", Drawing, 0.0) == ["sjd:window=8", "sjd:window=16"]
     assert variants("gsd", Drawing, 0.1) == ["gsd:delta=0.1:window=8", "gsd:delta=0.1:window=16"]
     assert variants("cjd", Drawing, 0.0)[0] == "cjd:window=8:passes=2"
-    assert variants("ssd", Drawing, 0.1) == ["ssd:window=8", "ssd:window=16"]
     assert variants("none", Drawing, 0.0) == ["none"]

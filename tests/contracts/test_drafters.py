@@ -23,7 +23,6 @@ from mmspec.methods.dflash.drafter import DFlashDrafter, DSparkDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
-from mmspec.methods.early_exit.drafter import EarlyExitDrafter
 from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.methods.hydra.drafter import HydraDrafter
 from mmspec.methods.medusa.drafter import MedusaDrafter
@@ -90,10 +89,6 @@ def draft_model(length: int, dtype: torch.dtype, *sampling: str) -> Drafter:
     return DraftModelDrafter(neighbour(dtype), length, *sampling)
 
 
-def early_exit(length: int, dtype: torch.dtype, layers: int | str = 1) -> Drafter:
-    return EarlyExitDrafter(layers, length).fit(llama() if dtype == torch.float32 else precise())
-
-
 def of_blocks(length: int, dtype: torch.dtype) -> Drafter:
     shape = {"depth": length, "top_k": min(2, length), "block": 3}
     return fitted("flash", dtype, num_draft_tokens=length, **shape)
@@ -138,8 +133,6 @@ REGISTERED: dict[str, Build] = {
         neighbour(dtype), tree="eagle", sampling="without_replacement"
     ),
     "draft_model, of changing sizes": lambda length, dtype: paced(draft_model(length, dtype)),
-    "early_exit": early_exit,
-    "early_exit, auto": lambda length, dtype: early_exit(length, dtype, "auto"),
     "eagle": with_head("eagle"),
     "eagle, static": lambda length, dtype: fitted("eagle", dtype, tree=[0, *range(length)]),
     "eagle, coupled": lambda length, dtype: fitted(
@@ -237,7 +230,7 @@ def examine(draft: Draft, drafter: Drafter) -> None:
 
 #: Methods that decide places where they stand, or in another order, and those of continuous tokens.
 OF_PLACES = {name for name, method in METHODS.items() if method.policy is not None} | {
-    *("low_confidence", "adablock", "renoise", "freedave", "assd", "zipar"),
+    *("low_confidence", "adablock", "renoise", "freedave", "zipar"),
     *("masked", "lpd", "maskgit", "sparse_context"),
 }
 OF_VECTORS = {"cspd", "shared_noise"}
@@ -245,7 +238,7 @@ OF_VECTORS = {"cspd", "shared_noise"}
 
 def test_every_registered_drafter_is_tested_here() -> None:
     windows = {"gsd", "lantern", "cool"}  # draft as `sjd`, and are judged by rules that have their own tests
-    others = {"assistant", "ssd", "self_speculation"}  # of one family of models
+    others = {"assistant", "self_speculation"}  # of one family of models
     others |= {"ppd"}  # its probes are nodes of the target's forward pass: tests/drafters/test_ppd.py
     left = set(METHODS) - OF_PLACES - OF_VECTORS - windows - others
     assert {name.split(",")[0] for name in REGISTERED} == left
@@ -254,8 +247,12 @@ def test_every_registered_drafter_is_tested_here() -> None:
 @pytest.mark.parametrize("name", REGISTERED)
 @pytest.mark.every(6)
 def test_greedy_output_of_well_formed_drafts_is_that_of_generate(name: str) -> None:
+    check_greedy_output(REGISTERED[name])
+
+
+def check_greedy_output(build: Build) -> None:
     """Ten ragged prompts of 32 tokens in one batch, and one of them alone."""
-    drafter = inspected(REGISTERED[name](5, torch.float32), 32)
+    drafter = inspected(build(5, torch.float32), 32)
     assert decode(llama(), MANY, drafter, max_new_tokens=32).outputs == greedy_answers()
     assert decode(llama(), MANY[7:8], drafter, max_new_tokens=32).outputs == greedy_answers()[7:8]
 
@@ -269,8 +266,12 @@ SHORT_AND_LONG = (1, 8, 2, 32, 3)  # of each builder one of these, which in turn
 )
 @pytest.mark.every(6)
 def test_sampling_is_bitwise_that_of_plain_decoding_wherever_a_row_stands(name: str, length: int) -> None:
+    check_sampled_output(BUILDERS[name], length)
+
+
+def check_sampled_output(build: Build, length: int) -> None:
     """Gumbel-exact for drafts of any length, chains and trees; the drafts are well-formed."""
-    drafter, seeds = inspected(BUILDERS[name](length, torch.float64), 24), [7, 8, 9]
+    drafter, seeds = inspected(build(length, torch.float64), 24), [7, 8, 9]
     for order in ([0, 1, 2], [2, 0, 0], [length % 3]):
         prompts, keys = [PROMPTS[row] for row in order], [seeds[row] for row in order]
         run = decode(precise(), prompts, drafter, sampler=SAMPLER, max_new_tokens=24, seed=keys)

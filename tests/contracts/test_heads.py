@@ -70,7 +70,7 @@ def sampled(family: str) -> list[list[int]]:
 
 
 def test_every_head_is_tested_here() -> None:
-    others = {"assistant", "cjd", "ssd", "ppd"}  # of one family of targets; heads of windows; probes
+    others = {"assistant", "cjd", "ppd"}  # of one family of targets; heads of windows; probes
     assert set(KINDS) == set(plugins.HEADS) - others
 
 

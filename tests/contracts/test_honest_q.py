@@ -30,14 +30,13 @@ from mmspec.core.verdict import Path
 from mmspec.kernels import Warping
 from mmspec.methods.cjd.drafter import CorrectedDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.ssd.drafter import VerticalDrafter
 from mmspec.methods.zipar.drafter import StaircaseDrafter
 from mmspec.plugins import METHODS
 from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.jacobi_session import JacobiSession
 from tests.contracts.running import FanOutTarget, decode
 from tests.contracts.test_drafters import HEADS, OF_PLACES, OF_VECTORS, REGISTERED
-from tests.drafters import corrected_checks, vertical_checks
+from tests.drafters import corrected_checks
 from tests.tiny_models import tiny_lm_v8
 
 PROMPT, ROWS, LENGTH = (3, 1, 4), 600, 9
@@ -72,11 +71,6 @@ def head(kind: str, sampling: str, tree: str) -> Drafter:
     return drafter(build(target_of()), tree=tree, sampling=sampling).fit(target_of())
 
 
-def ssd(**options: Any) -> Drafter:
-    head = vertical_checks.head_for(target_of())
-    return VerticalDrafter(head, **{"window": 5, **options}).fit(target_of())
-
-
 def cjd(**options: Any) -> Drafter:
     head = corrected_checks.head_for(target_of())
     return CorrectedDrafter(head, **{"window": 4, "corrected": 3, **options}).fit(target_of())
@@ -102,8 +96,6 @@ DRAFTS: dict[str, Callable[[], Drafter]] = {
     "cjd": cjd,
     "cjd, gumbel": lambda: cjd(coupling="gumbel"),
     "cjd, tree": lambda: cjd(corrected=2, **TREE),
-    "ssd": ssd,
-    "ssd, tree": lambda: ssd(**TREE),
     "zipar": lambda: StaircaseDrafter(2, adaptive=True),
 }
 
@@ -204,7 +196,7 @@ def test_every_drafter_that_samples_is_counted_here() -> None:
     assert {name.split(",")[0] for name in DRAFTS} == sampling | unregistered | {"zipar"}
 
 
-@pytest.mark.parametrize("name", ["sjd", "sjd, tree", "cjd", "ssd"])
+@pytest.mark.parametrize("name", ["sjd", "sjd, tree", "cjd"])
 @torch.inference_mode()
 def test_equals_are_parted_in_a_batch_as_they_are_alone(name: str) -> None:
     """Rows whose top-k differ: what is kept of one is no matter of the others."""
@@ -220,6 +212,6 @@ def test_equals_are_parted_in_a_batch_as_they_are_alone(name: str) -> None:
 def test_the_targets_own_noise_gives_the_tokens_of_plain_decoding_among_equals() -> None:
     sampler = CoarseSampler(1.0, top_k=3)
     expected = run(NoDrafter(), sampler, 50)
-    windows = (JacobiDrafter(4, "exact"), cjd(coupling="exact"), ssd(coupling="exact"))
+    windows = (JacobiDrafter(4, "exact"), cjd(coupling="exact"))
     for drafter in (*windows, draft_model("coupled")):
         assert run(drafter, sampler, 50) == expected

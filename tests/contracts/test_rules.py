@@ -28,7 +28,7 @@ SOUND = [
     (name, kind)
     for name in RULES
     # see tests/acceptance/test_denoising.py, tests/targets/test_masked.py and test_diffusion_gemma.py,
-    # and tests/drafters/test_states.py; of rules that read hidden states, tests/acceptance/test_judge.py
+    # and tests/drafters/test_states.py; rules that read hidden states have tests of their own
     if RULES[name].judges not in ("vectors", *OF_BLOCKS) and not RULES[name].taps
     for kind in DraftKind
     if kind in RULES[name].sound_for

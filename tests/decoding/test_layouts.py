@@ -14,7 +14,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.targets.image_tokens import FORCED
-from tests.drafters import corrected_checks, vertical_checks
+from tests.drafters import corrected_checks
 from tests.drafters.jacobi_checks import GRID, images
 from tests.drafters.staircase_checks import CLASSES, CODES, draw, rasters
 from tests.tiny_models import tiny_lm
@@ -91,7 +91,6 @@ def test_windows_draw_any_layout_as_plain_decoding_does(
     [
         ("zipar", "layout: got '33 tokens'; the grid of one image: zipar goes by its rows"),
         ("sjd", "layout: got '33 tokens'; the grid of one image: init=above goes by its rows"),
-        ("ssd", "layout: got '33 tokens'; the grid of one image: a vertical head goes by its rows"),
         ("cjd", "image size: got '33 tokens'; rows of 6 tokens"),
     ],
 )
@@ -104,7 +103,6 @@ def test_who_goes_by_rows_refuses_other_layouts_before_the_prompt_is_read(
     options: dict[str, dict[str, Any]] = {
         "zipar": {},
         "sjd": {"window": 8, "init": "above"},
-        "ssd": {"model": vertical_checks.head_for(images())},
         "cjd": {"model": corrected_checks.head_for(images(), columns=6)},
     }
     accelerator = build_accelerator(name, **options[name])

@@ -141,7 +141,6 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         ("hydra", {"frequent_tokens": 5, "own_lm_heads": True}),
         ("eagle3", {"frequent_tokens": 5}),
         ("dflash", {"frequent_tokens": 5, "draft_vocabulary": 5}),
-        ("ssd", {"frequent_tokens": 5}),
     ):
         with pytest.raises(InputError, match="frequent_tokens"):
             METHODS[method].build(target, **settings)

@@ -453,7 +453,6 @@ def test_measured_costs_outlive_a_call_and_not_a_change_of_target():
             "cpu",
             False,
         ),
-        ("copy", {"acceptance": "judge"}, 0.0, "cpu", False),
         ("none", {}, 0.0, "cpu", False),
         ("sjd", {}, 1.0, "cpu", False),
     ],

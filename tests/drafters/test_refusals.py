@@ -14,8 +14,6 @@ from mmspec.errors import InputError
 from mmspec.methods.cjd.drafter import CorrectedDrafter
 from mmspec.methods.cjd.head import CorrectorConfig
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
-from mmspec.methods.ssd.drafter import VerticalDrafter
-from mmspec.methods.ssd.head import VerticalConfig
 from mmspec.targets import CausalTarget
 from mmspec.trees.growth import DynamicTree, StaticTree
 from mmspec.trees.jacobi import JacobiDrafter
@@ -26,7 +24,6 @@ from tests.drafters import (
     eagle_checks,
     flash_checks,
     heads_checks,
-    vertical_checks,
 )
 from tests.drafters.jacobi_checks import draw, images
 from tests.drafters.staircase_checks import rasters
@@ -34,7 +31,6 @@ from tests.tiny_models import tiny_llama, tiny_lm
 
 MODELS: dict[str, Callable[[], Any]] = {
     "cjd": lambda: corrected_checks.head_for(images()),
-    "ssd": lambda: vertical_checks.head_for(images()),
     "draft_model": llama,
     "eagle": lambda: eagle_checks.head_for(llama()),
     "flash": lambda: flash_checks.head_for(llama()),
@@ -84,7 +80,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("cjd", {"front": "2", "reach": 3, "corrected": 4}, "corrected: got 4; 0 to 3"),
     ("cjd", {"window": 100, "corrected": 70}, "corrected: got 70; at most 63"),
     ("cjd", {"init": "above"}, "init"),
-    ("ssd", {"coupling": "maximum"}, "coupling"),
     ("zipar", {"zipar_window": 1, "adaptive": True}, "zipar_window"),
     ("zipar", {"adaptive": "yes"}, "adaptive"),
     ("zipar", {"window": 0}, "window"),
@@ -125,10 +120,6 @@ def cjd(**head: Any) -> CorrectedDrafter:
     return CorrectedDrafter(corrected_checks.head_for(images(), **head), 8, 4)
 
 
-def ssd(**head: Any) -> VerticalDrafter:
-    return VerticalDrafter(vertical_checks.head_for(images(), **head), 12)
-
-
 SMALL, GUIDED = ImageGrid(2, 2, 62, 62), Sampler(guidance_scale=2.0)
 UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: draw(JacobiDrafter(7), grid=ImageGrid(2, 3, 5)), "window: got 7; 1 to 6"),
@@ -141,11 +132,6 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: draw(cjd(columns=7).fit(images()), grid=ImageGrid(3, 3, 62)), "3 rows of 3 .*; rows of 7"),
     (lambda: draw(cjd(guided=False).fit(images()), sampler=GUIDED), "trained under guidance"),
     (lambda: draw(cjd()), "was fitted"),
-    (lambda: ssd(hidden_size=48).fit(images()), "whose hidden size is"),
-    (lambda: draw(ssd().fit(images()), grid=SMALL), "window: got 12; 1 to 6"),
-    (lambda: VerticalDrafter(vertical_checks.head_for(precise())).fit(precise()), "target: got 'text'"),
-    (lambda: draw(ssd(columns=16).fit(images())), "image size: got '5 rows of 6 tokens'; rows of 16"),
-    (lambda: ssd(codebook=[1.0] * 16).fit(images()), "another codebook"),
     (lambda: build_accelerator("zipar", zipar_window=5).fit(rasters()), "zipar_window"),
     (lambda: build_accelerator("zipar").fit(CausalTarget(tiny_llama())), "image tokens"),
     (
@@ -164,7 +150,6 @@ def test_targets_and_images_that_do_not_fit_are_refused() -> None:
 def test_heads_that_cannot_be_built_are_refused() -> None:
     wrong: dict[type[Any], list[dict[str, Any]]] = {
         CorrectorConfig: [{"width": 22, "num_heads": 4}, {"window": 8, "corrected": 8}, {"context": 0}],
-        VerticalConfig: [{"width": 0}, {"window": 0}, {"taps": []}, {"taps": [4], "target_layers": 4}],
     }
     for config, cases in wrong.items():
         for case in cases:

@@ -12,12 +12,11 @@ from mmspec.core.sampling import Sampler
 from mmspec.families.images import image_target
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.cjd.drafter import CorrectedDrafter
-from mmspec.methods.ssd.drafter import VerticalDrafter
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.jacobi_session import WindowDrafter
 from mmspec.trees.window import KIND_OF_COUPLING
-from tests.drafters import corrected_checks, vertical_checks
+from tests.drafters import corrected_checks
 from tests.drafters.jacobi_checks import GRID, SAMPLER, draw, images, plain
 from tests.targets.image_loop import draw as draw_images
 from tests.tiny_models import tiny_emu3, tiny_emu3_5
@@ -32,11 +31,7 @@ def cjd(window: int, coupling: str = "maximal", **tree: Any) -> WindowDrafter:
     )
 
 
-def ssd(window: int, coupling: str = "maximal", **tree: Any) -> WindowDrafter:
-    return VerticalDrafter(vertical_checks.head_for(images()), window, coupling, **tree).fit(images())
-
-
-WINDOWS: dict[str, Callable[..., WindowDrafter]] = {"sjd": JacobiDrafter, "cjd": cjd, "ssd": ssd}
+WINDOWS: dict[str, Callable[..., WindowDrafter]] = {"sjd": JacobiDrafter, "cjd": cjd}
 TREES: list[dict[str, Any]] = [{}, {"front": (3, 2)}, {"front": (2, 2), "reach": 4}]
 
 
@@ -87,7 +82,6 @@ def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
         ("sjd", {}, "maximal"),
         ("cjd", corrector, "exact"),
         ("cjd", corrector, "maximal"),
-        ("ssd", {"model": vertical_checks.head_for(target)}, "exact"),
     ):
         temperature = 0.9 if coupling == "exact" else 0.0
         fast = build_accelerator(name, window=window, coupling=coupling, **options)

@@ -11,7 +11,7 @@ MODULES = [*modules()]
 
 
 def every_python_file():
-    for folder in ("mmspec", "pipelines", "kernels", "benchmarks", "tests", "demos"):
+    for folder in ("mmspec", "pipelines", "kernels", "benchmarks", "tests", "demos", "extras"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield Module(
                 ".".join(path.relative_to(ROOT).with_suffix("").parts), path, path.name == "__init__.py"

@@ -21,7 +21,6 @@ from mmspec.families.image_parts import load_vq
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.cjd.drafter import CorrectedDrafter
 from mmspec.methods.eagle.drafter import EagleDrafter
-from mmspec.methods.ssd.drafter import VerticalDrafter
 from mmspec.models.autoencoders import decode_tokens, encode_image
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
@@ -170,12 +169,6 @@ def test_a_corrected_window_saves_more_forwards_than_a_stale_one(target: Path) -
     # in a quarter as many tokens the ratio is 1.05 to 1.8, by the rounding of the processor
     stale = accepted(JacobiDrafter(), 192, target)
     assert accepted(CorrectedDrafter(head_of("cjd", target)), 192, target) > 1.2 * stale
-
-
-@pytest.mark.slow
-def test_drafts_from_the_row_above_save_forwards() -> None:
-    """In whole images, by windows of half a row, whose places are judged soon after they are new."""
-    assert accepted(VerticalDrafter(head_of("ssd"), 8), 256) > accepted(JacobiDrafter(8), 256)
 
 
 @pytest.mark.slow

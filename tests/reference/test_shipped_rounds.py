@@ -16,15 +16,15 @@ from tests.decoding.test_rounds import counted_copies, counted_reads
 from tests.drafters import eagle3_checks
 from tests.drafters.heads_checks import medusa_for
 
-TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "early_exit", "flash", "medusa")
+TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa")
 HYBRID = ("none", "copy", "mtp", "dflash", "dspark")
-IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle", "cjd", "ssd")
+IMAGES = ("none", "sjd", "gsd", "lantern", "cool", "zipar", "eagle", "cjd")
 VECTORS = {"scenes-nextstep": ("none", "shared_noise", "draft_model"), "scenes-mar": ("none", "masked")}
 BY_ORDER = ("low_confidence", "sequential", "threshold", "factor", "entropy_bound", "ascending", "prophet")
 MODES = {"blocks": ("none", "freedave", *BY_ORDER), "autoregressive": ("none", "self_speculation")}
-# Of a Gemma 4, a DiffusionGemma, models for gaps, any cells and clips none is shipped, nor prompt tokens of
+# Of a Gemma 4, a DiffusionGemma, models for any cells and clips none is shipped, nor prompt tokens of
 # `ppd`; `hydra` is behind `medusa` on ours; the others need a filter, a token of ends or one of delimiters.
-NOT_TRAINED = ("assistant", "hydra", "ppd", "renoise", "assd", "lpd", "maskgit", "sparse_context")
+NOT_TRAINED = ("assistant", "hydra", "ppd", "renoise", "lpd", "maskgit", "sparse_context")
 NOT_SHIPPED = (*NOT_TRAINED, "learned", "end_weight", "adablock")
 #: Heads of random weights, where none is shipped for a reference model.
 RANDOM: dict[str, Callable[[Any], Any]] = {"eagle3": eagle3_checks.head_for, "medusa": medusa_for}

@@ -103,7 +103,7 @@ def test_a_patched_forward_is_a_hook() -> None:
             return at_the_end(own(hidden))
 
         layer.forward = forward
-    mmspec.enable(model, "early_exit", layers=1)
+    mmspec.enable(model, "copy")
     assert say(model) == say(steered) and not drafted(model)
 
 

@@ -116,7 +116,6 @@ def stopping(
 
 MODELS: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "linear layers": (tiny_llama, "copy"),
-    "early exit": (partial(tiny_llama, layers=4), "early_exit"),
     "changing frequencies": (partial(llama, DYNAMIC, 32), "copy"),
     "mixers in closed form": (HYBRID_TEXT_MODELS["qwen3_5"], "copy"),
     "mixers in turn": (HYBRID_TEXT_MODELS["jamba"], "copy"),

@@ -59,10 +59,7 @@ def prompts_in(folder: Path, *lines: str) -> Path:
     return file
 
 
-LEARNT = [*((family, METHOD) for family in FAMILIES if family != "emu3"), ("emu3", "ssd")]
-
-
-@pytest.mark.parametrize(("family", "method"), LEARNT)
+@pytest.mark.parametrize(("family", "method"), [(family, METHOD) for family in FAMILIES])
 @pytest.mark.every(6)
 def test_heads_of_every_family(
     family: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,15 +3,12 @@
 from transformers import AutoConfig, AutoModel
 
 from mmspec.families.mar.conversion import convert_mar, is_mar, load_mar
-from mmspec.families.mar.feature_cache import FeatureCache, FeatureCaching
 from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
 from mmspec.plugins import Family
 
 __all__ = [
     "FAMILIES",
     "SIZES",
-    "FeatureCache",
-    "FeatureCaching",
     "MARConfig",
     "MARForImageGeneration",
     "convert_mar",

@@ -21,7 +21,6 @@ from mmspec.core.interfaces import Request, Target
 from mmspec.core.random_stream import Purpose
 from mmspec.core.session import ModelDrafter, PromptBatch, SessionDrafter
 from mmspec.errors import InputError
-from mmspec.families.mar import FeatureCaching
 from mmspec.families.mar.target import CellBlock, MARTarget
 from mmspec.families.parallel_images.orders import cells_by_forward, checkerboard_first
 from mmspec.places.order import Groups, OrderSession
@@ -49,7 +48,7 @@ class CellOrderSession(OrderSession):
     def __init__(self, drafter: CellOrderDrafter, batch: PromptBatch) -> None:
         grid, rows = require_grid(batch.requests[0].layout, "masked"), len(batch.requests)
         device = batch.prefill.logits.device
-        self.cells, self.annealing, self.caching = grid.cells, drafter.annealing, drafter.caching
+        self.cells, self.annealing = grid.cells, drafter.annealing
         self.place = torch.arange(grid.cells, device=device).expand(rows, -1)
         rank = batch.random.uniform(self.place, Purpose.ORDER, 1, torch.float64)[..., 0]
         if drafter.order == "checkerboard":
@@ -82,7 +81,6 @@ class CellOrderSession(OrderSession):
             before=before,
             after=after,
             annealing=self.annealing,
-            caching=self.caching,
         )
 
 
@@ -182,7 +180,6 @@ class CellOrderDrafter(SessionDrafter):
         last_steps: steps of the denoising head in the last forward, to which they fall from the first on
             (DiSA, 2505.20297); None for as many in all.
         annealing: how they fall: "linear", "cosine" or "two-stage".
-        caching: settings of feature caching (LazyMAR, 2503.12450); None computes all in every forward.
 
     Raises:
         InputError: a value outside its range.
@@ -199,7 +196,6 @@ class CellOrderDrafter(SessionDrafter):
         order: str = "random",
         last_steps: int | None = None,
         annealing: str = "linear",
-        caching: FeatureCaching | None = None,
     ) -> None:
         if iterations is not None and (not is_integer(iterations) or iterations < 1):
             raise InputError("iterations", iterations, "a positive integer")
@@ -207,16 +203,13 @@ class CellOrderDrafter(SessionDrafter):
             raise InputError("order", order, did_you_mean(order, ORDERS))
         self.iterations, self.order = iterations, order
         self.annealing = None if last_steps is None else StepAnnealing(last_steps, annealing)
-        self.caching = caching
-        published = iterations is None and order == "random" and last_steps is None and caching is None
+        published = iterations is None and order == "random" and last_steps is None
         self.exactness = "exact" if published else "approximate"
         self.keeps = TOGETHER
 
     def check(self, target: Target[Any]) -> None:
         if target.grid is None or not target.any_order:
             raise InputError("accelerator", "masked", "a masked autoregressive model of images (MAR)")
-        if self.caching is not None:
-            self.caching.check(target.config)
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         lengths = {require_grid(request.layout, "masked").length for request in requests}

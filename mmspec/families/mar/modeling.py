@@ -109,7 +109,7 @@ class MARForImageGeneration(PreTrainedModel):
     """MAR with the names of its published weights.
 
     Attention is bidirectional, so no cache is exact: what is known may stand anywhere, and every new token
-    changes the conditions of all others. `FeatureCache` is one that is not.
+    changes the conditions of all others.
 
     Args:
         config: its shape.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from mmspec.core.indexing import pick, put
 from mmspec.core.interfaces import PromptOutput, TargetOutput, TargetState
 from mmspec.core.verdict import Fill, Path
 from mmspec.errors import InputError
-from mmspec.families.mar import FeatureCache, FeatureCaching, MARForImageGeneration
+from mmspec.families.mar import MARForImageGeneration
 from mmspec.targets.image_tokens import PromptPair
 from mmspec.targets.model_target import ModelTarget
 from mmspec.targets.steps import CompiledForward
@@ -24,7 +24,7 @@ from mmspec.vectors.denoising import StepSchedule, with_steps
 from mmspec.vectors.denoising_head import DenoisingHead, StepAnnealing
 from mmspec.vectors.sampling import DenoisingSampler
 
-__all__ = ["CellBlock", "MARSampler", "MARState", "MARTarget"]
+__all__ = ["CellBlock", "ConditionReader", "MARSampler", "MARState", "MARTarget"]
 
 #: Of github.com/LTH14/mar, README.md, by the width of mar_base, mar_large and mar_huge.
 GUIDANCE = {768: 2.9, 1024: 3.0, 1280: 3.2}
@@ -38,7 +38,6 @@ class CellBlock(Block):
         iteration, iterations: forwards before this one, and of the whole image.
         before, after: cells that are decided before and after this round; [T, 1, 1] where lanes differ.
         annealing: of the steps of the denoising head; None for as many in every forward.
-        caching: settings of feature caching; None computes all in every forward.
         rolls_back: whether each lane was drafted behind the candidates of those before it, and falls with
             the first that is refused.
     """
@@ -48,7 +47,6 @@ class CellBlock(Block):
     before: int | Tensor
     after: int | Tensor
     annealing: StepAnnealing | None = None
-    caching: FeatureCaching | None = None
     rolls_back: bool = False
 
     def verdict(self, path: Path, finite: Tensor) -> Fill:
@@ -73,6 +71,16 @@ class MARSampler(DenoisingSampler):
         return draft.before, draft.after
 
 
+class ConditionReader(Protocol):
+    """Computes conditions of a batch of images in place of their model, from one forward to the next."""
+
+    def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
+        """[R, N, D] conditions; arguments as of the model, and the cells [B, k] that are wanted."""
+
+    def nbytes(self) -> int:
+        """Bytes that it keeps."""
+
+
 @dataclass
 class MARState(TargetState):
     """Known cells of a batch of images.
@@ -81,13 +89,13 @@ class MARState(TargetState):
         tokens: [R, N + 1, d] vectors of the cells; junk at N.
         known: [R, N + 1] whether each is decided.
         labels: [R] classes; R is B, or 2B under guidance.
-        cache: what forwards reuse of those before, from the first one on; None without caching.
+        reader: computes conditions in place of the model, if a session attached one.
     """
 
     tokens: Tensor
     known: Tensor
     labels: Tensor
-    cache: FeatureCache | None = None
+    reader: ConditionReader | None = None
 
     def write(self, cells: Tensor, values: Tensor) -> None:
         """Decide cells [B, k] of each image, the junk cell N among them, with values [B, k, d]."""
@@ -97,15 +105,14 @@ class MARState(TargetState):
         self.known[:, -1] = False
 
     def nbytes(self) -> int:
-        return self.tokens.nbytes + (0 if self.cache is None else self.cache.nbytes())
+        return self.tokens.nbytes + (0 if self.reader is None else self.reader.nbytes())
 
 
 class MARTarget(ModelTarget[MARState]):
     """Adapter from a MAR to the Target interface.
 
     What the interface calls logits are conditions of the denoising head, [R, n, D]. Every forward reads all
-    known cells anew, since attention goes both ways; nothing is cached, unless a draft asks for that: it
-    changes the conditions and so the distribution, by no known bound.
+    known cells anew, since attention goes both ways; nothing is cached.
 
     Args:
         model: a loaded model in eval mode. A prompt is `input_ids` [1, 1], the class; the number of classes
@@ -216,10 +223,8 @@ class MARTarget(ModelTarget[MARState]):
     def _conditions(self, state: MARState, cells: Tensor, draft: CellBlock) -> Tensor:
         """[R, N, D] conditions, of which those of `cells` [B, n] are wanted."""
         tokens, known, labels = state.tokens[:, :-1], state.known[:, :-1], state.labels
-        if draft.caching is None:
-            # rows that ended in an error know fewer, and nothing is read from them any more
-            count = draft.before if isinstance(draft.before, int) else None
-            return self.read(tokens, known, labels, count)
-        if state.cache is None:
-            state.cache = FeatureCache(self.model, draft.caching, len(cells), len(labels) // len(cells))
-        return state.cache.conditions(tokens, known, labels, cells)
+        if state.reader is not None:
+            return state.reader.conditions(tokens, known, labels, cells)
+        # rows that ended in an error know fewer, and nothing is read from them any more
+        count = draft.before if isinstance(draft.before, int) else None
+        return self.read(tokens, known, labels, count)

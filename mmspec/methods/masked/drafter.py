@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mmspec.accelerators.accelerator import Accelerator, pair
-from mmspec.families.mar import FeatureCaching
 from mmspec.families.mar.cells import CellOrderDrafter
 
 __all__ = ["masked"]
@@ -14,9 +13,6 @@ def masked(
     order: str = "random",
     last_steps: int | None = None,
     annealing: str = "linear",
-    refresh: int | None = None,
-    share: float = 0.1,
-    test_layer: int = 3,
 ) -> Accelerator:
     """Several cells of an image in a forward, in any order (MAR, 2406.11838).
 
@@ -25,9 +21,5 @@ def masked(
 
     Args:
         iterations, order, last_steps, annealing: as of `CellOrderDrafter`.
-        refresh: forwards from one that computes all tokens to the next, where features are cached (LazyMAR,
-            2503.12450); None computes all in every forward.
-        share, test_layer: as of `FeatureCaching`.
     """
-    caching = None if refresh is None else FeatureCaching(refresh, share=share, test_layer=test_layer)
-    return pair("masked", CellOrderDrafter(iterations, order, last_steps, annealing, caching))
+    return pair("masked", CellOrderDrafter(iterations, order, last_steps, annealing))

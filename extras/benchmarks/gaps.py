@@ -1,0 +1,180 @@
+"""Gaps of a text filled several at a time (`assd`), by an XLNet that learns descriptions of scenes first.
+
+    python -m extras.benchmarks.gaps                             # eight minutes of training, then the table
+    python -m extras.benchmarks.gaps --minutes 60 --out my-gaps  # keeps the model
+    python -m extras.benchmarks.gaps --model my-gaps             # the table alone
+
+The model learns the density of the gaps of a text from left to right, given all that is known around them, as
+AS-ARM does (2504.20456, section 4): 85 to 99 % of the places are gaps. It sees no image, so that its text has
+choices in it; its words are those of a toy world all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+from transformers import AutoTokenizer, PreTrainedModel, XLNetConfig, XLNetLMHeadModel
+
+from mmspec.evaluation.machine import environment
+from mmspec.evaluation.speed.record import ratio_interval
+from mmspec.pipelines import MMSpecPipeline
+from mmspec.scenes import describe, sample_scene, training_seeds
+from mmspec.training.run import flush_subnormals
+
+__all__ = ["hide", "loss_of", "train", "windows"]
+
+WORDS = Path(__file__).parents[2] / "assets" / "scenes-diffusion"  # whose tokenizer has a mask
+STAGE = 15  # that no other training draws its scenes by
+LENGTH = 96  # of a text
+SHARES = (0.85, 0.99)
+HELD_OUT = 20_000  # seed of the first scene that is filled
+RATE = 1e-3
+LENGTHS = (1, 2, 3, 5, 8)
+
+
+def windows(tokenizer: Any, seeds: Any) -> Tensor:
+    """[B, LENGTH] tokens out of the middle of descriptions of scenes, from a place drawn by the seed."""
+    rows = []
+    for seed in map(int, seeds):
+        ids = tokenizer(describe(sample_scene(seed)), add_special_tokens=False).input_ids
+        begin = seed % max(1, len(ids) - LENGTH)
+        rows.append(ids[begin : begin + LENGTH])
+    return torch.tensor([row for row in rows if len(row) == LENGTH])
+
+
+def hide(tokens: Tensor, share: Tensor, noise: torch.Generator) -> Tensor:
+    """[B, L] places that are gaps: so large a share [B] of each row, at least one."""
+    rank = torch.rand(tokens.shape, generator=noise).argsort(-1).argsort(-1)
+    return rank < (share * tokens.shape[1]).long().clamp_min(1)[:, None]
+
+
+def loss_of(model: PreTrainedModel, tokens: Tensor, gaps: Tensor, mask: int) -> Tensor:
+    """Nats a gap, each given what is known and the gaps left of it; `mask` is never predicted."""
+    place = torch.arange(tokens.shape[1])
+    sees = ~gaps[:, None] | (gaps[:, :, None] & (place < place[:, None]))  # [B, L, L]
+    mapping = torch.eye(len(place)).expand(len(tokens), -1, -1)
+    logits = model(tokens, perm_mask=(~sees).float(), target_mapping=mapping, use_mems=False).logits
+    predicted = logits[gaps].float().index_fill(1, torch.tensor(mask), -torch.inf)
+    return F.cross_entropy(predicted, tokens[gaps])
+
+
+@flush_subnormals()
+def train(tokenizer: Any, minutes: float, layers: int, width: int, batch: int = 16) -> PreTrainedModel:
+    """Train an XLNet on descriptions of scenes that no table is of."""
+    torch.manual_seed(0)
+    config = XLNetConfig(
+        vocab_size=len(tokenizer),
+        d_model=width,
+        n_layer=layers,
+        n_head=width // 32,
+        d_inner=4 * width,
+        dropout=0.0,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        mask_token_id=tokenizer.mask_token_id,
+    )
+    model = XLNetLMHeadModel(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    noise, started = torch.Generator().manual_seed(0), time.monotonic()
+    with tqdm(total=round(60 * minutes), unit="s", desc="training") as progress:
+        for step in _steps(started, minutes):
+            passed = (time.monotonic() - started) / (60 * minutes)
+            warm = min(1.0, (step + 1) / 100)
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * warm * (0.5 + 0.5 * math.cos(math.pi * min(1.0, passed)))
+            tokens = windows(tokenizer, training_seeds(0, STAGE, step, 0, batch))
+            share = torch.empty(len(tokens)).uniform_(*SHARES, generator=noise)
+            loss = loss_of(model, tokens, hide(tokens, share, noise), tokenizer.mask_token_id)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            progress.set_postfix(nats=f"{loss.item():.3f}", step=step)
+            progress.update(round(time.monotonic() - started) - progress.n)
+    return model.eval()
+
+
+def _steps(started: float, minutes: float) -> Iterator[int]:
+    """Count steps until the time is over."""
+    step = 0
+    while time.monotonic() - started < 60 * minutes:
+        yield step
+        step += 1
+
+
+def fill(pipe: Any, prompts: list[str], temperature: float) -> tuple[list[list[int]], list[int]]:
+    """Fill the gaps of prompts, one after another. Returns their tokens, and forwards of both kinds."""
+    tokens, forwards = list[list[int]](), list[int]()
+    for seed, prompt in enumerate(prompts):
+        said = pipe(
+            prompt, apply_chat_template=False, max_new_tokens=LENGTH, temperature=temperature, seed=seed
+        )
+        tokens += said.tokens
+        forwards.append(said.stats.nfe[0] + said.stats.draft_passes)
+    return tokens, forwards
+
+
+def main(
+    model: Annotated[Path | None, typer.Option(help="Trained folder; None trains one.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Length of the training.")] = 8.0,
+    layers: Annotated[int, typer.Option(min=1)] = 4,
+    width: Annotated[int, typer.Option(min=32, help="Of its states, a multiple of 32.")] = 192,
+    texts: Annotated[int, typer.Option(min=1, help="Held-out texts to fill.")] = 32,
+    out: Annotated[Path | None, typer.Option(help="Folder for what is trained.")] = None,
+) -> None:
+    """Print tokens a forward of `assd` beside one gap a forward."""
+    console = Console()
+    with tempfile.TemporaryDirectory() as made:
+        folder = model or out or Path(made)
+        if model is None:
+            tokenizer = AutoTokenizer.from_pretrained(WORDS)
+            tokenizer.mask_token = "<mask>"
+            train(tokenizer, minutes, layers, width).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        console.print(table(folder, texts))
+    machine = environment(torch.device("cpu"), torch.float32)
+    console.print(
+        f"{texts} held-out texts of {LENGTH} tokens; {machine['device_name']}, torch {machine['torch']}"
+    )
+
+
+def table(folder: Path, texts: int) -> Table:
+    """Rows of accelerators: forwards that draft count as those that judge, and the first of a text too."""
+    pipe: Any = MMSpecPipeline.from_pretrained(folder)
+    tokenizer, noise = pipe.tokenizer, torch.Generator().manual_seed(0)
+    tokens = windows(tokenizer, range(HELD_OUT, HELD_OUT + texts))
+    made = Table("gaps", "temperature", "accelerator", "identical", "tokens a forward of any kind (95 %)")
+    for share in (0.5, 0.95):
+        gaps = hide(tokens, torch.full((len(tokens),), share), noise)
+        prompts = [tokenizer.decode(row) for row in tokens.masked_fill(gaps, tokenizer.mask_token_id)]
+        for temperature in (0.0, 1.0):
+            plain: list[list[int]] = []
+            for count in (0, *LENGTHS):
+                options = {"num_draft_tokens": count, "sampling": "coupled"} if count else {}
+                pipe.set_accelerator("assd" if count else "none", **options)
+                filled, forwards = fill(pipe, prompts, temperature)
+                plain = plain or filled
+                same = sum(one == other for one, other in zip(filled, plain, strict=True)) / len(plain)
+                counts = [len(each) for each in filled]
+                low, high = ratio_interval(counts, forwards) or (math.nan, math.nan)
+                label = f"assd:num_draft_tokens={count}" if count else "none"
+                figure = f"{sum(counts) / sum(forwards):.2f} ({low:.2f}-{high:.2f})"
+                made.add_row(f"{share:.0%}", f"{temperature:.0f}", label, f"{same:.0%}", figure)
+    return made
+
+
+if __name__ == "__main__":
+    typer.run(main)

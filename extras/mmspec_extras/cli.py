@@ -1,0 +1,81 @@
+"""`mmspec-extras`: commands of the methods of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmspec.cli import run
+from mmspec.cli.console import print_result
+from mmspec.cli.options import ModelOptions, unpack_options
+from mmspec.cli.subject import Question
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(no_args_is_help=True)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    run(app)
+
+
+@app.callback()
+def _group() -> None:
+    """Train what the methods of mmspec-extras need."""
+
+
+@app.command()
+@unpack_options
+def train_judge(
+    out: Annotated[Path, typer.Option(help="Folder to write, or to go on with.")],
+    accelerator: Annotated[
+        str, typer.Option(help="Drafts the tokens that are judged: name[:option=value].")
+    ] = "copy",
+    answer: Annotated[
+        str,
+        typer.Option(
+            help="What a harmless token does not change: the last number of the reply, or its words; auto "
+            "takes the number where the prompt asks how many or how much, and the reply is whole."
+        ),
+    ] = "auto",
+    bar: Annotated[
+        float, typer.Option(help="Least agreement of the words from a harmless token on (F1).")
+    ] = 0.5,
+    tokens_per_prompt: Annotated[int, typer.Option(min=1, help="Draft tokens to label, at most.")] = 8,
+    decay: Annotated[float, typer.Option(min=0.0, help="Of the squared weights.")] = 1.0,
+    *,
+    asked: Question,
+    how: ModelOptions,
+) -> None:
+    """Train a judge of draft tokens (Judge Decoding), by what becomes of the model's greedy replies.
+
+    Every label costs the rest of a reply; interrupted runs go on.
+
+    Example:
+        mmspec-extras train-judge my-model --prompt-file prompts.jsonl --samples 64 --out my-judge
+    """
+    from mmspec.cli.choice import parse_choice
+    from mmspec.cli.loading import with_drafter
+    from mmspec.cli.subject import load_subject
+    from mmspec_extras.methods.judge import training
+
+    choice = with_drafter(parse_choice(accelerator), asked.source, how.drafter)
+    subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
+    subject.contender(choice)
+    subject.pipe.enable_prefix_cache()
+    calls = subject.first_calls(**{**subject.settings, "temperature": 0.0})
+    folder = training.train_judge(
+        subject.pipe,
+        calls,
+        out,
+        answer=answer,
+        bar=bar,
+        tokens_per_prompt=tokens_per_prompt,
+        decay=decay,
+        record={"target": Path(asked.source).name, "accelerator": accelerator, **subject.described},
+    )
+    use = f"use it: --accelerator {accelerator}:acceptance=judge:judge={folder}"
+    print_result({"folder": str(folder)}, use, how.as_json)

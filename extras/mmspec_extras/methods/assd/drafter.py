@@ -1,0 +1,88 @@
+"""Drafts of an any-subset density model for itself (ASSD, 2504.20456): several gaps at once.
+
+One forward predicts the next k gaps given what is decided; a second judges them in their order. The first of
+them has the same context in both, and is always accepted.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Categorical, Scores
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.interfaces import DraftSession, Target
+from mmspec.core.random_stream import Purpose
+from mmspec.core.session import PromptBatch, SessionDrafter
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.trees.siblings import kind_of
+from mmspec.validation import check_draft_tokens
+from mmspec_extras.families.xlnet.target import AnySubsetTarget
+
+__all__ = ["AnySubsetDrafter", "assd"]
+
+
+class AnySubsetSession(DraftSession):
+    """Drafts of a batch of texts with gaps."""
+
+    def __init__(self, drafter: AnySubsetDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.random, self.sampler = drafter, batch.random, batch.sampler
+        self.state = drafter.target.arrange(batch.prompts)
+
+    def propose(self, canvas: Canvas) -> Draft:
+        drafter, state, kind = self.drafter, self.state, self.drafter.kind
+        known = torch.arange(canvas.tokens.shape[1], device=canvas.device)
+        gaps = known.where(known < canvas.emitted[:, None], state.places.shape[1])
+        tokens = drafter.target.filled(state, canvas.tokens, gaps)
+        ranks = state.ranks
+        # all that is open has one rank, so that none of it sees another
+        ranks = torch.where(ranks >= canvas.emitted[:, None], canvas.emitted[:, None], ranks)
+        ahead = canvas.emitted[:, None] + torch.arange(drafter.num_draft_tokens, device=canvas.device)
+        logits = drafter.target.predict(state, tokens, ranks, ahead)
+        self.passes += 1
+        q: Scores = self.sampler.scores(logits)
+        purpose = Purpose.DRAFT if kind is DraftKind.IID else Purpose.TARGET
+        drafted: Tensor = q.sample(self.random, ahead, purpose)
+        chain = torch.cat([canvas.root[:, None], drafted], 1)
+        return Tree.chain(chain, kind, Categorical(q.p) if kind is DraftKind.IID else None)
+
+
+class AnySubsetDrafter(SessionDrafter):
+    """Drafts the next gaps of a text by a forward of the target itself (ASSD, 2504.20456).
+
+    Args:
+        num_draft_tokens: gaps; 1 gains nothing, and 2 little, for drafting costs a forward.
+        sampling: "sampled", judged by `speculative_sampling`; or "coupled", with the target's own noise.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    session = AnySubsetSession
+    target: AnySubsetTarget
+
+    def __init__(self, num_draft_tokens: int = 5, sampling: str = "sampled") -> None:
+        self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
+        if sampling not in ("sampled", "coupled"):
+            raise InputError("sampling", sampling, did_you_mean(sampling, ("sampled", "coupled")))
+        self.kind, self.sampling = kind_of(sampling), sampling
+        self.max_nodes = num_draft_tokens + 1
+
+    def fit(self, target: Target[Any]) -> AnySubsetDrafter:
+        if not isinstance(target, AnySubsetTarget):
+            allowed = "an any-subset density model, as XLNet is, and a text with gaps"
+            raise InputError("accelerator", "assd", allowed)
+        fitted = copy.copy(self)
+        fitted.target = target
+        return fitted
+
+
+def assd(num_draft_tokens: int = 5, sampling: str = "sampled") -> Accelerator:
+    """Gaps of a text drafted by the model that fills them (2504.20456); options as of `AnySubsetDrafter`."""
+    return pair("assd", AnySubsetDrafter(num_draft_tokens, sampling))

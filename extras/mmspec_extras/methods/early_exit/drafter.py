@@ -1,0 +1,252 @@
+"""Self-speculation by early exit: the first layers of the target draft for all of them.
+
+As LayerSkip (2404.16710) drafts: a token leaves after E layers through the target's final norm and LM head.
+The drafting forwards read the target's cache and write keys and values of the first E layers behind the
+committed ones, where the forward that verifies writes them again; nothing else is kept. Which layer to leave
+after, and how much to draft, is chosen as DEL does (2504.05598).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.interfaces import DraftSession, Target
+from mmspec.core.rows import named
+from mmspec.core.session import PromptBatch, SessionDrafter
+from mmspec.errors import InputError
+from mmspec.targets.causal import CausalState, CausalTarget
+from mmspec.trees.growth import StaticTree, TreeGrowth
+from mmspec.trees.pacing import DEFAULT_PACING, PacingConfig, half_lengths
+from mmspec.trees.siblings import SiblingDraws
+from mmspec.validation import check_draft_tokens, is_integer
+from mmspec_extras.methods.early_exit.exits import FirstLayers, count_layers, head_cost
+
+__all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer", "early_exit"]
+
+AUTO = "auto"
+PARTS = 8  # of a stack of layers, between which lie the exits to choose among
+
+
+def tokens_per_layer(rate: float, exit: int, length: int, layers: int, head: float) -> float:
+    """Expected tokens of a round over the layers that it runs (TPL of DEL, 2504.05598).
+
+    Args:
+        rate: at which a drafted token is accepted behind others that were.
+        exit: layers that draft.
+        length: drafted tokens; 0 is a plain round.
+        layers: of the target.
+        head: cost of the LM head, in layers, which every forward runs.
+    """
+    tokens = sum(rate**drafted for drafted in range(length + 1))
+    return tokens / (length * (exit + head) + layers + head)
+
+
+def best_exit(rates: Mapping[int, float], most: int, layers: int, head: float) -> tuple[int, int]:
+    """The exit and the draft length, up to `most`, of most expected tokens per layer.
+
+    Args:
+        rates: by exit.
+        most, layers, head: as of `tokens_per_layer`.
+
+    Returns:
+        The exit and the length, which is 0 where none gives more than plain rounds.
+    """
+    choices = [(exit, length) for length in range(most + 1) for exit in rates]  # of equals the shortest
+    return max(choices, key=lambda each: tokens_per_layer(rates[each[0]], each[0], each[1], layers, head))
+
+
+class ExitRates:
+    """Acceptance rates of a target's exits, as drafts of them were accepted of late, and what to draft next.
+
+    Rates begin as Beta(1, 1), and an exit's counts decay in each round that it drafts (omega of DEL,
+    2504.05598). Each exit drafts one token in `trials` rounds before it is judged. From then on, every
+    `revisit_rounds`, the exit with the fewest such rounds drafts one.
+
+    Args:
+        exits: to choose among.
+        layers, head: as of `tokens_per_layer`.
+        config: constants of pacing.
+    """
+
+    def __init__(
+        self, exits: Sequence[int], layers: int, head: float, config: PacingConfig = DEFAULT_PACING
+    ) -> None:
+        self.exits, self.layers, self.head, self.config = exits, layers, head, config
+        self._right, self._wrong = dict.fromkeys(exits, 0.0), dict.fromkeys(exits, 0.0)
+        self._trials = dict.fromkeys(exits, 0)
+        self._rounds = 0
+
+    def __getitem__(self, exit: int) -> float:
+        """Expected acceptance rate of an exit."""
+        return (1 + self._right[exit]) / (2 + self._right[exit] + self._wrong[exit])
+
+    def choose(self, most: int) -> tuple[int, int]:
+        """Choose the exit and the length, up to `most`, of the next draft; 0 for none."""
+        self._rounds += 1
+        least = min(self.exits, key=self._trials.__getitem__)
+        if self._trials[least] < self.config.trials or self._rounds % self.config.revisit_rounds == 0:
+            self._trials[least] += 1
+            return least, 1
+        return best_exit({exit: self[exit] for exit in self.exits}, most, self.layers, self.head)
+
+    def record(self, exit: int, right: int, wrong: int) -> None:
+        """Record how many tokens of a round's drafts were accepted, and how many rows refused one."""
+        self._right[exit] = self.config.decay * self._right[exit] + right
+        self._wrong[exit] = self.config.decay * self._wrong[exit] + wrong
+
+
+class EarlyExitSession(DraftSession):
+    """Drafts of a batch.
+
+    Attributes:
+        state: of the target.
+        exit, length: layers that draft, and most tokens of a chain.
+        drafted: tokens of the last chain.
+        lengths: of the outputs before it.
+    """
+
+    row_fields = named("sampler", "random")
+
+    state: CausalState
+
+    def __init__(self, drafter: EarlyExitDrafter, batch: PromptBatch) -> None:
+        self.drafter, self.sampler, self.random = drafter, batch.sampler, batch.random
+        self.exit, self.length = drafter.exits[0], drafter.num_draft_tokens
+        self.drafted, self.lengths = 0, list[int]()
+
+    def attach(self, state: Any) -> None:
+        self.state = state
+
+    def rows_changed(self) -> None:
+        self.drafted = 0  # what was drafted for rows that came is not known here
+
+    def resize(self, choice: int) -> None:
+        self.length = self.drafter.sizes[choice]
+
+    def propose(self, canvas: Canvas) -> Draft:
+        if self.drafter.rates is not None:
+            self._choose(canvas, self.drafter.rates)
+        self.drafted = 0
+        if not self.length:
+            return Tree.chain(canvas.root[:, None], DraftKind.COUPLED)
+        noise = self.sampler, self.random, canvas.emitted
+        draws = SiblingDraws(DraftKind.COUPLED, *noise, self.drafter.readers[self.exit].vocabulary)
+        growth = TreeGrowth(chain_of(self.length, self.drafter.stop_below), canvas.root, draws=draws)
+        tokens = canvas.root[:, None]
+        while True:
+            logits = self.sampler.guided(self._read(tokens))
+            growth.grow(self.sampler.warp(logits).log_softmax(-1))
+            if growth.is_grown:
+                self.drafted = growth.level
+                return growth.draft()[0]
+            tokens = torch.cat([tokens, growth.tokens], 1)
+
+    def _choose(self, canvas: Canvas, rates: ExitRates) -> None:
+        """Learn from the last round, which the host has read, and choose what to draft."""
+        if self.drafted:
+            rows = zip(canvas.output_lengths, self.lengths, canvas.finish_reasons, strict=True)
+            accepted = [now - before - 1 for now, before, ended in rows if ended is None]
+            rates.record(self.exit, sum(accepted), sum(count < self.drafted for count in accepted))
+        self.exit, self.length = rates.choose(self.drafter.num_draft_tokens)
+        self.lengths = list(canvas.output_lengths)
+
+    def _read(self, tokens: Tensor) -> Tensor:
+        """Let the first layers read the last of a chain of tokens [B, n]; logits [B or 2B, 1, V] after it."""
+        self.passes += 1
+        target, chain = self.drafter.readers[self.exit], Tree.chain(tokens, DraftKind.COUPLED).nodes
+        last, visible = tokens[:, -1:], chain.visible[:, -1:]
+        # behind the committed tokens, whose length stays: verifying writes all of these slots again
+        node = replace(chain, tokens=last, slots=chain.slots[:, -1:], visible=visible)
+        copies = self.state.cache.rows // len(tokens)
+        with self.drafter.first[self.exit]():
+            return target.score_nodes(self.state, node.repeat_rows(copies)).logits
+
+
+class EarlyExitDrafter(SessionDrafter):
+    """Drafts a chain with the first layers of the target, its final norm and LM head (LayerSkip, 2404.16710).
+
+    Tokens are drawn with the target's own noise, so that the output stays bitwise that of plain sampling.
+
+    Args:
+        layers: E, that draft; or "auto", which chooses among seven exits, and how much is drafted, by the
+            most expected tokens per layer (DEL, 2504.05598), and drafts nothing where no exit pays.
+        num_draft_tokens: length of the chain; with "auto" the longest.
+
+    Raises:
+        InputError: a value outside its range.
+
+    Attributes:
+        exits: layers that draft.
+        readers: the target by exit; what compiles its forwards sees each alone.
+        first: the layers that each reads.
+        rates: of the exits, as they turned out in all batches; None where one is given.
+    """
+
+    kind = DraftKind.COUPLED
+    rows_move = True
+    session = EarlyExitSession
+    exits: tuple[int, ...]
+    readers: dict[int, CausalTarget]
+    first: dict[int, FirstLayers]
+    rates: ExitRates | None = None
+    stop_below = 0.0
+
+    def __init__(self, layers: int | str = AUTO, num_draft_tokens: int = 6) -> None:
+        if layers != AUTO and (isinstance(layers, str) or not is_integer(layers) or layers < 1):
+            raise InputError("layers", layers, "'auto', or a positive integer")
+        self.layers, self.num_draft_tokens = layers, check_draft_tokens(num_draft_tokens)
+        self.max_nodes = num_draft_tokens + 1
+        self.runs_ahead = layers != AUTO  # else the host decides by what the last round gave
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return () if self.layers == AUTO else half_lengths(self.num_draft_tokens)
+
+    def stopping_below(self, probability: float) -> EarlyExitDrafter:
+        cautious = copy.copy(self)
+        cautious.stop_below = probability
+        return cautious
+
+    def fit(self, target: Target[Any]) -> EarlyExitDrafter:
+        if not isinstance(target, CausalTarget) or not (most := count_layers(target.model)):
+            allowed = "a causal decoder of tokens whose layers are a list without recurrent ones"
+            raise InputError("accelerator", "early_exit", allowed)
+        if isinstance(self.layers, str):
+            exits = tuple(sorted({max(1, most * part // PARTS) for part in range(1, PARTS)}))
+        elif self.layers <= most:
+            exits = (self.layers,)
+        else:
+            raise InputError("layers", self.layers, f"'auto', or 1 to {most}, the layers of this model")
+        fitted = copy.copy(self)
+        fitted.exits, fitted.readers = exits, {exit: copy.copy(target) for exit in exits}
+        fitted.first = {exit: FirstLayers(target.model, exit) for exit in exits}
+        for reader in fitted.readers.values():
+            reader.steps = None
+        fitted.rates = ExitRates(exits, most, head_cost(target.model)) if self.layers == AUTO else None
+        return fitted
+
+    def compile(self) -> None:
+        for reader in self.readers.values():
+            if reader.steps is None:
+                reader.compile()
+
+
+@functools.cache
+def chain_of(length: int, stop_below: float) -> StaticTree:
+    """A chain of so many candidates, which ends early where its likeliest one is unlikelier than that."""
+    return StaticTree([0, *range(length)]).stopping_below(stop_below)
+
+
+def early_exit(layers: int | str = "auto", num_draft_tokens: int = 6) -> Accelerator:
+    """Drafts by the target's own first layers (2404.16710, 2504.05598); options as of `EarlyExitDrafter`."""
+    return pair("early_exit", EarlyExitDrafter(layers, num_draft_tokens))

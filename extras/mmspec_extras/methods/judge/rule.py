@@ -1,0 +1,109 @@
+"""Judge rule: a head that reads the target's hidden state lets harmless draft tokens pass (2501.19309)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.indexing import take
+from mmspec.core.interfaces import AcceptanceRule, Target, TargetOutput
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.verdict import Measured, Path, Verdict
+from mmspec.errors import InputError
+from mmspec.validation import require_number
+from mmspec_extras.methods.judge.head import JudgeHead, read_judge
+
+FINAL = -1  # the tap of the last hidden states
+
+
+@dataclass(frozen=True)
+class Judge(AcceptanceRule):
+    """Accept what the target chose itself, or a candidate that a trained judge trusts (2501.19309).
+
+    The judge reads the target's last hidden state at the candidate, which has read it. Of siblings the one
+    that the target chose is followed, else the one that is trusted most. Nothing bounds how far the output
+    is from the target's. A threshold of 1 is `sample_and_match`, token for token; 0 accepts every draft.
+    Tokens that the request excludes are never accepted. Train one with `mmspec-extras train-judge`.
+
+    Args:
+        judge: folder of a `JudgeHead`, or a loaded one.
+        threshold: probability, by the judge, that a candidate does no harm, above which it is accepted.
+
+    Raises:
+        InputError: a value outside its range; where it is fitted, no judge, or one for other hidden states.
+        CheckpointError: the judge cannot be read.
+    """
+
+    judge: Any = None
+    threshold: float = 0.5
+    head: JudgeHead | None = field(default=None, init=False, compare=False, repr=False)
+
+    sound_for = frozenset(DraftKind)
+    exactness = "lossy"
+    keeps_greedy = False
+    taps = (FINAL,)
+
+    def __post_init__(self) -> None:
+        require_number("threshold", self.threshold, 0.0, 1.0, "a probability")
+        if self.judge is not None:  # a folder that cannot be read should not cost a load of the target
+            object.__setattr__(self, "head", read_judge(self.judge, "judge"))
+
+    def fit(self, target: Target[Any]) -> Judge:
+        if self.head is None:
+            raise InputError("judge", None, "the folder of a judge that `mmspec-extras train-judge` wrote")
+        if target.config is None:
+            raise InputError(
+                "acceptance", "judge", "another rule: no hidden states of this model can be read"
+            )
+        width = target.config.get_text_config(decoder=True).hidden_size
+        if self.head.config.hidden_size != width:
+            allowed = f"a judge for hidden states of {width} numbers, as this model's are"
+            raise InputError("judge", f"{self.head.config.hidden_size} weights", allowed)
+        fitted = copy.copy(self)
+        object.__setattr__(fitted, "head", nn.Module.to(copy.deepcopy(self.head), target.device))
+        return fitted
+
+    @property
+    def least(self) -> float:
+        """Log-odds of the threshold, which no finite number is beyond at 0 and 1."""
+        t = self.threshold
+        return math.log(t / (1 - t)) if 0 < t < 1 else math.copysign(math.inf, t - 0.5)
+
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        if self.head is None:
+            raise TypeError("a rule that was not fitted")
+        lanes = draft.lanes
+        rows, nodes = lanes.valid.shape
+        batch = len(draft.valid)  # under guidance the unconditional rows follow; queries stand behind nodes
+        hidden = output.taps[FINAL][:batch, : rows * nodes // batch].reshape(rows, nodes, -1)
+        path = self.walk(lanes, self.head(hidden), scores, random, first)
+        return draft.verdict(path, scores.is_finite()), Measured.nothing(draft.faulty)
+
+    def walk(self, draft: Tree, odds: Tensor, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
+        """Verify a tree whose candidates have these log-odds of harmlessness [B, n]."""
+        choice = scores.choose(draft, random, emitted)
+        above, logits = draft.parents, scores.logits
+        of_token = logits.gather(1, above[:, :, None].expand_as(logits))
+        of_token = of_token.gather(-1, draft.tokens[:, :, None])[..., 0]
+        is_candidate = draft.valid & (of_token > -math.inf)
+        is_candidate[:, 0] = False  # the root is its own parent, and no sibling of its children
+        matches = is_candidate & (draft.tokens == choice.gather(1, above))
+
+        def best_of_siblings(values: Tensor) -> Tensor:
+            return torch.zeros_like(values).scatter_reduce(1, above, values, "amax", include_self=False)
+
+        is_decided = best_of_siblings(matches.long()).bool().gather(1, above)
+        trusted = is_candidate & (odds > self.least) & ~is_decided
+        rank = odds.where(trusted, -math.inf)
+        trusted &= rank == best_of_siblings(rank).gather(1, above)
+        node = draft.deepest(matches | trusted)
+        return Path.at(draft, node, take(choice, node))

@@ -1,0 +1,297 @@
+"""Training of a judge of draft tokens, by labels that the target finds itself (AutoJudge, 2504.20039).
+
+Where a draft differs from the target's greedy reply, the draft's token is put in and the target finishes the
+reply. The token did harm if the answer is another one then. AutoJudge goes on from tokens that did none, and
+reads states of the draft model too; here every label is of the plain reply with one token changed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+
+from mmspec.accelerators.accelerator import Accelerator
+from mmspec.core import verdict
+from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.indexing import take
+from mmspec.core.interfaces import (
+    AcceptanceRule,
+    Drafter,
+    DraftSession,
+    PromptOutput,
+    Request,
+    TargetOutput,
+)
+from mmspec.core.random_stream import RandomStream
+from mmspec.errors import InputError
+from mmspec.registry import did_you_mean
+from mmspec.text_file import json_lines, read_text
+from mmspec.training.record import write_record
+from mmspec.trees.matching import SampleAndMatch
+from mmspec_extras.methods.judge.head import JudgeHead, JudgeHeadConfig
+from mmspec_extras.methods.judge.rule import FINAL
+
+__all__ = ["ANSWERS", "agreement", "auc", "fit_judge", "label_prompt", "train_judge"]
+
+ANSWERS = ("auto", "number", "words")
+FOLDS = 5  # of the prompts: each is judged by what was learnt from the others
+THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
+
+
+def agreement(plain: str, other: str, answer: str) -> float:
+    """Agreement of two texts, 0 to 1: of their last numbers, all or nothing, or of their words (F1).
+
+    Args:
+        plain, other: the texts; two empty ones agree.
+        answer: "number" or "words".
+    """
+    if answer == "number":
+        first, second = (re.findall(r"\d+(?:\.\d+)?", text.replace(",", ""))[-1:] for text in (plain, other))
+        return float(first == second)
+    first, second = (re.findall(r"\w+", text.lower()) for text in (plain, other))
+    shared = (Counter(first) & Counter(second)).total()
+    return 2 * shared / (len(first) + len(second)) if first or second else 1.0
+
+
+@dataclass(frozen=True)
+class Watch(SampleAndMatch):
+    """Decode one row as the target does alone, and note what it refuses.
+
+    Attributes:
+        seen: output index and token of the first candidate that was refused, of every round that has one.
+    """
+
+    seen: list[tuple[int, int]] = field(default_factory=list, compare=False)
+
+    def verify(self, draft: Tree, scores: Any, random: RandomStream, emitted: Tensor) -> verdict.Path:
+        path = super().verify(draft, scores, random, emitted)
+        if draft.max_children:
+            child = int(take(draft.children, path.last)[0, 0])
+            if child >= 0:
+                self.seen.append((int(emitted[0] + path.accepted[0]), int(draft.tokens[0, child])))
+        return path
+
+
+class Given(Drafter, DraftSession):
+    """Proposes the given tokens of each row once, behind its first one, and then nothing."""
+
+    kind = DraftKind.POINT
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self.rows: list[Tensor] = [torch.tensor(row) for row in rows]
+        self.max_nodes = 1 + max(map(len, rows))
+
+    def start(
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
+    ) -> DraftSession:
+        return self
+
+    def propose(self, canvas: Canvas) -> Draft:
+        root, rows, self.rows = canvas.root[:, None], self.rows, []
+        if not rows:
+            return Tree.chain(root, self.kind)
+        tokens = torch.cat([root, pad_sequence(rows, batch_first=True).to(root)], 1)
+        lengths = torch.tensor([[len(row)] for row in rows])
+        valid = (torch.arange(tokens.shape[1]) <= lengths).to(root.device)
+        return Tree.chain(tokens, self.kind, valid=valid)
+
+
+@dataclass(frozen=True)
+class Forced(AcceptanceRule):
+    """Accept every draft, and go on greedily.
+
+    Attributes:
+        states: [B, d] the target's final hidden states at the last candidate of each draft.
+    """
+
+    states: list[Tensor] = field(default_factory=list, compare=False)
+
+    sound_for = frozenset(DraftKind)
+    exactness = "lossy"
+    taps = (FINAL,)
+
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+    ) -> tuple[verdict.Verdict, verdict.Measured]:
+        lanes = draft.lanes
+        node = lanes.deepest(lanes.valid)
+        if lanes.max_depth:
+            self.states.append(take(output.taps[FINAL], node))
+        path = verdict.Path.at(lanes, node, take(scores.logits.argmax(-1), node))
+        return draft.verdict(path, scores.is_finite()), verdict.Measured.nothing(draft.faulty)
+
+
+def label_prompt(
+    pipe: Any, call: dict[str, Any], drafts: Accelerator, chosen: random.Random, most: int, answer: str
+) -> list[dict[str, Any]]:
+    """Label tokens that the target refuses in its greedy reply to a prompt: each is put in once.
+
+    Args:
+        pipe: of text.
+        call: keywords of its call, for one prompt at temperature 0.
+        drafts: proposes the tokens.
+        chosen: chooses among them.
+        most: tokens that are put in, all at once as a batch.
+        answer: as of `train_judge`.
+
+    Returns:
+        For each token its `place` in the reply, by which `answer` the reply with it was compared, their
+        `agreement`, and the target's final hidden `state` at the token.
+    """
+    watch = Watch()
+    pipe.accelerator = replace(drafts, rule=watch, length="fixed")
+    output = pipe(**call)
+    plain, is_whole = output.tokens[0], output.finish_reasons[0] != "length"
+    if answer == "auto":
+        asks = re.search(r"how (many|much)", str(call["prompt"]), re.IGNORECASE)
+        answer = "number" if asks and is_whole else "words"
+    found = sorted({(place, token) for place, token in watch.seen if place < len(plain)})
+    found = chosen.sample(found, min(most, len(found)))
+    if not found:
+        return []
+    forced, rows = Forced(), len(found)
+    given = Given([[*plain[1:place], token] for place, token in found])
+    pipe.accelerator = Accelerator("forced", given, forced)
+    images = None if call.get("images") is None else [call["images"]] * rows
+    others = pipe(**{**call, "prompt": [call["prompt"]] * rows, "images": images}).tokens
+    labels = []
+    for (place, token), other, state in zip(found, others, forced.states[0].float().cpu(), strict=True):
+        start = 0 if answer == "number" else place  # what comes before is the same words
+        said, says = (pipe.tokenizer.decode(ids[start:], skip_special_tokens=True) for ids in (plain, other))
+        label = {"place": place, "token": token, "answer": answer}
+        label |= {"agreement": round(agreement(said, says, answer), 4)}
+        labels.append({**label, "state": [float(f"{value:.5g}") for value in state.tolist()]})
+    return labels
+
+
+def train_judge(
+    pipe: Any,
+    calls: Sequence[dict[str, Any]],
+    out: str | Path,
+    *,
+    answer: str = "auto",
+    bar: float = 0.5,
+    tokens_per_prompt: int = 8,
+    decay: float = 1.0,
+    record: dict[str, Any] | None = None,
+) -> Path:
+    """Label draft tokens of a pipeline's accelerator, train a judge of them, and save it as a folder.
+
+    Labels go to `labels.jsonl` there, prompt after prompt; a run that was interrupted goes on behind them.
+
+    Args:
+        pipe: of text.
+        calls: keywords of its calls, of one prompt each, at temperature 0. Measured by five folds of them.
+        out: the folder to write.
+        answer: what may not change: the last "number" of a reply, or the "words" from the token on; "auto"
+            takes the former where the prompt asks how many or how much and the plain reply is whole.
+        bar: least agreement of the words, F1, of harmless tokens.
+        tokens_per_prompt: draft tokens that are labelled, at most.
+        decay: of the squared weights, on standardised states.
+        record: entries of the folder's `training.json`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: unknown `answer`, labels of another run, or only tokens of one kind.
+    """
+    if answer not in ANSWERS:
+        raise InputError("answer", answer, did_you_mean(answer, ANSWERS))
+    folder, drafts = Path(out), pipe.accelerator
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "labels.jsonl"
+    made = {**(record or {}), "answer": answer, "tokens_per_prompt": tokens_per_prompt}
+    labels: list[dict[str, Any]] = [made]
+    if file.exists():
+        labels = [each for _, each in json_lines(read_text(file, "out"), "line {}".format)]
+    if labels[0] != made:
+        raise InputError("out", str(out), f"a new folder, or one whose labels were made with {made}")
+    known = {label["prompt"] for label in labels[1:]}
+    try:
+        with file.open("a", encoding="utf-8") as lines:
+            if not known:
+                lines.truncate(0)
+                lines.write(json.dumps(made) + "\n")
+            for index, call in enumerate(tqdm(calls, desc="labels", unit="prompt")):
+                if index in known:
+                    continue
+                found = label_prompt(pipe, call, drafts, random.Random(index), tokens_per_prompt, answer)
+                found = [{"prompt": index, **label} for label in found]
+                lines.write("".join(json.dumps(label) + "\n" for label in found))
+                lines.flush()
+                labels += found
+    finally:
+        pipe.accelerator = drafts
+    states = torch.tensor([label["state"] for label in labels[1:]])
+    harmless = torch.tensor([label["agreement"] >= bar for label in labels[1:]])
+    fold = torch.tensor([label["prompt"] % FOLDS for label in labels[1:]])
+    parts = [fold == part for part in range(FOLDS)]
+    if any(len(set(harmless[~part].tolist())) < 2 for part in parts):
+        raise InputError("samples", len(calls), "more prompts: all tokens are harmful, or all are harmless")
+    odds = torch.empty(len(states))
+    with torch.no_grad():
+        for part in parts:
+            odds[part] = fit_judge(states[~part], harmless[~part], decay)(states[part])
+    measured: dict[str, Any] = {"bar": bar, "decay": decay, "labels": len(harmless)}
+    measured |= {"harmless": round(harmless.float().mean().item(), 4), "auc": round(auc(odds, harmless), 4)}
+    for least in THRESHOLDS:
+        passes = odds.sigmoid() > least
+        wrong = (passes & ~harmless).sum() / passes.sum().clamp_min(1)
+        shares = {"accepted": passes.float().mean().item(), "harmful": wrong.item()}
+        measured[f"threshold {least:g}"] = {name: round(value, 4) for name, value in shares.items()}
+    fit_judge(states, harmless, decay).save_pretrained(folder)
+    write_record(folder, {**made, **measured})
+    return folder
+
+
+def fit_judge(states: Tensor, harmless: Tensor, decay: float) -> JudgeHead:
+    """Fit a judge by logistic regression, both kinds of tokens counting alike (L-BFGS).
+
+    Args:
+        states: [N, d] the target's final hidden states at draft tokens.
+        harmless: [N] which of the tokens do no harm.
+        decay: of the squared weights, on standardised states.
+    """
+    mean, scale = states.mean(0), states.std(0).clamp_min(1e-6)
+    known, size = (states - mean) / scale, states.shape[1]
+    share = harmless.float().mean()
+    counts = torch.where(harmless, 0.5 / share, 0.5 / (1 - share))
+    weight, bias = torch.zeros(size, requires_grad=True), torch.zeros(1, requires_grad=True)
+    solver = torch.optim.LBFGS([weight, bias], max_iter=500, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        nats = binary_cross_entropy_with_logits(known @ weight + bias, harmless.float(), counts)
+        total: Tensor = nats + decay / 2 * weight.square().sum()
+        total.backward()
+        return total
+
+    with torch.enable_grad():
+        solver.step(loss)
+    head = JudgeHead(JudgeHeadConfig(hidden_size=size))
+    with torch.no_grad():
+        head.layer.weight.copy_(weight / scale)
+        head.layer.bias.copy_(bias - (weight / scale * mean).sum())
+    head.eval()
+    return head
+
+
+def auc(odds: Tensor, positive: Tensor) -> float:
+    """Probability that a positive [N] has larger odds than one that is not; ties count half."""
+    above = odds[positive][:, None] - odds[~positive]
+    return ((above > 0).double() + 0.5 * (above == 0)).mean().item()

@@ -1,0 +1,71 @@
+"""Several cells of an image in a forward pass that computes what changed (LazyMAR, 2503.12450)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.core.interfaces import Target
+from mmspec.core.session import PromptBatch
+from mmspec.families.mar.cells import CellOrderDrafter, CellOrderSession
+from mmspec.families.mar.target import MARState, MARTarget
+from mmspec_extras.methods.lazymar.feature_cache import FeatureCache, FeatureCaching
+
+__all__ = ["LazyCellDrafter", "lazymar"]
+
+
+class LazyCellSession(CellOrderSession):
+    """Order of a batch of images, whose conditions come from a cache of features."""
+
+    def __init__(self, drafter: LazyCellDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.model, self.caching, self.rows = drafter.target.model, drafter.caching, len(batch.requests)
+
+    def attach(self, state: MARState) -> None:
+        copies = len(state.labels) // self.rows  # 2 under guidance
+        state.reader = FeatureCache(self.model, self.caching, self.rows, copies)
+
+
+class LazyCellDrafter(CellOrderDrafter):
+    """Decides the cells of an image as `CellOrderDrafter` does, with cached features.
+
+    Args:
+        caching: settings of the cache.
+        settings: arguments of `CellOrderDrafter`.
+    """
+
+    session = LazyCellSession
+    target: MARTarget
+
+    def __init__(self, caching: FeatureCaching, *settings: Any) -> None:
+        super().__init__(*settings)
+        self.caching, self.exactness = caching, "approximate"
+
+    def check(self, target: Target[Any]) -> None:
+        super().check(target)
+        self.caching.check(target.config)
+
+    def fit(self, target: Target[Any]) -> LazyCellDrafter:
+        fitted = copy.copy(super().fit(target))
+        fitted.target = target  # type: ignore[assignment]
+        return fitted
+
+
+def lazymar(
+    iterations: int | None = None,
+    order: str = "random",
+    last_steps: int | None = None,
+    annealing: str = "linear",
+    refresh: int = 9,
+    share: float = 0.1,
+    test_layer: int = 3,
+) -> Accelerator:
+    """Several cells of an image in a forward, with cached features (LazyMAR, 2503.12450).
+
+    Args:
+        iterations, order, last_steps, annealing: as of `CellOrderDrafter`.
+        refresh, share, test_layer: as of `FeatureCaching`.
+    """
+    caching = FeatureCaching(refresh, share=share, test_layer=test_layer)
+    return pair("lazymar", LazyCellDrafter(caching, iterations, order, last_steps, annealing))

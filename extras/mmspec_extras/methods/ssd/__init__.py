@@ -1,0 +1,23 @@
+"""SSD (2606.20543): a trained head drafts new places from the row above."""
+
+from mmspec.plugins import Head, Method
+
+METHODS = (
+    Method(
+        "ssd",
+        "as `sjd`, where a trained head drafts new places from the row above",
+        "2606.20543",
+        head=Head(
+            model="mmspec_extras.methods.ssd.head:VerticalHead",
+            drafter="mmspec_extras.methods.ssd.drafter:VerticalDrafter",
+            loss="mmspec_extras.methods.ssd.loss:VerticalLoss",
+            of_images=True,
+        ),
+        needs="a head that was trained for the target",
+        trials=(
+            "ssd:window=16|24|32",
+            "ssd:acceptance=budget:window=16|24|32",
+        ),
+        tuned=("ssd:window=8|16|32|64",),
+    ),
+)

@@ -1,0 +1,110 @@
+"""Labels of draft tokens are what the model says if a token is put in; a judge is trained of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmspec.errors import InputError
+from mmspec.pipelines import MMSpecPipeline
+from mmspec_extras.methods.judge.training import agreement, auc, fit_judge, label_prompt, train_judge
+from tests.contracts.running import generate
+from tests.tiny_models import tiny_llama, tiny_tokenizer
+
+PROMPTS = ["what colour is the circle ?", "how many", "is the red star left ?", "where is it ?", "a red star"]
+
+
+def call_of(prompt: str) -> dict[str, Any]:
+    return {"prompt": prompt, "apply_chat_template": False, "temperature": 0.0, "max_new_tokens": 16}
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Any:
+    tiny_llama(vocab=128).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return MMSpecPipeline.from_pretrained(tmp_path / "model", accelerator="copy")
+
+
+def test_a_label_is_of_the_reply_that_goes_on_behind_the_token(pipe: Any) -> None:
+    call = call_of(PROMPTS[0])
+    prompt = pipe.tokenizer(PROMPTS[0])["input_ids"]
+    drafts = pipe.accelerator
+    labels = label_prompt(pipe, call, drafts, random.Random(0), 3, "words")
+    plain = generate(pipe.model, prompt, 16)
+    assert len(labels) == 3
+    for label in labels:
+        place, before = label["place"], [*prompt, *plain[: label["place"]]]
+        assert label["token"] != plain[place]
+        behind = generate(pipe.model, [*before, label["token"]], 16 - place - 1) if place < 15 else []
+        texts = [
+            pipe.tokenizer.decode(ids, skip_special_tokens=True)
+            for ids in (plain[place:], [label["token"], *behind])
+        ]
+        assert label["agreement"] == round(agreement(*texts, "words"), 4)
+        ids = torch.tensor([[*before, label["token"]]])
+        with torch.no_grad():
+            state = pipe.model(ids, output_hidden_states=True).hidden_states[-1][0, -1]
+        torch.testing.assert_close(torch.tensor(label["state"]), state, rtol=1e-3, atol=1e-4)
+
+
+def test_an_interrupted_training_goes_on_and_its_judge_decodes(pipe: Any, tmp_path: Path) -> None:
+    calls, out = [call_of(prompt) for prompt in PROMPTS], tmp_path / "judge"
+    how: dict[str, Any] = {"answer": "words", "bar": 0.12, "tokens_per_prompt": 6}
+    drafts = pipe.accelerator
+    whole = train_judge(pipe, calls, out, **how)
+    assert pipe.accelerator is drafts
+    file, weights = out / "labels.jsonl", (whole / "model.safetensors").read_bytes()
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:9]))
+    kept = json.loads(lines[8])["prompt"]
+    file.write_text("".join(line for line in lines if json.loads(line).get("prompt", 0) <= kept))
+    train_judge(pipe, calls, out, **how)
+    assert file.read_text().splitlines(keepends=True) == lines
+    assert (out / "model.safetensors").read_bytes() == weights
+    record = json.loads((out / "training.json").read_text())
+    assert record["labels"] == len(lines) - 1 and 0 <= record["auc"] <= 1 and 0 < record["harmless"] < 1
+    with pytest.raises(InputError, match="new folder"):
+        train_judge(pipe, calls, out, **{**how, "tokens_per_prompt": 5})
+    with pytest.raises(InputError, match="answer"):
+        train_judge(pipe, calls, out, answer="sense")
+    with pytest.raises(InputError, match="one kind|more prompts"):
+        train_judge(pipe, calls, out, **{**how, "bar": 1.1})
+    pipe.set_accelerator("copy", acceptance="judge", judge=str(out), threshold=0.1)
+    output = pipe(**calls[0])
+    assert output.stats.exactness == "lossy" and len(output.tokens[0]) == 16
+
+
+def test_a_judge_learns_what_can_be_told_apart() -> None:
+    """Also where one kind is rare; states are of numbers of every size."""
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(600, 12, generator=generator) * torch.logspace(-2, 2, 12) + 5
+    harmless = (states - 5) @ (1 / torch.logspace(-2, 2, 12)) > 3.0
+    head = fit_judge(states[:400], harmless[:400], 0.01)
+    odds = head(states[400:]).detach()
+    assert auc(odds, harmless[400:]) > 0.95
+    pairs = [(a, b) for a in odds[harmless[400:]].tolist() for b in odds[~harmless[400:]].tolist()]
+    won = sum((a > b) + (a == b) / 2 for a, b in pairs)
+    assert auc(odds, harmless[400:]) == pytest.approx(won / len(pairs))
+    found = odds > 0
+    assert (found & harmless[400:]).sum() > 0.8 * harmless[400:].sum(), "both kinds count alike"
+    assert (~found & ~harmless[400:]).sum() > 0.8 * (~harmless[400:]).sum()
+
+
+@pytest.mark.parametrize(
+    ("plain", "other", "answer", "expected"),
+    [
+        ("It is 5 and 1,200.", "So 1200", "number", 1.0),
+        ("It is 5.", "It is 5.5.", "number", 0.0),
+        ("nothing", "no number", "number", 1.0),
+        ("A red star!", "a RED circle", "words", 2 / 3),
+        ("a a b", "a c", "words", 0.4),
+        ("", "", "words", 1.0),
+    ],
+)
+def test_answers_agree(plain: str, other: str, answer: str, expected: float) -> None:
+    assert agreement(plain, other, answer) == pytest.approx(expected)

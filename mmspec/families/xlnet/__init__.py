@@ -1,5 +1,0 @@
-"""XLNet, an any-subset density model."""
-
-from mmspec.plugins import Family
-
-FAMILIES = (Family("xlnet", "mmspec.families.xlnet.target:AnySubsetTarget"),)
