@@ -249,7 +249,7 @@ class RunningBatch:
 
 
 def may_move(method: Method) -> bool:
-    """Whether rows may enter and leave the sessions of a method, as far as its record tells without a model."""
+    """Whether rows may enter and leave a method's sessions, as far as that is known without a model."""
     if method.head is not None:
         return bool(method.head.load("drafter").rows_move)
     return method.needs is None and make(method).drafter.rows_move
