@@ -29,7 +29,7 @@ from rich.progress import track
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_suffix(".toml")
-FOLDERS = ("mmspec", "pipelines", "kernels")
+FOLDERS = ("mmspec", "pipelines", "kernels", "extras")
 LIMIT_S = 1200.0
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -53,10 +53,16 @@ class Fault(NamedTuple):
 
 
 def read_faults(file: Path = FAULTS) -> list[Fault]:
-    """Read the faults of a file, whose tests are named from tests/ on and separated by spaces."""
+    """Read the faults of a file; tests are named from tests/ on, or by extras/, and separated by spaces."""
     rows = tomllib.loads(file.read_text(encoding="utf-8"))["faults"]
     return [
-        Fault(name, inside, old, new, tuple(f"tests/{test}" for test in tests.split()))
+        Fault(
+            name,
+            inside,
+            old,
+            new,
+            tuple(test if test.startswith("extras/") else f"tests/{test}" for test in tests.split()),
+        )
         for name, tests, inside, old, new in rows
     ]
 
@@ -104,12 +110,24 @@ def _definitions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]
             yield from _definitions(node, prefix)
 
 
+def installed_extras(root: Path) -> Path:
+    """Install mmspec-extras, whose entry points its tests need, beside a checkout; return the folder."""
+    folder = root / ".extras"
+    if not folder.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        subprocess.run([*pip, str(root / "extras")], check=True)
+    return folder
+
+
 def first_failure(root: Path, tests: tuple[str, ...], workers: str) -> str | None:
     """Run tests until one fails; return its name, or None if all pass."""
     # Tests that plant a bug themselves fail where its text is gone, which would be no finding.
     without_planting = "not a_planted_bug and not planted_bugs_are and not bug_planted"
     options = ["-q", "-x", "-p", "no:cacheprovider", "-n", workers, "-k", without_planting]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    if any(place.startswith("extras/") for place in tests):
+        paths = (root, root / "extras", installed_extras(root))  # the second holds the planted source
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     for place in tests:
         try:
             run = subprocess.run(

@@ -316,14 +316,8 @@ def replies(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
     """Write the replies of a model to prompts, which its drafters learn from."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    pipe = MMSpecPipeline.from_pretrained(model, accelerator="none")
-    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    written = write_replies(
-        pipe, read_rows(data)[:samples], out, temperatures=temperature or (0.0, 1.0), **how
-    )
-    note(f"written: {out}, {written} tokens more")
+    rows, how = read_rows(data)[:samples], {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    _reply(model, rows, out, threads, temperatures=temperature or (0.0, 1.0), **how)
 
 
 @app.command()
@@ -336,11 +330,14 @@ def scenes(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
     """Write the replies of a model to prompts about images, which its drafters learn from."""
+    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "temperatures": (0.0,)}
+    _reply(model, scene_rows(out.parent, rows), out, threads, **how)
+
+
+def _reply(model: str, rows: Sequence[dict[str, Any]], out: Path, threads: int | None, **how: Any) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
-    pipe = MMSpecPipeline.from_pretrained(model, accelerator="none")
-    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "temperatures": (0.0,)}
-    written = write_replies(pipe, scene_rows(out.parent, rows), out, **how)
+    written = write_replies(MMSpecPipeline.from_pretrained(model, accelerator="none"), rows, out, **how)
     note(f"written: {out}, {written} tokens more")
 
 
@@ -388,12 +385,9 @@ def heads(
     """Train heads of several kinds for a model, equally long and on the same replies."""
     if unknown := set(name or ()) - {*HEADS, *IMAGE_HEADS}:
         raise InputError("--name", sorted(unknown), " or ".join((*HEADS, *IMAGE_HEADS)))
-    length: dict[str, Any] = {
-        "steps": steps,
-        "minutes": 60.0 if steps is None and minutes is None else minutes,
-    }
-    length |= {"threads": threads, "batch_size": batch_size, "learn_prompts": learn_prompts}
-    train_heads(model, data, out, name or list(HEADS), frequent_tokens, **length)
+    minutes = 60.0 if steps is None and minutes is None else minutes
+    how: dict[str, Any] = {"threads": threads, "batch_size": batch_size, "learn_prompts": learn_prompts}
+    train_heads(model, data, out, name or list(HEADS), frequent_tokens, steps=steps, minutes=minutes, **how)
 
 
 @app.command()

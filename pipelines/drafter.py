@@ -103,7 +103,8 @@ def check_accelerator(
     if not isinstance(drafter, PreTrainedModel):
         check_no_other(name, check_source(drafter, "drafter"))
     family = family_of(found.model_config)
-    is_continuous = family is not None and family.draws == "vectors"
-    to_come = DraftToCome(int(is_continuous), is_continuous and load(family.target).any_order)
+    to_come = DraftToCome()
+    if family is not None and family.draws == "vectors":
+        to_come = DraftToCome(1, load(family.target).any_order)
     build_accelerator(name, model=to_come, **found.options)
     return drafter

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from mmspec.accelerators import make
 from mmspec.core.canvas import Canvas
 from mmspec.core.loop import Batch, begin
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
+from mmspec.plugins import METHODS, Method
 from mmspec.targets import CausalTarget
 from mmspec.validation import is_integer
 
@@ -28,7 +30,6 @@ __all__ = ["RowUpdate", "RunningBatch"]
 
 MOST_ROWS = 1024
 STAYS = "its rows stay together until all have ended"
-MOVING = ("none", "copy", "draft_model", "eagle", "flash", "sjd")
 
 
 @dataclass(frozen=True)
@@ -247,13 +248,21 @@ class RunningBatch:
         self._past = merge_stats([self._past, stats]).as_one_row()
 
 
+def may_move(method: Method) -> bool:
+    """Whether rows may enter and leave a method's sessions, as far as that is known without a model."""
+    if method.head is not None:
+        return bool(method.head.load("drafter").rows_move)
+    return method.needs is None and make(method).drafter.rows_move
+
+
 def check_rows_move(pipe: MMSpecPipeline) -> None:
     """Raise InputError if rows of a pipeline stay together until all have ended."""
     accelerator, target = pipe.accelerator, pipe.target
     if not isinstance(target, CausalTarget) or target.by_blocks:
         raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
     if not accelerator.drafter.rows_move:
-        raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {', '.join(MOVING)}")
+        movable = ", ".join(name for name, method in METHODS.items() if may_move(method))
+        raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {movable}")
     if accelerator.length == "cost":
         raise InputError(
             "length", "cost", f"'auto', 'fixed' or 'confidence': {STAYS}, for its sizes are of a batch"

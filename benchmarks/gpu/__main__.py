@@ -23,11 +23,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.ceilings import Ceilings, measure_ceilings
 from benchmarks.gpu import commands, plots
-from benchmarks.gpu.correctors import time_correctors
+from benchmarks.gpu.ceilings import Ceilings, measure_ceilings
 from benchmarks.gpu.kernel_times import time_kernels
-from benchmarks.gpu.steps import SHAPES, time_steps
+from benchmarks.gpu.steps import SHAPES, time_correctors, time_steps
 from mmspec.errors import InputError, MissingDependencyError, MMSpecError
 from mmspec.evaluation.machine import environment
 
@@ -50,14 +49,6 @@ class Setting:
     shapes: Sequence[str]
 
 
-def _ceilings(setting: Setting) -> Rows:
-    yield asdict(setting.ceilings)
-
-
-def _kernels(setting: Setting) -> Rows:
-    return time_kernels(setting.device, setting.ceilings, tiny=setting.tiny)
-
-
 def _steps(setting: Setting) -> Rows:
     for name in setting.shapes:
         yield from time_steps(name, setting.device, setting.dtype, setting.ceilings, tiny=setting.tiny)
@@ -71,8 +62,8 @@ def _commands(made: Callable[[Path, bool], Iterator[list[str]]]) -> Callable[[Se
 
 
 PARTS: dict[str, Callable[[Setting], Rows]] = {
-    "ceilings": _ceilings,
-    "kernels": _kernels,
+    "ceilings": lambda setting: iter([asdict(setting.ceilings)]),
+    "kernels": lambda setting: time_kernels(setting.device, setting.ceilings, tiny=setting.tiny),
     "steps": _steps,
     "correctors": lambda setting: time_correctors(setting.device, setting.dtype, tiny=setting.tiny),
     "tests": _commands(commands.test_commands),
@@ -90,11 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         InputError: there is no GPU, and it is no rehearsal.
     """
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__, formatter_class=raw)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--part", action="append", choices=[*PARTS], help="may be repeated")
     parser.add_argument("--shape", action="append", choices=[*SHAPES], help="of steps; may be repeated")

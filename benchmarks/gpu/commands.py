@@ -143,14 +143,9 @@ def run_all(commands: Iterator[list[str]] | Sequence[list[str]], limit: float) -
         started = perf_counter()
         row: dict[str, Any] = {"command": " ".join(["python", *command])}
         how: dict[str, Any] = {"cwd": ROOT, "env": environment, "timeout": limit, "text": True}
+        how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
-            done = subprocess.run(
-                [sys.executable, *command],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                check=False,
-                **how,
-            )
+            done = subprocess.run([sys.executable, *command], check=False, **how)
             row |= {"code": done.returncode, "output": done.stdout[-TAIL:]}
         except subprocess.TimeoutExpired as error:
             output = error.stdout or b""

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.ceilings import Cost
+from benchmarks.gpu.ceilings import Cost
 from mmspec import kernels
 
-__all__ = ["CASES", "KernelCase"]
+__all__ = ["CASES", "KernelCase", "Shape"]
 
 Shape = Mapping[str, int]
+Arguments = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class KernelCase:
         op: its name in `mmspec.kernels`.
         shapes: that are timed, those of real models.
         tiny: shape for a rehearsal on a CPU.
-        make: shape and device -> the op's arguments.
-        cost: shape -> least bytes moved and operations done.
+        arguments: sizes of a shape -> the op's arguments, on torch's default device.
+        least: sizes of a shape -> least bytes moved and operations done.
         floor: that cost as a formula, which is printed.
         peer: the same in plain torch, called with the same arguments; None for the op's own torch form
             (`MMSPEC_BACKEND=torch`).
@@ -39,8 +40,8 @@ class KernelCase:
     op: str
     shapes: Sequence[Shape]
     tiny: Shape
-    make: Callable[[Shape, torch.device], tuple[Any, ...]]
-    cost: Callable[[Shape], Cost]
+    arguments: Callable[..., Arguments]
+    least: Callable[..., Cost]
     floor: str
     peer: Callable[..., Any] | None = None
 
@@ -50,189 +51,183 @@ class KernelCase:
         function: Callable[..., Any] = getattr(kernels, self.op)
         return function
 
+    def make(self, shape: Shape, device: torch.device) -> Arguments:
+        """Make the op's arguments on a device."""
+        with device:
+            return self.arguments(**shape)
 
-ROWS = ({"rows": 1, "count": 16_384}, {"rows": 64, "count": 16_384}, {"rows": 64, "count": 151_936})
-
-
-def _positions(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    key = torch.tensor([[2024, 7]], device=device)
-    return key, torch.arange(shape["rows"], device=device)[None], 0, shape["count"]
-
-
-def _counters(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    counters = torch.arange(4 * shape["count"], device=device).view(-1, 4)
-    return counters, torch.tensor([2024, 7], device=device)
-
-
-def _rows(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    return torch.randn(1, shape["rows"], shape["vocabulary"], device=device), WARPING
-
-
-def _sampled(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    place = torch.arange(shape["rows"], device=device)[None]
-    return *_rows(shape, device), torch.tensor([[2024, 7]], device=device), place, 0
-
-
-def _parents(shape: Shape, device: torch.device) -> Tensor:
-    """[rows, nodes] of binary trees."""
-    parents = (torch.arange(shape["nodes"], device=device) - 1).clamp_min(0) // 2
-    return parents.expand(shape["rows"], -1).contiguous()
-
-
-def _levels(shape: Shape) -> int:
-    return int(math.log2(shape["nodes"]))  # of a binary tree
-
-
-def _trees(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens, parents, ancestors and depths of trees whose left-most path is accepted."""
-    parents = _parents(shape, device)
-    return torch.zeros_like(parents), parents, *kernels.tree_paths(parents, _levels(shape))
-
-
-def _passes(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    tokens, _, ancestors, depth = _trees(shape, device)
-    return tokens == 0, ancestors, depth
-
-
-def _ends(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    tokens, _, ancestors, depth = _trees(shape, device)
-    return tokens, ancestors, depth, depth[:, -1].clone(), tokens[:, 0].clone(), _levels(shape)
-
-
-def _matched(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    tokens, parents, ancestors, depth = _trees(shape, device)
-    return tokens, tokens.clone(), parents, tokens == 0, ancestors, depth, _levels(shape)
-
-
-def _drafted(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    parents = _parents(shape, device)
-    p, q = (torch.rand(*parents.shape, shape["vocabulary"], device=device) for _ in range(2))
-    children = kernels.tree_children(parents, torch.ones_like(parents, dtype=torch.bool), 2)
-    u = torch.rand(shape["rows"], _levels(shape), 2, device=device)
-    return (
-        p / p.sum(-1, keepdim=True),
-        (q / q.sum(-1, keepdim=True))[:, 1:],
-        torch.zeros_like(parents),
-        children,
-        u,
-        False,
-    )
-
-
-def _caches(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    size = shape["rows"], 1024, shape["width"]
-    buffers = [torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(2 * shape["layers"])]
-    path = torch.arange(shape["path"], device=device).expand(shape["rows"], -1) * 2
-    lengths = torch.full((shape["rows"],), 512, device=device)
-    return buffers, path, lengths, torch.full_like(lengths, shape["path"])
-
-
-def _attention(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    nodes, length, dim = shape["nodes"], shape["length"], 128
-    query = torch.randn(shape["rows"], shape["heads"], nodes, dim, device=device, dtype=torch.bfloat16)
-    keys = torch.randn(2, shape["rows"], length + nodes, shape["key_heads"], dim, device=device)
-    key, value = keys.to(torch.bfloat16).transpose(2, 3)
-    lengths = torch.full((shape["rows"],), length, device=device, dtype=torch.int32)
-    visible = torch.ones(nodes, nodes, dtype=torch.int32, device=device).tril()
-    visible = visible.expand(shape["rows"], -1, -1).contiguous()
-    first = torch.zeros(shape["rows"], nodes, dtype=torch.int32, device=device)
-    return query, key, value, first, lengths, visible, dim**-0.5
-
-
-def _delta(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    rows, nodes, heads, dim = shape["rows"], shape["nodes"], shape["heads"], 128
-    q, k, v = (torch.randn(rows, nodes, heads, dim, device=device) for _ in range(3))
-    g, beta = (torch.rand(rows, nodes, heads, device=device) for _ in range(2))
-    ancestors = torch.ones(rows, nodes, nodes, dtype=torch.bool, device=device).tril()
-    return q, k, v, -g, beta, torch.randn(rows, heads, dim, dim, device=device), ancestors
-
-
-def _block(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    rows, width = shape["rows"], shape["width"]
-    x, scale, shift = (torch.randn(rows, width, device=device) for _ in range(3))
-    weight = torch.randn(width, width, device=device, dtype=torch.bfloat16)
-    return x, scale, shift, weight, weight[0].clone(), 1e-6, True
-
-
-def _gate(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    x, gate, _, weight, bias, _, _ = _block(shape, device)
-    return x, x.to(weight.dtype), gate, weight, bias
-
-
-def _transition(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    x, noise = torch.randn(2, shape["rows"], shape["width"], device=device)
-    output = torch.randn(2, shape["rows"], shape["width"], device=device)
-    column = torch.ones(shape["rows"], 1, device=device)
-    return x, output, noise, torch.tensor([1.0, -0.1, 0.1, 0.0], device=device), column, column
-
-
-def _neighbours(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    p = torch.rand(shape["rows"], shape["vocabulary"], device=device).softmax(-1)
-    size = shape["vocabulary"], shape["neighbours"]
-    return p, torch.randint(shape["vocabulary"], size, device=device, dtype=torch.int32)
-
-
-def _two(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-    p, q = torch.randn(2, shape["rows"], shape["vocabulary"], device=device).softmax(-1)
-    return p, q
-
-
-def _token(shape: Shape, device: torch.device) -> Tensor:
-    return torch.arange(shape["rows"], device=device)[:, None] % shape["vocabulary"]
-
-
-def _images(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    a, b = torch.randn(2, shape["rows"], shape["tokens"], shape["width"], device=device)
-    return a, b, torch.ones(a.shape[:2], dtype=torch.bool, device=device)
-
-
-def _merged(shape: Shape, device: torch.device) -> tuple[Any, ...]:
-    values, _, mask = _images(shape, device)
-    target = torch.arange(shape["tokens"], device=device) // 2
-    return values, mask.float(), target.expand(shape["rows"], -1).contiguous(), shape["tokens"] // 2
+    def cost(self, shape: Shape) -> Cost:
+        """The least bytes moved and operations done."""
+        return self.least(**shape)
 
 
 WARPING = kernels.Warping((0.9,), (2000,), (0.95,))
+ROWS = ({"rows": 1, "count": 16_384}, {"rows": 64, "count": 16_384}, {"rows": 64, "count": 151_936})
 VOCABULARIES = tuple(
     {"rows": rows, "vocabulary": size}
     for rows, size in ((1, 16_384), (64, 16_384), (64, 65_536), (64, 151_936))
 )
 FEW = {"rows": 2, "vocabulary": 40}
 TREES, TREE = ({"rows": 1, "nodes": 64}, {"rows": 16, "nodes": 64}), {"rows": 2, "nodes": 7}
-HEADS, HEAD = (
-    ({"rows": 2, "width": 1024}, {"rows": 2, "width": 1536}, {"rows": 64, "width": 1536}),
-    {"rows": 2, "width": 16},
-)
-IMAGES, IMAGE = (
-    ({"rows": 1, "tokens": 2880, "width": 1024}, {"rows": 8, "tokens": 2880, "width": 1024}),
-    {
-        "rows": 2,
-        "tokens": 6,
-        "width": 8,
-    },
-)
+HEADS = ({"rows": 2, "width": 1024}, {"rows": 2, "width": 1536}, {"rows": 64, "width": 1536})
+HEAD = {"rows": 2, "width": 16}
+IMAGES = ({"rows": 1, "tokens": 2880, "width": 1024}, {"rows": 8, "tokens": 2880, "width": 1024})
+IMAGE = {"rows": 2, "tokens": 6, "width": 8}
 
 
-def _chains(shape: Shape, device: torch.device) -> tuple[Any, ...]:
+def _key() -> Tensor:
+    return torch.tensor([[2024, 7]])
+
+
+def _positions(rows: int, count: int) -> Arguments:
+    return _key(), torch.arange(rows)[None], 0, count
+
+
+def _counters(count: int) -> Arguments:
+    return torch.arange(4 * count).view(-1, 4), _key()[0]
+
+
+def _rows(rows: int, vocabulary: int) -> Arguments:
+    return torch.randn(1, rows, vocabulary), WARPING
+
+
+def _sampled(rows: int, vocabulary: int) -> Arguments:
+    return *_rows(rows, vocabulary), _key(), torch.arange(rows)[None], 0
+
+
+def _parents(rows: int, nodes: int) -> Tensor:
+    """[rows, nodes] of binary trees."""
+    return ((torch.arange(nodes) - 1).clamp_min(0) // 2).expand(rows, -1).contiguous()
+
+
+def _levels(nodes: int) -> int:
+    return int(math.log2(nodes))  # of a binary tree
+
+
+def _children(rows: int, nodes: int) -> Arguments:
+    parents = _parents(rows, nodes)
+    return parents, torch.ones_like(parents, dtype=torch.bool), 2
+
+
+def _trees(rows: int, nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens, parents, ancestors and depths of trees whose left-most path is accepted."""
+    parents = _parents(rows, nodes)
+    return torch.zeros_like(parents), parents, *kernels.tree_paths(parents, _levels(nodes))
+
+
+def _passes(rows: int, nodes: int) -> Arguments:
+    tokens, _, ancestors, depth = _trees(rows, nodes)
+    return tokens == 0, ancestors, depth
+
+
+def _ends(rows: int, nodes: int) -> Arguments:
+    tokens, _, ancestors, depth = _trees(rows, nodes)
+    return tokens, ancestors, depth, depth[:, -1].clone(), tokens[:, 0].clone(), _levels(nodes)
+
+
+def _matched(rows: int, nodes: int) -> Arguments:
+    tokens, parents, ancestors, depth = _trees(rows, nodes)
+    return tokens, tokens.clone(), parents, tokens == 0, ancestors, depth, _levels(nodes)
+
+
+def _drafted(rows: int, nodes: int, vocabulary: int) -> Arguments:
+    p, q = (torch.rand(rows, nodes, vocabulary) for _ in range(2))
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    tokens = torch.zeros(rows, nodes, dtype=torch.long)
+    children = kernels.tree_children(*_children(rows, nodes))
+    return p, q[:, 1:], tokens, children, torch.rand(rows, _levels(nodes), 2), False
+
+
+def _caches(rows: int, layers: int, width: int, path: int) -> Arguments:
+    buffers = [torch.zeros(rows, 1024, width, dtype=torch.bfloat16) for _ in range(2 * layers)]
+    lengths = torch.full((rows,), 512)
+    return buffers, torch.arange(path).expand(rows, -1) * 2, lengths, torch.full_like(lengths, path)
+
+
+def _attention(rows: int, heads: int, key_heads: int, nodes: int, length: int, dim: int = 128) -> Arguments:
+    query = torch.randn(rows, heads, nodes, dim, dtype=torch.bfloat16)
+    keys = torch.randn(2, rows, length + nodes, key_heads, dim)
+    key, value = keys.to(torch.bfloat16).transpose(2, 3)
+    lengths = torch.full((rows,), length, dtype=torch.int32)
+    visible = torch.ones(nodes, nodes, dtype=torch.int32).tril().expand(rows, -1, -1).contiguous()
+    first = torch.zeros(rows, nodes, dtype=torch.int32)
+    return query, key, value, first, lengths, visible, dim**-0.5
+
+
+def _delta(rows: int, nodes: int, heads: int, dim: int = 128) -> Arguments:
+    q, k, v = (torch.randn(rows, nodes, heads, dim) for _ in range(3))
+    g, beta = (torch.rand(rows, nodes, heads) for _ in range(2))
+    ancestors = torch.ones(rows, nodes, nodes, dtype=torch.bool).tril()
+    return q, k, v, -g, beta, torch.randn(rows, heads, dim, dim), ancestors
+
+
+def _block(rows: int, width: int) -> Arguments:
+    x, scale, shift = (torch.randn(rows, width) for _ in range(3))
+    weight = torch.randn(width, width, dtype=torch.bfloat16)
+    return x, scale, shift, weight, weight[0].clone(), 1e-6, True
+
+
+def _gate(rows: int, width: int) -> Arguments:
+    x, gate, _, weight, bias, _, _ = _block(rows, width)
+    return x, x.to(weight.dtype), gate, weight, bias
+
+
+def _block_cost(rows: int, width: int) -> Cost:
+    return Cost(width * (2 * width + 14 * rows), 2 * rows * width**2)
+
+
+def _transition(rows: int, width: int) -> Arguments:
+    x, noise = torch.randn(2, rows, width)
+    output, column = torch.randn(2, rows, width), torch.ones(rows, 1)
+    return x, output, noise, torch.tensor([1.0, -0.1, 0.1, 0.0]), column, column
+
+
+def _neighbours(rows: int, vocabulary: int, neighbours: int) -> Arguments:
+    p = torch.rand(rows, vocabulary).softmax(-1)
+    return p, torch.randint(vocabulary, (vocabulary, neighbours), dtype=torch.int32)
+
+
+def _prefix(rows: int, vocabulary: int, neighbours: int) -> Arguments:
+    given = _neighbours(rows, vocabulary, neighbours)
+    return *given, _token(rows, vocabulary), torch.full((1, 1), 0.1)
+
+
+def _two(rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    p, q = torch.randn(2, rows, vocabulary).softmax(-1)
+    return p, q
+
+
+def _token(rows: int, vocabulary: int) -> Tensor:
+    return torch.arange(rows)[:, None] % vocabulary
+
+
+def _images(rows: int, tokens: int, width: int) -> Arguments:
+    a, b = torch.randn(2, rows, tokens, width)
+    return a, b, torch.ones(rows, tokens, dtype=torch.bool)
+
+
+def _merged(rows: int, tokens: int, width: int) -> Arguments:
+    values, _, mask = _images(rows, tokens, width)
+    target = (torch.arange(tokens) // 2).expand(rows, -1).contiguous()
+    return values, mask.float(), target, tokens // 2
+
+
+def _chains(rows: int, nodes: int, count: int) -> Arguments:
     """Chains whose q is p, so that every candidate passes, but for the last: it is refused in all rows."""
-    rows, nodes, count = shape["rows"], shape["nodes"], shape["count"]
-    p = torch.randn(rows, nodes, count, device=device).softmax(-1)
-    q = p[:, :-1].clone()
-    tokens = torch.zeros(rows, nodes, dtype=torch.long, device=device)
-    u = torch.full((rows, nodes - 1), 0.5, device=device)
+    p = torch.randn(rows, nodes, count).softmax(-1)
+    q, u = p[:, :-1].clone(), torch.full((rows, nodes - 1), 0.5)
     u[:, -1], q[:, -1, 0] = 1.0, 1.0
-    key = torch.tensor([[2024, 7]], device=device).expand(rows, 2)
-    place = torch.arange(rows, device=device)
-    return p, q, tokens, torch.ones_like(tokens, dtype=torch.bool), u, key, place, place * 0, place * 0
+    tokens, place = torch.zeros(rows, nodes, dtype=torch.long), torch.arange(rows)
+    valid, key = torch.ones_like(tokens, dtype=torch.bool), _key().expand(rows, 2)
+    return p, q, tokens, valid, u, key, place, place * 0, place * 0
 
 
-def _windows(shape: Shape, device: torch.device) -> tuple[Any, ...]:
+def _windows(rows: int, places: int, count: int) -> Arguments:
     """Windows of which every second token is refused."""
-    rows, places, count = shape["rows"], shape["places"], shape["count"]
-    p, q = torch.randn(2, rows, places, count, device=device).softmax(-1).unbind(0)
-    old = torch.arange(places, device=device).expand(rows, places)
+    p, q = torch.randn(2, rows, places, count).softmax(-1).unbind(0)
+    old = torch.arange(places).expand(rows, places)
     tokens = torch.where(old % 2 == 0, (p / q).argmin(-1), (p / q).argmax(-1))
-    u = torch.full((rows, places, 3), 0.5, dtype=torch.float64, device=device)
+    u = torch.full((rows, places, 3), 0.5, dtype=torch.float64)
     return p, q[:, 1:], tokens, torch.ones_like(tokens, dtype=torch.bool), old, u
 
 
@@ -241,16 +236,16 @@ CASES = (
         op="philox4x32",
         shapes=({"count": 65_536},),
         tiny={"count": 8},
-        make=_counters,
-        cost=lambda shape: Cost(2 * 4 * 8 * shape["count"]),
+        arguments=_counters,
+        least=lambda count: Cost(2 * 4 * 8 * count),
         floor="count x 4 words of 8 bytes, read and written",
     ),
     KernelCase(
         op="philox_uniform",
         shapes=ROWS,
         tiny={"rows": 2, "count": 8},
-        make=_positions,
-        cost=lambda shape: Cost(4 * shape["rows"] * shape["count"]),
+        arguments=_positions,
+        least=lambda rows, count: Cost(4 * rows * count),
         floor="rows x count x 4 bytes, written",
         peer=lambda key, position, stream, count: torch.rand(*position.shape, count, device=position.device),
     ),
@@ -258,8 +253,8 @@ CASES = (
         op="philox_gumbel",
         shapes=ROWS,
         tiny={"rows": 2, "count": 8},
-        make=_positions,
-        cost=lambda shape: Cost(4 * shape["rows"] * shape["count"]),
+        arguments=_positions,
+        least=lambda rows, count: Cost(4 * rows * count),
         floor="rows x count x 4 bytes, written",
         peer=lambda key, position, stream, count: (
             torch.empty(*position.shape, count, device=position.device).exponential_().log_().neg_()
@@ -269,60 +264,56 @@ CASES = (
         op="warp_logits",
         shapes=VOCABULARIES,
         tiny=FEW,
-        make=_rows,
-        cost=lambda shape: Cost(8 * shape["rows"] * shape["vocabulary"]),
+        arguments=_rows,
+        least=lambda rows, vocabulary: Cost(8 * rows * vocabulary),
         floor="rows x vocabulary x 4 bytes, read and written",
     ),
     KernelCase(
         op="sample_tokens",
         shapes=VOCABULARIES,
         tiny=FEW,
-        make=_sampled,
-        cost=lambda shape: Cost(shape["rows"] * (4 * shape["vocabulary"] + 9)),
+        arguments=_sampled,
+        least=lambda rows, vocabulary: Cost(rows * (4 * vocabulary + 9)),
         floor="rows x vocabulary x 4 bytes, read",
     ),
     KernelCase(
         op="tree_paths",
         shapes=TREES,
         tiny=TREE,
-        make=lambda shape, device: (_parents(shape, device), _levels(shape)),
-        cost=lambda shape: Cost(shape["rows"] * shape["nodes"] * (16 + shape["nodes"])),
+        arguments=lambda rows, nodes: (_parents(rows, nodes), _levels(nodes)),
+        least=lambda rows, nodes: Cost(rows * nodes * (16 + nodes)),
         floor="rows x nodes x (16 + nodes) bytes: parents, depths and ancestors",
     ),
     KernelCase(
         op="tree_children",
         shapes=TREES,
         tiny=TREE,
-        make=lambda shape, device: (
-            parents := _parents(shape, device),
-            torch.ones_like(parents, dtype=torch.bool),
-            2,
-        ),
-        cost=lambda shape: Cost(shape["rows"] * shape["nodes"] * (9 + 16)),
+        arguments=_children,
+        least=lambda rows, nodes: Cost(rows * nodes * (9 + 16)),
         floor="rows x nodes x (9 + 16) bytes: parents, which are valid, two children",
     ),
     KernelCase(
         op="deepest_node",
         shapes=TREES,
         tiny=TREE,
-        make=_passes,
-        cost=lambda shape: Cost(shape["rows"] * (8 + shape["nodes"] * (9 + shape["nodes"]))),
+        arguments=_passes,
+        least=lambda rows, nodes: Cost(rows * (8 + nodes * (9 + nodes))),
         floor="rows x nodes x (9 + nodes) bytes: what passes, depths and ancestors",
     ),
     KernelCase(
         op="path_to",
         shapes=TREES,
         tiny=TREE,
-        make=_ends,
-        cost=lambda shape: Cost(shape["rows"] * shape["nodes"] * (32 + shape["nodes"])),
+        arguments=_ends,
+        least=lambda rows, nodes: Cost(rows * nodes * (32 + nodes)),
         floor="rows x nodes x (32 + nodes) bytes: tokens, depths, ancestors, paths",
     ),
     KernelCase(
         op="match_path",
         shapes=TREES,
         tiny=TREE,
-        make=_matched,
-        cost=lambda shape: Cost(shape["rows"] * shape["nodes"] * (49 + shape["nodes"])),
+        arguments=_matched,
+        least=lambda rows, nodes: Cost(rows * nodes * (49 + nodes)),
         floor="rows x nodes x (49 + nodes) bytes: tokens, choices, parents, depths, ancestors, paths",
     ),
     KernelCase(
@@ -332,16 +323,16 @@ CASES = (
             for rows, size in ((1, 16_384), (1, 151_936), (8, 16_384))
         ),
         tiny={"rows": 2, "nodes": 7, "vocabulary": 12},
-        make=_drafted,
-        cost=lambda shape: Cost(8 * shape["rows"] * (2 * shape["vocabulary"] + 1)),
+        arguments=_drafted,
+        least=lambda rows, nodes, vocabulary: Cost(8 * rows * (2 * vocabulary + 1)),
         floor="rows x vocabulary x 16 bytes: p and q of one node, what is left written",
     ),
     KernelCase(
         op="best",
         shapes=({"rows": 1, "count": 1024}, {"rows": 16, "count": 1024}),
         tiny={"rows": 2, "count": 64},
-        make=lambda shape, device: (torch.rand(shape["rows"], shape["count"], device=device), 60),
-        cost=lambda shape: Cost(shape["rows"] * (4 * shape["count"] + 8 * 60)),
+        arguments=lambda rows, count: (torch.rand(rows, count), 60),
+        least=lambda rows, count: Cost(rows * (4 * count + 8 * 60)),
         floor="rows x (count x 4 + 60 x 8) bytes",
         peer=lambda scores, count: scores.topk(count).indices,
     ),
@@ -352,8 +343,8 @@ CASES = (
             {"rows": 8, "layers": 32, "width": 4096, "path": 8},
         ),
         tiny={"rows": 2, "layers": 2, "width": 8, "path": 3},
-        make=_caches,
-        cost=lambda shape: Cost(8 * shape["rows"] * shape["layers"] * shape["width"] * shape["path"]),
+        arguments=_caches,
+        least=lambda rows, layers, width, path: Cost(8 * rows * layers * width * path),
         floor="rows x layers x 2 x width x path x 2 bytes, read and written",
     ),
     KernelCase(
@@ -364,12 +355,10 @@ CASES = (
             for nodes, length in ((1, 4096), (16, 4096), (64, 4096), (64, 16_384))
         ),
         tiny={"rows": 2, "heads": 4, "key_heads": 2, "nodes": 3, "length": 20},
-        make=_attention,
-        cost=lambda shape: Cost(
-            512
-            * shape["rows"]
-            * (shape["key_heads"] * (shape["length"] + shape["nodes"]) + shape["heads"] * shape["nodes"]),
-            512 * shape["rows"] * shape["heads"] * shape["nodes"] * (shape["length"] + shape["nodes"]),
+        arguments=_attention,
+        least=lambda rows, heads, key_heads, nodes, length: Cost(
+            512 * rows * (key_heads * (length + nodes) + heads * nodes),
+            512 * rows * heads * nodes * (length + nodes),
         ),
         floor="rows x 512 bytes x (key heads x (length + nodes) + heads x nodes): keys, values, queries",
     ),
@@ -377,92 +366,73 @@ CASES = (
         op="gated_delta_tree",
         shapes=({"rows": 1, "nodes": 16, "heads": 32}, {"rows": 1, "nodes": 64, "heads": 32}),
         tiny={"rows": 1, "nodes": 3, "heads": 1},
-        make=_delta,
-        cost=lambda shape: Cost(
-            4 * shape["rows"] * shape["heads"] * (128 * 128 + shape["nodes"] * (6 * 128 + 3))
-        ),
+        arguments=_delta,
+        least=lambda rows, nodes, heads: Cost(4 * rows * heads * (128 * 128 + nodes * (6 * 128 + 3))),
         floor="rows x heads x 4 bytes x (128 x 128 + nodes x 6 x 128): states and six vectors of a node",
     ),
     KernelCase(
         op="modulated_linear",
         shapes=HEADS,
         tiny=HEAD,
-        make=_block,
-        cost=lambda shape: Cost(
-            shape["width"] * (2 * shape["width"] + 14 * shape["rows"]),
-            2 * shape["rows"] * shape["width"] ** 2,
-        ),
+        arguments=_block,
+        least=_block_cost,
         floor="width x (width x 2 + rows x 14) bytes: weights, rows, modulation, output",
     ),
     KernelCase(
         op="gated_linear",
         shapes=HEADS,
         tiny=HEAD,
-        make=_gate,
-        cost=lambda shape: Cost(
-            shape["width"] * (2 * shape["width"] + 14 * shape["rows"]),
-            2 * shape["rows"] * shape["width"] ** 2,
-        ),
+        arguments=_gate,
+        least=_block_cost,
         floor="width x (width x 2 + rows x 14) bytes: weights, rows, gates, output",
     ),
     KernelCase(
         op="denoising_update",
         shapes=({"rows": 2, "width": 16}, {"rows": 64, "width": 64}),
         tiny={"rows": 2, "width": 4},
-        make=_transition,
-        cost=lambda shape: Cost(20 * shape["rows"] * shape["width"]),
+        arguments=_transition,
+        least=lambda rows, width: Cost(20 * rows * width),
         floor="rows x width x 5 x 4 bytes: state, two predictions, noise, next state",
     ),
     KernelCase(
         op="nearby_mass",
-        shapes=(
-            {"rows": 8, "vocabulary": 16_384, "neighbours": 100},
-            {"rows": 8, "vocabulary": 16_384, "neighbours": 1000},
-        ),
+        shapes=tuple({"rows": 8, "vocabulary": 16_384, "neighbours": count} for count in (100, 1000)),
         tiny={"rows": 2, "vocabulary": 20, "neighbours": 4},
-        make=_neighbours,
-        cost=lambda shape: Cost(4 * shape["vocabulary"] * (shape["neighbours"] + 2 * shape["rows"])),
+        arguments=_neighbours,
+        least=lambda rows, vocabulary, neighbours: Cost(4 * vocabulary * (neighbours + 2 * rows)),
         floor="vocabulary x 4 bytes x (neighbours + 2 rows): the table once, masses in and out",
     ),
     KernelCase(
         op="nearby_prefix",
-        shapes=(
-            {"rows": 60, "vocabulary": 16_384, "neighbours": 100},
-            {"rows": 60, "vocabulary": 16_384, "neighbours": 1000},
-        ),
+        shapes=tuple({"rows": 60, "vocabulary": 16_384, "neighbours": count} for count in (100, 1000)),
         tiny={"rows": 2, "vocabulary": 20, "neighbours": 4},
-        make=lambda shape, device: (
-            *_neighbours(shape, device),
-            _token(shape, device),
-            torch.full((1, 1), 0.1, device=device),
-        ),
-        cost=lambda shape: Cost(shape["rows"] * (8 * shape["neighbours"] + 20)),
+        arguments=_prefix,
+        least=lambda rows, vocabulary, neighbours: Cost(rows * (8 * neighbours + 20)),
         floor="rows x neighbours x 8 bytes: ids and their masses",
     ),
     KernelCase(
         op="rank_ratio",
         shapes=({"rows": 32, "vocabulary": 16_384}, {"rows": 32, "vocabulary": 65_536}),
         tiny=FEW,
-        make=lambda shape, device: (*_two(shape, device), 14),
-        cost=lambda shape: Cost(12 * shape["rows"] * shape["vocabulary"]),
+        arguments=lambda **shape: (*_two(**shape), 14),
+        least=lambda rows, vocabulary: Cost(12 * rows * vocabulary),
         floor="rows x vocabulary x 12 bytes: p, q and ratios",
     ),
     KernelCase(
         op="rank_ratio_at",
         shapes=({"rows": 32, "vocabulary": 16_384}, {"rows": 96, "vocabulary": 65_536}),
         tiny=FEW,
-        make=lambda shape, device: (*_two(shape, device), _token(shape, device), 14),
-        cost=lambda shape: Cost(4 * shape["rows"] * (shape["vocabulary"] + 1)),
+        arguments=lambda **shape: (*_two(**shape), _token(**shape), 14),
+        least=lambda rows, vocabulary: Cost(4 * rows * (vocabulary + 1)),
         floor="rows x vocabulary x 4 bytes: p",
     ),
     KernelCase(
         op="most_similar",
         shapes=IMAGES,
         tiny=IMAGE,
-        make=_images,
-        cost=lambda shape: Cost(
-            shape["rows"] * shape["tokens"] * (8 * shape["width"] + 12),
-            2 * shape["rows"] * shape["tokens"] ** 2 * shape["width"],
+        arguments=_images,
+        least=lambda rows, tokens, width: Cost(
+            rows * tokens * (8 * width + 12), 2 * rows * tokens**2 * width
         ),
         floor="rows x tokens^2 x width x 2 operations; rows x tokens x width x 8 bytes",
     ),
@@ -470,8 +440,8 @@ CASES = (
         op="merge_vectors",
         shapes=IMAGES,
         tiny=IMAGE,
-        make=_merged,
-        cost=lambda shape: Cost(shape["rows"] * shape["tokens"] * (6 * shape["width"] + 14)),
+        arguments=_merged,
+        least=lambda rows, tokens, width: Cost(rows * tokens * (6 * width + 14)),
         floor="rows x tokens x width x 6 bytes: vectors, and half as many",
     ),
     KernelCase(
@@ -481,16 +451,16 @@ CASES = (
             for rows, count in ((1, 16_384), (16, 16_384), (16, 151_936), (16, 184_622))
         ),
         tiny={"rows": 2, "nodes": 3, "count": 8},
-        make=_chains,
-        cost=lambda shape: Cost(2 * 4 * shape["rows"] * shape["count"]),
+        arguments=_chains,
+        least=lambda rows, nodes, count: Cost(2 * 4 * rows * count),
         floor="rows x count x 4 bytes, of p and of q, read",
     ),
     KernelCase(
         op="redraw",
         shapes=({"rows": 1, "places": 32, "count": 16_384}, {"rows": 8, "places": 32, "count": 65_536}),
         tiny={"rows": 2, "places": 4, "count": 8},
-        make=_windows,
-        cost=lambda shape: Cost(2 * 4 * shape["rows"] * shape["places"] * shape["count"] // 2),
+        arguments=_windows,
+        least=lambda rows, places, count: Cost(2 * 4 * rows * places * count // 2),
         floor="half of rows x places x count x 4 bytes, of p and of q, read",
     ),
 )

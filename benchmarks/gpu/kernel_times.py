@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from benchmarks.ceilings import Ceilings, seconds_of
-from benchmarks.gpu.kernel_cases import CASES, KernelCase
+from benchmarks.gpu.ceilings import Ceilings, attempt, seconds_of
+from benchmarks.gpu.kernel_cases import CASES, KernelCase, Shape
 
-__all__ = ["in_graph", "time_kernels"]
+__all__ = ["time_kernels"]
 
 LAUNCHES = 20  # in a graph: one is launched while the one before runs
-
-
-@contextmanager
-def backend(name: str) -> Iterator[None]:
-    """Choose the form of the ops: "triton" or "torch"."""
-    before = os.environ.get("MMSPEC_BACKEND")
-    os.environ["MMSPEC_BACKEND"] = name
-    try:
-        yield
-    finally:
-        del os.environ["MMSPEC_BACKEND"]
-        if before is not None:
-            os.environ["MMSPEC_BACKEND"] = before
 
 
 def in_graph(work: Callable[[], object]) -> Callable[[], object]:
@@ -57,26 +45,26 @@ def time_kernels(
     """
     for case in cases:
         for shape in (case.tiny,) if tiny else case.shapes:
-            row: dict[str, Any] = {"op": case.op, "shape": dict(shape), "formula": case.floor}
-            row["floor"] = case.cost(shape).floor(ceilings)
-            try:
-                row |= _times(case, case.make(shape, device), device)
-                best = min(time for time in (row["seconds"], row["graph"]) if time is not None)
-                row["over_floor"] = best / row["floor"]
-            except Exception as error:
-                row["error"] = f"{type(error).__name__}: {error}"[:500]
-            yield row
+            floor = case.cost(shape).floor(ceilings)
+            row = {"op": case.op, "shape": dict(shape), "formula": case.floor, "floor": floor}
+            yield attempt(row, partial(_times, case, shape, floor, device))
 
 
-def _times(case: KernelCase, arguments: tuple[Any, ...], device: torch.device) -> dict[str, float | None]:
+def _times(case: KernelCase, shape: Shape, floor: float, device: torch.device) -> dict[str, float | None]:
+    arguments = case.make(shape, device)
+
     def work() -> object:
         return case.function(*arguments)
 
-    on_gpu = device.type == "cuda"
-    graph = seconds_of(in_graph(work), device) / LAUNCHES if on_gpu else None
-    found = {"seconds": seconds_of(work, device, repeats=30, cold=True), "graph": graph}
+    def alone(call: Callable[[], object]) -> float:
+        return seconds_of(call, device, repeats=30, cold=True)
+
+    graph = seconds_of(in_graph(work), device) / LAUNCHES if device.type == "cuda" else None
+    seconds = alone(work)
     if case.peer is not None:
-        peer = case.peer
-        return {**found, "peer": seconds_of(lambda: peer(*arguments), device, repeats=30, cold=True)}
-    with backend("torch"):
-        return {**found, "peer": seconds_of(work, device, repeats=30, cold=True)}
+        peer = alone(partial(case.peer, *arguments))
+    else:
+        with patch.dict(os.environ, MMSPEC_BACKEND="torch"):
+            peer = alone(work)
+    best = seconds if graph is None else min(seconds, graph)
+    return {"seconds": seconds, "graph": graph, "peer": peer, "over_floor": best / floor}

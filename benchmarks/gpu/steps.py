@@ -1,9 +1,13 @@
-"""Decode steps of random targets with the shapes of published models, beside transformers' `generate`."""
+"""Decode steps of random targets with the shapes of published models, beside transformers' `generate`.
+
+And rounds of corrected Jacobi decoding there: what a pass of the head costs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from time import perf_counter
 from typing import Any
@@ -12,17 +16,21 @@ import torch
 from transformers import LlavaConfig, LlavaForConditionalGeneration, Qwen2_5_VLConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
 
-from benchmarks.ceilings import Ceilings
-from benchmarks.rounds import RoundShape, cost_of_round, measure_round, random_requests
+from benchmarks.gpu.ceilings import Ceilings, attempt
+from benchmarks.gpu.rounds import RoundShape, cost_of_round, measure_round, random_requests
 from mmspec.core.sampling import Sampler
 from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
 from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.methods.cjd.drafter import CorrectedDrafter
+from mmspec.methods.cjd.head import CorrectorConfig, CorrectorHead
 from mmspec.targets import adapt
+from mmspec.trees.jacobi import JacobiDrafter
 
-__all__ = ["SHAPES", "StepShape", "generate_steps", "time_steps"]
+__all__ = ["SHAPES", "StepShape", "generate_steps", "time_correctors", "time_steps"]
 
 COMPILED = "mmspec compiled"
 WAYS = ("mmspec", COMPILED)
+WINDOW, PASSES = 32, (1, 2, 4)  # of corrected Jacobi decoding
 #: Ways of transformers' `generate`, by name: its options.
 PEERS: dict[str, dict[str, Any]] = {"eager": {}, "compiled static": {"cache_implementation": "static"}}
 
@@ -46,14 +54,9 @@ class StepShape:
 
 def llamagen_xl(tiny: bool) -> Any:
     """LlamaGen-XL of classes, images of 384 pixels."""
-    small: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "vocab_size": 64,
-    }
     if tiny:
-        return LlamaGenForCausalLM(LlamaGenConfig(grid_size=8, **small))
+        small: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        return LlamaGenForCausalLM(LlamaGenConfig(grid_size=8, vocab_size=64, **small))
     return LlamaGenForCausalLM(LlamaGenConfig.from_size("XL", grid_size=24))
 
 
@@ -76,13 +79,8 @@ def qwen2_5_vl_7b(tiny: bool) -> Any:
     rest = (width // 2 - first) // 2
     sections = [width // 2 - 2 * rest, rest, rest]
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
-    vision = {
-        "depth": 1,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "intermediate_size": 64,
-        "out_hidden_size": sizes[0],
-    }
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64}
+    vision["out_hidden_size"] = sizes[0]
     return QwenVL(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
 
 
@@ -116,36 +114,72 @@ def time_steps(
         that the least bytes come to; or `error`, or `missing` where transformers cannot.
     """
     shape = SHAPES[name]
-    with torch.device(device):
-        target = shape.adapt(shape.build(tiny).to(dtype).eval())
-    context = 12 if tiny else shape.context
-    guided = shape.sampler.is_guided
+    target = _target(shape, device, dtype, tiny)
+    context, guided = 12 if tiny else shape.context, shape.sampler.is_guided
     batches, nodes_of_rounds = ((1, 2), (1, 3)) if tiny else ((1, 8), (1, 4, 16, 64))
+
+    def step(size: RoundShape) -> dict[str, float]:
+        # captured in the first rounds of a shape
+        time = measure_round(target, size, rounds=3 if tiny else 20, sampler=shape.sampler)
+        parts = {"target": time.target, "verify": time.verify, "rest": time.rest + time.draft}
+        milliseconds = {part: 1000 * seconds for part, seconds in parts.items()}
+        return milliseconds | figures_of(target, size, time.seconds, ceilings, guided)
+
+    def peer(size: RoundShape, **options: Any) -> dict[str, float]:
+        seconds = generate_steps(target, size, guided, tokens=3 if tiny else 40, **options)
+        return figures_of(target, size, seconds, ceilings, guided)
+
     for way in WAYS if device.type == "cuda" else WAYS[:1]:
         if way == COMPILED:
             target.compile()
         for batch, nodes in product(batches, nodes_of_rounds):
-            size = RoundShape(batch, nodes, context)
             row: dict[str, Any] = {"shape": name, "way": way, "batch": batch, "nodes": nodes}
-            try:
-                # captured in the first rounds of a shape
-                time = measure_round(target, size, rounds=3 if tiny else 20, sampler=shape.sampler)
-                parts = {"target": time.target, "verify": time.verify, "rest": time.rest + time.draft}
-                row |= {name: 1000 * seconds for name, seconds in parts.items()}
-                row |= figures_of(target, size, time.seconds, ceilings, guided)
-            except Exception as error:
-                row["error"] = f"{type(error).__name__}: {error}"[:500]
-            yield row
-    for batch in batches:
-        for way, options in PEERS.items():
-            row = {"shape": name, "way": f"generate {way}", "batch": batch, "nodes": 1}
-            size = RoundShape(batch, 1, context)
-            try:
-                seconds = generate_steps(target, size, guided, tokens=3 if tiny else 40, **options)
-                row |= figures_of(target, size, seconds, ceilings, guided)
-            except Exception as error:
-                row["missing"] = f"{type(error).__name__}: {error}"[:500]
-            yield row
+            yield attempt(row, partial(step, RoundShape(batch, nodes, context)))
+    for batch, (way, options) in product(batches, PEERS.items()):
+        row = {"shape": name, "way": f"generate {way}", "batch": batch, "nodes": 1}
+        yield attempt(row, partial(peer, RoundShape(batch, 1, context), **options), "missing")
+
+
+def time_correctors(
+    device: torch.device, dtype: torch.dtype, *, tiny: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Time rounds of `sjd` and of `cjd` with several numbers of passes, also compiled, at batch 1 and 8.
+
+    On the shape of LlamaGen-XL, of random weights: a round costs the same whatever it accepts.
+
+    Yields:
+        A row for each: ms of the target's forward, of the draft and of the round, and the draft's share of
+        the forward; or `error`.
+    """
+    shape, window = SHAPES["llamagen-xl"], 6 if tiny else WINDOW
+    target = _target(shape, device, dtype, tiny)
+    with device:
+        config = CorrectorConfig.for_target(target.config, target.vocabulary, num_heads=2 if tiny else 4)
+        head: Any = CorrectorHead(config)
+    head = head.to(dtype).eval()
+    drafters: dict[str, Any] = {"sjd": JacobiDrafter(window)}
+    for passes in PASSES:
+        drafters[f"cjd, passes={passes}"] = CorrectedDrafter(head, window, window - 1, passes=passes)
+    if not tiny:  # compiling takes longer than all the rest of a rehearsal
+        drafters["cjd, passes=2, compiled"] = CorrectedDrafter(head, window, window - 1, passes=2)
+        drafters["cjd, passes=2, compiled"].compile()
+
+    def rounds(size: RoundShape, drafter: Any) -> dict[str, float]:
+        how: dict[str, Any] = {"rounds": 3 if tiny else 16, "sampler": shape.sampler}
+        time = measure_round(target, size, drafter=drafter, **how)
+        parts = {"target": time.target, "draft": time.draft, "ms": time.seconds}
+        milliseconds = {part: 1000 * seconds for part, seconds in parts.items()}
+        return milliseconds | {"draft_over_target": time.draft / time.target}
+
+    for batch, (name, drafter) in product((1, 2) if tiny else (1, 8), drafters.items()):
+        row: dict[str, Any] = {"shape": "llamagen-xl", "method": name, "batch": batch, "nodes": window}
+        size = RoundShape(batch, window, 12 if tiny else shape.context)
+        yield attempt(row, partial(rounds, size, drafter))
+
+
+def _target(shape: StepShape, device: torch.device, dtype: torch.dtype, tiny: bool) -> Any:
+    with device:
+        return shape.adapt(shape.build(tiny).to(dtype).eval())
 
 
 def figures_of(

@@ -8,9 +8,9 @@ import torch
 from extras.tests.vertical_checks import head_for
 from mmspec.core.image_grid import FREE
 from mmspec.core.interfaces import Request
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.training.data.sequences import Trial, decode
 from mmspec.training.methods import METHODS
 from mmspec_extras.methods.ssd import loss as ssd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -53,6 +54,13 @@ def make(method: Method, *model: Any, **options: Any) -> Accelerator:
     if method.head is not None:
         return trained_head(method.name, *model, **options)
     return unmasked(method.name, **options)
+
+
+def __getattr__(name: str) -> Callable[..., Accelerator]:
+    """The function that makes the accelerator of that name, such as `accelerators.sjd(window=16)`."""
+    if name.startswith("_") or name not in METHODS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return partial(make, METHODS[name])
 
 
 def trained_head(

@@ -12,14 +12,15 @@ import torch
 from mmspec.core.canvas import Canvas, Stopping, VectorCanvas
 from mmspec.core.interfaces import AcceptanceRule, Drafter, Request, Round, Target
 from mmspec.core.loop import runs_by_itself, speculate
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import check_rows
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.plugins import METHODS, RULES, load
+from mmspec.plugins import RULES
 from mmspec.registry import did_you_mean
 from mmspec.trees.matching import SampleAndMatch
-from mmspec.trees.pacing import AnyModel, PacedDrafter
+from mmspec.trees.pacing import PacedDrafter, PacingPolicy
 from mmspec.validation import require_number
 
 __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
@@ -38,7 +39,8 @@ class Accelerator:
 
     Attributes:
         length: of drafts: "auto", "fixed" or "cost", as of `with_length`.
-        costs: what rounds of each draft size cost and give, by batch size. Filled as batches are decoded.
+        costs: pacing policies by batch size, with what rounds of each draft size cost and gave. Filled as
+            batches are decoded.
 
     Raises:
         InputError: the rule is not sound for what the drafter proposes, or there are no sizes to choose from.
@@ -48,7 +50,7 @@ class Accelerator:
     drafter: Drafter
     rule: AcceptanceRule
     length: str = "auto"
-    costs: dict[int, AnyModel] = field(default_factory=dict, compare=False)
+    costs: dict[int, PacingPolicy] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.length == "cost" and not self._has_sizes:
@@ -125,6 +127,7 @@ class Accelerator:
         """
         if self.drafter.is_plain and (plain := target.plain_decoding()) is not None:
             drafter, rule = plain
+            drafter.is_plain = True  # it is fitted to another target in the same way
             return replace(self, drafter=drafter, rule=rule or self.rule, costs={})
         kind = "vectors" if target.vector_size else "tokens"
         for part in (self.drafter.proposes, self.rule.judges):
@@ -183,8 +186,7 @@ class Accelerator:
         if target.any_order or target.by_blocks:
             allowed = "None: this model decides places together, and callbacks go token by token"
             raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
-        plain: Accelerator = load(METHODS["none"].make)()
-        return plain.fit(target)
+        return pair("none", NoDrafter()).fit(target)
 
     def check(self, sampler: Any) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
@@ -240,7 +242,10 @@ def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
 
 def default_rule(drafter: Drafter) -> AcceptanceRule:
     """Choose the exact rule that is sound for what is proposed."""
-    return next(rule() for name in DEFAULT_RULES if is_sound(rule := RULES[name], drafter))
+    sound: type[AcceptanceRule] = next(
+        RULES[name] for name in DEFAULT_RULES if is_sound(RULES[name], drafter)
+    )
+    return sound()
 
 
 def pair(name: str, drafter: Drafter) -> Accelerator:

@@ -101,7 +101,7 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
     else:
         named = [("none", {})]
         if not target.vector_size:  # without a draft model nothing exact shortens continuous tokens
-            named += [("sjd", {}), *([("gsd", {}), ("lantern", {})] if tv else [])]
+            named += [(name, {}) for name in windows(target, tv)]
         named += [(one.name, one.options) for one in own_drafters(source).values()]
     found = []
     for name, options in named:
@@ -110,6 +110,23 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
             choice = AcceleratorChoice(choice.label, choice.name, {**options, **choice.options})
             found.append(with_drafter(choice, source, drafter))
     return found
+
+
+def windows(target: Any, tv: float) -> list[str]:
+    """Names of the methods without a head that draft image tokens in windows and keep to the allowed TV."""
+    from mmspec.accelerators import promise_of
+    from mmspec.cli.compared import fits
+    from mmspec.plugins import METHODS
+
+    promises = ("exact", "bounded") if tv else ("exact",)
+    return [
+        method.name
+        for method in METHODS.values()
+        if any("window=" in label for label in method.tuned)
+        and method.head is None
+        and promise_of(method)[0] in promises
+        and fits(method, target)
+    ]
 
 
 def shown(trials: Any, best: str, described: dict[str, Any]) -> Any:

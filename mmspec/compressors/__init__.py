@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from mmspec.compressors.interface import Compressor
 from mmspec.errors import UnknownArgumentError
@@ -41,10 +42,11 @@ def build_compressor(name: str, width: int, **options: object) -> Compressor:
         InputError: no such compressor, or a value outside its range.
         UnknownArgumentError: an option that it does not have.
     """
-    compressor = COMPRESSORS[name]
+    compressor: Any = COMPRESSORS[name]
     known = set(inspect.signature(compressor).parameters) - {"width"}
     for option in options:
         if option not in known:
             allowed = did_you_mean(option, known) if known else "it has no options"
             raise UnknownArgumentError(f"option of compressor {name!r}", option, allowed)
-    return compressor(width, **options)  # type: ignore[arg-type]
+    made: Compressor = compressor(width, **options)
+    return made

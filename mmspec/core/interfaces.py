@@ -290,7 +290,7 @@ class Drafter(ABC):
     shares_tree: ClassVar[bool] = False
     rows_move: bool = False
     draws_anew: ClassVar[bool] = False
-    is_plain: ClassVar[bool] = False
+    is_plain: bool = False
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""

@@ -15,13 +15,13 @@ from mmspec.core import cache, distributions
 from mmspec.core.canvas import Stopping, VectorCanvas
 from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput
 from mmspec.core.loop import speculate
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.families.nextstep import NextStepConfig, NextStepForImageGeneration
 from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.methods.draft_model.vectors import VectorModelDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
 from mmspec.trees.matching import SampleAndMatch

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.ceilings import Ceilings
 from benchmarks.gpu import __main__ as program
+from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.commands import (
     drafter_commands,
     language_commands,
@@ -21,10 +21,9 @@ from benchmarks.gpu.commands import (
     run_all,
 )
 from benchmarks.gpu.commands import test_commands as commands_of_tests
-from benchmarks.gpu.correctors import time_correctors
 from benchmarks.gpu.kernel_cases import CASES
 from benchmarks.gpu.kernel_times import time_kernels
-from benchmarks.gpu.steps import SHAPES, StepShape, time_steps
+from benchmarks.gpu.steps import SHAPES, StepShape, time_correctors, time_steps
 from mmspec.errors import InputError
 
 CPU = torch.device("cpu")
@@ -45,10 +44,10 @@ def test_a_case_makes_arguments_of_its_op_and_its_peer_gives_as_much():
 
 
 def test_kernels_are_timed_beside_their_floor_and_one_that_fails_costs_no_other():
-    def broken(shape, device):
+    def broken(**shape):
         raise RuntimeError("no such shape")
 
-    rows = list(time_kernels(CPU, CEILINGS, tiny=True, cases=(replace(CASES[0], make=broken), *CASES)))
+    rows = list(time_kernels(CPU, CEILINGS, tiny=True, cases=(replace(CASES[0], arguments=broken), *CASES)))
     assert rows[0]["error"] == "RuntimeError: no such shape"
     for case, row in zip(CASES, rows[1:], strict=True):
         assert (row["op"], row["shape"], row["graph"]) == (case.op, case.tiny, None)

@@ -15,10 +15,10 @@ from mmspec.core.draft import Nodes
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, Target, TargetOutput
 from mmspec.core.loop import speculate
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.trees.matching import SampleAndMatch
 
@@ -77,7 +77,10 @@ def decode(
     stats = DecodingStats()
     canvas = Canvas(prompts, stopping, stats, target.device)  # type: ignore[arg-type]
     random = RandomStream.from_seed(seed, len(prompts))
-    roles = target, drafter or NoDrafter(), rule or SampleAndMatch(), sampler or Sampler()
+    drafter, rule = drafter or NoDrafter(), rule or SampleAndMatch()
+    if drafter.is_plain and (plain := target.plain_decoding()) is not None:
+        drafter, rule = plain[0], plain[1] or rule
+    roles = target, drafter, rule, sampler or Sampler()
     emissions = []
     for step in speculate(*roles, requests, canvas, random):
         emissions.append(step.emission)

@@ -11,9 +11,9 @@ import torch
 
 from mmspec.core.draft import DraftKind
 from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.methods.copy.drafter import CopyDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.rejection import KSequential, RecursiveRejection, SpeculativeSampling
 from tests.contracts.distributions import (

@@ -13,6 +13,7 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import PointMass
 from mmspec.core.draft import Draft, DraftKind, check_tree
 from mmspec.core.interfaces import Drafter, DraftSession, Request
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.methods.cjd.drafter import CorrectedDrafter
@@ -26,7 +27,6 @@ from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.methods.hydra.drafter import HydraDrafter
 from mmspec.methods.medusa.drafter import MedusaDrafter
 from mmspec.methods.mtp.drafter import MtpDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.plugins import METHODS
 from mmspec.targets import CausalTarget
 from mmspec.trees.jacobi import JacobiDrafter

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec import heads
+from mmspec import plugins
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.drafter import HeadDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
@@ -71,7 +71,7 @@ def sampled(family: str) -> list[list[int]]:
 
 def test_every_head_is_tested_here() -> None:
     others = {"assistant", "cjd", "ppd"}  # of one family of targets; heads of windows; probes
-    assert set(KINDS) == set(heads.HEADS) - others
+    assert set(KINDS) == set(plugins.HEADS) - others
 
 
 @pytest.mark.parametrize(("name", "family"), PAIRS)

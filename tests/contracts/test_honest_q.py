@@ -23,13 +23,13 @@ from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.indexing import pick
 from mmspec.core.interfaces import Drafter, DraftSession, PromptOutput, Request, TargetOutput
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.verdict import Path
 from mmspec.kernels import Warping
 from mmspec.methods.cjd.drafter import CorrectedDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.methods.zipar.drafter import StaircaseDrafter
 from mmspec.plugins import METHODS
 from mmspec.trees.jacobi import JacobiDrafter

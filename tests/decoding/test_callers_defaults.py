@@ -27,7 +27,7 @@ from tests.tiny_models.llamagen import save_llamagen
 DTYPES = (torch.bfloat16, torch.float16, torch.float64)
 DRAFTERS = (
     *("none", "copy", "draft_model, without replacement", "eagle", "eagle3", "mtp", "flash"),
-    *("dspark, tree", "medusa, sampled", "hydra", "dflash, beside copies", "cjd", "jacobi"),
+    *("dspark, tree", "medusa, sampled", "hydra", "dflash, beside copies", "cjd", "sjd"),
 )
 
 

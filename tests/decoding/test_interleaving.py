@@ -10,12 +10,12 @@ import torch
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.interfaces import Drafter, Request, Round
 from mmspec.core.loop import speculate
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import CausalTarget
 from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.matching import SampleAndMatch

@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import DraftKind
 from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.kernels import ordering, philox
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import CausalTarget
 from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.rejection import SpeculativeSampling

@@ -12,11 +12,12 @@ from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Stopping
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.interfaces import AcceptanceRule, Drafter
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.none.drafter import NoDrafter, none
+from mmspec.methods.none.drafter import none
 from mmspec.targets import CausalTarget
 from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, precise

@@ -72,38 +72,6 @@ def test_every_file_that_the_structures_name_exists() -> None:
     assert not missing
 
 
-def test_the_drafter_of_the_structures_page_runs_and_is_exact() -> None:
-    import torch
-
-    from mmspec.core.canvas import Canvas, Stopping
-    from mmspec.core.draft import DraftKind, Tree
-    from mmspec.core.interfaces import Drafter, DraftSession, Request
-    from mmspec.core.loop import speculate
-    from mmspec.core.random_stream import RandomStream
-    from mmspec.core.sampling import Sampler
-    from mmspec.core.statistics import DecodingStats
-    from mmspec.targets import CausalTarget
-    from mmspec.trees.matching import SampleAndMatch
-    from tests.tiny_models import tiny_llama
-
-    code = re.search(r"```python\n(class RepeatDrafter.*?)```", STRUCTURES, re.DOTALL)
-    assert code is not None
-    names = {"Tree": Tree, "DraftKind": DraftKind, "Drafter": Drafter, "DraftSession": DraftSession}
-    exec(code.group(1), names)  # the page's own words
-    target = CausalTarget(tiny_llama())
-    prompt = torch.arange(5, 12)[None]
-    stats = DecodingStats()
-    canvas = Canvas([prompt[0].tolist()], Stopping(32), stats, target.device)
-    drafter = names["RepeatDrafter"]()  # type: ignore[operator]
-    request = Request({"input_ids": prompt})
-    parts = (target, drafter, SampleAndMatch(), Sampler(), [request], canvas)
-    for _ in speculate(*parts, RandomStream.from_seed(0, 1)):
-        pass
-    expected = target.model.generate(prompt, do_sample=False, max_new_tokens=32)[0, 7:].tolist()
-    assert canvas.outputs() == [expected]
-    assert sum(stats.drafted) == 2 * sum(stats.rounds)
-
-
 def test_the_public_names_of_the_readme_exist() -> None:
     for name in re.findall(r"mmspec\.(\w+)\(", README + ACCELERATORS):
         assert hasattr(mmspec, name), name

@@ -19,9 +19,9 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.image_grid import FREE, ImageGrid
 from mmspec.core.interfaces import Drafter, PromptOutput, TargetOutput
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import ImageTokenTarget
 from mmspec.targets.image_tokens import PromptPair
 from tests.contracts import checks

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
-from mmspec.trees.pacing import AnyModel, CostModel, PacedDrafter, PruningModel
+from mmspec.trees.pacing import PacedDrafter, PacingPolicy, PruningPolicy, SizePolicy
 
 PACE = (0, 0, 1, 0, 2, 0, 0, 3, 1, 0, 4, 4)
 
 
-class Script(CostModel):
+class Script(SizePolicy):
     """Chooses by a list, again and again, whatever rounds cost."""
 
     def __init__(self, depths: Sequence[int], pace: Iterable[int] = PACE) -> None:
@@ -26,7 +26,7 @@ class Script(CostModel):
         self.rounds.append((choice, list(tokens), seconds))
 
 
-class PruningScript(PruningModel):
+class PruningScript(PruningPolicy):
     """Rests, or keeps so many candidates, by a list."""
 
     def __init__(self, nodes: Sequence[int], pace: Iterable[int] = PACE) -> None:
@@ -42,15 +42,15 @@ class PruningScript(PruningModel):
         return self.next
 
 
-class Scripts(dict[int, AnyModel]):
+class Scripts(dict[int, PacingPolicy]):
     """A script for every batch size."""
 
     def __init__(self, pace: Iterable[int]) -> None:
         super().__init__()
         self.pace = tuple(pace)
 
-    def setdefault(self, rows: int, default: AnyModel) -> AnyModel:  # type: ignore[override]
-        if isinstance(default, PruningModel):
+    def setdefault(self, rows: int, default: PacingPolicy) -> PacingPolicy:  # type: ignore[override]
+        if isinstance(default, PruningPolicy):
             return super().setdefault(rows, PruningScript(default.nodes[1:], self.pace))
         return super().setdefault(rows, Script(default.depths[1:], self.pace))
 

@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 
 from mmspec.core.draft import Tree
 from mmspec.core.interfaces import PromptOutput, Request
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.methods.copy.drafter import LATEST, LONGEST, CopyDrafter, SuffixIndex, grow
 from mmspec.methods.copy.trigrams import Trigrams
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import canvas_of, decode

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.accelerators.accelerator import Accelerator
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.checkpoint import load_head
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
 from mmspec.training.export import write_checkpoint

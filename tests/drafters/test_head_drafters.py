@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mmspec.accelerators.accelerator import Accelerator
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.families.images import image_target
@@ -17,7 +18,6 @@ from mmspec.methods.eagle.head import EagleConfig, EagleHead
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.methods.medusa.drafter import MedusaDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.trees.growth import DynamicTree

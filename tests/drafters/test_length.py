@@ -15,24 +15,21 @@ import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core.draft import DraftKind
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.heads.feature_session import FeatureSession
 from mmspec.methods.dflash.drafter import BlockSession
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.methods.eagle.drafter import EagleDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets.causal import CausalTarget
 from mmspec.trees.pacing import (
-    LONG_TRIAL,
-    LONGEST_PAUSE,
-    PAUSE,
-    TRIALS,
+    DEFAULT_PACING,
     Calibration,
     Candidate,
-    CostModel,
     PacedDrafter,
-    PruningModel,
+    PruningPolicy,
+    SizePolicy,
 )
 from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, check_words, llama
@@ -46,6 +43,9 @@ from tests.drafters.naive_eagle import NaiveEagle
 from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
 from tests.oracles import tree_of
 from tests.tiny_models import tiny_lm_v8
+
+TRIALS, LONG_TRIAL = DEFAULT_PACING.trials, DEFAULT_PACING.longest_trial
+PAUSE, LONGEST_PAUSE = DEFAULT_PACING.first_pause, DEFAULT_PACING.longest_pause
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Device:
     rows: int = 1
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def run(self, model: CostModel, rounds: int) -> list[int]:
+    def run(self, model: SizePolicy, rounds: int) -> list[int]:
         """The choices that a model makes in so many rounds."""
         choices = []
         for _ in range(rounds):
@@ -85,7 +85,7 @@ def test_the_size_that_pays_best_is_taken(rate, best, rows):
     tau = [sum(rate**depth for depth in range(deepest + 1)) for deepest in depths]
     pays = [tokens / cost for tokens, cost in zip(tau, costs, strict=True)]
     assert pays.index(max(pays)) == best
-    model, device = CostModel(depths[1:]), Device([0.01 * cost for cost in costs], rate, rows)
+    model, device = SizePolicy(depths[1:]), Device([0.01 * cost for cost in costs], rate, rows)
     choices = device.run(model, 600)
     assert choices[: 2 * TRIALS] == [0] * TRIALS + [3] * TRIALS, "the cheapest size is tried first"
     assert set(choices[2 * TRIALS :]) == {0, 1, 2, 3}, "the others have a round now and then"
@@ -95,7 +95,7 @@ def test_the_size_that_pays_best_is_taken(rate, best, rows):
 
 
 def test_depths_that_were_never_reached_are_guessed_from_those_that_were():
-    model = CostModel((8, 2))
+    model = SizePolicy((8, 2))
     for _ in range(TRIALS):
         model.record(0, [1], 1.0)
     for _ in range(40):
@@ -105,7 +105,7 @@ def test_depths_that_were_never_reached_are_guessed_from_those_that_were():
 
 
 def test_nothing_is_drafted_where_nothing_pays_and_trials_get_rarer():
-    model, device = CostModel((4, 1)), Device((1.0, 5.0, 1.5), 0.3)
+    model, device = SizePolicy((4, 1)), Device((1.0, 5.0, 1.5), 0.3)
     begin = device.run(model, TRIALS + LONG_TRIAL + PAUSE)
     assert "0" * PAUSE in "".join(map(str, begin)), "a pause follows the trial"
     assert begin.count(1) <= 2, "what costs much is prepared once and tried once"
@@ -119,7 +119,7 @@ def test_nothing_is_drafted_where_nothing_pays_and_trials_get_rarer():
 @pytest.mark.parametrize("prepared", [1.0, 400.0])
 def test_the_first_round_of_a_size_may_take_long(prepared: float) -> None:
     """Compiling, capturing or packing takes hundreds of plain rounds, once for each size."""
-    model, first = CostModel((8, 2)), {0, 1, 2}
+    model, first = SizePolicy((8, 2)), {0, 1, 2}
     for _ in range(60):
         choice = model.choose()
         seconds = 1.0 + 0.1 * model.depths[choice] + (prepared if choice in first else 0.0)
@@ -141,7 +141,7 @@ def test_the_first_kept_candidates_of_a_size_may_take_long(drafting: float) -> N
             return 1.0 + 0.1 * nodes + extra
 
         rounds.seconds = seconds
-        return rounds.run(PruningModel((8, 4, 2, 1)), 100)[0]
+        return rounds.run(PruningPolicy((8, 4, 2, 1)), 100)[0]
 
     kept = run(400.0)
     assert kept.count(0) < 10, "drafting does not pause"
@@ -149,7 +149,7 @@ def test_the_first_kept_candidates_of_a_size_may_take_long(drafting: float) -> N
 
 
 def test_what_is_accepted_rarely_but_at_length_has_its_chance():
-    model, choices = CostModel((8,)), []
+    model, choices = SizePolicy((8,)), []
     for index in range(200):
         choices.append(model.choose())
         found = choices[-1] == 1 and index % 11 == 10
@@ -158,7 +158,7 @@ def test_what_is_accepted_rarely_but_at_length_has_its_chance():
 
 
 def test_drafting_is_taken_up_again_when_it_pays():
-    model, hard, easy = CostModel((8, 2)), Device((1.0, 2.0, 1.3), 0.05), Device((1.0, 2.0, 1.3), 0.95)
+    model, hard, easy = SizePolicy((8, 2)), Device((1.0, 2.0, 1.3), 0.05), Device((1.0, 2.0, 1.3), 0.95)
     assert hard.run(model, 100)[-40:].count(0) >= 38
     assert easy.run(model, 200)[-40:].count(1) >= 38
     assert hard.run(model, 120)[-30:].count(0) >= 28  # the text changed: nothing is accepted any more
@@ -177,7 +177,7 @@ class Rounds:
         self.seconds, self.drafting, self.shares = seconds, drafting, shares
         self.dice = random.Random(0)
 
-    def run(self, model: PruningModel, rounds: int) -> tuple[list[int], float]:
+    def run(self, model: PruningPolicy, rounds: int) -> tuple[list[int], float]:
         """Candidates that a model keeps in so many rounds of chains, and tokens by the seconds."""
         kept, tokens, time = [], 0, 0.0
         for _ in range(rounds):
@@ -198,7 +198,7 @@ def steps(nodes: int) -> float:
 
 
 def test_as_many_candidates_are_kept_as_pay_in_a_round():
-    rounds, model = Rounds(steps, 0.0, (0.02, 0.3, 0.95)), PruningModel((16, 8, 4, 2, 1))
+    rounds, model = Rounds(steps, 0.0, (0.02, 0.3, 0.95)), PruningPolicy((16, 8, 4, 2, 1))
     kept, speed = rounds.run(model, 400)
     assert {0, 16} <= set(kept[20:]) and speed > 1.9
     fixed = [
@@ -209,13 +209,13 @@ def test_as_many_candidates_are_kept_as_pay_in_a_round():
 
 def test_what_a_plain_round_costs_is_measured_again():
     """The context has grown, and all rounds take twice as long as those that were measured first."""
-    model = PruningModel((2, 1))
+    model = PruningPolicy((2, 1))
     Rounds(lambda nodes: 1.0 + 0.1 * nodes, 0.0, (0.9,)).run(model, 100)
     Rounds(lambda nodes: 2.0 + 0.2 * nodes, 0.0, (0.9,)).run(model, 300)
     assert model.cost(1) == pytest.approx(1.2) and model.cost.plain(2.0) == pytest.approx(1.0)
 
 
-class Always(PruningModel):
+class Always(PruningPolicy):
     """Keeps as many candidates in every round."""
 
     def __init__(self, nodes: Sequence[int], size: int) -> None:
@@ -230,10 +230,10 @@ class Always(PruningModel):
 
 
 def test_a_drafter_that_costs_more_than_it_gives_rests():
-    kept, speed = Rounds(steps, 0.3, (0.1,)).run(PruningModel((8, 4, 2, 1)), 2000)
+    kept, speed = Rounds(steps, 0.3, (0.1,)).run(PruningPolicy((8, 4, 2, 1)), 2000)
     assert speed > 0.96
     assert "0" * LONGEST_PAUSE in "".join(map(str, kept))
-    model = PruningModel((8, 4, 2, 1))
+    model = PruningPolicy((8, 4, 2, 1))
     kept, speed = Rounds(steps, 0.3, (0.9,)).run(model, 400)
     assert speed > 1.5 and kept.count(0) < 20
     assert model.cost(1) == pytest.approx(2.2), (
@@ -252,7 +252,7 @@ def test_what_never_pays_costs_little_and_what_pays_keeps_its_gain():
 
         device = Rounds(seconds, 0.3, (share,))
         device.dice = dice
-        return device.run(PruningModel((16, 8, 4, 2, 1)), rounds)[1]
+        return device.run(PruningPolicy((16, 8, 4, 2, 1)), rounds)[1]
 
     assert fmean(speed(0.1, 128, seed) for seed in range(8)) > 0.965
     gained = fmean(speed(0.8, 400, seed) for seed in range(8))
@@ -263,7 +263,7 @@ def test_what_never_pays_costs_little_and_what_pays_keeps_its_gain():
 @pytest.mark.parametrize(("read", "pause"), [(0.0, 43), (2.0, 64), (11.0, 160), (900.0, LONGEST_PAUSE)])
 def test_a_pause_is_longer_after_a_trial_for_which_long_prompts_were_read(read: float, pause: int) -> None:
     """A trial whose rounds lose 4 plain ones, after a reading that took others."""
-    model = PruningModel((4, 2, 1))
+    model = PruningPolicy((4, 2, 1))
     for _ in range(TRIALS):
         model.record(0, [1], 0.5, 0.0, 0)
     assert not model.rests()
@@ -278,7 +278,7 @@ def test_drafting_that_pays_goes_on_where_other_work_stops_a_round():
     """A round in ten takes 40 seconds more; where all of them do, drafting rests."""
 
     def plain_rounds(stalls: int) -> int:
-        model, rounds, drafted = PruningModel((8, 4, 2, 1)), Rounds(steps, 0.3, (0.9,)), count()
+        model, rounds, drafted = PruningPolicy((8, 4, 2, 1)), Rounds(steps, 0.3, (0.9,)), count()
         rounds.run(model, 50)
         rounds.seconds = lambda nodes: steps(nodes) + 40 * (nodes > 0 and next(drafted) % stalls == 0)
         return rounds.run(model, 200)[0].count(0)
@@ -289,7 +289,7 @@ def test_drafting_that_pays_goes_on_where_other_work_stops_a_round():
 @pytest.mark.parametrize(("drafting", "pause"), [(0.0, 43), (0.5, 107)])
 def test_a_pause_is_longer_where_a_model_of_its_own_drafts(drafting: float, pause: int) -> None:
     """A trial that loses 4 plain rounds, of which drafting took none, or one."""
-    model = PruningModel((4, 2, 1))
+    model = PruningPolicy((4, 2, 1))
     for _ in range(TRIALS):
         model.record(0, [1], 0.5, 0.0, 0)
     assert not model.rests()
@@ -301,7 +301,7 @@ def test_a_pause_is_longer_where_a_model_of_its_own_drafts(drafting: float, paus
 
 def test_trials_get_rarer_on_a_machine_that_gets_faster():
     """Plain rounds that take 3 % less each time do not make the drafts of the latest trial pay."""
-    model, seconds, pauses = PruningModel((4, 2, 1)), 1.0, []
+    model, seconds, pauses = PruningPolicy((4, 2, 1)), 1.0, []
     for _ in range(TRIALS):
         model.record(0, [1], seconds, 0.0, 0)
     for _ in range(2):
@@ -319,7 +319,7 @@ def test_trials_get_rarer_on_a_machine_that_gets_faster():
 def test_rounds_of_probes_alone_are_no_plain_ones(node: float, share: float, least: float) -> None:
     """Probes give the candidates of the next round: they are read in all rounds but those of a pause."""
     sizes, probes, dice = (4, 2, 1, 0), (7, 5, 4, 3), random.Random(0)
-    model, known, rests, tokens, time = PruningModel(sizes, probes), False, 0, 0, 0.0
+    model, known, rests, tokens, time = PruningPolicy(sizes, probes), False, 0, 0, 0.0
     for _ in range(2000):
         choice = 0
         if resting := model.rests():

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.methods.ppd.drafter import PromptTokensDrafter, PromptTokensSession, place_probes
 from mmspec.methods.ppd.head import PromptTokens, PromptTokensConfig
 from mmspec.methods.ppd.loss import PromptTokensLoss

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from mmspec.accelerators import build_accelerator
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
 from mmspec.methods.freedave.drafter import StatesDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.places.confidence import LowConfidence
 from mmspec.places.sequential import Sequential
 from mmspec.places.state_walk import StateWalk

@@ -17,9 +17,9 @@ from torch.nn.functional import linear
 
 import mmspec
 from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.plain import NoDrafter
 from mmspec.errors import InputError
 from mmspec.methods.copy.drafter import CopyDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.models import free_memory, linear_layers
 from mmspec.models.linear_layers import LinearLayers, Packing, Product, Way, bucket, fastest, packing_of
 from mmspec.pipelines import VisionLanguagePipeline

@@ -79,7 +79,7 @@ def violations(module: Module, tree: ast.Module) -> list[str]:
                 continue
             elif room in GROUND:
                 problem = "is above the ground"
-            elif method and method_of(name) not in (None, "none", method):
+            elif method and method_of(name) not in (None, method):
                 problem = "is another method"
             elif other == room or method and method_of(name) == method and room == "training":
                 continue

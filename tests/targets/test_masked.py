@@ -17,12 +17,13 @@ from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.interfaces import AcceptanceRule, TargetOutput
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
-from mmspec.methods.none.drafter import NoDrafter, none
+from mmspec.methods.none.drafter import none
 from mmspec.places.confidence import LowConfidence
 from mmspec.places.policies import PlaceRule
 from mmspec.plugins import RULES

@@ -13,12 +13,13 @@ from transformers import DynamicCache
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Stopping
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedBlock, MaskedTarget
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
-from mmspec.methods.none.drafter import NoDrafter, none
+from mmspec.methods.none.drafter import none
 from mmspec.places.confidence import LowConfidence
 from mmspec.transformers_versions import cache_name
 from tests.contracts.running import Run, decode

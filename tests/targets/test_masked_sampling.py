@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.families.masked_language.target import MaskedTarget
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.models.masked_language import LLaDA2Config
 from tests.contracts.distributions import ALARM, chi_square
 from tests.contracts.running import decode

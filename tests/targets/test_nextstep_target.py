@@ -13,6 +13,7 @@ from mmspec.core.canvas import Stopping, VectorCanvas
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.core.loop import speculate
+from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
@@ -22,7 +23,6 @@ from mmspec.families.mar.target import MARTarget
 from mmspec.families.nextstep import NextStepConfig, NextStepForImageGeneration
 from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.methods.draft_model.vectors import VectorModelDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.methods.shared_noise.drafter import VectorWindowDrafter
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.vectors.denoising_head import DDPMSchedule, FlowSchedule

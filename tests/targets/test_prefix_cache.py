@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.interfaces import Drafter
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.flash.drafter import FlashDrafter
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.prefix import PrefixCache, PromptIdentity, identify
 from tests.contracts.running import decode

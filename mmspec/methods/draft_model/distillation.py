@@ -19,11 +19,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.frequent_output import draft_tokens_of
 from mmspec.heads.model import HIDDEN
-from mmspec.methods.none.drafter import NoDrafter
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
 from mmspec.training.data.conversations import ConversationRows

@@ -1,47 +1,11 @@
-"""Plain decoding through the same loop, every benchmark's baseline.
-
-Nothing is proposed but the root. Models without a next token have a plain decoding of their own.
-"""
+"""Plain decoding through the same loop, every benchmark's baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from mmspec.accelerators.accelerator import Accelerator, pair
-from mmspec.core.canvas import Canvas
-from mmspec.core.draft import Draft, DraftKind, Tree
-from mmspec.core.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
-from mmspec.core.random_stream import RandomStream
-from mmspec.core.rows import named
-from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
+from mmspec.core.plain import NoDrafter
 
-__all__ = ["NoDrafter", "none"]
-
-
-class NoDrafter(Drafter, DraftSession):
-    """Drafts the root alone, so that the loop is plain decoding."""
-
-    kind = DraftKind.POINT
-    max_nodes = 1
-    proposes = "any"
-    is_plain = True
-    runs_ahead = True
-    rows_move = True
-    row_fields = named()
-
-    def check(self, target: Target[Any]) -> None:
-        if target.vector_size and target.any_order:
-            raise InputError("accelerator", "none", "masked: a MAR decides its cells in an order of its own")
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        return self
-
-    def propose(self, canvas: Canvas) -> Draft:
-        return Tree.chain(canvas.root[:, None], self.kind)
+__all__ = ["none"]
 
 
 def none() -> Accelerator:

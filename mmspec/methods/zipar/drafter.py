@@ -1,16 +1,17 @@
-"""Staircase of ZipAR: the rows of an image run side by side, each some cells behind the one above.
+"""Staircase of ZipAR (2412.04062): rows of an image are decoded side by side, each behind the one above.
 
-ZipAR (2412.04062). A cell is predicted from the node of its predecessor in raster order, which attends to
-the places that the staircase has reached by then. The others are missing, so that every staircase but raster
-order itself is lossy. What a cell sees depends on its place alone, so that rows may draft as well: a window
-of Jacobi drafts in each gives the staircase's own tokens in fewer forwards.
+The node of a cell's predecessor in raster order predicts the cell. It attends to the places that the
+staircase has reached by then. It misses the others, so every staircase except raster order is lossy. What a
+cell sees depends on its place alone. Therefore each row may also hold a window of Jacobi drafts, which gives
+the same tokens in fewer forwards.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,15 +35,59 @@ __all__ = ["StaircaseDrafter", "zipar"]
 BEYOND = 2**40  # steps: later than any image
 
 
+class RowsAtWork(NamedTuple):
+    """Rows of each image that take part in a forward, from the top.
+
+    Attributes:
+        row: [B, A] their numbers.
+        done: [B, A] decided cells of each.
+        above: [B, A] decided cells of the row above each, as far as its first prediction may rely on them.
+        limit: [B, A] column below which cells of each may be decided now.
+        is_used: [B, A] False where an image has fewer rows at work than another.
+    """
+
+    row: Tensor
+    done: Tensor
+    above: Tensor
+    limit: Tensor
+    is_used: Tensor
+
+
+@dataclass(frozen=True)
+class Front:
+    """What one forward feeds: n nodes in each of the A rows at work. Place L stands for no place.
+
+    Attributes:
+        work: the rows.
+        root: [B, A] place before the next cell of each row.
+        is_known: [B, A] whether the token at the root is decided and may be fed; if not, another stands in.
+        places: [B, A, n] of the nodes.
+        column: [B, A, n] of the cell after each node; L where there is no node.
+        follows: [B, A, n] whether the cell after each node may be decided now.
+        on_trial: [B, A] whether the row's first token is drawn now, and judged in the next forward.
+    """
+
+    work: RowsAtWork
+    root: Tensor
+    is_known: Tensor
+    places: Tensor
+    column: Tensor
+    follows: Tensor
+    on_trial: Tensor
+
+
 class StaircaseSession(DraftSession):
     """Staircases of a batch of images: R rows in the largest, at most A of them at work in one forward.
 
     Attributes:
-        fed: [B, L + 1] places whose keys are those of the token that stands there; nothing at L.
+        fed: [B, L + 1] places whose keys are those of the token that stands there; False at L.
         guesses: [B, L + 1] the target's latest choice for a place, not judged yet, or FREE.
         offered: [B, V] the distribution that a row's first token, drawn but not judged yet, was drawn from.
         rounds: forwards so far.
+        front: what the current forward feeds.
     """
+
+    front: Front
 
     def __init__(self, drafter: StaircaseDrafter, batch: PromptBatch) -> None:
         self.drafter, self.random, self.rounds = drafter, batch.random, 0
@@ -52,7 +97,7 @@ class StaircaseSession(DraftSession):
         lags = [drafter.lag(grid.columns) for grid in grids]
         self.least_lag = min(lags)
         rows, columns = max(grid.rows for grid in grids), max(grid.columns for grid in grids)
-        self.lanes = max(map(drafter.lanes, grids))
+        self.most_lanes = max(map(drafter.lanes, grids))
         self.rows, self.columns, stride, self.lag = torch.tensor(
             [(grid.rows, grid.columns, grid.stride, lag) for grid, lag in zip(grids, lags, strict=True)],
             device=device,
@@ -84,42 +129,51 @@ class StaircaseSession(DraftSession):
 
     def propose(self, canvas: Canvas) -> Draft:
         self.rounds += 1
-        self.row, self.done, limit, is_used = (
-            self._march() if self.step.shape[0] == 1 else self._advance(canvas)
-        )
-        place = self.begin.gather(1, self.row) + self.done - 1
-        self.root = place.clamp_min(0).where(is_used, self.length)  # the place before the next cell
-        if self.drafter.adaptive:
-            is_known = is_used & canvas.decided.gather(1, self.root)
-        else:  # by its place, even where the row above is complete already
-            is_known = is_used & ((self.done > 0) | ~self.begins_early)
+        self.front = front = self._front(canvas)
+        inside = front.places < self.length
         # behind the places that this forward looks at: a predecessor that is not there, and what says nothing
         absent = min(self.length, (1 + self._begun) * self.stride)
-        places = self.root[:, :, None] + self.step
-        column = self.done[:, :, None] + self.step  # [B, A, n] of the cell after each node
-        inside = is_used[:, :, None] & (column <= self.columns[:, :, None])
-        self.places = places.where(inside, self.length)
-        self.column = column.where(inside, self.length)
-        self.follows = inside & (column < limit[:, :, None])
-        slots = places.where(is_known[:, :, None] | (self.step > 0), absent).where(inside, absent + 1)
-        tokens, valid, q = self._candidates(canvas, is_known, is_used)
-        self.fed.scatter_(1, self.root.where(is_known, self.length), True)
+        is_there = front.is_known[:, :, None] | (self.step > 0)
+        slots = front.places.where(is_there, absent).where(inside, absent + 1)
+        tokens, valid, q = self._candidates(canvas, front)
+        self.fed.scatter_(1, front.root.where(front.is_known, self.length), True)
         self.fed[:, self.length] = False
-        visible = self._visible(slots, places.where(inside, 0), absent)
-        standing = self.root.where(~is_known & is_used, 0).amax(-1, keepdim=True)  # at most one row begins
+        visible = self._visible(front, slots, front.places.where(inside, 0), absent)
+        begins = front.work.is_used & ~front.is_known
+        standing = front.root.where(begins, 0).amax(-1, keepdim=True)  # at most one row begins
         depths = torch.cat([self.order[:absent].expand(len(standing), -1), standing, standing], 1)
-        faulty = torch.zeros_like(is_used[:, 0])
+        faulty = torch.zeros_like(begins[:, 0])
         completes = 2 * self.stride + self.drafter.window + max(len(grid.ending) for grid in self.grids)
         candidates = tokens, valid, self.drafter.kind, q, faulty
-        return Block(*candidates, slots, depths, visible, self.root + 1, self.follows, completes)
+        return Block(*candidates, slots, depths, visible, front.root + 1, front.follows, completes)
+
+    def _front(self, canvas: Canvas) -> Front:
+        """Find what this forward feeds."""
+        work = self._march() if self.step.shape[0] == 1 else self._advance(canvas)
+        place = self.begin.gather(1, work.row) + work.done - 1
+        root = place.clamp_min(0).where(work.is_used, self.length)
+        if self.drafter.adaptive:
+            is_known = work.is_used & canvas.decided.gather(1, root)
+        else:  # by its place, even where the row above is complete already
+            is_known = work.is_used & ((work.done > 0) | ~self.begins_early)
+        column = work.done[:, :, None] + self.step
+        inside = work.is_used[:, :, None] & (column <= self.columns[:, :, None])
+        places = (root[:, :, None] + self.step).where(inside, self.length)
+        follows = inside & (column < work.limit[:, :, None])
+        on_trial = torch.zeros_like(is_known)
+        if self.drafter.adaptive:
+            is_tried = self.guesses.gather(1, places[:, :, 1]) != FREE
+            on_trial = (work.done == 0) & ~is_tried & (work.above < self.columns) & work.is_used
+            follows = follows & torch.stack([~on_trial, is_tried], -1)
+        return Front(work, root, is_known, places, column.where(inside, self.length), follows, on_trial)
 
     @property
     def _begun(self) -> int:
         """The host's bound on the rows that have begun below the first one."""
         return (1 + (self.rounds - 1) * self.drafter.window) // self.least_lag
 
-    def _march(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Find the rows at work, as `_advance`, where each forward decides one cell of each of them."""
+    def _march(self) -> RowsAtWork:
+        """Find the rows at work where each forward decides one cell of each of them."""
         counts = [1]
         for grid in self.grids:
             begins = range(0, grid.rows * (lag := self.drafter.lag(grid.columns)), lag)
@@ -129,20 +183,17 @@ class StaircaseSession(DraftSession):
         done = self.rounds - row * self.lag
         is_used = (done >= 0) & (row < self.rows)
         row = row.clamp_max(self.begin.shape[1] - 1)
-        return row, done.clamp_min(0), self.columns.expand_as(row), is_used
+        columns, lag = self.columns.expand_as(row), self.lag.expand_as(row)
+        return RowsAtWork(row, done.clamp_min(0), lag, columns, is_used)
 
-    def _advance(self, canvas: Canvas) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Find the rows at work in this forward, by what has been decided, and how far each may go.
+    def _advance(self, canvas: Canvas) -> RowsAtWork:
+        """Find the rows at work by what has been decided.
 
-        The cell in column j waits for min(j + k s, C) cells of the row k above it, for every k, whose keys
-        have to be there: those of a row's newest cell are only if the row is itself at work.
-
-        Returns:
-            [B, A] rows, from the top; the cells that each has; the columns below which it may be decided; and
-            whether it is at work at all.
+        The cell in column j waits for min(j + k s, C) cells of the k-th row above it, for every k, and for
+        the keys of these cells. The key of a row's newest cell is there only if that row is itself at work.
         """
         done = canvas.decided.gather(1, self.cells.flatten(1)).view_as(self.cells)
-        self.cells_done = done = (done & (self.cells < self.length)).sum(-1)
+        done = (done & (self.cells < self.length)).sum(-1)  # [B, R]
         newest = (self.begin + done - 1).clamp(0, self.length)
         unfed = (done > 0) & ~self.fed.gather(1, newest)
         start = torch.arange(done.shape[1], device=done.device) * self.lag  # the step that a row begins at
@@ -158,64 +209,61 @@ class StaircaseSession(DraftSession):
         at_work = (by_itself | (with_those_above & ~pad(stuck[:, :-1], (1, 0), value=False))) & self.exists
         limit = limits(torch.where(at_work, done, done - unfed.long()))
         row = at_work.sort(dim=-1, descending=True, stable=True).indices[
-            :, : min(self.lanes, 1 + self._begun)
+            :, : min(self.most_lanes, 1 + self._begun)
         ]
-        return row, done.gather(1, row), limit.gather(1, row), at_work.gather(1, row)
+        above = self.lag.expand_as(row)
+        if self.drafter.adaptive:
+            above = done.gather(1, (row - 1).clamp_min(0))
+        return RowsAtWork(row, done.gather(1, row), above, limit.gather(1, row), at_work.gather(1, row))
 
-    def _candidates(
-        self, canvas: Canvas, is_known: Tensor, is_used: Tensor
-    ) -> tuple[Tensor, Tensor, Categorical | PointMass]:
+    def _candidates(self, canvas: Canvas, front: Front) -> tuple[Tensor, Tensor, Categorical | PointMass]:
         """Tokens [B, A, n] of the nodes, whether each is a candidate, and what they were drawn from."""
-        # stands in for a predecessor that is not there yet: the newest above as the row begins
-        above = (self.row - 1).clamp_min(0)
-        there = self.cells_done.gather(1, above) if self.drafter.adaptive else self.lag
-        stand_in = self.begin.gather(1, above) + there - 1
-        tokens = canvas.tokens.gather(1, self.root.where(is_known, stand_in))[:, :, None]
-        valid = pad(self.follows[:, :, :-1], (1, 0), value=True)
+        # the newest token of the row above stands in for a predecessor that is not there yet
+        stand_in = self.begin.gather(1, (front.work.row - 1).clamp_min(0)) + front.work.above - 1
+        tokens = canvas.tokens.gather(1, front.root.where(front.is_known, stand_in))[:, :, None]
+        valid = pad(front.follows[:, :, :-1], (1, 0), value=True)
         if self.step.shape[0] > 1:
-            guesses = self.guesses.gather(1, self.places.flatten(1)).view_as(self.places)
+            guesses = self.guesses.gather(1, front.places.flatten(1)).view_as(front.places)
             tokens = torch.where((guesses == FREE) | (self.step == 0), tokens, guesses)
         if not self.drafter.adaptive:
             return tokens, valid, PointMass(tokens.flatten(0, 1)[:, 1:])
-        is_tried = guesses[:, :, 1] != FREE
-        self.on_trial = (self.done == 0) & ~is_tried & (there < self.columns) & is_used
-        self.follows[:, :, 0] &= ~self.on_trial
-        self.follows[:, :, 1] &= is_tried
-        valid[:, :, 1] = is_tried
+        valid[:, :, 1] = guesses[:, :, 1] != FREE
         q = self.offered[:, None, None].expand(-1, *valid[:, :, 1:].shape[1:], -1).flatten(0, 1)
         return tokens, valid, Categorical(q)
 
-    def _visible(self, slots: Tensor, here: Tensor, absent: int) -> Tensor:
+    def _visible(self, front: Front, slots: Tensor, here: Tensor, absent: int) -> Tensor:
         """[B, A * n, m] the slots that nodes at places `here` see: those fed before, and their own."""
         slot = self.order[: absent + 2]
         own, place = slots.flatten(1)[:, :, None], here.flatten(1)[:, :, None]
         seen = pad(self.fed[:, None, :absent], (0, 2)) & (slot < place)
         if self.step.shape[0] > 1:
-            root = self.root[:, :, None].expand_as(here).flatten(1)[:, :, None]
+            root = front.root[:, :, None].expand_as(here).flatten(1)[:, :, None]
             if self.drafter.window > 1:  # rows above may be further than in a staircase without drafts
-                reached = ((self.row * self.lag)[:, :, None] + self.done[:, :, None] + self.step).flatten(1)
-                seen &= pad(self.seen_from[:, None, :absent], (0, 2)) <= reached[:, :, None]
+                reached = (front.work.row * self.lag + front.work.done)[:, :, None] + self.step
+                seen &= pad(self.seen_from[:, None, :absent], (0, 2)) <= reached.flatten(1)[:, :, None]
             seen |= (slot > root) & (slot <= place)
         return seen | (slot == own)
 
     def observe(self, draft: Block, output: TargetOutput, scores: Scores, verdict: Fill) -> None:
-        rows, lanes, nodes = self.places.shape
+        front = self.front
+        rows, lanes, nodes = front.places.shape
         if nodes == 1:
             return
+        columns = self.columns[:, :, None]
         accepted = verdict.is_draft.view(rows, lanes, nodes).sum(-1, keepdim=True)
-        whole = self.follows | (self.column == self.columns[:, :, None])  # nothing that they see was missing
-        kept = self.places.where((self.step > 0) & (self.step <= accepted) & whole, self.length)
+        whole = front.follows | (front.column == columns)  # nothing that they see was missing
+        kept = front.places.where((self.step > 0) & (self.step <= accepted) & whole, self.length)
         self.fed.scatter_(1, kept.flatten(1), True)
         self.fed[:, self.length] = False
         random, starts = self.random.repeat(rows * lanes), draft.starts.flatten()
-        choice = scores.choose(draft.lanes, random, starts).view_as(self.places)
+        choice = scores.choose(draft.lanes, random, starts).view_as(front.places)
         if self.drafter.adaptive:
-            tried = choice[:, :, 0].where(self.on_trial, FREE)
-            self.guesses.fill_(FREE).scatter_(1, self.places[:, :, 1], tried)
-            lane = self.on_trial.long().argmax(-1)
+            tried = choice[:, :, 0].where(front.on_trial, FREE)
+            self.guesses.fill_(FREE).scatter_(1, front.places[:, :, 1], tried)
+            lane = front.on_trial.long().argmax(-1)
             self.offered = take(scores.p[:, 0].view(rows, lanes, -1), lane)
         else:
-            after = (self.places + 1).where(self.column < self.columns[:, :, None], self.length)
+            after = (front.places + 1).where(front.column < columns, self.length)
             self.guesses.scatter_(1, after.flatten(1), choice.flatten(1))
 
 

@@ -26,7 +26,7 @@ from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.trees.growth import StaticTree, TreeGrowth
-from mmspec.trees.pacing import KEEP, REVISIT, TRIALS, half_lengths
+from mmspec.trees.pacing import DEFAULT_PACING, PacingConfig, half_lengths
 from mmspec.trees.siblings import SiblingDraws
 from mmspec.validation import check_draft_tokens, is_integer
 from mmspec_extras.methods.early_exit.exits import FirstLayers, count_layers, head_cost
@@ -68,16 +68,20 @@ def best_exit(rates: Mapping[int, float], most: int, layers: int, head: float) -
 class ExitRates:
     """Acceptance rates of a target's exits, as drafts of them were accepted of late, and what to draft next.
 
-    Rates begin as Beta(1, 1). Each exit drafts a token in three rounds before it is judged, and from then on
-    one of them does in every 64th round.
+    Rates begin as Beta(1, 1), and an exit's counts decay in each round that it drafts (omega of DEL,
+    2504.05598). Each exit drafts one token in `trials` rounds before it is judged. From then on, every
+    `revisit_rounds`, the exit with the fewest such rounds drafts one.
 
     Args:
         exits: to choose among.
         layers, head: as of `tokens_per_layer`.
+        config: constants of pacing.
     """
 
-    def __init__(self, exits: Sequence[int], layers: int, head: float) -> None:
-        self.exits, self.layers, self.head = exits, layers, head
+    def __init__(
+        self, exits: Sequence[int], layers: int, head: float, config: PacingConfig = DEFAULT_PACING
+    ) -> None:
+        self.exits, self.layers, self.head, self.config = exits, layers, head, config
         self._right, self._wrong = dict.fromkeys(exits, 0.0), dict.fromkeys(exits, 0.0)
         self._trials = dict.fromkeys(exits, 0)
         self._rounds = 0
@@ -90,15 +94,15 @@ class ExitRates:
         """Choose the exit and the length, up to `most`, of the next draft; 0 for none."""
         self._rounds += 1
         least = min(self.exits, key=self._trials.__getitem__)
-        if self._trials[least] < TRIALS or self._rounds % REVISIT == 0:
+        if self._trials[least] < self.config.trials or self._rounds % self.config.revisit_rounds == 0:
             self._trials[least] += 1
             return least, 1
         return best_exit({exit: self[exit] for exit in self.exits}, most, self.layers, self.head)
 
     def record(self, exit: int, right: int, wrong: int) -> None:
         """Record how many tokens of a round's drafts were accepted, and how many rows refused one."""
-        self._right[exit] = KEEP * self._right[exit] + right
-        self._wrong[exit] = KEEP * self._wrong[exit] + wrong
+        self._right[exit] = self.config.decay * self._right[exit] + right
+        self._wrong[exit] = self.config.decay * self._wrong[exit] + wrong
 
 
 class EarlyExitSession(DraftSession):

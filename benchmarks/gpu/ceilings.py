@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 
-__all__ = ["Ceilings", "Cost", "measure_ceilings", "seconds_of"]
+__all__ = ["Ceilings", "Cost", "attempt", "measure_ceilings", "seconds_of"]
 
 L2_BYTES = 256 * 2**20  # written between two calls, so that no input is in a cache
 
@@ -33,9 +34,6 @@ class Cost:
 
     bytes: int
     flops: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.bytes + other.bytes, self.flops + other.flops)
 
     def floor(self, ceilings: Ceilings) -> float:
         """Seconds below which it cannot be done."""
@@ -101,3 +99,13 @@ def seconds_of(
         pairs.append((begin, end))
     torch.cuda.synchronize(device)
     return float(median(begin.elapsed_time(end) / 1000 for begin, end in pairs))
+
+
+def attempt(
+    row: dict[str, Any], measure: Callable[[], dict[str, Any]], failure: str = "error"
+) -> dict[str, Any]:
+    """Return a row with what was measured or what went wrong, so that one row does not cost the others."""
+    try:
+        return row | measure()
+    except Exception as error:
+        return row | {failure: f"{type(error).__name__}: {error}"[:500]}

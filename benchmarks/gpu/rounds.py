@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.ceilings import Cost
+from benchmarks.gpu.ceilings import Cost
 from mmspec.accelerators.accelerator import pair
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import Draft, DraftKind, Tree
@@ -157,12 +157,8 @@ def cost_of_round(target: Any, shape: RoundShape, guided: bool = False) -> dict[
     attention. verify: logits are written once and read once.
     """
     model = target.model
-    decoder, embedding, head = (
-        model.get_decoder(),
-        model.get_input_embeddings(),
-        model.get_output_embeddings(),
-    )
-    weights: dict[int, Tensor] = {id(one): one for one in decoder.parameters()}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    weights: dict[int, Tensor] = {id(one): one for one in model.get_decoder().parameters()}
     if embedding is not None:
         weights.pop(id(embedding.weight), None)
     if head is not None:

@@ -1,0 +1,57 @@
+"""Constants of pacing, with their units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PacingConfig:
+    """Constants of pacing. Costs and losses are in plain rounds, as the package's docstring defines them.
+
+    Attributes:
+        trials: rounds of a choice that are measured before it is judged.
+        measured_rounds: latest rounds of a choice that its cost is computed from.
+        decay: factor by which counts of accepted tokens shrink each round; omega of DEL (2504.05598).
+        fade: factor by which what was learnt of one size or one bin shrinks; closer to 1 than `decay`, since
+            each has few observations.
+        prior: observations, in tokens, that the initial guess of an acceptance rate counts as.
+        revisit_rounds: drafted rounds after which a choice other than the best gets one round.
+        remeasure_rounds: rounds after which a plain round is measured again; contexts grow, and the load of
+            the machine changes.
+        node_cost: guessed cost of one more candidate, where no round of that size was measured.
+        least_speedup: speed relative to plain decoding from which drafting pays.
+        stall: times its expected cost at which the cost of a round is cut off; other work took the rest.
+        first_pause: rounds of the first pause; each further one is twice as long until drafting pays.
+        longest_pause: rounds of the longest pause.
+        longest_trial: rounds after which `SizePolicy` ends a trial, whatever it cost.
+        trial_loss: plain rounds that a trial may lose before it ends.
+        drafting_weight: how many times the drafter's own time counts for the length of a pause; a drafter
+            with a model of its own shows after few rounds whether it pays.
+        next_rate: probability that the candidate behind a correct path is correct, as assumed for levels that
+            are not drafted yet.
+        least_nodes: candidates that the limit of the next draft counts for every past draft at least.
+        bin_edges: probabilities between which rates are calibrated apart.
+    """
+
+    trials: int = 3
+    measured_rounds: int = 8
+    decay: float = 0.95
+    fade: float = 0.98
+    prior: float = 4.0
+    revisit_rounds: int = 64
+    remeasure_rounds: int = 32
+    node_cost: float = 0.06
+    least_speedup: float = 1.02
+    stall: float = 2.0
+    first_pause: int = 32
+    longest_pause: int = 1024
+    longest_trial: int = 16
+    trial_loss: float = 3.0
+    drafting_weight: float = 6.0
+    next_rate: float = 0.7
+    least_nodes: int = 2
+    bin_edges: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+
+
+DEFAULT_PACING = PacingConfig()

@@ -1,0 +1,68 @@
+"""Costs of rounds by their size, as measured."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from mmspec.trees.pacing.config import PacingConfig
+
+PLAIN = 0  # the choice of not drafting
+
+
+class RoundCosts:
+    """Costs of rounds by choice, in plain rounds, from the latest times of each.
+
+    Args:
+        sizes: nodes or levels of each choice: 0 for the plain round, then the others, the largest first.
+        config: constants of pacing.
+
+    Attributes:
+        seconds: the latest measured times of each choice.
+    """
+
+    def __init__(self, sizes: Sequence[int], config: PacingConfig) -> None:
+        self.sizes, self.config = sizes, config
+        self.seconds: list[deque[float]] = [deque(maxlen=config.measured_rounds) for _ in sizes]
+        self._met = {PLAIN}
+
+    def record(self, choice: int, seconds: float) -> bool:
+        """Record the time of a round, and return whether it counts.
+
+        The first round of a size may compile code, capture a graph or pack layers. It counts only if it took
+        at most `stall` times its guessed cost, which shows that it did none of these.
+        """
+        is_first = choice not in self._met
+        self._met.add(choice)
+        if is_first and self.plain(seconds) > self.config.stall * self(choice):
+            return False
+        self.seconds[choice].append(seconds)
+        return True
+
+    def is_measured(self, choice: int) -> bool:
+        """Whether enough rounds of a choice were measured to judge it."""
+        return len(self.seconds[choice]) >= self.config.trials
+
+    def plain(self, seconds: float) -> float:
+        """Convert seconds to plain rounds; 0 until a plain round was measured."""
+        known = self.seconds[PLAIN]
+        return seconds / median(known) if known else 0.0
+
+    def smaller(self, choice: int) -> int:
+        """The choice of the next smaller size: the plain round behind the smallest."""
+        return (choice + 1) % len(self.sizes)
+
+    def __call__(self, choice: int) -> float:
+        """Cost of a round of a choice, in plain rounds.
+
+        It is the median of the latest times, or their minimum while there are few, of which some may include
+        preparation. Without any, it is the cost of the next smaller size plus `node_cost` for each node more.
+        """
+        times = self.seconds[choice]
+        if times and self.seconds[PLAIN]:
+            return self.plain(median(times) if 2 * len(times) >= self.config.measured_rounds else min(times))
+        if choice == PLAIN:
+            return 1.0
+        smaller = self.smaller(choice)
+        return self(smaller) + self.config.node_cost * (self.sizes[choice] - self.sizes[smaller])

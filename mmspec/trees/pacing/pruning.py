@@ -1,0 +1,134 @@
+"""Policy that chooses how many candidates of a draft are kept."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean
+
+from mmspec.trees.pacing.candidates import Calibration
+from mmspec.trees.pacing.config import DEFAULT_PACING, PacingConfig
+from mmspec.trees.pacing.costs import PLAIN, RoundCosts
+from mmspec.trees.pacing.pauses import Pauses
+
+
+class PruningPolicy:
+    """Keeps as many candidates of a draft as pay, on this device and for this text.
+
+    The expected tokens of a round are 1 plus the sum of the probabilities that the paths to its candidates
+    are correct. Its cost grows with their number. The policy keeps the likeliest n for which expected tokens
+    minus `worth` times cost is largest. Where drafting gives less than `least_speedup`, it pauses.
+
+    A drafter with probes has candidates only after a round that carried probes. With such a drafter only the
+    rounds of a pause are plain, and the cost of every other round includes its probes.
+
+    Args:
+        nodes: candidates that each size keeps at most, the largest first. Choice 0 is the plain round, and
+            choices 1, 2, ... are these.
+        probes: probe nodes of a draft of each of these sizes; none by default.
+        config: constants of pacing.
+    """
+
+    def __init__(
+        self, nodes: Sequence[int], probes: Sequence[int] = (), config: PacingConfig = DEFAULT_PACING
+    ) -> None:
+        self.nodes, self.config = (0, *nodes), config
+        sizes = [size + read for size, read in zip(nodes, probes or [0] * len(nodes), strict=True)]
+        self.cost, self._pauses, self._probes = RoundCosts((0, *sizes), config), Pauses(config), any(probes)
+        self.calibrate = Calibration(config)
+        self._tokens = self._time = 1 / (1 - config.decay)  # decayed sums of tokens and costs
+        self._since_plain = 0  # rounds
+        self._level_cost = 0.0  # of drafting one level, without the target's forward
+        self._kept = deque([config.least_nodes], maxlen=config.measured_rounds)  # candidates of late drafts
+
+    @property
+    def worth(self) -> float:
+        """Tokens that decoding has lately given in the time of a plain round; at least 1."""
+        return max(1.0, self._tokens / self._time)
+
+    @property
+    def limit(self) -> int:
+        """The most candidates that are worth drafting: twice as many as any late draft kept."""
+        return 2 * max(self._kept)
+
+    def least(self, depth: int) -> list[float]:
+        """Path probabilities below which no further level is worth drafting, for levels 1 to depth - 1.
+
+        If the likeliest path to a level has probability P, another level gives P * `next_rate` tokens. It
+        costs the drafter's time for a level and the target's time for one more candidate, where several
+        further candidates together may cost less each than one.
+        """
+        costs = [self._cost_of(nodes) for nodes in range(1, depth + 1)]
+        found = []
+        for level in range(depth - 1):
+            more = min((costs[deep] - costs[level]) / (deep - level) for deep in range(level + 1, depth))
+            found.append(min(1.0, self.worth * (self._level_cost + more) / self.config.next_rate))
+        return found
+
+    def _cost_of(self, nodes: int) -> float:
+        """Cost of a round with 1 or more candidates, interpolated between those of the sizes."""
+        large = [size for size in range(1, len(self.nodes)) if self.nodes[size] >= nodes]
+        after = max(large, default=1)
+        before = self.cost.smaller(after)
+        low, high = self.nodes[before], self.nodes[after]
+        share = min(1.0, (nodes - low) / (high - low))
+        return (1 - share) * self.cost(before) + share * self.cost(after)
+
+    def rests(self) -> bool:
+        """Return whether the next round drafts nothing; called once a round, it counts rounds of pauses."""
+        if self._pauses.goes_on() or not self.cost.is_measured(PLAIN):
+            return True
+        if self._since_plain >= self.config.remeasure_rounds:
+            return True
+        return self._pauses.begins(pays=self._tokens / self._time >= self.config.least_speedup)
+
+    def choose(self, sums: Sequence[Sequence[float]]) -> int:
+        """Choose how many candidates are kept: 0 for none, or the size's number in `nodes`.
+
+        Args:
+            sums: of each unfinished row, the tokens expected of its likeliest 0, 1, 2, ... candidates.
+        """
+        worth, best = self.worth, PLAIN
+        most = -math.inf if self._probes else 1.0 - worth
+        for size in range(len(self.nodes) - 1, 0, -1):
+            expected = fmean(row[min(self.nodes[size], len(row) - 1)] for row in sums)
+            gain = expected - worth * self.cost(size)
+            if gain > most:
+                best, most = size, gain
+        return best
+
+    def read(self, seconds: float) -> None:
+        """Record the time that the drafter took to read the prompts."""
+        self._pauses.lengthen(self.cost.plain(seconds))
+
+    def record(
+        self, choice: int, tokens: Sequence[int], seconds: float, drafting: float, levels: int
+    ) -> None:
+        """Record a round.
+
+        Args:
+            choice: its size.
+            tokens: of each unfinished row.
+            seconds: of the whole round.
+            drafting: seconds of these that the drafter took.
+            levels: that a model of the drafter's own drafted; 0 where it has none.
+        """
+        decay = self.config.decay
+        self._since_plain = self._since_plain + 1 if choice else 0
+        if not self.cost.record(choice, seconds - drafting):
+            return
+        if levels:
+            share = self.cost.plain(drafting) / levels
+            self._level_cost = decay * self._level_cost + (1 - decay) * share if self._level_cost else share
+            self._kept.append(max(self.config.least_nodes, self.nodes[choice]))
+            self._pauses.lengthen(self.config.drafting_weight * self.cost.plain(drafting))
+        if not tokens:
+            return
+        given, is_plain = fmean(tokens), choice == PLAIN and not levels
+        usual = self.cost(choice) + levels * self._level_cost
+        # A plain round costs 1 by definition: else drafts would seem to pay on a machine that gets faster.
+        time = 1.0 if is_plain else min(self.cost.plain(seconds), self.config.stall * usual)
+        if self.cost.is_measured(PLAIN) and not is_plain:
+            self._pauses.record(time - given)
+        self._tokens, self._time = decay * self._tokens + given, decay * self._time + time
