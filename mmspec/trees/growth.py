@@ -1,8 +1,9 @@
 """Trees of candidates: their shapes, and growth by one level at a time.
 
-Nothing here knows a model: a shape chooses by scores, and `TreeGrowth` is given log-probabilities. The *pool*
-holds the root, then the candidates of level 1, then those of level 2, and so on; so parents always come
-before their children. *Expanded* nodes are numbered level by level, in the order in which a head reads them.
+A shape chooses nodes by their scores alone, and `TreeGrowth` is given log-probabilities; neither needs a
+model. The *pool* holds the root, then the candidates of level 1, then those of level 2, and so on, so parents
+come before their children. *Expanded* nodes are those that get children. They are numbered level by level, in
+the order in which a head reads them.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ NAMED_TREES = {
 class DynamicTree:
     """The likeliest paths by the draft's own confidence (EAGLE-2, 2406.16858, section 4).
 
-    Each level expands its `top_k` best candidates; the best of all candidates are proposed. Scores are
-    sums of log-probabilities, so a child's never exceeds its parent's; where rounding makes them equal the
-    earlier of the two is taken, which is the parent. Therefore no proposed node is an orphan.
+    Each level expands its `top_k` best candidates; the best of all candidates are proposed. A score is the
+    sum of the log-probabilities along a path, so a child's score never exceeds its parent's. Of equal scores
+    the earlier node is taken, which is the parent. Therefore the parent of every proposed node is proposed.
 
     Args:
         num_draft_tokens: candidates that are proposed, the root not counted.
         depth: the deepest level; level 1 holds the root's children.
         top_k: nodes expanded on each level, and children of each.
-        stop_below: no level is added where every path is less likely than that; 0 adds all of them.
-        least: the same by level, for those but the last; () for `stop_below` alone.
+        stop_below: probability that the likeliest path to a level needs for another level; 0 adds all levels.
+        least: the same for each level except the last, where it is larger; () for `stop_below` alone.
 
     Raises:
         InputError: a value outside its range, or fewer candidates than are to be proposed.
@@ -90,22 +91,22 @@ class DynamicTree:
 
     @property
     def most_together(self) -> int:
-        """Most nodes of a level."""
+        """Most candidates of a level."""
         return self.top_k**2
 
     def limited(self, nodes: int, least: Callable[[int], Sequence[float]]) -> DynamicTree:
-        """Return a tree of so many candidates at most that stops early; see a session's `limit`."""
+        """Return a tree of at most `nodes` candidates that stops early by level; see `DraftSession.limit`."""
         most = min(nodes, self.num_draft_tokens)
         depth, top_k = min(self.depth, most), min(self.top_k, most)
         most = min(most, top_k + (depth - 1) * top_k**2)
         return DynamicTree(most, depth, top_k, self.stop_below, tuple(least(depth)))
 
     def stopping_below(self, probability: float) -> DynamicTree:
-        """Return a tree that stops where every path is less likely than that."""
+        """Return a tree that adds no level behind one where every path is less likely than that."""
         return replace(self, stop_below=probability)
 
     def stops_below(self, level: int) -> float:
-        """The probability that the likeliest path to a level must have so that another one is added."""
+        """The probability that the likeliest path to a level needs for another level to be added."""
         return max(self.stop_below, self.least[level - 1] if level <= len(self.least) else 0.0)
 
     def branch(self, level: int) -> int:
@@ -122,9 +123,9 @@ class DynamicTree:
 
 
 class StaticTree:
-    """The same tree every time: a node with r elder siblings is its parent's (r + 1)-th likeliest child.
+    """A tree of one shape: the r-th child of a node is the r-th likeliest, or the r-th that was drawn.
 
-    Where siblings are drawn, it is the (r + 1)-th that was. Its methods are those of `DynamicTree`.
+    Its methods are those of `DynamicTree`.
 
     Args:
         parents: as in `Tree.of`: the parent of each node, the root first and its own parent.
@@ -133,9 +134,10 @@ class StaticTree:
         InputError: the parents do not describe a tree in that order, or of the root alone.
 
     Attributes:
-        stop_below: as of `DynamicTree`; what was drawn on a level stays, so that no rule is biased.
-        most_together: most nodes of a level, which may be children of one node where equal siblings share.
-        is_full: whether all nodes of a level have as many children, those of the last none.
+        stop_below: as of `DynamicTree`; a level that was drawn stays whole, so that no rule is biased.
+        most_together: most nodes of a level; where equal siblings share their children, all of these may
+            have one parent.
+        is_full: whether all nodes of a level have the same number of children.
         slots: of each node, its number among the expanded ones; 0 for leaves and the root.
     """
 
@@ -172,7 +174,7 @@ class StaticTree:
 
     @classmethod
     def of_levels(cls, counts: Sequence[int]) -> StaticTree:
-        """So many children of every node of each level: a k-configuration (MCSD, 2401.06706).
+        """Build a tree with `counts[i]` children of each node of level i, as in MCSD (2401.06706).
 
         Raises:
             InputError: more nodes than a draft can have.
@@ -237,11 +239,11 @@ def choose_tree(
     top_k: int | None = None,
     tree: str | int | Sequence[int] = "dynamic",
 ) -> TreeShape:
-    """The tree that a drafter's arguments ask for; sizes that were not asked for give way to those that were.
+    """Choose the tree that a drafter's arguments ask for; sizes that are not given adapt to those that are.
 
     Args:
-        usual: config of a head, whose sizes are taken where nothing is asked for; `hit_rates` are what its
-            training measured, if it has them.
+        usual: config of a head, whose sizes are the defaults. Its `hit_rates`, if any, were measured in
+            training.
         num_draft_tokens, depth, top_k: of a dynamic tree.
         tree: "dynamic"; or a static tree: one of `NAMED_TREES`, the children of every node of each level as
             "4x2x2", or the parents of its nodes; or "measured", the best static one of `num_draft_tokens`.
@@ -269,7 +271,7 @@ def choose_tree(
 
 
 def static_tree(tree: str | int | Sequence[int], known: Sequence[str] = tuple(NAMED_TREES)) -> StaticTree:
-    """The static tree of that name, of so many children of every node of each level, or of these parents.
+    """Build the static tree that a name, the children of each level, or a list of parents describes.
 
     Args:
         tree: a key of `NAMED_TREES`, "4x2x2", or the parents as of `StaticTree`.
@@ -290,10 +292,11 @@ def static_tree(tree: str | int | Sequence[int], known: Sequence[str] = tuple(NA
 
 
 def drawable(shape: Shape, sampling: str) -> Shape:
-    """Return a shape that siblings can be drawn in.
+    """Return the shape, if siblings can be drawn in it.
 
     Raises:
-        InputError: it would depend on what is drawn, or cannot have the children of equal siblings together.
+        InputError: the shape would depend on what is drawn; or nodes of one level have different numbers of
+            children, so that equal siblings cannot share theirs.
     """
     kind = kind_of(sampling)
     if kind in DRAWN and not isinstance(shape, StaticTree):
@@ -308,9 +311,9 @@ def drawable(shape: Shape, sampling: str) -> Shape:
 def best_first(rates: Sequence[Sequence[float]], nodes: int) -> list[int]:
     """Build the tree of largest expected acceptance length (Medusa, 2401.10774, section 3.3): its parents.
 
-    A node's worth is the product of the rates along its path, by head and rank, as if heads were right
-    independently of each other; the nodes of most worth are taken one after another, parents and elder
-    siblings first. The tree has fewer `nodes` where no more can be made.
+    A node's worth is the product of the rates along its path, by head and rank, as if the heads were right
+    independently of each other. Nodes are taken in the order of their worth, parents and elder siblings
+    first. The tree has fewer than `nodes` candidates where the rates describe no more.
     """
     parents = [0]
     # worth of a candidate and of its parent, in order; its level and rank; its parent
@@ -326,7 +329,7 @@ def best_first(rates: Sequence[Sequence[float]], nodes: int) -> list[int]:
     return parents
 
 
-@functools.cache  # made anew in every round, it would be a copy to the device
+@functools.cache  # without it, every round would copy the indices to the device
 def constant(index: tuple[int, ...], device: torch.device) -> Tensor:
     """Indices as a tensor on a device."""
     return torch.tensor(index, device=device)
@@ -348,16 +351,16 @@ class TreeGrowth:
     Args:
         shape: how they grow.
         root: [B] the newest tokens.
-        names: [V'] the target's tokens that the log-probabilities are of; None if they are of all V. A map of
-            the few children costs less than logits of the whole vocabulary.
-        draws: how the children of a node are drawn; None where they are the likeliest. Of equal siblings that
-            were drawn independently, the first has the children of all (SpecTr, 2310.15141).
+        names: [V'] target token of each log-probability; None if they are of all V. Only the children are
+            mapped to target tokens, which costs less than logits of the whole vocabulary.
+        draws: how the children of a node are drawn; None where they are the likeliest. Equal siblings that
+            were drawn independently share their children, which belong to the first (SpecTr, 2310.15141).
 
     Attributes:
         level: of the nodes expanded last; 0 for the root.
         tokens: [B, w] those nodes' tokens.
         scores: [B, w] the log-probabilities of their paths.
-        is_grown: whether the deepest level is reached, or none of its paths is likely enough for another.
+        is_grown: whether the deepest level is reached, or no path is likely enough for another level.
     """
 
     def __init__(
@@ -381,11 +384,11 @@ class TreeGrowth:
         self._place = place  # [B, w] of the nodes expanded last, in the pool
         self._pool = [(self.tokens, place, self.scores)]
         self._pooled = 1
-        self._parents: list[Tensor] = []  # of the expanded nodes, among themselves; level 1's are themselves
+        self._parents: list[Tensor] = []  # of expanded nodes, by their numbers; level 1's are their own
         self.is_grown = False
 
     def nodes(self, tokens: Tensor) -> Nodes:
-        """The nodes expanded last, tokens [B, n], as a head reads them behind those it has read already."""
+        """Return the nodes expanded last, tokens [B, n], for a head that has read those before them."""
         rows, count = tokens.shape
         parents = torch.cat(self._parents, 1)
         # the root's children stand where the root's successor will, at depth 0
@@ -402,7 +405,7 @@ class TreeGrowth:
         """
         self.level += 1
         branch = self.shape.branch(self.level)
-        if self._merges:  # children of one node are judged by one q, to the last bit
+        if self._merges:  # equal siblings share children, which need one q, equal to the last bit
             log_p = pick(log_p, first_equal(self._place))
         if self.draws is None:
             log_ps, children = log_p.topk(branch)
@@ -436,7 +439,7 @@ class TreeGrowth:
         return parent
 
     def _is_hopeless(self, scores: Tensor) -> bool:
-        """True if every path of every row is too unlikely; asks the device only where that can be."""
+        """Whether every path of every row is too unlikely; reads the device only if the shape stops early."""
         least = self.shape.stops_below(self.level)
         if least <= 0:
             return False
@@ -446,7 +449,7 @@ class TreeGrowth:
     def draft(self) -> tuple[Tree, Tensor]:
         """The proposed tree, and [B, n] the log-probabilities of its paths.
 
-        It is the root alone in rows some of whose log-probabilities were not numbers.
+        A row with log-probabilities that are not numbers proposes the root alone.
         """
         tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._pool, strict=True))
         faulty = (scores.isnan() | (scores == math.inf)).any(-1)

@@ -14,8 +14,8 @@ from mmspec.validation import require_number
 __all__ = ["JacobiDrafter", "WindowOptions"]
 
 WINDOW = 32
-CPU_WINDOW = 16  # where nodes cost: windows of 32 take longer than plain decoding from a few rows on
-LEAST_SHARED = 4  # narrower ones take longer than they give
+CPU_WINDOW = 16  # nodes cost time there: with a few rows, windows of 32 are slower than plain decoding
+LEAST_SHARED = 4  # narrower windows are slower than plain decoding
 
 
 class WindowOptions(TypedDict, total=False):
@@ -37,8 +37,8 @@ class JacobiDrafter(WindowDrafter):
             `coupling="exact"` no token depends on the window, and on a CPU the rows of a forward pass share
             32 nodes: each row gets at least 4 of them, or is decoded plainly.
         coupling, init: see `WindowDrafter`.
-        reuse: probability from which on a place's old draft stays as it is, as in SJD++ (2512.07503), in
-            place of the coupling; the outputs are then no longer distributed as the target's. None for never.
+        reuse: a place keeps its old draft if p gives it at least this probability, as in SJD++ (2512.07503);
+            else it is drawn anew. Outputs are then no longer distributed as the target's. None for never.
         front, reach: as of `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC,
             and 3x3x3 the default of its code.
 

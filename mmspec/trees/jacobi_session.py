@@ -1,9 +1,10 @@
 """Jacobi windows: the target drafts for itself, a window of places at a time.
 
-SJD (2410.01699); its redraw by maximal coupling (MC-SJD, 2510.24211; SJD-PAC, 2603.18599) or with shared
-Gumbel noise (GS, 2510.24211); the tree of SJD-PAC. Every round the target scores the window, the rule commits
-a part of it, and every place that is left is drawn anew from the target's p there. That p is the q of the new
-draft, however it was coupled with the old one. Commit and redraw have random numbers of their own.
+In every round of SJD (2410.01699) the target scores the window, the rule commits a part of it, and each
+remaining place is drawn anew from the target's p there. The draw may be coupled with the old token, maximally
+(MC-SJD, 2510.24211; SJD-PAC, 2603.18599) or by shared Gumbel noise (GS, 2510.24211). With any coupling, that
+p is the q of the new draft. Commits and redraws use separate random numbers. A window may be a tree, as in
+SJD-PAC.
 """
 
 from __future__ import annotations
@@ -48,20 +49,21 @@ class WindowDrafter(SessionDrafter):
     """Base of drafters that fill a window of places, round after round.
 
     Args:
-        window: nodes fed per forward, the root included and those of a tree not; 1 is plain decoding.
+        window: places per forward, the root's included, however many candidates each has; 1 is plain
+            decoding.
         coupling: how a place is drawn anew from its new distribution. "fresh": independently (SJD).
             "maximal": the old draft is kept with the largest probability that leaves the new one distributed
             as the new distribution (MC-SJD). "gumbel": with noise that belongs to the place and is the same
             in every round (GS). "exact": with the noise of the target itself, so that the output is bitwise
             that of plain decoding with the same seed.
-        init: what newly uncovered places hold. "edge": a draw from the target's distribution at the last free
-            place of the window. "uniform": any code, or any token where there is no layout. "repeat": the
-            cell before, "above": the one in the row above, as published. Where the grammar forces a token,
-            that token.
-        front: candidates at each of the first places, behind each candidate before: (4, 2), or "4x2", gives
+        init: what places hold that no forward has scored yet. "edge": a draw from the target's distribution
+            at the last free place of the window. "uniform": any code, or any token where there is no layout.
+            "repeat": the token of the cell before. "above": that of the cell in the row above. All are as
+            published. Where the grammar forces a token, it is that token.
+        front: candidates at each of the first places, for every candidate before: (4, 2), or "4x2", gives
             eight chains. They are drawn without replacement.
-        reach: places that each of these chains has for itself, those of the front included; None for all of
-            the window. The first chain goes to its end.
+        reach: places in which each of these chains has nodes of its own, those of the front included; None
+            for all of the window. Behind them only the first chain goes on.
 
     Raises:
         InputError: a value outside its range.
@@ -99,7 +101,7 @@ class WindowDrafter(SessionDrafter):
         self.max_children = max(front, default=min(1, window - 1))
 
     def width(self, rows: int) -> int:
-        """Nodes that each row feeds where so many rows of the target, guidance counted, share a forward."""
+        """Nodes that each row feeds in a forward of so many rows, the unconditional ones included."""
         return self.window
 
     def check(self, target: Target[Any]) -> None:
@@ -134,12 +136,12 @@ class Observed(Rows):
     accepted: Tensor  # [B] number of accepted tokens
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
-        if self.finite.shape[1] != other.finite.shape[1]:  # what would be filled in has no distribution
+        if self.finite.shape[1] != other.finite.shape[1]:  # padding would have no distribution
             return super(Observed, self.newest()).joined(other.newest(), counts)
         return super().joined(other, counts)
 
     def newest(self) -> Self:
-        """Return the last accepted node alone, as if it were that of a prompt."""
+        """Return the last accepted node as a window of one node, like that of a prompt."""
         node, draft = self.accepted[:, None], self.draft
         chain = Tree.chain(draft.tokens.gather(1, node), draft.kind, draft.q.map(lambda q: q[:, :0]))
         p = self.p.map(lambda p: pick(p, node))
@@ -147,7 +149,7 @@ class Observed(Rows):
 
 
 class Candidates(NamedTuple):
-    """Nodes of a tree: [B, n] tokens, whether each could be drawn, and [B, n, V] what from."""
+    """Nodes of a tree: [B, n] tokens, whether each could be drawn, and [B, n, V] p of each draw."""
 
     tokens: Tensor
     drawable: Tensor
@@ -187,8 +189,7 @@ class JacobiSession(DraftSession):
     Attributes:
         observed: the last draft, and what became of it.
         steps: [W] the slots of the next window.
-        round: [B, 1] how often the window was drawn; it keys the random numbers of places drawn again and
-            again.
+        round: [B, 1] windows drawn so far; with the place it keys the random numbers of redraws.
     """
 
     row_fields = named("layouts", "random", "round", "sampler", "observed")
@@ -233,7 +234,7 @@ class JacobiSession(DraftSession):
         self._keep(chain, scores.map(lambda each: pick(each, nodes)), verdict.accepted)
 
     def _path(self, verdict: Path) -> Tensor:
-        """[B, W] nodes of the chain that was accepted, or of the first behind what was accepted."""
+        """[B, W] nodes of the first chain through the last accepted node."""
         return self.nodes[self.chain[verdict.last]]
 
     def _keep(self, draft: Tree, scores: Categorical, accepted: Tensor) -> None:
@@ -249,8 +250,8 @@ class JacobiSession(DraftSession):
         seen, accepted = old.draft, old.accepted
         self.round = self.round + 1
         place = canvas.emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
-        # A node gives the p of the place after its own. Each row has moved on by what it accepted; beyond the
-        # last scored node no p is known, and that of the edge stands in.
+        # A node gives the p of the place after its own, and each row has moved on by what it accepted. Beyond
+        # the last scored node no p is known; these places take that of the edge.
         scored = min(seen.tokens.shape[1], len(self.steps))
         node = accepted[:, None] + self.steps
         covered, drafted = node < scored, node + 1 < scored
@@ -286,7 +287,7 @@ class JacobiSession(DraftSession):
     def _initial(
         self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Choose what places that the target has not scored (not `covered`) are drawn from; p and sound."""
+        """Choose p, and whether it is sound, of places that the target has not scored (not `covered`)."""
         if self.drafter.init != "uniform":
             return p, sound
         return torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype)), sound | ~covered
@@ -329,7 +330,7 @@ class JacobiSession(DraftSession):
         return nodes.where(self.layout.grammar.at(place + nodes) == FREE, 0).amax(-1, keepdim=True)
 
     def _standing(self, place: Tensor, first: Tensor, tokens: Tensor, canvas: Canvas) -> Tensor:
-        """[B, W] token that grammar or neighbour puts in places from `first` [B, 1] on; FREE for a draw."""
+        """[B, W] token of the grammar or a neighbour for places from `first` [B, 1] on; FREE for a draw."""
         forced = self.layout.grammar.at(place)
         if self.drafter.init not in NEIGHBOURS:
             return forced
@@ -337,7 +338,7 @@ class JacobiSession(DraftSession):
         return torch.where(forced == FREE, copied, forced)
 
     def _redraw_noise(self, place: Tensor, p: Tensor) -> Tensor:
-        """[B, W, 3] uniforms of places [B, W], new in every round; or [B, W, V] Gumbel noise that stays."""
+        """[B, W, 3] uniforms of places [B, W], new in every round; or [B, W, V] constant Gumbel noise."""
         coupling = self.drafter.coupling
         if coupling in ("gumbel", "exact"):
             purpose = Purpose.TARGET if coupling == "exact" else Purpose.REDRAW
@@ -345,7 +346,7 @@ class JacobiSession(DraftSession):
         return self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
 
     def _noise(self, place: Tensor, p: Tensor) -> Tensor:
-        """[B, n, V] Gumbel noise of further candidates; the target's own finds what it likely chooses."""
+        """[B, n, V] Gumbel noise of further candidates: the target's own, if that is what it chooses by."""
         exact = self.drafter.coupling == "exact"
         random = self.random if exact else self.random.at(self.round)
         return random.gumbel(place, Purpose.TARGET if exact else Purpose.DRAFT, p.shape[-1], p.dtype)

@@ -1,7 +1,7 @@
 """Neighbours in a codebook: which codes look alike.
 
-A table is computed once for a codebook, a metric and a number of neighbours, and kept beside the model where
-that folder can be written. Knows nothing of acceptance.
+A table is computed once for a codebook, a metric and a number of neighbours, and cached beside the model if
+that folder can be written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def codebook_of(target: Target[Any]) -> Tensor:
     codes = target.vocabulary if grid is None else grid.codebook_size
     if codebook is None:
         raise InputError("codebook", None, "a target of image tokens with its codebook; this rule needs it")
-    # without a grid nothing says how many of the first tokens are codes but the codebook itself
+    # without a grid only the codebook tells how many of the first tokens are codes
     counted = codes if grid is not None else min(len(codebook), codes)
     if codebook.dim() != 2 or len(codebook) != counted or not bool(codebook.isfinite().all()):
         allowed = f"[{codes}, d] finite numbers, a vector for each code of the vocabulary"

@@ -1,7 +1,6 @@
-"""Rejection rules for sampled drafts: exact whatever the quality of q, provided that q is honest.
+"""Rejection rules for sampled drafts: exact for any q from which the candidates were really drawn.
 
-A candidate to which its own q gives no mass was not drawn from q (nothing was left to draw); it does not
-count.
+A candidate with q(x) = 0 was not drawn from q, since nothing was left to draw. It is skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ class RecursiveRejection(AcceptanceRule):
     """Try the siblings in the order of their draws, each against what the earlier ones left of p.
 
     SpecInfer, 2305.09781; MCSD, 2401.06706. On a rejection p <- norm((p - q)+); siblings drawn
-    without replacement also leave q, q(x) <- 0 renormalised. What is left in the end is drawn from.
+    without replacement also leave q, q(x) <- 0 renormalised. If all are rejected, the token is drawn from
+    what is left of p.
     """
 
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
@@ -69,7 +69,7 @@ class KSequential(AcceptanceRule):
             b = mass.sum(-1, keepdim=True)
             accept = drawn & (u * rho * q.gather(-1, x) <= p.gather(-1, x)) & (p.gather(-1, x) > 0)
             first = accept.long().argmax(-1, keepdim=True)
-            equal = drawn & (x == x.gather(1, first))  # the first of these has the children of all
+            equal = drawn & (x == x.gather(1, first))  # equal siblings share the children of the first
             first = equal.long().argmax(-1, keepdim=True)
             chosen = torch.where(accept.any(-1), children.gather(1, first)[:, 0], -1)
             p_accept = 1 - (1 - b).clamp_min(0.0) ** count

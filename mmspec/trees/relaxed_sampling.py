@@ -1,10 +1,10 @@
 """Common form of relaxed rules: an accepted mass a(x) <= q(x), and a residual r to draw from otherwise.
 
-A candidate x ~ q is accepted with probability a(x) / q(x); the output distribution of a place is then
-a + (1 - sum a) r, so that its total variation to the target's is known in closed form for *every* rule and is
-reported. The exact rule is a = min(p, q); a relaxed one accepts more, and pays in total variation one for
-one: a is at most q and at most the output, so sum a <= 1 - TV(q, output) <= 1 - TV(p, q) + TV(output, p). A
-token that the target excludes is never accepted: top-k, top-p and grammars hold under relaxation too.
+A candidate x ~ q is accepted with probability a(x) / q(x). The output distribution of a place is then
+a + (1 - sum a) r. So its total variation to the target's is known in closed form for *every* rule, and is
+reported. The exact rule is a = min(p, q). A relaxed rule accepts more, by at most its total variation: a is
+at most q and at most the output, so sum a <= 1 - TV(q, output) <= 1 - TV(p, q) + TV(output, p). A token that
+the target excludes is never accepted: top-k, top-p and grammars hold under relaxation too.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from mmspec.validation import is_integer
 class RelaxedSampling(AcceptanceRule):
     """A rule in the common form, for chains and trees.
 
-    Siblings are tried in the order of their draws; each meets what the refused ones left of p, the residual.
-    Their total variations add up, each weighted with the probability that the siblings before it are refused;
-    that sum, at most 1, is reported, and is a bound (its mean, for sampled siblings) where there are several.
-    A deterministic candidate has a one-hot q.
+    Siblings are tried in the order of their draws. Each is judged by the residual, which is what the refused
+    ones left of p. The total variations of siblings add up, each weighted with the probability that those
+    before it are refused. The sum, at most 1, is reported. With several siblings it is a bound; with sampled
+    ones its mean is. A deterministic candidate has a one-hot q.
 
     Attributes:
-        measures_one_place: True if the whole of a is expensive to compute. Chains of sampled tokens are then
-            judged by `mass_at`, and their total variation is measured at one judged place a round.
+        measures_one_place: True if all of a is expensive to compute. Chains of sampled tokens are then judged
+            by `mass_at`, and their total variation is measured at one judged place a round.
     """
 
     sound_for = frozenset({DraftKind.POINT, DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
@@ -141,7 +141,7 @@ class RelaxedSampling(AcceptanceRule):
                 tried = (child >= 0) & (q_x > 0)
                 accept = tried & (chosen < 0) & (u[:, sibling] * q_x <= mass)
                 chosen = torch.where(accept & (mass > 0), child, chosen)
-                # from here on as if the sibling was refused: nothing of it matters if it was accepted
+                # the next lines assume that the sibling was refused; else nothing reads their results
                 variation = torch.where(tried, variation + reach * tv, variation)
                 reach = torch.where(tried, reach * (1 - mass / q_x), reach)
                 allowance = torch.where(tried[:, None], self.remaining(allowance, tv), allowance)

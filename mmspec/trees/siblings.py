@@ -1,8 +1,8 @@
 """Draws of the siblings of a tree: independently, without replacement, or with the target's own noise.
 
 SpecTr's chains and MCSD's trees are drawn independently or without replacement; EAGLE-1 and SpecInfer draw
-without. What was drawn is judged by the q that it was drawn from, so the shape of the tree may depend on
-nothing that was drawn on the same level.
+without. A rule judges a drawn candidate by the q that it was drawn from. Therefore the shape of a level must
+not depend on what was drawn there.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def kind_of(sampling: str) -> DraftKind:
 class SiblingDraws:
     """Draws of one round's candidates, level by level.
 
-    Noise is keyed by output index, and by that of the round's first, so that none comes again. Rules visit
-    one node of a level, so that all may share it; but equal siblings that were drawn independently have their
-    children together, whose draws are therefore apart.
+    Noise is keyed by the output index of a place and by that of the round's first, so that no round uses it
+    again. The nodes of a level share noise, since a rule visits only one of them. Independent draws are the
+    exception: there equal siblings share their children, so each node has noise of its own.
 
     Attributes:
         kind: POINT for the likeliest; COUPLED by the target's noise; IID; or WITHOUT_REPLACEMENT by the
@@ -54,7 +54,7 @@ class SiblingDraws:
         random: of the rows.
         first: [B] output index that level 1 competes for.
         vocabulary: V of the target.
-        names: [V'] the target's tokens that the log-probabilities are of; None if they are of all V.
+        names: [V'] target token of each log-probability; None if they are of all V.
     """
 
     kind: DraftKind

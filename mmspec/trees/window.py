@@ -1,9 +1,9 @@
 """Parts of a Jacobi window: its places in the output, its tree of nodes, and how places are drawn anew.
 
-Initial drafts are those of SJD's code (2410.01699), but with an honest q: one-hot only where the token is a
-function of the tokens before it. A random draft scored as one-hot would be accepted with probability p(x)
-alone. New tokens are coupled with those of the round before maximally (MC-SJD, 2510.24211), by shared Gumbel
-noise (GS, 2510.24211), or not at all (SJD, 2410.01699).
+Initial drafts are those of SJD's code (2410.01699), but with the q that they were really drawn from. That q
+is one-hot only where the tokens before it determine the draft. A random draft x with a one-hot q would be
+accepted with probability p(x) instead of min(1, p(x) / q(x)). A redrawn token is coupled with that of the
+round before maximally (MC-SJD, 2510.24211), by shared Gumbel noise (GS, 2510.24211), or not at all (SJD).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MAX_CHAINS = 64
 
 
 class WindowLayout:
-    """Output places of a batch, on the device. Rows without a layout have endlessly many, all of them free.
+    """Output places of a batch, on the device. A row without a layout has no last place and no forced ones.
 
     Attributes:
-        length, stride: [B, 1] number of places, and those from a cell to the one below it.
+        length, stride: [B, 1] number of places, and distance in places from a cell to the one below it.
         grammar: which tokens are forced in which places.
         uniform: [B, 1, V] uniform over the codes; over all tokens in rows without a layout.
         has_syntax: True if a grammar forces some places.
@@ -55,7 +55,8 @@ class WindowLayout:
                 stride[row] = layout.stride
         is_free = self.grammar.forced == FREE
         self.has_syntax = not bool(is_free.all())
-        self.reach = 1 + int(stride.max())  # back to the cell above the next place, or before a row's end
+        # how far back the cell above the next place is, or the last cell before the end of a row
+        self.reach = 1 + int(stride.max())
         free = torch.arange(is_free.shape[1], device=device).where(is_free, 0)
         self._left = free.cummax(-1).values.roll(1, -1)  # [B, places] the last free one before
         self.stride = stride.to(device)
@@ -64,7 +65,7 @@ class WindowLayout:
         self.uniform = (known.float() / codes)[:, None].to(device)
 
     def left(self, place: Tensor, first: Tensor) -> Tensor:
-        """[B, n] the cell that each place repeats: in raster order, the last before `first` [B, 1]."""
+        """[B, n] the last free place before `first` [B, 1], whose token every place repeats."""
         return look_up(self._left, first).expand_as(place)
 
     def above(self, place: Tensor, first: Tensor) -> Tensor:
@@ -86,12 +87,12 @@ class WindowLayout:
 
 
 def look_up(table: Tensor, index: Tensor) -> Tensor:
-    """Look up index [B, n] in the rows of a table [B, m], clamped to its ends, where nothing is ever kept."""
+    """Look up index [B, n] in a table [B, m], clamped to its ends; results beyond them are never kept."""
     return table.gather(1, index.clamp(0, table.shape[1] - 1))
 
 
 def read_front(front: str | Sequence[int]) -> tuple[int, ...]:
-    """Read the candidates of the first places: (4, 2) or "4x2"; nothing where each place has one.
+    """Read the numbers of candidates at the first places, (4, 2) or "4x2"; () if every place has one.
 
     Raises:
         InputError: no such numbers, or more than `MAX_CHAINS` chains.
@@ -106,14 +107,14 @@ def read_front(front: str | Sequence[int]) -> tuple[int, ...]:
 
 
 class WindowTree:
-    """Tree of the nodes of a window: those of a slot stand side by side, those of one parent together.
+    """Tree of the nodes of a window, ordered by slot, and within a slot by parent.
 
-    A chain is a path from the root to the end of the window. Up to `reach` every chain has nodes of its own;
-    behind it all share those of the first chain, which are not behind the others in the tree.
+    A chain goes from the root to the end of the window. Up to slot `reach` every chain has nodes of its own.
+    Behind it there is one node a slot, which all chains share. In the tree it descends from the first chain.
 
     Args:
         window: slots, the root's included.
-        front: candidates at each of the first slots behind the root's, behind each candidate before.
+        front: candidates at each of the first slots behind the root's, for every candidate before.
         reach: last slot with nodes of every chain; None for the last of the window.
 
     Attributes:
@@ -121,10 +122,10 @@ class WindowTree:
         slots: of each node.
         nodes: of each chain, one for each slot.
         chain: the first chain through each node.
-        choices: of each chain, which candidate it goes through at each place of the front.
+        choices: of each chain, the candidate that it takes at each place of the front.
 
     Raises:
-        InputError: the front is longer than the window, or the reach is not between their ends.
+        InputError: the front does not fit into the window, or the reach ends before it or behind the window.
     """
 
     def __init__(self, window: int, front: tuple[int, ...], reach: int | None = None) -> None:
@@ -147,7 +148,7 @@ class WindowTree:
         self.choices = [list(choice) for choice in product(*map(range, front))]
 
     def branch(self, slot: int) -> int:
-        """Candidates at a slot behind each parent."""
+        """Candidates of each parent at a slot."""
         return self.front[slot - 1] if slot <= len(self.front) else 1
 
     def chains(self, slot: int) -> int:
@@ -156,7 +157,7 @@ class WindowTree:
 
 
 class LastDraft(NamedTuple):
-    """The last draft, as places are drawn anew with it: tokens [B, n], and which of them mean something."""
+    """What redraws need of the last draft: its tokens [B, n], which of them are valid, and their q."""
 
     tokens: Tensor
     valid: Tensor
@@ -164,7 +165,7 @@ class LastDraft(NamedTuple):
 
     @staticmethod
     def of(draft: Tree, coupling: str) -> LastDraft:
-        """Take what a coupling asks of a draft; one by shared noise asks nothing."""
+        """Take from a draft what a coupling needs; only the maximal one needs q."""
         q = sampled_distribution(draft).p if coupling == "maximal" else None
         return LastDraft(draft.tokens, draft.valid, q)
 
@@ -174,7 +175,7 @@ def draw_coupled(coupling: str, p: Tensor, last: LastDraft, stood: Tensor, noise
 
     Args:
         stood: [B, W] the node of the last draft that held the place's old token; 0 where it had none.
-        noise: [B, W, 3] uniforms, new in every round; or [B, W, V] Gumbel noise that stays.
+        noise: [B, W, 3] uniforms, new in every round; or [B, W, V] Gumbel noise, the same in every round.
     """
     if coupling in ("gumbel", "exact"):
         return (p.log() + noise).argmax(-1)
@@ -184,9 +185,12 @@ def draw_coupled(coupling: str, p: Tensor, last: LastDraft, stood: Tensor, noise
 
 
 def ranked_candidates(first: Tensor, p: Tensor, noise: Tensor, branch: int) -> tuple[Tensor, Tensor]:
-    """Draw further candidates without replacement: [B, n, branch] all, and whether each could be drawn.
+    """Draw further candidates of p [B, n, V] without replacement, given the first [B, n].
 
-    By the Gumbel top-k trick with noise [B, 1, V] (Kool et al., 1903.06059), the first [B, n] of p taken out.
+    Uses the Gumbel top-k trick with noise [B, 1, V] (Kool et al., 1903.06059).
+
+    Returns:
+        [B, n, branch] all candidates, and whether each could be drawn.
     """
     left = p.scatter(-1, first[..., None], 0.0)
     further = (left.log() + noise).topk(branch - 1, dim=-1).indices

@@ -13,8 +13,8 @@ class PacingConfig:
         trials: rounds of a choice that are measured before it is judged.
         measured_rounds: latest rounds of a choice that its cost is computed from.
         decay: factor by which counts of accepted tokens shrink each round; omega of DEL (2504.05598).
-        fade: factor by which what was learnt of one size or one bin shrinks; closer to 1 than `decay`, since
-            each has few observations.
+        fade: the same for what is known of one size alone, each round, and for the counts of one bin of
+            probabilities, each observation; the text may have changed.
         prior: observations, in tokens, that the initial guess of an acceptance rate counts as.
         revisit_rounds: drafted rounds after which a choice other than the best gets one round.
         remeasure_rounds: rounds after which a plain round is measured again; contexts grow, and the load of
@@ -30,7 +30,7 @@ class PacingConfig:
             with a model of its own shows after few rounds whether it pays.
         next_rate: probability that the candidate behind a correct path is correct, as assumed for levels that
             are not drafted yet.
-        least_nodes: candidates that the limit of the next draft counts for every past draft at least.
+        least_nodes: candidates that each late draft counts as at least, in the limit of the next one.
         bin_edges: probabilities between which rates are calibrated apart.
     """
 

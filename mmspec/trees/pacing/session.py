@@ -34,7 +34,7 @@ from mmspec.trees.pacing.sizes import SizePolicy, half_lengths
 from mmspec.trees.siblings import DRAWN
 
 PacingPolicy = SizePolicy | PruningPolicy
-Policy = TypeVar("Policy", SizePolicy, PruningPolicy)
+Policy = TypeVar("Policy", bound=PacingPolicy)
 
 
 class PacedSession(DraftSession, Generic[Policy]):
@@ -56,9 +56,10 @@ class PacedSession(DraftSession, Generic[Policy]):
     """
 
     def __init__(self, drafter: PacedDrafter, batch: PromptBatch, policy: Policy) -> None:
-        self.drafter, self.policy, rows = drafter, policy, len(batch.requests)
+        self.drafter = drafter
+        self.policy = policy
         self.inner = drafter.inner.start(batch.requests, batch.prefill, batch.sampler, batch.random)
-        none = batch.prefill.logits.new_zeros(rows, 0, batch.prefill.logits.shape[-1])
+        none = batch.prefill.logits.new_zeros(len(batch.requests), 0, batch.prefill.logits.shape[-1])
         self._no_q = Categorical(none) if drafter.kind in DRAWN else None
         self.choice: int | None = None
         self.started = 0.0
