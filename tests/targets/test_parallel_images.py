@@ -265,6 +265,15 @@ def test_an_image_does_not_depend_on_its_batch(
         assert images(targets[name], accelerator, (row,), **options)[0] == [together[row]]
 
 
+def test_plain_decoding_fits_its_own_model_again(targets: dict[str, ParallelImageTarget]) -> None:
+    """As it has to when a pipeline moves; `lpd` with the same order is still refused."""
+    for name in ("nar", "par"):
+        drafter, _ = targets[name].plain_decoding()
+        assert drafter.fit(targets[name]).exactness == "exact"
+        with pytest.raises(InputError, match="an order of its own"):
+            build_accelerator("lpd").fit(targets[name])
+
+
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("lpd", "lpd", {"order": "random", "generation_steps": 5}),
     ("lpd", "lpd", {"order": "random", "generation_steps": 10, "states": 3}),

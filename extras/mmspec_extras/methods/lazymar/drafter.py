@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 from mmspec.accelerators.accelerator import Accelerator, pair
 from mmspec.core.interfaces import Target
@@ -47,8 +47,9 @@ class LazyCellDrafter(CellOrderDrafter):
         self.caching.check(target.config)
 
     def fit(self, target: Target[Any]) -> LazyCellDrafter:
-        fitted = copy.copy(super().fit(target))
-        fitted.target = target  # type: ignore[assignment]
+        self.check(target)
+        fitted = copy.copy(self)
+        fitted.target = cast(MARTarget, target)
         return fitted
 
 
