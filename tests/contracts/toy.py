@@ -64,6 +64,9 @@ class TableTarget:
     vector_size = 0
     any_order = by_blocks = False
 
+    def plain_decoding(self) -> None:
+        """Tokens are decoded one after the other."""
+
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
         self.vocabulary = logits.shape[-1]

@@ -321,4 +321,4 @@ def test_plain_decoding_is_one_place_a_forward_the_surest_first(
 def test_plain_decoding_refuses_what_looks_at_a_path() -> None:
     sampler = Sampler(processors=[LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])] * 3)
     with pytest.raises(InputError, match="logits_processor"):
-        NoDrafter().fit(target()).admit([], sampler, Stopping(3))
+        target().plain_decoding()[0].admit([], sampler, Stopping(3))
