@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import tqdm
 
+from mmspec.accelerator import Accelerator, Call
 from mmspec.accelerators import build_accelerator, option_names, options_of
-from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.accelerators.tuned import AUTO, check_tuned_for, find_tuned
 from mmspec.atomic_file import new_folder
 from mmspec.core.canvas import Canvas

@@ -12,8 +12,8 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.accelerators.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError

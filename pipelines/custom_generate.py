@@ -27,8 +27,8 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from mmspec.accelerator import Accelerator, Call
 from mmspec.accelerators import build_accelerator, option_names
-from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.core.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.core.interfaces import Request, Target
 from mmspec.core.random_stream import RandomStream, draw_seed

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from mmspec.accelerators.accelerator import Call
+from mmspec.accelerator import Call
 from mmspec.core.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.core.interfaces import Request, Round

@@ -30,7 +30,7 @@ from transformers import (
     StopStringCriteria,
 )
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core.interfaces import Target
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MMSpecError

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.accelerators.accelerator import Accelerator, Call
+from mmspec.accelerator import Accelerator, Call
 from mmspec.core.canvas import Stopping
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream, draw_seed

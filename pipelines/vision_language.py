@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import BatchFeature
 from transformers.generation.streamers import BaseStreamer
 
-from mmspec.accelerators.accelerator import Call
+from mmspec.accelerator import Call
 from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream, draw_seed

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.ceilings import Cost
-from mmspec.accelerators.accelerator import pair
+from mmspec.accelerator import pair
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.interfaces import Drafter, DraftSession, PromptOutput, Request

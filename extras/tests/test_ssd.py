@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from extras.tests.vertical_checks import head_for
-from mmspec.accelerators.accelerator import default_rule
+from mmspec.accelerator import default_rule
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.image_grid import ImageGrid

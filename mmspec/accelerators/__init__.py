@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
-from mmspec.accelerators.accelerator import DEFAULT_RULES, Accelerator, pair
+from mmspec.accelerator import DEFAULT_RULES, Accelerator, pair
 from mmspec.errors import UnknownArgumentError
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
 from mmspec.methods.copy.beside_head import CopyBesideHeadDrafter

@@ -21,7 +21,7 @@ from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
 from mmspec.plugins import METHODS
 
 if TYPE_CHECKING:
-    from mmspec.accelerators.accelerator import Accelerator
+    from mmspec.accelerator import Accelerator
     from mmspec.pipelines.image_generation import ImageCall
 
 __all__ = ["CommitMap", "Drawing", "Methods", "draw", "heat_image", "heat_map"]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core.statistics import merge_stats
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.evaluation.examples import Example, held_out_captions

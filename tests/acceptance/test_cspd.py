@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.accelerators.accelerator import Accelerator
 from mmspec.cli.accelerators import markdown_table
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft

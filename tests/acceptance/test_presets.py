@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator, promise_of
-from mmspec.accelerators.accelerator import Accelerator
 from mmspec.core.sampling import Sampler
 from mmspec.errors import UnknownArgumentError
 from mmspec.methods.cool.rule import Cool

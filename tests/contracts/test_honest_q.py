@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.accelerators.accelerator import default_rule
+from mmspec.accelerator import default_rule
 from mmspec.core import cache
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from mmspec.accelerators.accelerator import OF_BLOCKS, is_sound
+from mmspec.accelerator import OF_BLOCKS, is_sound
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.interfaces import AcceptanceRule, Drafter

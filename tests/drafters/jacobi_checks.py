@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmspec.accelerators.accelerator import default_rule
+from mmspec.accelerator import default_rule
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.image_grid import FREE, ImageGrid

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from mmspec.accelerator import Accelerator, Call
 from mmspec.accelerators import build_accelerator
-from mmspec.accelerators.accelerator import Accelerator, Call
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request, Round

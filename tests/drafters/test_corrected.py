@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.accelerators.accelerator import default_rule
+from mmspec.accelerator import default_rule
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import TargetOutput
 from mmspec.core.sampling import Sampler

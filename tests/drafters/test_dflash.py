@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.accelerators.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.sampling import Sampler

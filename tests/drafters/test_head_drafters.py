@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError

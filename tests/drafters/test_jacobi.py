@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.accelerator import default_rule
 from mmspec.accelerators import build_accelerator
-from mmspec.accelerators.accelerator import default_rule
 from mmspec.core import distributions
 from mmspec.core.distributions import Pairs
 from mmspec.core.draft import Draft

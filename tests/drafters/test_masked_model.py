@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.accelerator import pair
 from mmspec.accelerators import build_accelerator
-from mmspec.accelerators.accelerator import pair
 from mmspec.core.canvas import Stopping
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError

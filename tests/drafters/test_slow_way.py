@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.methods.eagle.drafter import EagleDrafter

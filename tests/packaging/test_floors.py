@@ -31,7 +31,7 @@ FLOORS = [
     {"targets"},
     {"families"},
     {"heads"},
-    {"accelerators.accelerator"},
+    {"accelerator"},
     {"methods"},
     {"accelerators"},
     {"assets"},

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.accelerators.accelerator import Accelerator
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.image_grid import FREE, ImageGrid
 from mmspec.core.interfaces import Request

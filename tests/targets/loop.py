@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.interfaces import Request
 from mmspec.core.loop import speculate

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.accelerators.accelerator import Accelerator
 from mmspec.core.canvas import Stopping
 from mmspec.targets import CausalTarget
 from tests.targets.loop import decode, generate, oracle

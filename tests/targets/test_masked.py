@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from mmspec.accelerators.accelerator import Accelerator, is_sound
+from mmspec.accelerator import Accelerator, is_sound
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import DraftKind, Tree

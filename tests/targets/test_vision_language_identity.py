@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.accelerators.accelerator import Accelerator
 from mmspec.core.canvas import Stopping
 from mmspec.errors import InputError
 from mmspec.targets import VisionLanguageTarget

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from mmspec.accelerators.accelerator import Accelerator, Call
+from mmspec.accelerator import Accelerator, Call
 from mmspec.core.interfaces import Round
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import values_of

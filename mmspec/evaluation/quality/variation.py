@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.accelerators.accelerator import Accelerator, Call
+from mmspec.accelerator import Accelerator, Call
 from mmspec.core.image_grid import FREE
 from mmspec.core.indexing import pick
 from mmspec.core.interfaces import Round

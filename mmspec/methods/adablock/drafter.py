@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import Target, TargetOutput

@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.trees.jacobi import JacobiDrafter, WindowOptions
 from mmspec.trees.relaxed_sampling import RelaxedSampling
 from mmspec.validation import require_number

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import PointMass
 from mmspec.core.draft import DraftKind, Tree

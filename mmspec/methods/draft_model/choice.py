@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, pair
 from mmspec.errors import InputError
 from mmspec.families.images import continuous_target
 from mmspec.families.mar.cells import CellModelDrafter

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.kernels import rank_ratio, rank_ratio_at

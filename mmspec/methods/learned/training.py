@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, pad
 from tqdm.auto import tqdm
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core.draft import Block
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
 from mmspec.places.confidence import LowConfidence
 

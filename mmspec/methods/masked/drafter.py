@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, pair
 from mmspec.families.mar.cells import CellOrderDrafter
 
 __all__ = ["masked"]

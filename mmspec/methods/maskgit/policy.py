@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.interfaces import AcceptanceRule, TargetOutput

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.families.diffusion_gemma.canvas import NoiseCanvasDrafter
 from mmspec.families.diffusion_gemma.renoise import Renoise
 

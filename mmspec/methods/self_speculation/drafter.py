@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import DraftKind, Nodes, Tree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, pair
 from mmspec.trees.jacobi import JacobiDrafter, WindowOptions
 
 __all__ = ["sjd"]

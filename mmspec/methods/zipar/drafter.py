@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.distributions import Categorical, PointMass, Scores
 from mmspec.core.draft import Block, Draft, DraftKind

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from mmspec.accelerators.accelerator import pair
+from mmspec.accelerator import pair
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.interfaces import Drafter, Request
 from mmspec.core.random_stream import RandomStream

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import Draft, DraftKind, Tree

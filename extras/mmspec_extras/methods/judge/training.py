@@ -22,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
-from mmspec.accelerators.accelerator import Accelerator
+from mmspec.accelerator import Accelerator
 from mmspec.core import verdict
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, cast
 
-from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, pair
 from mmspec.core.interfaces import Target
 from mmspec.core.session import PromptBatch
 from mmspec.families.mar.cells import CellOrderDrafter, CellOrderSession

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.accelerators.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import Target
 from mmspec.errors import InputError
