@@ -43,7 +43,7 @@ from mmspec.training.data.sources import open_target
 from mmspec.training.data.states import StoredStates
 from mmspec.training.draft_model import train_draft_model
 from mmspec.training.drafter import train_drafter
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 
 __all__ = [
     "DRAFTS",
@@ -193,7 +193,7 @@ def store_states(model: str, data: Path, folder: Path, methods: dict[str, dict[s
     target, source = open_target(model, device, READ_TOGETHER, 0, data, max_length=LONGEST_ROW)
     if not isinstance(source, ConversationRows):
         raise InputError("data", str(data), "a file of conversations")
-    heads: list[Any] = [METHODS[name].build(target, **settings) for name, settings in methods.items()]
+    heads: list[Any] = [RECIPES[name].build(target, **settings) for name, settings in methods.items()]
     taps = tuple(dict.fromkeys(tap for head in heads for tap in (EMBEDDINGS, *head.taps, HIDDEN)))
     few, stored = any(head.draft_tokens is not None for head in heads), StoredStates(target, folder)
     found = [source.example(index) for index in range(len(source.rows))]

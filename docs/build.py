@@ -104,11 +104,11 @@ def shortened(label: str) -> str:
 
     A folder that is named after a method of training names the accelerator: MSD's heads run as `eagle`.
     """
-    from mmspec.training.methods import METHODS
+    from mmspec.training.recipes import RECIPES
 
     name, _, options = label.partition(":")
     folder = re.search(r":drafter=(?:[^:]*/)?([^:/]+)", label)
-    if folder and folder[1] in METHODS and METHODS[folder[1]].accelerator == name:
+    if folder and folder[1] in RECIPES and RECIPES[folder[1]].accelerator == name:
         label = f"{folder[1]}:{options}"
     return re.sub(r":drafter=[^:]*", "", re.sub(r"(:corpus)=[^:]*", r"\1", label))
 

@@ -29,6 +29,7 @@ __all__ = [
     "Located",
     "Method",
     "Plugins",
+    "Variant",
     "family_of",
     "keywords",
     "load",
@@ -45,6 +46,19 @@ def load(location: str) -> Any:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """Another way to train a head.
+
+    Attributes:
+        settings: of its config and of its loss, where nothing else is asked for.
+        loss: another loss than the head's own; None for that.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    loss: str | None = None
+
+
+@dataclass(frozen=True)
 class Head:
     """Parts of a trained drafting head.
 
@@ -56,6 +70,7 @@ class Head:
         of_images: whether it drafts image tokens alone.
         in_checkpoint: whether `published` reads the target's own checkpoint, which then needs no other.
         image_settings: settings of its config where the target draws images and nothing else is asked for.
+        variants: other ways to train it, by the names that `mmspec train drafter --method` takes.
     """
 
     model: str
@@ -65,6 +80,7 @@ class Head:
     of_images: bool = False
     in_checkpoint: bool = False
     image_settings: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[str, Variant] = field(default_factory=dict)
 
     def load(self, part: str) -> Any:
         """Import the part of that name, one that there is: "model", "drafter", "loss" or "published"."""

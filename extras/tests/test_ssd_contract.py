@@ -18,7 +18,7 @@ from mmspec.families.images import image_target
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.jacobi_session import WindowDrafter
 from mmspec_extras.methods.ssd.drafter import VerticalDrafter
@@ -99,7 +99,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
         lambda: build_accelerator("ssd", model=vertical_checks.head_for(images()), coupling="maximum"),
         "coupling",
     ),
-    (lambda: METHODS["ssd"].build(images(), frequent_tokens=5), "frequent_tokens"),
+    (lambda: RECIPES["ssd"].build(images(), frequent_tokens=5), "frequent_tokens"),
 ]
 
 

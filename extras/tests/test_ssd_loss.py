@@ -12,7 +12,7 @@ from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.training.data.sequences import Trial, decode
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from mmspec_extras.methods.ssd import loss as ssd
 from mmspec_extras.methods.ssd.loss import CellBatch, VerticalLoss
 from tests.contracts.checks import PROMPTS
@@ -74,8 +74,8 @@ def batch() -> tuple[LlamaGenTarget, CellBatch]:
 def test_it_learns(batch: tuple[LlamaGenTarget, CellBatch]) -> None:
     target, cells = batch
     torch.manual_seed(0)
-    head = METHODS["ssd"].build(target, width=64)
-    loss = METHODS["ssd"].learn(head, target)
+    head = RECIPES["ssd"].build(target, width=64)
+    loss = RECIPES["ssd"].learn(head, target)
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
     told = []
     for _ in range(40):

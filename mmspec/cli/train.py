@@ -120,12 +120,12 @@ def drafter(
     from mmspec.registry import parse_options
     from mmspec.training.data.scenes import scene_data
     from mmspec.training.drafter import train_drafter
-    from mmspec.training.methods import METHODS, check_method
+    from mmspec.training.recipes import RECIPES, check_method
 
     name, settings = parse_options("method", method)
     check_method(name, settings)
     source: Any = data or scene_data
-    if data is not None and METHODS[name].record.of_images:
+    if data is not None and RECIPES[name].record.of_images:
         source = ImagePrompts(data, height, width)
     elif (height, width) != (None, None):
         raise InputError("height, width", (height, width), "nothing, unless the target draws the images")
@@ -145,7 +145,7 @@ def drafter(
         log_dir=log_dir,
         **training.plan,
     )
-    training.report(folder, f"use it: --accelerator {METHODS[name].accelerator} --drafter", method=method)
+    training.report(folder, f"use it: --accelerator {RECIPES[name].accelerator} --drafter", method=method)
 
 
 @train_app.command()

@@ -15,7 +15,7 @@ from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterData, acceptance_length
 from mmspec.training.data.sources import MakeData, Rows, open_target
 from mmspec.training.data.states import StoredStates
-from mmspec.training.methods import METHODS, check_method, written
+from mmspec.training.recipes import RECIPES, check_method, written
 from mmspec.training.record import save_trained, taken_over, training_record
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
 
@@ -50,7 +50,7 @@ def train_drafter(
     Args:
         target: folder or hub id of a vision-language or language model, or the folder of a LlamaGen.
         out: the folder to write.
-        method: a name in `METHODS`.
+        method: a name in `RECIPES`.
         settings: of the drafter and its loss, such as `{"block": 10}`.
         data: conversations, as a file or as rows (see `read_conversations`); for image models a JSONL file
             of images (see `ImageFile`); or a function that makes data (see `MakeData`), as `ImagePrompts`.
@@ -85,14 +85,14 @@ def train_drafter(
     accelerator = training.accelerator
     reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
     reading |= {"states": states, "learn_prompts": learn_prompts}
-    reading["image_method"] = method if METHODS[method].record.of_images else None
+    reading["image_method"] = method if RECIPES[method].record.of_images else None
     teacher, source = open_target(
         target, accelerator.device, training.batch_size, training.seed, data, **reading
     )
     stored = None if states is None else StoredStates(teacher, states)
-    model = METHODS[method].build(teacher, **settings)
+    model = RECIPES[method].build(teacher, **settings)
     if not how.get("resume"):
-        METHODS[method].learner.prepare(model, source, teacher)
+        RECIPES[method].learner.prepare(model, source, teacher)
     allowed = "a drafter that `mmspec train drafter` wrote for a target of the same shape"
     before = taken_over(start, allowed, lambda folder: take_weights(model, folder))
     train_on(training, model, method, teacher, source, settings, stored)
@@ -148,7 +148,7 @@ def train_on(
     stored: StoredStates | None = None,
 ) -> None:
     """Train a model by a method on data, and write what is measured then into its config."""
-    learner, trial = METHODS[method].learn(model, target, **settings or {}), data.trial()
+    learner, trial = RECIPES[method].learn(model, target, **settings or {}), data.trial()
     learner.stored = stored
     device, halved = training.accelerator.device, target.dtype != torch.float32
 
@@ -158,7 +158,7 @@ def train_on(
     def check(module: nn.Module) -> dict[str, float]:
         # as it will be run: in the target's precision
         checked = deepcopy(model).to(target.dtype) if model.dtype != target.dtype else model
-        length = acceptance_length(target, METHODS[method].drafter(checked.eval()), trial)
+        length = acceptance_length(target, RECIPES[method].drafter(checked.eval()), trial)
         model.train()
         return {"acceptance": round(length, 3)}
 

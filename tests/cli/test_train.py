@@ -59,10 +59,10 @@ def test_options_of_draft_models_are_those_of_the_trainer(run_json, monkeypatch,
 
 
 def test_the_help_names_every_method_of_drafters(run):
-    from mmspec.training.methods import METHODS
+    from mmspec.training.recipes import RECIPES
 
     shown = " ".join(run("train", "drafter", "--help").stdout.split())
-    assert all(name in shown for name in METHODS)
+    assert all(name in shown for name in RECIPES)
 
 
 def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch):

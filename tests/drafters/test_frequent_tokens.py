@@ -17,7 +17,7 @@ from mmspec.heads.checkpoint import load_head
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
 from mmspec.training.export import write_checkpoint
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama, precise
 from tests.contracts.running import decode, generate
@@ -143,7 +143,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         ("dflash", {"frequent_tokens": 5, "draft_vocabulary": 5}),
     ):
         with pytest.raises(InputError, match="frequent_tokens"):
-            METHODS[method].build(target, **settings)
+            RECIPES[method].build(target, **settings)
     head: Any = few_for("mtp", target)
     with pytest.raises(InputError, match="frequent_tokens"):
         write_checkpoint(head, tmp_path, tmp_path)

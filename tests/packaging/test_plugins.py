@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mmspec.errors import InputError
-from mmspec.plugins import FAMILIES, HEADS, METHODS, RULES, Method, unique
+from mmspec.plugins import FAMILIES, HEADS, METHODS, RULES, Method, records, unique
 from tests.packaging.source_tree import ROOT
 
 #: The snippets of docs/structures.md, section "Adding a method": the record, then the drafter.
@@ -119,6 +119,8 @@ def test_records_name_what_exists() -> None:
     for method in METHODS.values():
         assert bool(method.make) + bool(method.head) + bool(method.policy) == 1, method.name
         assert method.summary and (method.needs is None) <= (method.head is None), method.name
+    for record in records():
+        assert record.accelerates or record.rules and not record.trials and not record.tuned, record.name
     assert HEADS.keys() <= METHODS.keys()
     assert all(RULES[name] for name in RULES)
     assert all(family.target.startswith("mmspec.families.") for family in FAMILIES.values())

@@ -16,7 +16,7 @@ from mmspec.assets import reference_models
 from mmspec.errors import MissingDependencyError
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.plugins import HEADS
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from tests.contracts.running import generate
 from tests.serving.conftest import Server, running
 
@@ -76,7 +76,7 @@ def head_of(name: str, pipe: Any) -> Any:
     """A head of random weights; Medusa's change nothing, so that it drafts the same token again."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        head: Any = METHODS[name].build(pipe.target)
+        head: Any = RECIPES[name].build(pipe.target)
     for linear in head.maps if name == "medusa" else ():  # its blocks begin as the identity
         torch.nn.init.eye_(linear.weight)
         torch.nn.init.zeros_(linear.bias)

@@ -17,7 +17,7 @@ from mmspec.methods.cjd.drafter import StaleWindow
 from mmspec.methods.cjd.loss import LIVE, CorrectorLoss, WindowBatch, correct_window
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.training.data.sequences import Trial
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from tests.drafters.corrected_checks import head_for
 from tests.tiny_models.llamagen import tiny_llamagen
 
@@ -80,8 +80,8 @@ def test_the_goal_is_what_the_target_says_of_the_drafts(target: LlamaGenTarget) 
 def test_it_learns(target: LlamaGenTarget) -> None:
     torch.manual_seed(0)
     data = Prompts(target)
-    head = METHODS["cjd"].build(target, width=32, num_heads=2)
-    loss = METHODS["cjd"].learn(head, target, learnt_window=WINDOW)
+    head = RECIPES["cjd"].build(target, width=32, num_heads=2)
+    loss = RECIPES["cjd"].learn(head, target, learnt_window=WINDOW)
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
     for step in range(80):
         value, figures = loss(loss.make(data, step, 0))

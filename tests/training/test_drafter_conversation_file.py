@@ -19,7 +19,7 @@ from mmspec.training.data.conversation_file import read_conversation, read_conve
 from mmspec.training.data.conversations import TRIAL_ROWS, ConversationReader, ConversationRows
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, save_family, tiny_image
 
 
@@ -126,7 +126,7 @@ def test_too_many_damaged_images_end_a_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        *(("llava", name) for name in METHODS if not METHODS[name].record.of_images),
+        *(("llava", name) for name in RECIPES if not RECIPES[name].record.of_images),
         ("qwen2_5_vl", "eagle3"),
         ("qwen2_5_vl", "vispec"),
     ],

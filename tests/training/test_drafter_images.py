@@ -22,7 +22,7 @@ from mmspec.training.data.images import ImageFile
 from mmspec.training.data.scenes import SceneImages, scene_data
 from mmspec.training.drafter import train_drafter
 from mmspec.training.losses.base import read
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from reference.image import save_image_model
 from reference.image_model import (
     SHAPES_BY_SIZE,
@@ -78,7 +78,7 @@ def test_a_drafter_of_images(
     tensors = load_file(out / "model.safetensors").values()
     assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float16}
     head = AutoModel.from_pretrained(out)
-    assert type(head) is METHODS[method].head and head.dtype == torch.float32 and head.config.vocabulary == 64
+    assert type(head) is RECIPES[method].head and head.dtype == torch.float32 and head.config.vocabulary == 64
 
 
 def test_a_drafter_may_begin_with_another(

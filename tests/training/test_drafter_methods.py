@@ -17,7 +17,7 @@ from mmspec.methods.eagle.loss import EagleLoss
 from mmspec.registry import parse_options
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter import train_drafter
-from mmspec.training.methods import METHODS, Method, check_method, written
+from mmspec.training.recipes import RECIPES, Recipe, check_method, written
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.tiny_models import tiny_llama
 from tests.training.own_answers import CASES, own_answers
@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, Any] = {
 
 
 def test_settings_reach_the_model() -> None:
-    head = METHODS["flash"].build(target(), **SETTINGS)
+    head = RECIPES["flash"].build(target(), **SETTINGS)
     assert {name: getattr(head.config, name) for name in SETTINGS} == SETTINGS
     assert head.config.hidden_size == target().config.hidden_size
 
@@ -49,7 +49,7 @@ def test_what_is_written_is_read_again() -> None:
 
 
 def test_defaults_are_settings_that_exist() -> None:
-    for name, method in METHODS.items():
+    for name, method in RECIPES.items():
         check_method(name, {**method.settings, **method.record.image_settings})
         assert method.build(target()).config.vocabulary == 12, name
 
@@ -64,10 +64,10 @@ def test_unknown_settings_are_refused_before_anything_is_read(tmp_path: Path) ->
 def test_values_that_cannot_be_are_refused() -> None:
     for settings in ({"block": 99}, {"block": "three"}, {"compressor": "pool"}):
         with pytest.raises(InputError, match=str(*settings)):
-            METHODS["flash"].build(target(), **settings)
+            RECIPES["flash"].build(target(), **settings)
 
 
-LEARNT_FROM_TEXT = [name for name, method in METHODS.items() if not method.record.of_images]
+LEARNT_FROM_TEXT = [name for name, method in RECIPES.items() if not method.record.of_images]
 
 
 @pytest.mark.parametrize("name", LEARNT_FROM_TEXT)
@@ -76,8 +76,8 @@ def test_the_head_learns_and_the_target_does_not(name: str) -> None:
     """Every weight of it, from its target's own words, so that more of its drafts are accepted."""
     target, given = target_of("llava"), own_answers(dtype=torch.float32, new_tokens=24)
     torch.manual_seed(0)
-    model: Any = METHODS[name].build(target).train()
-    learner = METHODS[name].learn(model, target)
+    model: Any = RECIPES[name].build(target).train()
+    learner = RECIPES[name].learn(model, target)
     before = {key: value.clone() for key, value in target.model.named_parameters()}
     assert {key.split(".")[0] for key, _ in learner.named_parameters()} == {"head"}
     for examples in (given.examples, given.examples[1:2]):
@@ -88,7 +88,7 @@ def test_the_head_learns_and_the_target_does_not(name: str) -> None:
     prompts = [inputs_of("llava")[case] for case in CASES]
 
     def acceptance() -> float:
-        drafter: Any = METHODS[name].drafter(model.eval())
+        drafter: Any = RECIPES[name].drafter(model.eval())
         length = answer(target, drafter.fit(target), prompts, Sampler(), 24).stats.acceptance_length
         model.train()
         return float(length)
@@ -114,7 +114,7 @@ class NoisyLoss(EagleLoss):
 
 
 def test_keywords_of_the_loss_are_settings_too() -> None:
-    method = Method("eagle", {"noise": 0.1, "depth": 2}, f"{__name__}:NoisyLoss")
+    method = Recipe("eagle", {"noise": 0.1, "depth": 2}, f"{__name__}:NoisyLoss")
     model = method.build(target(), noise=0.3, top_k=5)
     assert (model.config.depth, model.config.top_k) == (2, 5)
     assert method.learn(model, target(), top_k=5).noise == 0.1

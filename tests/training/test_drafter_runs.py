@@ -16,8 +16,8 @@ import torch
 
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError
 from mmspec.training.drafter import train_on
-from mmspec.training.methods import METHODS
 from mmspec.training.optimizers import learning_rate
+from mmspec.training.recipes import RECIPES
 from mmspec.training.run import (
     SUBNORMAL,
     RunOptions,
@@ -48,7 +48,7 @@ def train(
         if step == stop:
             raise Interrupted
 
-    head = METHODS["flash"].build(teacher, **SETTINGS)
+    head = RECIPES["flash"].build(teacher, **SETTINGS)
     options = RunOptions(steps=steps, checkpoint_s=0.0 if stop else 1e9, check_s=1e9)
     options |= RunOptions(on_step=record, resume=resume)
     training = Training(folder / "out", options, minutes=1.0, batch_size=rows, accumulate=accumulate)
@@ -121,7 +121,7 @@ def test_a_state_that_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
         training_of(tmp_path / "out", steps=1, resume=True)
     train(tmp_path, 1)
     assert [file.name for file in tmp_path.iterdir()] == ["out.training.pt"]
-    other = METHODS["flash"].build(speaker(), **SETTINGS | {"block": 3})
+    other = RECIPES["flash"].build(speaker(), **SETTINGS | {"block": 3})
     with pytest.raises(CheckpointError, match="of the same model"):
         train_on(training_of(tmp_path / "out", steps=1, resume=True), other, "flash", speaker(), Sentences())
     path.write_bytes(path.read_bytes()[:50])
@@ -159,7 +159,7 @@ def test_logs_hold_the_loss_its_parts_and_the_acceptance_length(
     losses: list[float] = []
     options = RunOptions(steps=3, check_s=0.0, on_step=lambda _, loss: losses.append(loss))
     training = Training(tmp_path / "mine", options, minutes=1.0, batch_size=2, log_dir=tmp_path)
-    train_on(training, METHODS["flash"].build(speaker(), **SETTINGS), "flash", speaker(), Sentences(2))
+    train_on(training, RECIPES["flash"].build(speaker(), **SETTINGS), "flash", speaker(), Sentences(2))
     training.accelerator.end_training()
     (folder,) = {path.parent for path in (tmp_path / "mine").rglob("*tfevents*")}
     events = reading.EventAccumulator(str(folder)).Reload()

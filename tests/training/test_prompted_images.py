@@ -16,7 +16,7 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines.drafter_prompts import ImagePrompts
 from mmspec.training.data.images import PromptedImages
 from mmspec.training.drafter import train_drafter
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from tests.tiny_models import tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina
 from tests.tiny_models.glm_image import tiny_glm_pipeline
 
@@ -84,7 +84,7 @@ def test_heads_of_every_family(
     record = json.loads((out / "training.json").read_text())
     assert record["stages"][0]["acceptance"] >= 1 and file.name in record["command"]
     head = AutoModel.from_pretrained(out)
-    assert type(head) is METHODS[method].head and head.config.width == 16
+    assert type(head) is RECIPES[method].head and head.config.width == 16
 
 
 def test_lines_are_counted_and_split_at_line_feeds_alone(tmp_path: Path) -> None:

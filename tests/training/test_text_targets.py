@@ -21,7 +21,7 @@ from mmspec.training.data.conversations import ConversationReader, ConversationR
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
 from mmspec.training.losses.vocabulary import choose_vocabulary
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import tiny_image, tiny_llama
 
@@ -102,7 +102,7 @@ def test_a_reduced_vocabulary_is_that_of_all_replies_of_a_file(folder: Path) -> 
     learnt = [made.inputs["input_ids"][0][made.learnt] for made in read]
     assert [each.tolist() for each in data.learnt_texts()] == [each.tolist() for each in learnt]
     settings = {"draft_vocabulary": 20}
-    head = METHODS["eagle3"].build(reader.target, **settings)
+    head = RECIPES["eagle3"].build(reader.target, **settings)
     choose_vocabulary(head, data, batches=0)
     often = torch.bincount(torch.cat(learnt)).sort(descending=True, stable=True).indices[:20]
     assert head.draft_tokens.tolist() == sorted(often.tolist())

@@ -13,7 +13,7 @@ from mmspec.targets import CausalTarget
 from mmspec.training.losses.base import DrafterLoss
 from mmspec.training.losses.goals import Goals
 from mmspec.training.losses.levels import hit_rates
-from mmspec.training.methods import METHODS
+from mmspec.training.recipes import RECIPES
 from tests.tiny_models import tiny_llama
 from tests.training.own_answers import WORDS, Sentences, speaker
 
@@ -28,7 +28,7 @@ SHARED = {
 
 def learner_for(name: str) -> DrafterLoss:
     """The loss of a new head that knows every other token of its target and the first."""
-    method, settings = METHODS[name.split(",")[0]], SHARED[name]
+    method, settings = RECIPES[name.split(",")[0]], SHARED[name]
     head: Any = method.build(speaker(), frequent_tokens=FEW, **settings)
     torch.manual_seed(0)
     for parameter in head.parameters():
@@ -94,7 +94,7 @@ def test_tokens_that_are_not_drafted_cost_nothing_and_are_no_hits() -> None:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_new_head_drafts_what_is_learnt_most(name: str) -> None:
-    method = METHODS[name.split(",")[0]]
+    method = RECIPES[name.split(",")[0]]
     head: Any = method.build(speaker(), frequent_tokens=3)
     method.learner.prepare(head, Sentences(), speaker())
     learnt = [
@@ -109,7 +109,7 @@ def test_a_new_head_drafts_what_is_learnt_most(name: str) -> None:
 @pytest.mark.parametrize("known", [5, WORDS])
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
 def test_a_matrix_of_its_own_begins_as_the_rows_of_the_target(name: str, known: int) -> None:
-    method = METHODS[name]
+    method = RECIPES[name]
     head: Any = method.build(speaker(), draft_vocabulary=known)
     assert isinstance(head, Eagle3Head | DFlashHead) and head.lm_head is not None
     method.learner.prepare(head, Sentences(), speaker())

@@ -1,6 +1,6 @@
 """EAGLE (2406.16858): a trained head grows a tree from the target's hidden states."""
 
-from mmspec.plugins import Head, Method
+from mmspec.plugins import Head, Method, Variant
 
 #: The best of nine trees for scenes-llamagen.
 IMAGE_TREE = {"num_draft_tokens": 60, "depth": 3, "top_k": 40}
@@ -15,6 +15,13 @@ METHODS = (
             loss="mmspec.methods.eagle.loss:EagleLoss",
             published="mmspec.methods.eagle.published:read_eagle",
             image_settings=IMAGE_TREE,
+            variants={  # as other papers read images: MSD (2505.14260), SpecVLM, ViSpec (2509.15235)
+                "msd": Variant({"visual": "embedded"}),
+                "specvlm": Variant({"compressor": "gate"}),
+                "vispec": Variant(
+                    {"visual": "embedded", "compressor": "vispec"}, "mmspec.methods.eagle.loss:ViSpecLoss"
+                ),
+            },
         ),
         needs="a head that was trained for the target",
         trials=(

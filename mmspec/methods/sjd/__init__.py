@@ -15,6 +15,7 @@ METHODS = (
             "sjd:window=8|12|16|24|32",
             "sjd:front=2x2|4x4x4:reach=3:window=16|32",
             "sjd:reuse=0.2:window=8|16|32",
+            "sjd:acceptance=suffix:window=16|32",
         ),
         tuned=("sjd:window=8|16|32|64",),
     ),

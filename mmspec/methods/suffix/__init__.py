@@ -6,6 +6,5 @@ METHODS = (
     Method(
         "suffix",
         rules={"suffix": "mmspec.methods.suffix.rule:Suffix"},
-        trials=("sjd:acceptance=suffix:window=16|32",),
     ),
 )

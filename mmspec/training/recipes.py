@@ -1,4 +1,4 @@
-"""Methods that drafters are trained by, and their settings. Knows no data and no steps."""
+"""How each head is trained: its model, its loss, and their settings. Knows no data and no steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.training.losses.base import DrafterLoss
 
-__all__ = ["METHODS", "Method", "check_method", "written"]
+__all__ = ["RECIPES", "Recipe", "check_method", "written"]
 
 FROM_TARGET = ("layer", "vocabulary", "hidden_size")  # and all that begins with `target_`
 
 
 @dataclass(frozen=True)
-class Method:
+class Recipe:
     """A drafter that can be trained: a head with settings, and its loss.
 
     Attributes:
@@ -95,14 +95,12 @@ class Method:
         return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
-METHODS = {name: Method(name) for name, head in HEADS.items() if head.loss is not None} | {
-    "msd": Method("eagle", {"visual": "embedded"}),
-    "specvlm": Method("eagle", {"compressor": "gate"}),
-    "vispec": Method(
-        "eagle", {"visual": "embedded", "compressor": "vispec"}, "mmspec.methods.eagle.loss:ViSpecLoss"
-    ),
+RECIPES = {name: Recipe(name) for name, head in HEADS.items() if head.loss is not None} | {
+    name: Recipe(method, variant.settings, variant.loss)
+    for method, head in HEADS.items()
+    for name, variant in head.variants.items()
 }
-"""By name: that of the head, or of a way to read images that is EAGLE's otherwise."""
+"""By name: that of the head, or of a variant of its training."""
 
 
 def check_method(name: str, settings: Mapping[str, Any]) -> None:
@@ -112,9 +110,9 @@ def check_method(name: str, settings: Mapping[str, Any]) -> None:
         InputError: no such method; the message holds the nearest.
         UnknownArgumentError: a setting that it does not have.
     """
-    if name not in METHODS:
-        raise InputError("method", name, did_you_mean(name, METHODS))
-    known = METHODS[name].of_head() | METHODS[name].of_learner()
+    if name not in RECIPES:
+        raise InputError("method", name, did_you_mean(name, RECIPES))
+    known = RECIPES[name].of_head() | RECIPES[name].of_learner()
     for setting in settings:
         if setting not in known:
             raise UnknownArgumentError(f"setting of {name}", setting, did_you_mean(setting, known))
