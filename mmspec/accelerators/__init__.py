@@ -192,13 +192,14 @@ def build_accelerator(
     method = METHODS[name]
     rule_class = None if acceptance is None else RULES[acceptance]
     of_rule = set() if rule_class is None else keywords(rule_class)
-    own = {key: value for key, value in options.items() if key in options_of(method) - of_rule | {"model"}}
+    names = options_of(method)
+    own = {key: value for key, value in options.items() if key in names - of_rule | {"model"}}
     plain = is_integer(drafted := own.get("num_draft_tokens")) and drafted == 0  # no draft
     made = replace(make(METHODS["none"]), name=name) if plain else make(method, **own)
     if rule_class is None:
         of_rule = keywords(type(made.rule))
     for option in options.keys() - own.keys() - of_rule:
-        known = options_of(method) | of_rule | {"acceptance", "length", "stop_below"}
+        known = names | of_rule | {"acceptance", "length", "stop_below"}
         raise UnknownArgumentError(f"option of accelerator {name!r}", option, did_you_mean(option, known))
     given = {key: value for key, value in options.items() if key not in own}
     if rule_class is not None:

@@ -27,7 +27,7 @@ from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarge
 from mmspec.places.order import Groups, OrderSession
 from mmspec.validation import is_integer
 
-__all__ = ["OrderedCellsDrafter", "PlainCellsDrafter", "SurestCellsDrafter"]
+__all__ = ["OrderedCellsDrafter", "SurestCellsDrafter"]
 
 TOGETHER = "the model's own groups of cells, those of one forward independent of each other"
 
@@ -212,15 +212,6 @@ class OrderedCellsDrafter(CellsDrafter):
         sizes = [order.counts(layout) for order in (fitted.order, DecodingOrder(**target.plain))]
         fitted.exactness = "exact" if fitted.order == own and sizes[0] == sizes[1] else "lossy"
         return fitted
-
-
-class PlainCellsDrafter(OrderedCellsDrafter):
-    """Decides cells in the model's own order: plain decoding, of models too that no other order fits."""
-
-    name = "none"
-
-    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
-        return self.fitted(target)
 
 
 class SurestCellsDrafter(CellsDrafter):

@@ -147,9 +147,9 @@ class ParallelImageTarget(LlamaGenTarget):
     plain: Mapping[str, Any]
 
     def plain_decoding(self) -> tuple[Drafter, AcceptanceRule | None]:
-        from mmspec.families.parallel_images.cells import PlainCellsDrafter  # which reads this target
+        from mmspec.families.parallel_images.cells import OrderedCellsDrafter  # which reads this target
 
-        return PlainCellsDrafter().fitted(self), None
+        return OrderedCellsDrafter().fitted(self), None
 
     def score(self, state: CausalState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
         """Score the cells of a group, in one forward that also reads the tokens decided before it."""
