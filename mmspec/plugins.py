@@ -215,7 +215,7 @@ def heads() -> dict[str, Head]:
 
 @cache
 def rules() -> dict[str, str]:
-    """Where each acceptance rule stands: those that judge any tree first, then those of the methods."""
+    """Locations of the acceptance rules: those that judge any tree first, then those of the methods."""
     shared = importlib.import_module("mmspec.trees").RULES | importlib.import_module("mmspec.vectors").RULES
     return unique(
         "acceptance", [*shared.items(), *(rule for each in records() for rule in each.rules.items())]

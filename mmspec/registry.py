@@ -1,4 +1,4 @@
-"""How names are written with options, and what error messages suggest for a wrong name."""
+"""Names with options as users write them, and the nearest names for error messages."""
 
 from __future__ import annotations
 

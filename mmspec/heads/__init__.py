@@ -1,1 +1,1 @@
-"""What trained drafting heads share."""
+"""Configs, layers, sessions and layouts that trained drafting heads share."""

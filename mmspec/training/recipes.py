@@ -1,4 +1,4 @@
-"""How each head is trained: its model, its loss, and their settings. Knows no data and no steps."""
+"""Recipes of trained heads: model, loss, and their settings."""
 
 from __future__ import annotations
 

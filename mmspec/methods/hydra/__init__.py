@@ -5,7 +5,7 @@ from mmspec.plugins import Head, Method
 METHODS = (
     Method(
         "hydra",
-        "as `medusa`, by heads that are told which tokens the heads before them chose",
+        "as `medusa`, by heads that also read the tokens that the heads before them chose",
         "2402.05109",
         head=Head(
             model="mmspec.methods.hydra.head:HydraHead",
