@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, takewhile
 from statistics import fmean
 from typing import Any
@@ -242,7 +242,7 @@ def test_a_drafter_that_costs_more_than_it_gives_rests():
 
 
 def test_what_never_pays_costs_little_and_what_pays_keeps_its_gain():
-    """On a machine whose speed drifts by 10 %: 3.5 % of the first 128 rounds, and 5 % of the gain in 400."""
+    """On a machine whose speed drifts by 10 %: 6 % of the first 128 rounds, 2 % of 1,000, 5 % of a gain."""
 
     def speed(share: float, rounds: int, seed: int) -> float:
         drift, dice = count(), random.Random(seed)
@@ -254,22 +254,21 @@ def test_what_never_pays_costs_little_and_what_pays_keeps_its_gain():
         device.dice = dice
         return device.run(PruningPolicy((16, 8, 4, 2, 1)), rounds)[1]
 
-    assert fmean(speed(0.1, 128, seed) for seed in range(8)) > 0.965
+    assert fmean(speed(0.1, 128, seed) for seed in range(8)) > 0.94
+    assert fmean(speed(0.1, 1000, seed) for seed in range(8)) > 0.98
     gained = fmean(speed(0.8, 400, seed) for seed in range(8))
     always = Rounds(steps, 0.3, (0.8,)).run(Always((16, 8, 4, 2, 1), 2), 400)[1]
     assert gained > 0.95 * always
 
 
-@pytest.mark.parametrize(("read", "pause"), [(0.0, 43), (2.0, 64), (11.0, 160), (900.0, LONGEST_PAUSE)])
-def test_a_pause_is_longer_after_a_trial_for_which_long_prompts_were_read(read: float, pause: int) -> None:
-    """A trial whose rounds lose 4 plain ones, after a reading that took others."""
-    model = PruningPolicy((4, 2, 1))
+@pytest.mark.parametrize(("seconds", "pause"), [(2.25, 37), (2.5, 43), (50.0, LONGEST_PAUSE)])
+def test_a_pause_is_longer_after_a_trial_that_lost_more(seconds: float, pause: int) -> None:
+    """A trial of one round, where a plain one takes half a second."""
+    model = PruningPolicy((4, 2, 1), config=replace(DEFAULT_PACING, stall=math.inf))
     for _ in range(TRIALS):
         model.record(0, [1], 0.5, 0.0, 0)
     assert not model.rests()
-    model.record(1, [1], 100.0, 0.0, 0)  # prepares the size, and does not count
-    model.read(0.5 * read)
-    model.record(1, [1], 2.5, 0.0, 0)
+    model.record(1, [1], seconds, 0.0, 0)
     rests = list(takewhile(bool, (model.rests() for _ in range(2 * LONGEST_PAUSE))))
     assert len(rests) == pause
 
@@ -284,19 +283,6 @@ def test_drafting_that_pays_goes_on_where_other_work_stops_a_round():
         return rounds.run(model, 200)[0].count(0)
 
     assert plain_rounds(stalls=10) < 20 and plain_rounds(stalls=1) > 140
-
-
-@pytest.mark.parametrize(("drafting", "pause"), [(0.0, 43), (0.5, 107)])
-def test_a_pause_is_longer_where_a_model_of_its_own_drafts(drafting: float, pause: int) -> None:
-    """A trial that loses 4 plain rounds, of which drafting took none, or one."""
-    model = PruningPolicy((4, 2, 1))
-    for _ in range(TRIALS):
-        model.record(0, [1], 0.5, 0.0, 0)
-    assert not model.rests()
-    model.record(1, [1], 100.0, drafting, int(drafting > 0))  # prepares the size, and does not count
-    model.record(1, [1], 2.5, drafting, int(drafting > 0))
-    rests = list(takewhile(bool, (model.rests() for _ in range(2 * LONGEST_PAUSE))))
-    assert len(rests) == pause
 
 
 def test_trials_get_rarer_on_a_machine_that_gets_faster():

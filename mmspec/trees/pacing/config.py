@@ -26,8 +26,6 @@ class PacingConfig:
         longest_pause: rounds of the longest pause.
         longest_trial: rounds after which `SizePolicy` ends a trial, whatever it cost.
         trial_loss: plain rounds that a trial may lose before it ends.
-        drafting_weight: how many times the drafter's own time counts for the length of a pause; a drafter
-            with a model of its own shows after few rounds whether it pays.
         next_rate: probability that the candidate behind a correct path is correct, as assumed for levels that
             are not drafted yet.
         least_nodes: candidates that each late draft counts as at least, in the limit of the next one.
@@ -48,7 +46,6 @@ class PacingConfig:
     longest_pause: int = 1024
     longest_trial: int = 16
     trial_loss: float = 3.0
-    drafting_weight: float = 6.0
     next_rate: float = 0.7
     least_nodes: int = 2
     bin_edges: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)

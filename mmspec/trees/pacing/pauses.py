@@ -11,9 +11,10 @@ class Pauses:
     """Pauses of drafting, each after a trial that did not pay.
 
     The first pause takes `first_pause` rounds. The next ones take twice as many each, until drafting pays
-    again. A pause is longer by the factor by which its trial cost more than `trial_loss`. That is so where
-    the drafter had to read the prompts first, and where it has a model of its own. A drafter that copies
-    costs nothing until it finds something to copy, which may be soon, so its pauses stay short.
+    again. A pause is longer by the factor by which its trial lost more than `trial_loss`.
+
+    The time that a drafter takes to read prompts does not count. It would make the first pauses so long that
+    drafting which pays in most texts, but not in the first one, begins many texts later.
 
     Args:
         config: constants of pacing.
@@ -24,7 +25,6 @@ class Pauses:
         self.config, self.longest_trial = config, longest_trial
         self._left, self._next = 0, config.first_pause  # rounds of this pause, and of the next
         self._tried, self._lost = 0, 0.0  # rounds since the last pause, and the plain rounds that they lost
-        self._extra = 0.0  # plain rounds that count towards the length of the next pause alone
 
     def goes_on(self) -> bool:
         """Count a round of the current pause; False if none is left."""
@@ -35,19 +35,15 @@ class Pauses:
         """Record a round of a trial, and the plain rounds that it cost more than it gave tokens."""
         self._tried, self._lost = self._tried + 1, self._lost + lost
 
-    def lengthen(self, rounds: float) -> None:
-        """Record plain rounds that make the next pause longer, but do not end the trial."""
-        self._extra += rounds
-
     def begins(self, pays: bool) -> bool:
         """Begin a pause if drafting does not pay and the trial was long enough; return whether one begins."""
         if pays:
-            self._next, self._lost, self._extra = self.config.first_pause, 0.0, 0.0
+            self._next, self._lost = self.config.first_pause, 0.0
             return False
         if self._tried < self.longest_trial and self._lost < self.config.trial_loss:
             return False
-        factor = max(1.0, (self._lost + self._extra) / self.config.trial_loss)
+        factor = max(1.0, self._lost / self.config.trial_loss)
         self._left = min(round(factor * self._next), self.config.longest_pause)
-        self._tried, self._lost, self._extra = 0, 0.0, 0.0
+        self._tried, self._lost = 0, 0.0
         self._next = min(2 * self._next, self.config.longest_pause)
         return True

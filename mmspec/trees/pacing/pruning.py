@@ -98,10 +98,6 @@ class PruningPolicy:
                 best, most = size, gain
         return best
 
-    def read(self, seconds: float) -> None:
-        """Record the time that the drafter took to read the prompts."""
-        self._pauses.lengthen(self.cost.plain(seconds))
-
     def record(
         self, choice: int, tokens: Sequence[int], seconds: float, drafting: float, levels: int
     ) -> None:
@@ -122,7 +118,6 @@ class PruningPolicy:
             share = self.cost.plain(drafting) / levels
             self._level_cost = decay * self._level_cost + (1 - decay) * share if self._level_cost else share
             self._kept.append(max(self.config.least_nodes, self.nodes[choice]))
-            self._pauses.lengthen(self.config.drafting_weight * self.cost.plain(drafting))
         if not tokens:
             return
         given, is_plain = fmean(tokens), choice == PLAIN and not levels

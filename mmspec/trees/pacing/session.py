@@ -88,10 +88,8 @@ class PacedSession(DraftSession, Generic[Policy]):
         return Tree.chain(canvas.root[:, None], self.drafter.kind, self._no_q)
 
     def prepare(self) -> None:
-        begun = self.drafter.clock()
         self.inner.prepare()
         self.started = self.drafter.clock()
-        self.policy.read(self.started - begun)
 
     def attach(self, state: TargetState) -> None:
         self.inner.attach(state)

@@ -53,10 +53,6 @@ class SizePolicy:
         visits, rest = divmod(self._drafted, self.config.revisit_rounds)
         return best if rest else visits % len(self.depths)
 
-    def read(self, seconds: float) -> None:
-        """Record the time that the drafter took to read the prompts."""
-        self._pauses.lengthen(self.cost.plain(seconds))
-
     def record(self, choice: int, tokens: Sequence[int], seconds: float) -> None:
         """Record a round: its choice, the tokens of each unfinished row, and its time."""
         counts = self.cost.record(choice, seconds)
