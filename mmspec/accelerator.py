@@ -1,4 +1,4 @@
-"""Accelerator: a drafter paired with an acceptance rule that is sound for it; the calls that it decodes."""
+"""Accelerator: a decoder with its name and its draft lengths; the calls that it decodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from mmspec.core.canvas import Canvas, Stopping, VectorCanvas
-from mmspec.core.interfaces import AcceptanceRule, Drafter, Request, Round, Target
+from mmspec.core.decoder import Decoder, is_sound
+from mmspec.core.interfaces import Drafter, Request, Round, Rule, Target
 from mmspec.core.loop import runs_by_itself, speculate
 from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
@@ -19,14 +20,11 @@ from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.plugins import RULES
 from mmspec.registry import did_you_mean
-from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.pacing import PacedDrafter, PacingPolicy
 from mmspec.validation import require_number
 
-__all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "is_sound", "pair"]
+__all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "pair"]
 
-#: What is proposed and judged where places are decided together.
-OF_BLOCKS = frozenset({"places", "cells", "states", "canvas"})
 LENGTHS = ("auto", "fixed", "confidence", "cost")
 DEFAULT_STOP = 0.3
 #: The default is the first of these that is sound for what is proposed.
@@ -48,35 +46,31 @@ class Accelerator:
 
     name: str
     drafter: Drafter
-    rule: AcceptanceRule
+    rule: Rule[Any]
     length: str = "auto"
     costs: dict[int, PacingPolicy] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.length == "cost" and not self._has_sizes:
             raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
-        if not is_sound(type(self.rule), self.drafter):
-            sound = sorted(rule for rule in RULES if is_sound(RULES[rule], self.drafter))
-            shape = "trees" if self.drafter.branches else "chains"
-            if self.rule.judges_whole and not self.drafter.draws_anew:
-                shape += " whose candidates outlive a round"
-            allowed = (
-                f"it is not sound for {self.drafter.kind.value} {shape} and would bias the output; "
-                f"for {self.name} with these options use one of: {', '.join(sound)}"
-            )
-            raise InputError("acceptance", type(self.rule).__name__, allowed)
+        _ = self.decoder  # checks the pair
+
+    @property
+    def decoder(self) -> Decoder:
+        """The pair of drafter and rule, as the loop takes it."""
+        return Decoder(self.drafter, self.rule)
 
     @property
     def exactness(self) -> str:
         """Promise of the output distribution: "exact", "tv<=x", "approximate" or "lossy"."""
-        return self.rule.promise if self.drafter.exactness == "exact" else self.drafter.exactness
+        return str(self.decoder.promise)
 
     @property
     def keeps(self) -> str:
         """The distribution that "exact" refers to, in words; "" for the next token's, and where it is not."""
-        return self.drafter.keeps if self.exactness == "exact" else ""
+        return self.decoder.promise.relative_to
 
-    def with_rule(self, rule: AcceptanceRule) -> Accelerator:
+    def with_rule(self, rule: Rule[Any]) -> Accelerator:
         """Return this accelerator with another acceptance rule.
 
         Raises:
@@ -112,7 +106,7 @@ class Accelerator:
         """Return whether the size of drafts is chosen by cost, for this way of sampling on this device."""
         if self.length != "auto":
             return self.length == "cost"
-        any_size = sampler.greedy and self.rule.keeps_greedy or isinstance(self.rule, SampleAndMatch)
+        any_size = sampler.greedy and self.rule.keeps_greedy or self.rule.is_plain_draw
         return self._has_sizes and any_size and not runs_by_itself(device)
 
     @property
@@ -129,13 +123,12 @@ class Accelerator:
             drafter, rule = plain
             drafter.is_plain = True  # it is fitted to another target in the same way
             return replace(self, drafter=drafter, rule=rule or self.rule, costs={})
-        kind = "vectors" if target.vector_size else "tokens"
-        for part in (self.drafter.proposes, self.rule.judges):
-            if part not in (kind, "any") and (part not in OF_BLOCKS or kind != "tokens"):
-                own = "discrete" if kind == "tokens" else "continuous"
+        for part in (self.drafter, self.rule):
+            if not issubclass(target.distribution, part.distribution):
+                own = "continuous" if target.vector_size else "discrete"
                 allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
                 raise InputError("accelerator", self.name, allowed)
-        if target.by_blocks and self.drafter.proposes == "tokens":
+        if target.by_blocks and not self.drafter.decides_places:
             allowed = (
                 "one for models that decide places together, such as none (mmspec accelerators lists all): "
                 "a masked model has no next token to draft"
@@ -220,31 +213,20 @@ class Call:
 
     def rounds(self) -> Iterator[Round]:
         """Decode, yielding every round; `stats.seconds` counts the time spent in here alone."""
-        drafter, rule = self.accelerator.drafter, self.accelerator.rule
+        decoder = self.accelerator.decoder
         if self.accelerator.is_paced(self.sampler, self.target.device):
-            drafter = PacedDrafter(drafter, self.accelerator.costs)
+            decoder = replace(decoder, drafter=PacedDrafter(decoder.drafter, self.accelerator.costs))
         batch = self.sampler, self.requests, self.canvas, self.random
         clock = perf_counter()
-        for round in speculate(self.target, drafter, rule, *batch):
+        for round in speculate(self.target, decoder, *batch):
             self.stats.seconds += perf_counter() - clock
             yield round
             clock = perf_counter()
 
 
-def is_sound(rule: type[AcceptanceRule], drafter: Drafter) -> bool:
-    """True if the rule's promise holds for what is proposed."""
-    if rule.judges != drafter.proposes and not OF_BLOCKS.isdisjoint((rule.judges, drafter.proposes)):
-        return False
-    if rule.chains_only and drafter.branches or rule.judges_whole and not drafter.draws_anew:
-        return False
-    return drafter.kind in rule.sound_for
-
-
-def default_rule(drafter: Drafter) -> AcceptanceRule:
+def default_rule(drafter: Drafter) -> Rule[Any]:
     """Choose the exact rule that is sound for what is proposed."""
-    sound: type[AcceptanceRule] = next(
-        RULES[name] for name in DEFAULT_RULES if is_sound(RULES[name], drafter)
-    )
+    sound: type[Rule[Any]] = next(RULES[name] for name in DEFAULT_RULES if is_sound(RULES[name], drafter))
     return sound()
 
 

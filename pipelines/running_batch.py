@@ -155,7 +155,7 @@ class RunningBatch:
             allowed = "'none': hooks of the model do something else to several tokens than to one alone"
             raise InputError("accelerator", accelerator.name, allowed)
         where = call.sampler, call.requests, call.canvas, call.random
-        batch, prompts = begin(self.pipe.target, accelerator.drafter, accelerator.rule, *where)
+        batch, prompts = begin(self.pipe.target, accelerator.decoder, *where)
         running.take(prompts.emission.tokens)
         if not call.canvas.finished:  # the first round alone: sessions have the shapes of rounds then
             try:

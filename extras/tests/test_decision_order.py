@@ -7,6 +7,7 @@ import random
 import pytest
 
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.decoder import Decoder
 from mmspec.core.loop import speculate
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
@@ -45,5 +46,5 @@ def test_the_order_of_a_run() -> None:
     drafter, stopping = UnmaskingDrafter().fit(target), Stopping(7)
     canvas = Canvas(prompts, stopping, DecodingStats("sequential", "lossy"), target.device)
     requests, stream = [as_request(prompt) for prompt in prompts], RandomStream.from_seed(0, 2)
-    rounds = speculate(target, drafter, Sequential(), Sampler(), requests, canvas, stream)
+    rounds = speculate(target, Decoder(drafter, Sequential()), Sampler(), requests, canvas, stream)
     assert decision_order(rounds) == [[*range(7)], [*range(7)]]

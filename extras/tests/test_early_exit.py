@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.decoder import Decoder
 from mmspec.core.interfaces import Drafter
 from mmspec.core.loop import speculate
 from mmspec.core.random_stream import RandomStream
@@ -58,7 +59,7 @@ def test_drafts_are_those_of_the_cut_model_and_the_text_is_that_of_generate(laye
     canvas = Canvas([list(prompt) for prompt in PROMPTS], Stopping(tokens), DecodingStats(), whole.device)
     requests, stream = [as_request(prompt) for prompt in PROMPTS], RandomStream.from_seed(0, len(PROMPTS))
     before, compared = [list(ids) for ids in canvas.ids], 0
-    for step in speculate(whole, drafter, SampleAndMatch(), Sampler(), requests, canvas, stream):
+    for step in speculate(whole, Decoder(drafter, SampleAndMatch()), Sampler(), requests, canvas, stream):
         for row, drafted in enumerate(step.draft.tokens[:, 1:].tolist()):
             if drafted and len(canvas.ids[row]) < len(PROMPTS[row]) + tokens:
                 assert drafted == said_after(short, before[row] + drafted[:-1], count), len(before[row])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Stopping, VectorCanvas
+from mmspec.core.decoder import Decoder
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.core.loop import speculate
@@ -77,8 +78,8 @@ def decode(
     canvas = VectorCanvas(prompts, Stopping(CELLS), DecodingStats(), target.device, SIZE)
     random = RandomStream(RandomStream.from_seed(0, len(labels)).keys[rows])
     made = CellOrderDrafter(ITERATIONS) if caching is None else LazyCellDrafter(caching, ITERATIONS)
-    drafter = made.fit(target)
-    for _ in speculate(target, drafter, SampleAndMatch(), sampler, requests, canvas, random):
+    decoder = Decoder(made.fit(target), SampleAndMatch())
+    for _ in speculate(target, decoder, sampler, requests, canvas, random):
         assert canvas.stats.target_forwards <= ITERATIONS
     return canvas.outputs()
 

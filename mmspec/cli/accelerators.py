@@ -47,7 +47,8 @@ def markdown_table() -> str:
     for name in RULES:
         rule = RULES[name]
         exactness = stated(rule.exactness, rule.bound) + (" at temperature 0" if rule.greedy_only else "")
-        kinds = ", ".join(kind.value.replace("_", " ") for kind in DraftKind if kind in rule.sound_for)
+        sound_for = [kind for kind in DraftKind if kind in getattr(rule, "sound_for", ())]
+        kinds = ", ".join(kind.value.replace("_", " ") for kind in sound_for) or "places of a block"
         lines.append(f"| `{name}` | {exactness} | {kinds} |")
     return "\n".join(lines)
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas, Emission, Stopping
-from mmspec.core.distributions import AnyDistribution
+from mmspec.core.distributions import AnyDistribution, Categorical, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.core.once import once
+from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.rows import Rows
 from mmspec.core.sampling import RowSettings
@@ -118,6 +119,7 @@ class TargetState(Rows):
 
 
 State = TypeVar("State", bound=TargetState)
+D = TypeVar("D", bound=Draft)
 
 
 class Target(ABC, Generic[State]):
@@ -128,6 +130,7 @@ class Target(ABC, Generic[State]):
         device: of its inputs.
         grid: the image that it draws when nothing else is asked for; None if it draws none.
         codebook: [K, d] code vectors of the image's cells; None if it has none.
+        distribution: the kind of distribution that it gives.
         vector_size: d of its tokens, if they are vectors; 0 if they are ids.
         any_order: whether each forward predicts any places of the output, given any others.
         by_blocks: whether it has no next token: places of a block are decided where they stand.
@@ -139,6 +142,7 @@ class Target(ABC, Generic[State]):
     grid: ImageGrid | None = None
     codebook: Tensor | None = None
     config: Any = None
+    distribution: type[Distribution] = Categorical
     vector_size: int = 0
     any_order: bool = False
     by_blocks: bool = False
@@ -151,7 +155,7 @@ class Target(ABC, Generic[State]):
         """Layout of the output that an image of that grid is drawn by: the grid alone, or more before it."""
         return grid
 
-    def plain_decoding(self) -> tuple[Drafter, AcceptanceRule | None] | None:
+    def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None] | None:
         """Return what decodes plainly where the model has no next token; None where it has one.
 
         Returns:
@@ -197,6 +201,103 @@ class Target(ABC, Generic[State]):
     @abstractmethod
     def commit(self, state: State, draft: Draft, verdict: Verdict, active: Tensor) -> None:
         """Keep what was decided in the rows that are active [B], and drop the others' keys."""
+
+
+class Rule(ABC, Generic[D]):
+    """Decides what a round commits: an `AcceptanceRule` of trees, or a policy of places.
+
+    Attributes:
+        exactness: level of the promise, whatever the arguments.
+        bound: for levels other than exact, what the rule keeps to, in words: mostly a total variation (TV)
+            per token.
+        greedy_only: True if the promise holds at temperature 0 alone.
+        keeps_greedy: whether the output at temperature 0 is greedy decoding's, whatever is drafted.
+        is_plain_draw: whether what it draws is what plain decoding draws with the same noise.
+        distribution: base of the distributions that it reads.
+        taps: layers of the target whose hidden states `decide` reads.
+    """
+
+    exactness: ClassVar[Level] = Level.EXACT
+    bound: ClassVar[str | None] = None
+    greedy_only: ClassVar[bool] = False
+    keeps_greedy: bool = True
+    is_plain_draw: ClassVar[bool] = False
+    distribution: ClassVar[type[Distribution]] = Categorical
+    taps: tuple[int, ...] = ()
+
+    @property
+    def promise(self) -> Promise:
+        """Promise with these arguments."""
+        return Promise(self.exactness)
+
+    def fit(self, target: Target[Any]) -> Self:
+        """Return this rule fitted to a target; rules that use the target's codebook take it here.
+
+        Raises:
+            InputError: the target lacks what the rule needs.
+        """
+        return self
+
+    @abstractmethod
+    def decide(
+        self, draft: D, output: TargetOutput, scores: AnyDistribution, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        """Decide what a round commits.
+
+        Args:
+            draft: what was proposed.
+            output: of the target: logits, and hidden states at the taps.
+            scores: the target's distribution after every node of every lane.
+            random: random numbers of the T lanes.
+            first: [T] output index that depth 1 of each lane competes for.
+        """
+
+
+class AcceptanceRule(Rule[Draft]):
+    """Decides which candidates of a tree are accepted; of a block, of each of its lanes.
+
+    Attributes:
+        sound_for: the kinds of draft for which the promise holds.
+        chains_only: True if the rule judges one candidate per place.
+        judges_whole: True if what is refused beyond an accepted path decided about it: then neither noise nor
+            candidates may come again, as of `Drafter.draws_anew`.
+        measures: what `measure` gives: "tv" or "drift".
+    """
+
+    sound_for: ClassVar[frozenset[DraftKind]]
+    chains_only: ClassVar[bool] = False
+    judges_whole: ClassVar[bool] = False
+    measures: ClassVar[str] = "tv"
+
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: AnyDistribution, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        path, values = self.measure(draft.lanes, scores, random, first)
+        measured = Measured.along(path, values, self.measures, len(draft.valid))
+        return draft.verdict(path, scores.is_finite()), measured
+
+    @abstractmethod
+    def verify(self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor) -> Path:
+        """Verify a tree: decide which nodes are accepted, and choose the token after them.
+
+        Args:
+            draft: the candidates.
+            scores, random: as of `decide`.
+            emitted: [B] tokens emitted so far, root included: the output index that depth 1 competes for.
+        """
+
+    def measure(
+        self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor
+    ) -> tuple[Path, Tensor]:
+        """Verify a tree, and measure what that changes.
+
+        Returns:
+            The path, and [B, max_depth] at the place of each depth the total variation between output and
+            target, or the root mean square of candidate minus value; NaN where it was not measured. [B, 0]
+            for exact rules.
+        """
+        path = self.verify(draft, scores, random, emitted)
+        return path, path.accepted.new_empty(len(path.accepted), 0)
 
 
 class DraftSession(Rows, ABC):
@@ -263,11 +364,12 @@ class Drafter(ABC):
         max_nodes: nodes of its largest draft, root included.
         taps: layers of the target whose hidden states it reads.
         branches: True if its drafts have siblings; rules that judge one candidate per place refuse those.
-        exactness: "lossy" if nodes see less than the model would, so that no rule can be exact.
+        exactness: LOSSY or APPROXIMATE if nodes see less than the model would, so that no rule can be exact.
         keeps: the distribution that exact rules keep, in words, where models of the kind have more than one;
             "" for the next token's.
-        proposes: "tokens", "vectors", or "any" of them; "places" if a rule chooses among them, "states" of a
-            block, or a "canvas" of noise.
+        judged_by: base of the rules that can decide about its drafts.
+        distribution: base of the distributions that its candidates compete for: of ids unless it is said.
+        decides_places: whether it drafts blocks of places for targets that decide them together.
         runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
             when the next is on its way, and one more than it needs.
         rates_paths: whether sessions say how likely each candidate is (`likelihoods`), so that a draft, of
@@ -282,14 +384,16 @@ class Drafter(ABC):
     max_nodes: int
     taps: tuple[int, ...] = ()
     branches: bool = False
-    exactness: str = "exact"
+    exactness: Level = Level.EXACT
     keeps: str = ""
-    proposes: ClassVar[str] = "tokens"
+    judged_by: ClassVar[type] = AcceptanceRule
+    distribution: ClassVar[type[Distribution]] = Categorical
+    decides_places: ClassVar[bool] = False
     runs_ahead: bool = False
     rates_paths: bool = False
     shares_tree: ClassVar[bool] = False
     rows_move: bool = False
-    draws_anew: ClassVar[bool] = False
+    draws_anew: bool = False
     is_plain: bool = False
 
     def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
@@ -351,90 +455,6 @@ class Drafter(ABC):
         """
         self.check(target)
         return self
-
-
-class AcceptanceRule(ABC):
-    """Decides how much of a draft is committed.
-
-    Attributes:
-        sound_for: the kinds of draft for which the claim in `exactness` holds.
-        exactness: "exact" if the output distribution is the target's, "bounded" if its distance to it is; or
-            "lossy".
-        bound: for other rules, what they keep to, in words: mostly a total variation (TV) per token.
-        greedy_only: True if the claim holds at temperature 0 alone.
-        keeps_greedy: whether the output at temperature 0 is greedy decoding's, whatever is drafted.
-        chains_only: True if the rule judges one candidate per place.
-        judges_whole: True if what is refused beyond an accepted path decided about it: then neither noise nor
-            candidates may come again, as of `Drafter.draws_anew`.
-        judges: "tokens", "vectors" (of denoising heads), or "any" of them; "places" if it chooses among the
-            open places of a block which to decide; "states" or "canvas", as of `Drafter.proposes`.
-        measures: what `measure` gives: "tv" or "drift".
-        taps: layers of the target whose hidden states `decide` reads.
-    """
-
-    sound_for: ClassVar[frozenset[DraftKind]]
-    exactness: ClassVar[str] = "exact"
-    bound: ClassVar[str | None] = None
-    greedy_only: ClassVar[bool] = False
-    keeps_greedy: bool = True
-    chains_only: ClassVar[bool] = False
-    judges_whole: ClassVar[bool] = False
-    judges: ClassVar[str] = "tokens"
-    measures: ClassVar[str] = "tv"
-    taps: tuple[int, ...] = ()
-
-    @property
-    def promise(self) -> str:
-        """Exactness with these arguments: "exact", "tv<=x" (per token), "approximate" or "lossy"."""
-        return self.exactness
-
-    def fit(self, target: Target[Any]) -> AcceptanceRule:
-        """Return this rule fitted to a target; rules that use the target's codebook take it here.
-
-        Raises:
-            InputError: the target lacks what the rule needs.
-        """
-        return self
-
-    def decide(
-        self, draft: Draft, output: TargetOutput, scores: AnyDistribution, random: RandomStream, first: Tensor
-    ) -> tuple[Verdict, Measured]:
-        """Decide what a round commits: by `verify`, lane by lane.
-
-        Args:
-            draft: what was proposed.
-            output: of the target: logits, and hidden states at the taps.
-            scores: the target's distribution after every node of every lane, of the kind that the rule
-                `judges`.
-            random: random numbers of the T lanes.
-            first: [T] output index that depth 1 of each lane competes for.
-        """
-        path, values = self.measure(draft.lanes, scores, random, first)
-        measured = Measured.along(path, values, self.measures, len(draft.valid))
-        return draft.verdict(path, scores.is_finite()), measured
-
-    def verify(self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor) -> Path:
-        """Verify a tree: decide which nodes are accepted, and choose the token after them.
-
-        Args:
-            draft: the candidates.
-            scores, random: as of `decide`.
-            emitted: [B] tokens emitted so far, root included: the output index that depth 1 competes for.
-        """
-        raise TypeError(f"{type(self).__name__} ranks open places of a block; a tree of candidates has none")
-
-    def measure(
-        self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor
-    ) -> tuple[Path, Tensor]:
-        """Verify a tree, and measure what that changes.
-
-        Returns:
-            The path, and [B, max_depth] at the place of each depth the total variation between output and
-            target, or the root mean square of candidate minus value; NaN where it was not measured. [B, 0]
-            for exact rules.
-        """
-        path = self.verify(draft, scores, random, emitted)
-        return path, path.accepted.new_empty(len(path.accepted), 0)
 
 
 @dataclass(frozen=True)

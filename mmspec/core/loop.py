@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas, Emission
+from mmspec.core.decoder import Decoder
 from mmspec.core.distributions import AnyDistribution
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import (
-    AcceptanceRule,
-    Drafter,
     DraftSession,
     Request,
     Round,
@@ -44,7 +43,7 @@ class Batch(Rows, Generic[State]):
 
     Attributes:
         target: the model whose distribution is promised.
-        rule: verifies drafts; it must be sound for those that the session proposes.
+        decoder: whose session proposes, and which decides.
         sampler: logits to distribution, for target and drafter alike.
         canvas: B rows, which say when they are finished.
         random: the rows' random numbers.
@@ -57,7 +56,7 @@ class Batch(Rows, Generic[State]):
     row_fields = named("sampler", "canvas", "random", "state", "session")
 
     target: Target[State]
-    rule: AcceptanceRule
+    decoder: Decoder
     sampler: RowSettings
     canvas: Canvas
     random: RandomStream
@@ -96,7 +95,7 @@ class Batch(Rows, Generic[State]):
         first = draft.first(canvas.emitted)
         scores = self.sampler(output.logits, draft, canvas.ids, first)
         noise = self.random.repeat(len(first)).during(self.round)
-        verdict, measured = self.rule.decide(draft, output, scores, noise, first)
+        verdict, measured = self.decoder.decide(draft, output, scores, noise, first)
         self.target.commit(self.state, draft, verdict, canvas.active)
         laps.end("verify")
         self.session.observe(draft, output, scores, verdict)
@@ -116,8 +115,7 @@ class Batch(Rows, Generic[State]):
 @torch.inference_mode()
 def begin(
     target: Target[State],
-    drafter: Drafter,
-    rule: AcceptanceRule,
+    decoder: Decoder,
     sampler: RowSettings,
     requests: Sequence[Request],
     canvas: Canvas,
@@ -128,21 +126,20 @@ def begin(
     Returns:
         The batch, whose state is to be closed, and the round of the prompts.
     """
-    drafter.admit(requests, sampler, canvas.stopping[0])
+    decoder.admit(requests, sampler, canvas.stopping[0])
     stats, started = canvas.stats, perf_counter()
     most = max(stopping.max_new_tokens for stopping in canvas.stopping)
-    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + drafter.max_nodes
+    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + decoder.max_nodes
 
-    taps = tuple(dict.fromkeys((*drafter.taps, *rule.taps)))
     laps = Laps(stats, target.device)
     laps.start()
-    computing = target.computing(*drafter.modules)
+    computing = target.computing(*decoder.modules)
     with computing():
-        state, prefill = target.prefill(list_prompts(requests, sampler), capacity, taps)
+        state, prefill = target.prefill(list_prompts(requests, sampler), capacity, decoder.taps)
     laps.end("prompt")
     try:
         with computing():
-            session = drafter.start(requests, prefill, sampler, random)
+            session = decoder.start(requests, prefill, sampler, random)
             session.attach(state)
             draft = session.open(canvas)
             laps.end("draft")
@@ -162,15 +159,14 @@ def begin(
     stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
     where = canvas, random, state, session, laps, prefill.forwards, computing
-    batch = Batch(target, rule, sampler, *where)
+    batch = Batch(target, decoder, sampler, *where)
     return batch, Round(draft, first, scores, verdict, emission)
 
 
 @torch.inference_mode()
 def speculate(
     target: Target[State],
-    drafter: Drafter,
-    rule: AcceptanceRule,
+    decoder: Decoder,
     sampler: RowSettings,
     requests: Sequence[Request],
     canvas: Canvas,
@@ -180,8 +176,7 @@ def speculate(
 
     Args:
         target: the model whose distribution is promised.
-        drafter: proposes the drafts.
-        rule: verifies them; it must be sound for the drafter's kind of draft.
+        decoder: proposes drafts, and decides about them.
         sampler: logits to distribution, for target and drafter alike.
         requests: B prompts.
         canvas: B rows that hold the prompts; it is filled, and says when all rows are finished.
@@ -193,12 +188,12 @@ def speculate(
     """
     if not requests or not any(stopping.max_new_tokens for stopping in canvas.stopping):
         return
-    batch, prompts = begin(target, drafter, rule, sampler, requests, canvas, random)
+    batch, prompts = begin(target, decoder, sampler, requests, canvas, random)
     with closing(batch.state), batch.laps:
         yield prompts
         # a GPU goes on to the next round while the host reads, where nothing on the host decides about it
         criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)
-        decides = criteria or canvas.in_step or sampler.processors or not drafter.runs_ahead
+        decides = criteria or canvas.in_step or sampler.processors or not decoder.runs_ahead
         late = 1 if runs_by_itself(target.device) and not decides else 0
         rounds: deque[tuple[Draft, Tensor, AnyDistribution, Verdict]] = deque()
         while not canvas.finished:

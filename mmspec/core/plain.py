@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
 from mmspec.core.random_stream import RandomStream
@@ -24,7 +25,7 @@ class NoDrafter(Drafter, DraftSession):
 
     kind = DraftKind.POINT
     max_nodes = 1
-    proposes = "any"
+    distribution = Distribution
     is_plain = True
     runs_ahead = True
     rows_move = True

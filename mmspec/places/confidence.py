@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.core.promise import Level, Promise
 from mmspec.errors import InputError
 from mmspec.places.policies import PlaceRule, Places
 from mmspec.validation import is_integer
@@ -33,10 +34,10 @@ class LowConfidence(PlaceRule):
     denoising_steps: int | None = None
 
     @property
-    def promise(self) -> str:
+    def promise(self) -> Promise:
         lossy = self.places_per_step > 1 or self.remask_below or self.end_cut
         lossy = lossy or self.denoising_steps is not None
-        return "lossy" if lossy else "exact"
+        return Promise(Level.LOSSY if lossy else Level.EXACT)
 
     def __post_init__(self) -> None:
         super().__post_init__()

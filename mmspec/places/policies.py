@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions import Scores
-from mmspec.core.draft import Block, Draft, DraftKind
-from mmspec.core.interfaces import AcceptanceRule, TargetOutput
+from mmspec.core.draft import Block
+from mmspec.core.interfaces import Rule, TargetOutput
 from mmspec.core.once import once
+from mmspec.core.promise import Level
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
 from mmspec.errors import InputError
@@ -100,7 +101,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class PlaceRule(AcceptanceRule):
+class PlaceRule(Rule[Block]):
     """Base of rules that choose a token at every open place of a block, and decide some of them.
 
     Decides what `choose` chooses, and `places_per_step` places in any case. One place a round is
@@ -129,9 +130,7 @@ class PlaceRule(AcceptanceRule):
     fallback: str = "surest"
 
     by_token = True  # False where the tokens drawn in a round say nothing about which places it decides
-    sound_for = frozenset({DraftKind.POINT})
-    judges = "places"
-    exactness = "lossy"
+    exactness = Level.LOSSY
 
     def __post_init__(self) -> None:
         if not is_integer(self.places_per_step) or self.places_per_step < 1:
@@ -156,10 +155,8 @@ class PlaceRule(AcceptanceRule):
         return (self.choose(places) | (first < self.places_per_step)) & places.is_open
 
     def decide(
-        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+        self, draft: Block, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
-        if not isinstance(draft, Block):
-            return super().decide(draft, output, scores, random, first)
         anew = self.by_token or self.remask_below > 0
         places = places_of(draft, scores, random, first, anew=anew)
         places = places.cut(draft.tokens[:, :, 0]) if self.end_cut else places

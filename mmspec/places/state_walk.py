@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions import Scores
-from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.indexing import take
-from mmspec.core.interfaces import AcceptanceRule, Target, TargetOutput
+from mmspec.core.interfaces import Rule, Target, TargetOutput
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
 from mmspec.places.policies import Places, places_of
@@ -36,7 +35,7 @@ class StateFill(Fill):
 
 
 @dataclass(frozen=True)
-class StateWalk(AcceptanceRule):
+class StateWalk(Rule[Any]):
     """Follow the target's own step from state to state while it leads to the next one (FreeDave, 2510.00294).
 
     A step decides one place, in the target's own order. From the state that the walk ends in, one more is
@@ -46,20 +45,15 @@ class StateWalk(AcceptanceRule):
 
     order: str = field(default="confidence", init=False)
 
-    sound_for = frozenset({DraftKind.POINT})
-    judges = "states"
-
     def fit(self, target: Target[Any]) -> StateWalk:
         fitted = copy.copy(self)
         object.__setattr__(fitted, "order", getattr(target, "order", self.order))
         return fitted
 
     def decide(
-        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+        self, draft: Any, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
-        if not hasattr(draft, "states"):
-            return super().decide(draft, output, scores, random, first)
-        block: Any = draft
+        block = draft
         rows, count = len(block.tokens), block.states
         shape = rows, count + 1, -1  # the states, then the block behind them
 
@@ -102,7 +96,7 @@ class StateWalk(AcceptanceRule):
         return fill, Measured.nothing(last)
 
 
-class CellWalk(AcceptanceRule):
+class CellWalk(Rule[Any]):
     """Follow the target's own draws from group to group of an image's cells, while they are what was guessed.
 
     Of groups that come in a known order (LPD), each cell drawn with its own noise in the state that the
@@ -110,13 +104,10 @@ class CellWalk(AcceptanceRule):
     that every cell is drawn as in decoding one group a forward.
     """
 
-    sound_for = frozenset({DraftKind.POINT})
-    judges = "states"
-
     def decide(
-        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+        self, draft: Any, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
-        cells: Any = draft
+        cells = draft
         shape, exists = cells.starts.shape, cells.valid[:, :, 0]
         chosen = scores.choose(cells.lanes, random, first).view(shape)
         sound = scores.is_finite().view(shape)

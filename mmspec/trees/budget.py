@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.interfaces import Target
+from mmspec.core.promise import Level, Promise
 from mmspec.errors import InputError
 from mmspec.kernels import nearby_mass, nearby_prefix, rank_ratio, rank_ratio_at
 from mmspec.registry import did_you_mean
@@ -52,7 +53,7 @@ class Budget(RelaxedSampling):
     group_size: int = 14
     table: Tensor | None = field(default=None, init=False, repr=False)
 
-    exactness = "bounded"
+    exactness = Level.BOUNDED
     bound = "TV at most delta per token"
 
     def __post_init__(self) -> None:
@@ -63,8 +64,8 @@ class Budget(RelaxedSampling):
         check_group_size(self.group_size)
 
     @property
-    def promise(self) -> str:
-        return f"tv<={self.delta:g}" if self.delta else "exact"
+    def promise(self) -> Promise:
+        return Promise(Level.BOUNDED, self.delta) if self.delta else Promise()
 
     def fit(self, target: Target[Any]) -> Budget:
         if self.relaxation != "neighbours":

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from mmspec.core.interfaces import Target
+from mmspec.core.promise import Level
 from mmspec.errors import InputError
 from mmspec.trees.jacobi_session import JacobiSession, WindowDrafter
 from mmspec.validation import require_number
@@ -66,7 +67,7 @@ class JacobiDrafter(WindowDrafter):
             require_number("reuse", reuse, 0.0, 1.0, "a probability above 0, or None", open_below=True)
             if coupling == "exact":
                 raise InputError("reuse", reuse, "None: with coupling=exact every token is the target's own")
-            self.exactness = "approximate"
+            self.exactness = Level.APPROXIMATE
         self.reuse = reuse
 
     def fit(self, target: Target[Any]) -> JacobiDrafter:

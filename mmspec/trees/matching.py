@@ -43,7 +43,8 @@ class SampleAndMatch(AcceptanceRule):
     """
 
     sound_for = frozenset(DraftKind)
-    judges = "any"
+    distribution = Distribution
+    is_plain_draw = True
 
     def verify(self, draft: Tree, scores: Distribution, random: RandomStream, emitted: Tensor) -> Path:
         return follow(draft, scores.choose(draft, random, emitted))

@@ -18,6 +18,7 @@ from mmspec.core.distributions import Scores
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.indexing import take
 from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.promise import Level
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
@@ -40,7 +41,7 @@ class RelaxedSampling(AcceptanceRule):
     """
 
     sound_for = frozenset({DraftKind.POINT, DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
-    exactness = "lossy"
+    exactness = Level.LOSSY
     measures_one_place: bool = False
 
     @abstractmethod

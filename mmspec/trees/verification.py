@@ -65,7 +65,7 @@ class ChainRejection(AcceptanceRule):
 
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
     chains_only = True
-    judges = "any"
+    distribution = Distribution
 
     def verify(self, draft: Tree, scores: Distribution, random: RandomStream, emitted: Tensor) -> Path:
         if not draft.max_depth:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.core.distributions import PROPOSALS, Gaussian
+from mmspec.core.distributions import PROPOSALS, Continuous, Gaussian
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.indexing import take
 from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
@@ -42,7 +43,7 @@ class Reflection(AcceptanceRule):
 
     sound_for = frozenset({DraftKind.IID})
     chains_only = True
-    judges = "vectors"
+    distribution = Continuous
 
     def verify(self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor) -> Path:
         q = sampled_distribution(draft)
@@ -108,7 +109,7 @@ class LastStep(ChainRejection):
     """
 
     sound_for = frozenset({DraftKind.IID})
-    judges = "vectors"
+    distribution = Continuous
 
     def compared(
         self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor
@@ -170,11 +171,11 @@ class CSpD(LastStep):
             )
             raise InputError("max_tries", tries, allowed)
         exact = (self.temperature, self.variance_factor, self.max_tries) == (1.0, "none", None)
-        object.__setattr__(self, "exactness", "exact" if exact else "lossy")
+        object.__setattr__(self, "exactness", Level.EXACT if exact else Level.LOSSY)
 
     @property
-    def promise(self) -> str:
-        return "exact" if self.exactness == "exact" else "approximate"
+    def promise(self) -> Promise:
+        return Promise(Level.EXACT if self.exactness is Level.EXACT else Level.APPROXIMATE)
 
     def last(self, distribution: Denoising, chains: Tensor) -> Surrogate:
         last = super().last(distribution, chains)
@@ -238,18 +239,19 @@ class SharedNoise(AcceptanceRule):
     tolerance: float = 0.0
 
     sound_for = frozenset(DraftKind)
-    exactness = "lossy"
+    exactness = Level.LOSSY
     bound = "a vector is the target's own draw, given a context off by at most the tolerance"
     chains_only = True
-    judges = "vectors"
+    distribution = Continuous
     measures = "drift"
+    is_plain_draw = True  # at the tolerance 0
 
     def __post_init__(self) -> None:
         require_number("tolerance", self.tolerance, 0.0, 1e4, "0 or more; 0 is plain decoding")
 
     @property
-    def promise(self) -> str:
-        return "approximate" if self.tolerance else "exact"
+    def promise(self) -> Promise:
+        return Promise(Level.APPROXIMATE if self.tolerance else Level.EXACT)
 
     def verify(self, draft: Tree, scores: Denoising, random: RandomStream, emitted: Tensor) -> Path:
         return self.measure(draft, scores, random, emitted)[0]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Stopping, VectorCanvas
+from mmspec.core.decoder import Decoder
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import AcceptanceRule, Drafter, Request
 from mmspec.core.loop import speculate
@@ -118,7 +119,8 @@ def decode_cells(
     null = {"input_ids": torch.tensor([[target.vocabulary - 1]])} if sampler.is_guided else None
     request = Request({"input_ids": torch.tensor([[0]])}, negative_inputs=null, layout=grid)
     canvas = VectorCanvas([[0]] * rows, Stopping(length), DecodingStats(), target.device, target.vector_size)
-    roles = target, (drafter or CellOrderDrafter(length)).fit(target), rule or SampleAndMatch(), sampler
+    fitted = (drafter or CellOrderDrafter(length)).fit(target)
+    roles = target, Decoder(fitted, rule or SampleAndMatch()), sampler
     for _ in speculate(*roles, [request] * rows, canvas, RandomStream.from_seed(seed, rows)):
         assert canvas.stats.target_forwards < 400, "places stay open for ever"
     assert canvas.finish_reasons == ["length"] * rows

@@ -297,7 +297,7 @@ def test_what_deviates_says_so() -> None:
     assert CSpD().exactness == LastStep().exactness == "exact"
     settings: list[dict[str, Any]] = [{"temperature": 2.0}, {"max_tries": 100}, RELEASED]
     for each in settings:
-        assert CSpD(**each).promise == "approximate"
+        assert str(CSpD(**each).promise) == "approximate"
     drafters = [CellModelDrafter(worse(), 3, **{name: value}) for name, value in AS_RELEASED.items()]
     assert all(Accelerator("cspd", each, CSpD()).exactness == "approximate" for each in drafters)
     assert Accelerator("cspd", CellModelDrafter(worse()), CSpD()).exactness == "exact"

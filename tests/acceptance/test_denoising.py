@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmspec.core import cache, distributions
 from mmspec.core.canvas import Stopping, VectorCanvas
+from mmspec.core.decoder import Decoder
 from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput
 from mmspec.core.loop import speculate
 from mmspec.core.plain import NoDrafter
@@ -109,7 +110,7 @@ def decode(
     requests = [known[tuple(prompt)] for prompt in prompts]
     rows = [list(prompt) for prompt in prompts]
     canvas = VectorCanvas(rows, Stopping(length), DecodingStats(), target().device, SIZE)
-    roles: Any = target(), drafter or NoDrafter(), rule or SampleAndMatch(), sampler(fixed)
+    roles: Any = target(), Decoder(drafter or NoDrafter(), rule or SampleAndMatch()), sampler(fixed)
     pieces: list[list[Tensor]] = [[] for _ in rows]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "CAPACITY_BLOCK", 16)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas, Emission, Stopping
+from mmspec.core.decoder import Decoder
 from mmspec.core.draft import Nodes
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput, Request, Target, TargetOutput
@@ -80,7 +81,7 @@ def decode(
     drafter, rule = drafter or NoDrafter(), rule or SampleAndMatch()
     if drafter.is_plain and (plain := target.plain_decoding()) is not None:
         drafter, rule = plain[0], plain[1] or rule
-    roles = target, drafter, rule, sampler or Sampler()
+    roles = target, Decoder(drafter, rule), sampler or Sampler()
     emissions = []
     for step in speculate(*roles, requests, canvas, random):
         emissions.append(step.emission)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.decoder import Decoder
 from mmspec.core.interfaces import Drafter, Request, Round
 from mmspec.core.loop import speculate
 from mmspec.core.plain import NoDrafter
@@ -37,7 +38,9 @@ def begin(prompt: object, drafter: Drafter) -> tuple[Iterator[Round], Canvas]:
     canvas = Canvas([tokens], Stopping(24), DecodingStats(), precise().device)
     request = Request({"input_ids": torch.tensor([tokens])})
     stream = RandomStream.from_seed(3, 1)
-    return speculate(precise(), drafter, SampleAndMatch(), SAMPLER, [request], canvas, stream), canvas
+    return speculate(
+        precise(), Decoder(drafter, SampleAndMatch()), SAMPLER, [request], canvas, stream
+    ), canvas
 
 
 def alone(prompt: object) -> list[list[int]]:

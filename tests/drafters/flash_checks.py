@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.decoder import Decoder
 from mmspec.core.interfaces import (
     AcceptanceRule,
     Drafter,
@@ -82,6 +83,6 @@ def answer(
     prompts = [request.prompt_tokens for request in requests]
     canvas = Canvas(prompts, Stopping(new_tokens), DecodingStats(), target.device)
     random = RandomStream.from_seed(seed, len(requests))
-    for _ in speculate(target, drafter, rule or SampleAndMatch(), sampler, requests, canvas, random):
+    for _ in speculate(target, Decoder(drafter, rule or SampleAndMatch()), sampler, requests, canvas, random):
         pass
     return canvas

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.decoder import Decoder
 from mmspec.core.interfaces import Request
 from mmspec.core.loop import speculate
 from mmspec.core.random_stream import RandomStream
@@ -68,8 +69,7 @@ def test_a_draft_may_read_a_prompt_of_its_own() -> None:
     stats = DecodingStats()
     canvas = Canvas([list(prompt) for prompt in PROMPTS], Stopping(24), stats, llama().device)
     drafter = DraftModelDrafter(CausalTarget(tiny_llama()), 4)
-    for _ in speculate(
-        llama(), drafter, SampleAndMatch(), Sampler(), requests, canvas, RandomStream.from_seed(0, 3)
-    ):
+    decoder, random = Decoder(drafter, SampleAndMatch()), RandomStream.from_seed(0, 3)
+    for _ in speculate(llama(), decoder, Sampler(), requests, canvas, random):
         pass
     assert canvas.outputs() == expected

@@ -81,8 +81,7 @@ def draw(
     canvas = Canvas(prompts, Stopping(max(lengths)), stats, target.device)
     stream = RandomStream.from_seed(seeds or range(len(requests)), len(requests))
     sampler = Sampler(temperature=temperature, guidance_scale=scale)
-    rule, drafter = accelerator.rule, accelerator.drafter
-    for _ in speculate(target, drafter, rule, sampler, requests, canvas, stream):
+    for _ in speculate(target, accelerator.decoder, sampler, requests, canvas, stream):
         pass
     outputs = canvas.outputs()
     lengths_of_rows = [request.layout.length if request.layout else 0 for request in requests]

@@ -37,9 +37,7 @@ class GreedyRun:
         prompts = [request.prompt_tokens for request in requests]
         self.canvas = Canvas(prompts, stopping, self.stats, target.device)
         stream = RandomStream.from_seed(0, len(requests))
-        self._steps = speculate(
-            target, accelerator.drafter, accelerator.rule, Sampler(), requests, self.canvas, stream
-        )
+        self._steps = speculate(target, accelerator.decoder, Sampler(), requests, self.canvas, stream)
 
     def __iter__(self) -> Iterator[Any]:
         return self._steps

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from mmspec.accelerator import Accelerator, is_sound
+from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas, Stopping
-from mmspec.core.distributions import Scores
-from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.decoder import is_sound
 from mmspec.core.interfaces import AcceptanceRule, TargetOutput
 from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
@@ -259,10 +258,6 @@ def test_the_rule_is_for_masked_places_and_they_for_no_other_rule() -> None:
         assert Accelerator("unmasking", UnmaskingDrafter(), rule).exactness == exactness
     with pytest.raises(InputError, match="low_confidence"):
         Accelerator("unmasking", UnmaskingDrafter(), SampleAndMatch())
-    chain = Tree.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)
-    stream, emitted = RandomStream.from_seed(0, 1), torch.ones(1, dtype=torch.long)
-    with pytest.raises(TypeError, match="open places"):
-        LowConfidence().verify(chain, Scores(torch.zeros(1, 2, 3), greedy=True), stream, emitted)
 
 
 def test_what_cannot_be_unmasked_is_refused() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Stopping, VectorCanvas
+from mmspec.core.decoder import Decoder
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.core.loop import speculate
@@ -95,9 +96,9 @@ def decode(
     sampler: Any = DenoisingSampler(source=head, schedule=schedule, guidance_scale=scale)
     rows = [request.prompt_tokens for request in requests]
     canvas = VectorCanvas(rows, Stopping(SIDE**2), DecodingStats(), target.device, SIZE)
-    drafter = (drafter or NoDrafter()).fit(target)
+    decoder = Decoder((drafter or NoDrafter()).fit(target), rule or SampleAndMatch())
     random = RandomStream.from_seed(seed, len(rows))
-    for _ in speculate(target, drafter, rule or SampleAndMatch(), sampler, requests, canvas, random):
+    for _ in speculate(target, decoder, sampler, requests, canvas, random):
         assert canvas.stats.target_forwards < 99, "places stay open for ever"
     return canvas
 

@@ -97,7 +97,7 @@ def decode(
     accelerator, stats = build_accelerator(name, **options).fit(target), DecodingStats()
     sampler = CellSampler(temperature, guidance_scale=scale, guidance_schedule=schedule)
     canvas = Canvas([each.prompt_tokens for each in asked], Stopping(CELLS), stats, target.device)
-    roles = target, accelerator.drafter, accelerator.rule, sampler
+    roles = target, accelerator.decoder, sampler
     for _ in speculate(*roles, asked, canvas, RandomStream.from_seed(list(seeds), len(seeds))):
         pass
     return canvas.outputs(), stats

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from mmspec.accelerator import Accelerator, Call
-from mmspec.core.interfaces import Round
+from mmspec.core.interfaces import Round, Rule
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import values_of
 from mmspec.core.statistics import DecodingStats, merge_stats
@@ -26,8 +26,6 @@ from mmspec.evaluation.identity.comparison import Comparison, Difference, Gap, I
 from mmspec.evaluation.identity.distribution import DistributionTest, check_distribution, energy_test
 from mmspec.families.mar.cells import CellModelDrafter
 from mmspec.targets.mixers import find_mixers
-from mmspec.trees.matching import SampleAndMatch
-from mmspec.vectors.rules import SharedNoise
 
 __all__ = ["ContinuousCheck", "IdentityCheck", "ImageCheck", "MaskedCheck", "TopTwo", "reference_of"]
 
@@ -59,7 +57,8 @@ class IdentityCheck:
     @property
     def is_token_exact(self) -> bool:
         """True if sampled tokens are promised to be those of plain decoding."""
-        return isinstance(self.accelerated.accelerator.rule, SampleAndMatch)
+        rule: Rule[Any] = self.accelerated.accelerator.rule
+        return rule.is_plain_draw
 
     @property
     def modes(self) -> list[str]:
@@ -125,7 +124,7 @@ class IdentityCheck:
         if accelerator.keeps:
             notes.append(f"exact refers to {accelerator.keeps}")
         drafts = accelerator.name != "none" and is_whole
-        drafts = drafts and accelerator.drafter.proposes not in ("places", "canvas")
+        drafts = drafts and accelerator.drafter.max_nodes > 1  # others decide places, and guess none
         if drafts and sum(sum(one.stats.accepted) for one in comparisons) == 0:
             notes.append("no draft token was accepted, so this says little: ask for more tokens")
         notes += [
@@ -314,7 +313,8 @@ class ContinuousCheck(ImageCheck):
 
     @property
     def is_token_exact(self) -> bool:
-        return isinstance(self.accelerated.accelerator.rule, SampleAndMatch | SharedNoise)
+        rule: Rule[Any] = self.accelerated.accelerator.rule
+        return rule.is_plain_draw
 
     @property
     def modes(self) -> list[str]:

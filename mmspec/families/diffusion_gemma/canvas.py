@@ -95,7 +95,7 @@ class NoiseCanvasDrafter(PlacesDrafter):
         memory: steps whose likeliest tokens are remembered.
     """
 
-    proposes = "canvas"
+    judged_by = Renoise
     keeps = OWN_STEPS
     session = NoiseCanvasSession
     length: int

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions import Scores
-from mmspec.core.draft import Draft, DraftKind
-from mmspec.core.interfaces import AcceptanceRule, Target, TargetOutput
+from mmspec.core.interfaces import Rule, Target, TargetOutput
+from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Measured, Verdict
 from mmspec.errors import InputError
@@ -33,7 +33,7 @@ DEFAULTS = {
 
 
 @dataclass(frozen=True)
-class Renoise(AcceptanceRule):
+class Renoise(Rule[CanvasBlock]):
     """Decode a canvas of noise in steps, as DiffusionGemma does (its `EntropyBoundSampler` in transformers).
 
     In each step a token is drawn at every place, at a temperature that falls. Those of the lowest entropies
@@ -62,13 +62,12 @@ class Renoise(AcceptanceRule):
     confidence_threshold: float | None = None
     settled: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    sound_for = frozenset({DraftKind.POINT})
-    judges = "canvas"
-    exactness = "lossy"
+    exactness = Level.LOSSY
 
     @property
-    def promise(self) -> str:
-        return "exact" if all(getattr(self, name) is None for name in DEFAULTS) else "lossy"
+    def promise(self) -> Promise:
+        own = all(getattr(self, name) is None for name in DEFAULTS)
+        return Promise(Level.EXACT if own else Level.LOSSY)
 
     def __post_init__(self) -> None:
         for name in ("entropy_bound", "t_min", "t_max", "confidence_threshold"):
@@ -86,10 +85,8 @@ class Renoise(AcceptanceRule):
         return fitted
 
     def decide(
-        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
+        self, draft: CanvasBlock, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
-        if not isinstance(draft, CanvasBlock):
-            return super().decide(draft, output, scores, random, first)
         own, shape = self.settled, draft.starts.shape
         heat = own["t_min"] + (own["t_max"] - own["t_min"]) * draft.steps / own["denoising_steps"]
         logits = scores.logits.view(*shape, -1) / heat[:, None, None]

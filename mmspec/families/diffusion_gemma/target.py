@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from mmspec.core.draft import Draft
-from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput, TargetOutput, TargetState
+from mmspec.core.interfaces import Drafter, PromptOutput, Rule, TargetOutput, TargetState
 from mmspec.errors import InputError
 from mmspec.places.noise_canvas import CanvasBlock, CanvasFill
 from mmspec.targets.causal import to_device
@@ -67,7 +67,7 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
     by_blocks = True
     prefix_cache = None
 
-    def plain_decoding(self) -> tuple[Drafter, AcceptanceRule | None]:
+    def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None]:
         from mmspec.families.diffusion_gemma.canvas import NoiseCanvasDrafter  # which reads this target
         from mmspec.families.diffusion_gemma.renoise import Renoise
 

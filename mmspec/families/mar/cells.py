@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.distributions import Continuous
 from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.image_grid import require_grid
 from mmspec.core.interfaces import Request, Target
+from mmspec.core.promise import Level
 from mmspec.core.random_stream import Purpose
 from mmspec.core.session import ModelDrafter, PromptBatch, SessionDrafter
 from mmspec.errors import InputError
@@ -186,7 +188,7 @@ class CellOrderDrafter(SessionDrafter):
     """
 
     kind = DraftKind.POINT
-    proposes = "vectors"
+    distribution = Continuous
     max_nodes = 0  # beside the cells of the image
     session: Callable[..., CellOrderSession] = CellOrderSession
 
@@ -204,7 +206,7 @@ class CellOrderDrafter(SessionDrafter):
         self.iterations, self.order = iterations, order
         self.annealing = None if last_steps is None else StepAnnealing(last_steps, annealing)
         published = iterations is None and order == "random" and last_steps is None
-        self.exactness = "exact" if published else "approximate"
+        self.exactness = Level.EXACT if published else Level.APPROXIMATE
         self.keeps = TOGETHER
 
     def check(self, target: Target[Any]) -> None:
@@ -273,7 +275,7 @@ class CellModelDrafter(ModelDrafter, CellOrderDrafter):
         self.shared_guidance, self.rollback = shared_guidance, rollback
         self.keeps = ONE_BY_ONE if order == "random" else f"{ONE_BY_ONE}, in {order} order"
         exact = see_drafts and last_noise and rollback and not shared_guidance
-        self.exactness = "exact" if exact else "approximate"
+        self.exactness = Level.EXACT if exact else Level.APPROXIMATE
 
     def check(self, target: Target[Any]) -> None:
         super().check(target)

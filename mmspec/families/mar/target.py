@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmspec.core.distributions import Continuous
 from mmspec.core.draft import Block, Draft
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.indexing import pick, put
@@ -128,6 +129,7 @@ class MARTarget(ModelTarget[MARState]):
     model: MARForImageGeneration
     grid: ImageGrid
     any_order = True
+    distribution = Continuous
     sampler = MARSampler
     published: Mapping[str, Any]
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from mmspec.core.cache import RaggedCache, check_layer_types
 from mmspec.core.draft import Block, Draft, Nodes
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput, TargetOutput
+from mmspec.core.interfaces import Drafter, PromptOutput, Rule, TargetOutput
 from mmspec.core.rows import lengthen
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
@@ -131,7 +131,7 @@ class MaskedTarget(CausalTarget):
 
     by_blocks = True
 
-    def plain_decoding(self) -> tuple[Drafter, AcceptanceRule | None]:
+    def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None]:
         from mmspec.families.masked_language.unmasking import plain_unmasking  # which reads this target
 
         return plain_unmasking(self)

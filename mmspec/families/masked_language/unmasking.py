@@ -10,21 +10,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import Draft, DraftKind
-from mmspec.core.interfaces import AcceptanceRule, DraftSession, Request, Target
+from mmspec.core.interfaces import DraftSession, Request, Target
 from mmspec.core.lockstep import Lockstep
+from mmspec.core.promise import Level
 from mmspec.core.sampling import Sampler, edges_of
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import CACHES, MaskedBlock, MaskedTarget
 from mmspec.places.confidence import LowConfidence
 from mmspec.places.order import Groups, OrderSession
+from mmspec.places.policies import PlaceRule
 from mmspec.places.sequential import Sequential
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer
@@ -90,6 +92,7 @@ class PlacesDrafter(SessionDrafter):
 
     kind = DraftKind.POINT
     max_nodes = 0  # beside the places of the output
+    decides_places = True
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
@@ -113,7 +116,7 @@ class UnmaskingDrafter(PlacesDrafter):
         InputError: a block that is not a positive integer, or no such cache.
     """
 
-    proposes = "places"
+    judged_by: ClassVar[type] = PlaceRule
     keeps = ONE_PLACE["confidence"]
     session: Callable[[Any, PromptBatch], DraftSession] = UnmaskingSession
     mask: int  # of the target that it is fitted to, as a node
@@ -163,11 +166,11 @@ class UnmaskingDrafter(PlacesDrafter):
         fitted.keeps = ONE_PLACE[target.order]
         another = own is None and (self.block_length is not None or self.cache != "none")
         if another or (self.by_confidence and target.order != "confidence"):
-            fitted.exactness = "lossy"  # another order, or other keys, than those of plain decoding
+            fitted.exactness = Level.LOSSY  # another order, or other keys, than those of plain decoding
         return fitted
 
 
-def plain_unmasking(target: MaskedTarget) -> tuple[UnmaskingDrafter, AcceptanceRule]:
+def plain_unmasking(target: MaskedTarget) -> tuple[UnmaskingDrafter, PlaceRule]:
     """Plain decoding of a masked model: one place a forward pass, in the model's own blocks and order."""
     drafter = UnmaskingDrafter()
     drafter.by_confidence = False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.cache import RaggedCache
+from mmspec.core.distributions import Continuous
 from mmspec.core.draft import Nodes
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import InputError
@@ -40,6 +41,7 @@ class NextStepTarget(CausalTarget):
 
     model: NextStepForImageGeneration
     grid: ImageGrid
+    distribution = Continuous
     published: Mapping[str, Any] = {"guidance_scale": 7.5}
     classes: int | None = None
     sampler = DenoisingSampler

@@ -18,6 +18,7 @@ from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.image_grid import GridSequence, Layout, require_grid
 from mmspec.core.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.core.promise import Level
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Fill
@@ -151,6 +152,7 @@ class CellsDrafter(SessionDrafter):
     kind = DraftKind.POINT
     max_nodes = 0  # beside the cells of the image
     keeps = TOGETHER
+    decides_places = True
     name: str
 
     def check(self, target: Target[Any]) -> None:
@@ -186,7 +188,6 @@ class OrderedCellsDrafter(CellsDrafter):
         InputError: a value outside its range.
     """
 
-    proposes = "any"
     name = "lpd"
     session: Callable[..., DraftSession] = OrderedCellsSession
     order: DecodingOrder
@@ -195,7 +196,7 @@ class OrderedCellsDrafter(CellsDrafter):
     def __init__(self, **options: Any) -> None:
         self.options = {name: value for name, value in options.items() if value is not None}
         DecodingOrder(**self.options)  # refuses what cannot be
-        self.exactness = "lossy" if self.options else "exact"
+        self.exactness = Level.LOSSY if self.options else Level.EXACT
 
     def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
         self.check(target)
@@ -210,7 +211,7 @@ class OrderedCellsDrafter(CellsDrafter):
         own = replace(own, generation_steps=fitted.order.generation_steps) if not other else own
         layout = target.layout_of(target.grid)
         sizes = [order.counts(layout) for order in (fitted.order, DecodingOrder(**target.plain))]
-        fitted.exactness = "exact" if fitted.order == own and sizes[0] == sizes[1] else "lossy"
+        fitted.exactness = Level.EXACT if fitted.order == own and sizes[0] == sizes[1] else Level.LOSSY
         return fitted
 
 
@@ -224,8 +225,7 @@ class SurestCellsDrafter(CellsDrafter):
         InputError: not a positive integer.
     """
 
-    proposes = "cells"
-    exactness = "lossy"
+    exactness = Level.LOSSY
     name = "maskgit"
     session: Callable[..., DraftSession] = SurestCellsSession
 

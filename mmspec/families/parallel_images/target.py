@@ -20,7 +20,7 @@ from mmspec.core.cache import RaggedCache
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Block, Draft, Nodes
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput, TargetOutput
+from mmspec.core.interfaces import Drafter, PromptOutput, Rule, TargetOutput
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.llamagen.target import LlamaGenTarget
@@ -146,7 +146,7 @@ class ParallelImageTarget(LlamaGenTarget):
     from_prompt: ClassVar[bool] = True
     plain: Mapping[str, Any]
 
-    def plain_decoding(self) -> tuple[Drafter, AcceptanceRule | None]:
+    def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None]:
         from mmspec.families.parallel_images.cells import OrderedCellsDrafter  # which reads this target
 
         return OrderedCellsDrafter().fitted(self), None

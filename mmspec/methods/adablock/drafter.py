@@ -9,6 +9,7 @@ from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import Target, TargetOutput
+from mmspec.core.promise import Level
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter, UnmaskingSession
@@ -68,7 +69,7 @@ class AdaptiveBlocksDrafter(UnmaskingDrafter):
             own = fitted.block_length
             allowed = f"a model whose places all see each other: this one has blocks of {own}"
             raise InputError("accelerator", "adablock", allowed)
-        fitted.exactness = "lossy"
+        fitted.exactness = Level.LOSSY
         return fitted
 
 

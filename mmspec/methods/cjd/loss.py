@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.decoder import Decoder
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.image_grid import FREE, Layout
@@ -144,10 +145,8 @@ class Rollout:
             prompts = [request.prompt_tokens for request in asked.requests]
             canvas = Canvas(prompts, stopping, DecodingStats(), self.target.device)
             random = RandomStream.from_seed(seed, len(asked.requests), self.target.device)
-            rule = SpeculativeSampling()
-            self.batch, _ = begin(
-                self.target, self.drafter, rule, asked.sampler, asked.requests, canvas, random
-            )
+            decoder = Decoder(self.drafter, SpeculativeSampling())
+            self.batch, _ = begin(self.target, decoder, asked.sampler, asked.requests, canvas, random)
             cast(RecordingSession, self.batch.session).records = self.records
         self.batch.decode_round()
         self.batch.read_round()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas
-from mmspec.core.distributions import Distribution
+from mmspec.core.distributions import Continuous, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.interfaces import DraftSession, Target
 from mmspec.core.random_stream import Purpose
@@ -83,7 +83,7 @@ class VectorModelDrafter(ModelDrafter):
         InputError: a length outside its range, or another way of sampling.
     """
 
-    proposes = "vectors"
+    distribution = Continuous
     session = VectorModelSession
 
     def __init__(self, model: CausalTarget, num_draft_tokens: int = 3, sampling: str = "sampled") -> None:

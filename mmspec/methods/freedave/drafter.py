@@ -225,7 +225,7 @@ class StatesDrafter(UnmaskingDrafter):
         CheckpointError: the head cannot be read.
     """
 
-    proposes = "states"
+    judged_by = StateWalk
     by_confidence = False
     session = StatesSession
 

@@ -119,7 +119,7 @@ class CellStatesDrafter(OrderedCellsDrafter):
         InputError: a value outside its range.
     """
 
-    proposes = "states"
+    judged_by = CellWalk
     session = CellStatesSession
 
     def __init__(self, states: int = 8, **options: Any) -> None:

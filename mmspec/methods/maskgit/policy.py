@@ -10,8 +10,8 @@ import torch
 
 from mmspec.accelerator import Accelerator
 from mmspec.core.distributions import Scores
-from mmspec.core.draft import Draft, DraftKind
-from mmspec.core.interfaces import AcceptanceRule, TargetOutput
+from mmspec.core.interfaces import Rule, TargetOutput
+from mmspec.core.promise import Level
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
 from mmspec.families.parallel_images.cells import SurestCellsDrafter
@@ -22,7 +22,7 @@ __all__ = ["MaskGIT", "maskgit"]
 
 
 @dataclass(frozen=True)
-class MaskGIT(AcceptanceRule):
+class MaskGIT(Rule[Any]):
     """Draw a token for every open cell, and decide the surest ones (MaskGIT, 2202.04200, section 3.2).
 
     The confidence of a token is the logarithm of its probability in the promised distribution, plus Gumbel
@@ -40,17 +40,15 @@ class MaskGIT(AcceptanceRule):
 
     choice_temperature: float = 4.5
 
-    sound_for = frozenset({DraftKind.POINT})
-    judges = "cells"
-    exactness = "lossy"
+    exactness = Level.LOSSY
 
     def __post_init__(self) -> None:
         require_number("choice_temperature", self.choice_temperature, 0.0, 1e4, "0 to 10000")
 
     def decide(
-        self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: torch.Tensor
+        self, draft: Any, output: TargetOutput, scores: Scores, random: RandomStream, first: torch.Tensor
     ) -> tuple[Verdict, Measured]:
-        cells: Any = draft
+        cells = draft
         shape, fresh = cells.starts.shape, random.at(random.round)
         token = scores.sample(fresh, first[:, None], Purpose.REDRAW).view(shape)
         finite = scores.is_finite().view(shape)
@@ -66,6 +64,12 @@ class MaskGIT(AcceptanceRule):
         return Fill.of(cells.starts, token, decided, nothing, failed), Measured.nothing(decided)
 
 
+class MaskGITDrafter(SurestCellsDrafter):
+    """Proposes all open cells, of which `MaskGIT` decides the surest."""
+
+    judged_by = MaskGIT
+
+
 def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerator:
     """The surest of all open cells of an image in each forward (MaskGIT, 2202.04200).
 
@@ -73,4 +77,4 @@ def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerato
         iterations: as of `SurestCellsDrafter`.
         choice_temperature: as of the rule `MaskGIT`.
     """
-    return Accelerator("maskgit", SurestCellsDrafter(iterations), MaskGIT(choice_temperature))
+    return Accelerator("maskgit", MaskGITDrafter(iterations), MaskGIT(choice_temperature))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
-from mmspec.core.distributions import Distribution
+from mmspec.core.distributions import Continuous, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.indexing import pick
 from mmspec.core.interfaces import DraftSession, Target, TargetOutput
@@ -72,7 +72,7 @@ class VectorWindowDrafter(SessionDrafter):
     """
 
     kind = DraftKind.COUPLED
-    proposes = "vectors"
+    distribution = Continuous
     session = VectorWindowSession
 
     def __init__(self, window: int = 16) -> None:

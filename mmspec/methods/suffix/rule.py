@@ -11,6 +11,7 @@ from mmspec.core.distributions import Scores
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.indexing import take
 from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.promise import Level
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Path
 from mmspec.kernels.chain import residual
@@ -41,7 +42,7 @@ class Suffix(AcceptanceRule):
     confidence: float = 0.8
 
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
-    exactness = "lossy"
+    exactness = Level.LOSSY
     chains_only = True
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from mmspec.core.distributions import Scores
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.indexing import take
 from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.promise import Level
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
@@ -38,7 +39,7 @@ class TopBeta(AcceptanceRule):
     tau: float = 3.0
 
     sound_for = frozenset(DraftKind)
-    exactness = "lossy"
+    exactness = Level.LOSSY
     bound = "log-probability at most tau below the likeliest token's, per token"
     greedy_only = True
     keeps_greedy = False

@@ -11,6 +11,7 @@ from mmspec.core.distributions import Scores
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.indexing import take
 from mmspec.core.interfaces import AcceptanceRule
+from mmspec.core.promise import Level
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Path
 from mmspec.trees.verification import end_at
@@ -35,7 +36,7 @@ class Typical(AcceptanceRule):
     delta: float = 0.3
 
     sound_for = frozenset({DraftKind.POINT})
-    exactness = "lossy"
+    exactness = Level.LOSSY
     bound = "TV at most 1 - min(epsilon, delta exp(-H(p))) per token"
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ from mmspec.core.draft import Block, Draft, DraftKind
 from mmspec.core.image_grid import FREE, Grammar, ImageGrid, require_grid
 from mmspec.core.indexing import take
 from mmspec.core.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.core.promise import Level
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Fill
@@ -288,7 +289,7 @@ class StaircaseDrafter(SessionDrafter):
         InputError: a window outside its range, or drafts in an adaptive staircase.
     """
 
-    exactness = "lossy"
+    exactness = Level.LOSSY
     session = StaircaseSession
 
     def __init__(self, zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> None:

@@ -181,7 +181,8 @@ class PacedDrafter(Drafter):
     ) -> None:
         self.inner, self.policies, self.clock, self.config = inner, policies, clock, config
         self.kind, self.max_nodes = inner.kind, inner.max_nodes
-        self.taps, self.branches = inner.taps, inner.branches
+        self.taps, self.branches, self.draws_anew = inner.taps, inner.branches, inner.draws_anew
+        self.exactness, self.keeps = inner.exactness, inner.keeps
 
     @property
     def modules(self) -> Sequence[nn.Module]:

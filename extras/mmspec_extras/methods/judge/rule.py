@@ -14,6 +14,7 @@ from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.indexing import take
 from mmspec.core.interfaces import AcceptanceRule, Target, TargetOutput
+from mmspec.core.promise import Level
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
@@ -46,7 +47,7 @@ class Judge(AcceptanceRule):
     head: JudgeHead | None = field(default=None, init=False, compare=False, repr=False)
 
     sound_for = frozenset(DraftKind)
-    exactness = "lossy"
+    exactness = Level.LOSSY
     keeps_greedy = False
     taps = (FINAL,)
 

@@ -36,6 +36,7 @@ from mmspec.core.interfaces import (
     Request,
     TargetOutput,
 )
+from mmspec.core.promise import Level
 from mmspec.core.random_stream import RandomStream
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -121,18 +122,20 @@ class Forced(AcceptanceRule):
     states: list[Tensor] = field(default_factory=list, compare=False)
 
     sound_for = frozenset(DraftKind)
-    exactness = "lossy"
+    exactness = Level.LOSSY
     taps = (FINAL,)
 
     def decide(
         self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
     ) -> tuple[verdict.Verdict, verdict.Measured]:
         lanes = draft.lanes
-        node = lanes.deepest(lanes.valid)
         if lanes.max_depth:
-            self.states.append(take(output.taps[FINAL], node))
-        path = verdict.Path.at(lanes, node, take(scores.logits.argmax(-1), node))
-        return draft.verdict(path, scores.is_finite()), verdict.Measured.nothing(draft.faulty)
+            self.states.append(take(output.taps[FINAL], lanes.deepest(lanes.valid)))
+        return super().decide(draft, output, scores, random, first)
+
+    def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> verdict.Path:
+        node = draft.deepest(draft.valid)
+        return verdict.Path.at(draft, node, take(scores.logits.argmax(-1), node))
 
 
 def label_prompt(

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from mmspec.accelerator import Accelerator, pair
 from mmspec.core.interfaces import Target
+from mmspec.core.promise import Level
 from mmspec.core.session import PromptBatch
 from mmspec.families.mar.cells import CellOrderDrafter, CellOrderSession
 from mmspec.families.mar.target import MARState, MARTarget
@@ -40,7 +41,7 @@ class LazyCellDrafter(CellOrderDrafter):
 
     def __init__(self, caching: FeatureCaching, *settings: Any) -> None:
         super().__init__(*settings)
-        self.caching, self.exactness = caching, "approximate"
+        self.caching, self.exactness = caching, Level.APPROXIMATE
 
     def check(self, target: Target[Any]) -> None:
         super().check(target)

@@ -9,6 +9,7 @@ from torch import Tensor
 from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import Target
+from mmspec.core.promise import Level
 from mmspec.errors import InputError
 from mmspec.families.parallel_images.cells import OrderedCellsDrafter, OrderedCellsSession
 from mmspec.families.parallel_images.target import CellGroup
@@ -49,13 +50,13 @@ class RecentBlocksDrafter(OrderedCellsDrafter):
         super().__init__()
         if not is_integer(context_blocks) or context_blocks < 1:
             raise InputError("context_blocks", context_blocks, "a positive integer")
-        self.context_blocks, self.exactness = context_blocks, "lossy"
+        self.context_blocks, self.exactness = context_blocks, Level.LOSSY
 
     def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
         if not isinstance(target, NBPTarget):
             raise InputError("accelerator", self.name, "a model of clips that predicts blocks (NBP)")
         fitted = self.fitted(target)
-        fitted.exactness = "lossy"
+        fitted.exactness = Level.LOSSY
         return fitted
 
 

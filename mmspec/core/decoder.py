@@ -1,0 +1,117 @@
+"""Decoder: all that the loop knows of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from mmspec.core.canvas import Stopping
+from mmspec.core.distributions import AnyDistribution
+from mmspec.core.draft import Draft
+from mmspec.core.interfaces import (
+    AcceptanceRule,
+    Drafter,
+    DraftSession,
+    PromptOutput,
+    Request,
+    Rule,
+    TargetOutput,
+)
+from mmspec.core.promise import Level, Promise
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import RowSettings
+from mmspec.core.verdict import Measured, Verdict
+from mmspec.errors import InputError
+from mmspec.plugins import RULES
+
+__all__ = ["Decoder", "is_sound"]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Drafter with a rule that is sound for what it proposes.
+
+    Attributes:
+        drafter: proposes the drafts.
+        rule: decides what is committed of them.
+
+    Raises:
+        InputError: the rule is not sound for the drafts.
+    """
+
+    drafter: Drafter
+    rule: Rule[Any]
+
+    def __post_init__(self) -> None:
+        if is_sound(type(self.rule), self.drafter):
+            return
+        sound = sorted(name for name in RULES if is_sound(RULES[name], self.drafter))
+        shape = "trees" if self.drafter.branches else "chains"
+        if isinstance(self.rule, AcceptanceRule) and self.rule.judges_whole and not self.drafter.draws_anew:
+            shape += " whose candidates outlive a round"
+        allowed = (
+            f"it is not sound for {self.drafter.kind.value} {shape} and would bias the output; "
+            f"for {type(self.drafter).__name__} with these options use one of: {', '.join(sound)}"
+        )
+        raise InputError("acceptance", type(self.rule).__name__, allowed)
+
+    @property
+    def promise(self) -> Promise:
+        """Promise of the drafter and the rule together: that of the drafter where it is not exact."""
+        own = self.drafter.exactness
+        promise = self.rule.promise if own == Level.EXACT else Promise(Level(own))
+        return replace(promise, relative_to=self.drafter.keeps) if promise.is_exact else promise
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the target whose hidden states are read."""
+        return tuple(dict.fromkeys((*self.drafter.taps, *self.rule.taps)))
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """Modules that run beside the target; see `Target.computing`."""
+        return self.drafter.modules
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest draft, root included."""
+        return self.drafter.max_nodes
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a round needs nothing of the host; see `Drafter.runs_ahead`."""
+        return self.drafter.runs_ahead
+
+    def admit(self, requests: Sequence[Request], sampler: RowSettings, stopping: Stopping) -> None:
+        """Raise InputError for a batch that cannot be decoded, before anything of it is read."""
+        self.drafter.admit(requests, sampler, stopping)
+
+    def start(
+        self,
+        requests: Sequence[Request],
+        prefill: PromptOutput,
+        sampler: RowSettings,
+        random: RandomStream,
+    ) -> DraftSession:
+        """Start a session for a batch that the target has just prefilled."""
+        return self.drafter.start(requests, prefill, sampler, random)
+
+    def decide(
+        self, draft: Draft, output: TargetOutput, scores: AnyDistribution, random: RandomStream, first: Tensor
+    ) -> tuple[Verdict, Measured]:
+        """Decide what a round commits; arguments as of `Rule.decide`."""
+        return self.rule.decide(draft, output, scores, random, first)
+
+
+def is_sound(rule: type[Rule[Any]], drafter: Drafter) -> bool:
+    """Return whether the rule's promise holds for what the drafter proposes."""
+    if not issubclass(rule, drafter.judged_by):
+        return False
+    if not issubclass(rule, AcceptanceRule):
+        return True
+    if rule.chains_only and drafter.branches or rule.judges_whole and not drafter.draws_anew:
+        return False
+    return drafter.kind in rule.sound_for
