@@ -56,8 +56,6 @@ __all__ = ["accelerate", "build", "is_head", "load_for", "make_loop"]
 
 logger = logging.getLogger(__name__)
 
-NAMES: dict[type, str] = dict(zip(WARPERS, ("temperature", "top_k", "top_p", "min_p"), strict=True))
-
 
 def accelerate(
     accelerator: str | Accelerator = "copy",
@@ -288,7 +286,7 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
     per_row = [row_processors(others, row) for row in range(rows)] if others else []
     if greedy:
         return Sampler(processors=per_row)
-    told = {NAMES[type(item)]: getattr(item, NAMES[type(item)]) for item in warpers or ()}
+    told = {WARPERS[type(item)]: getattr(item, WARPERS[type(item)]) for item in warpers or ()}
     return Sampler(**{"temperature": 1.0, **told}, processors=per_row)
 
 
