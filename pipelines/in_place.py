@@ -35,10 +35,10 @@ from mmspec.core.interfaces import Target
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MMSpecError
 from mmspec.models.linear_layers import SHARE, forget, packing_of
-from mmspec.pipelines.custom_generate import build, is_head, load_for, make_loop
-from mmspec.pipelines.drafter import read_written
+from mmspec.pipelines.custom_generate import make_loop
+from mmspec.pipelines.drafter import FoundMethod, find_method
 from mmspec.pipelines.generation_fields import check_arguments
-from mmspec.pipelines.in_place_diffusers import decode_canvases, family_of_canvases, target_of_canvases
+from mmspec.pipelines.in_place_diffusers import CanvasCall, family_of_canvases, target_of_canvases
 from mmspec.targets import adapt
 
 __all__ = ["Summary", "disable", "enable", "summary"]
@@ -93,7 +93,7 @@ class Enabled:
     """Mark of what is accelerated in place; a deep copy of the model has an account of its own."""
 
     summary: Summary
-    method: Accelerator
+    method: FoundMethod
     seed: int | None
     before: Callable[..., Any] | None  # what stood in the place of the class's `generate`
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -154,7 +154,7 @@ def enable(
         InputError: there is nothing to accelerate, and why; or an option that cannot be. Nothing is changed
             then.
     """
-    accelerator, drafter, options = read_written(accelerator, drafter, options)
+    method = find_method(accelerator, drafter, options)
     found = components(model_or_pipe)
     refused: dict[str, str] = {}
     prepared: dict[str, tuple[Any, Enabled]] = {}
@@ -165,11 +165,6 @@ def enable(
         except MMSpecError as error:
             refused[name] = str(error)
             continue
-        if isinstance(accelerator, Accelerator):
-            method = accelerator
-        else:
-            head = load_for(accelerator, drafter, target) if is_head(accelerator) else drafter
-            method = build(accelerator, head, options)
         fitted = method.fit(target)
         account = Summary(name, fitted.name, fitted.exactness)
         prepared[name] = model, Enabled(account, method, seed, vars(model).get(METHOD))
@@ -290,7 +285,7 @@ def look_for_marks(called: object) -> None:
         token = RUNNING.set((*RUNNING.get(), id(self)))
         try:
             if of_canvases is not None:
-                return decode_canvases(self, call, mark.method, mark.seed, mark.count, args, kwargs)
+                return CanvasCall(self, call, args, kwargs).decode(mark.method, mark.seed, mark.count, True)
             args, kwargs = with_loop(self, call, mark, args, kwargs)
             return call(*args, **kwargs)
         finally:
