@@ -8,18 +8,20 @@ group of those who read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
-from mmspec.validation import is_integer, require_number
+from mmspec.validation import is_integer, is_list, require_number
 
 if TYPE_CHECKING:
     import torch
     from transformers import LogitsProcessorList, StoppingCriteriaList
 
+#: Raises InputError for a value, under the name of its field, that is not allowed.
+Check = Callable[[str, Any], None]
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 MAX_IMAGES = 10_000
 IMAGES_AT_ONCE = 16
@@ -30,15 +32,14 @@ class CallField:
     """What is known of a field beside its type and its default.
 
     Attributes:
-        check: raises InputError for a value, under the name of the field, that is not allowed; None leaves
-            that to who reads the field.
+        check: of its value; None leaves that to who reads the field.
         neutral: the value that asks for nothing, besides None.
         help: of the command line.
         in_chats: the name in requests to the server, where it is another.
         in_vocabulary: whether it holds token ids that have to be below the size of the vocabulary.
     """
 
-    check: Callable[[str, Any], None] | None = None
+    check: Check | None = None
     neutral: Any = None
     help: str = ""
     in_chats: str | None = None
@@ -61,10 +62,14 @@ class Range:
         require_number(name, value, self.low, self.high, self.allowed, open_below=self.open_below)
 
 
-def flag(name: str, value: object) -> None:
-    """Raise InputError for what is neither True nor False."""
-    if not isinstance(value, bool):
-        raise InputError(name, value, "True or False")
+def passing(test: Callable[[Any], object], allowed: str) -> Check:
+    """Check by a test of the value; `allowed` says in errors what passes."""
+
+    def check(name: str, value: object) -> None:
+        if not test(value):
+            raise InputError(name, value, allowed)
+
+    return check
 
 
 def output_type(name: str, value: object) -> None:
@@ -75,37 +80,18 @@ def output_type(name: str, value: object) -> None:
 
 def are_token_ids(value: object) -> bool:
     """True for a list of integers of at least 0."""
-    return isinstance(value, list | tuple) and all(is_integer(item) and item >= 0 for item in value)
+    return is_list(value) and all(is_integer(item) and item >= 0 for item in value)
 
 
-def token_ids(name: str, value: Any) -> None:
-    """Raise InputError for what is neither a token id nor a list of token ids."""
-    if not are_token_ids(value if isinstance(value, list | tuple) else [value]):
-        raise InputError(name, value, "a token id, or a list of token ids")
-
-
-def words(name: str, value: Any) -> None:
-    """Raise InputError for what are no lists of token ids, each of at least one."""
-    if (
-        not isinstance(value, list | tuple)
-        or not value
-        or not all(map(are_token_ids, value))
-        or not all(value)
-    ):
-        raise InputError(name, value, "lists of token ids, one for each word, with at least one id each")
-
-
-def listed_ids(value: Any) -> list[int]:
-    """The token ids of a field, in one list, whether it holds one, a list or lists of them."""
-    return [one for item in value for one in listed_ids(item)] if isinstance(value, list | tuple) else [value]
-
-
-def integers(name: str, value: object) -> None:
-    """Raise InputError for what is no list of integers."""
-    if not isinstance(value, list | tuple) or not all(map(is_integer, value)):
-        raise InputError(name, value, "a list of token ids")
-
-
+FLAG = passing(lambda value: isinstance(value, bool), "True or False")
+INTEGERS = passing(lambda value: is_list(value) and all(map(is_integer, value)), "a list of token ids")
+TOKEN_IDS = passing(
+    lambda value: are_token_ids(value if is_list(value) else [value]), "a token id, or a list of token ids"
+)
+WORDS = passing(
+    lambda value: is_list(value) and value and all(one and are_token_ids(one) for one in value),
+    "lists of token ids, one for each word, with at least one id each",
+)
 SHARE = Range(0.0, 1.0, "0 to 1")
 ABOVE_ZERO = Range(0.0, 1e4, "above 0", open_below=True)
 POSITIVE = Range(1, math.inf, "a positive integer", whole=True)
@@ -116,22 +102,22 @@ TOP_K = Range(0, math.inf, "a positive integer, or None or 0 to keep every token
 OF_IMAGES = Range(1, MAX_IMAGES, f"an integer from 1 to {MAX_IMAGES:,}", whole=True)
 
 
-def call_field(check: Callable[[str, Any], None] | None = None, *, default: Any = None, **known: Any) -> Any:
+def call_field(check: Check | None = None, *, default: Any = None, **known: Any) -> Any:
     """A field of a group; what is `known` of it are attributes of `CallField`."""
     return field(default=default, metadata={"field": CallField(check, **known)})
 
 
-def known_fields(*groups: type) -> dict[str, CallField]:
-    """What is known of the fields of groups, by their names."""
-    return {one.name: one.metadata["field"] for group in groups for one in fields(group)}
+def known_fields(group: Any) -> dict[str, CallField]:
+    """What is known of the fields of a group, by their names."""
+    return {one.name: one.metadata["field"] for one in fields(group)}
 
 
-def check_fields(settings: object, known: dict[str, CallField], names: Iterable[str] | None = None) -> None:
-    """Raise InputError for a field of settings that is outside its range; None is allowed."""
-    for name in known if names is None else names:
-        check, value = known[name].check, getattr(settings, name)
-        if check is not None and value is not None:
-            check(name, value)
+def check_fields(settings: object, known: Mapping[str, CallField]) -> None:
+    """Raise InputError for one of those fields whose value is not allowed; None is."""
+    for name, one in known.items():
+        value = getattr(settings, name)
+        if one.check is not None and value is not None:
+            one.check(name, value)
 
 
 @dataclass(frozen=True)
@@ -183,14 +169,14 @@ class ShapingFields:
     encoder_repetition_penalty: float | None = call_field(ABOVE_ZERO, neutral=1.0)
     no_repeat_ngram_size: int | None = call_field(POSITIVE, neutral=0)
     encoder_no_repeat_ngram_size: int | None = call_field(POSITIVE, neutral=0)
-    bad_words_ids: list[list[int]] | None = call_field(words, in_vocabulary=True, in_chats="bad_words")
+    bad_words_ids: list[list[int]] | None = call_field(WORDS, in_vocabulary=True, in_chats="bad_words")
     sequence_bias: Any = call_field()
-    suppress_tokens: list[int] | None = call_field(integers)
-    begin_suppress_tokens: list[int] | None = call_field(integers)
-    forced_bos_token_id: int | None = call_field(token_ids, in_vocabulary=True)
-    forced_eos_token_id: int | Sequence[int] | None = call_field(token_ids, in_vocabulary=True)
+    suppress_tokens: list[int] | None = call_field(INTEGERS)
+    begin_suppress_tokens: list[int] | None = call_field(INTEGERS)
+    forced_bos_token_id: int | None = call_field(TOKEN_IDS, in_vocabulary=True)
+    forced_eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS, in_vocabulary=True)
     exponential_decay_length_penalty: tuple[int, float] | None = call_field()
-    remove_invalid_values: bool | None = call_field(flag, neutral=False)
+    remove_invalid_values: bool | None = call_field(FLAG, neutral=False)
     watermarking_config: Any = call_field()
 
 
@@ -231,14 +217,14 @@ class TextFields:
 
     max_new_tokens: int | None = call_field(in_chats="max_tokens")
     max_length: int | None = call_field()
-    do_sample: bool | None = call_field(flag)
+    do_sample: bool | None = call_field(FLAG)
     logits_processor: LogitsProcessorList | None = call_field()
     prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], list[int]] | None = call_field()
     stop_strings: str | Sequence[str] | None = call_field(in_chats="stop")
-    stops_in_prompt: bool | None = call_field(flag)
+    stops_in_prompt: bool | None = call_field(FLAG)
     stopping_criteria: StoppingCriteriaList | None = call_field()
     max_time: float | None = call_field(Range(0.0, 1e9, "seconds above 0", open_below=True))
-    eos_token_id: int | Sequence[int] | None = call_field(token_ids, in_chats="stop_token_ids")
+    eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS, in_chats="stop_token_ids")
     negative_prompt: str | Sequence[str] | None = call_field()
 
 
@@ -283,7 +269,7 @@ class ContinuousFields:
     shift: float | None = call_field()
     clip_sample_range: float | None = call_field()
     last_step_noise: bool = call_field(
-        flag, default=False, help="Noise in the last step of a head too: exact speculation needs it."
+        FLAG, default=False, help="Noise in the last step of a head too: exact speculation needs it."
     )
     normalize_tokens: bool | None = call_field()
 
@@ -294,7 +280,11 @@ CUTOFFS = known_fields(CutoffFields)
 TEXT = known_fields(TextFields)
 IMAGES = known_fields(ImageFields)
 CONTINUOUS = known_fields(ContinuousFields)
+#: All but those that say where random numbers come from; of two of a name that of `SamplingFields`.
+CALL_FIELDS = CONTINUOUS | IMAGES | TEXT | CUTOFFS | SHAPING | SAMPLING
+#: Values with which every token keeps its probability.
+NO_TRUNCATION = {name: SAMPLING[name].neutral for name in ("top_k", "top_p", "min_p")}
 #: Names in chats of the arguments of a pipeline that have others there.
 CHAT_NAMES = {"images": "messages", "prompt": "messages"} | {
-    name: one.in_chats for name, one in {**SHAPING, **TEXT}.items() if one.in_chats is not None
+    name: one.in_chats for name, one in CALL_FIELDS.items() if one.in_chats is not None
 }

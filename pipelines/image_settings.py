@@ -119,6 +119,10 @@ class ImageSettings(ImageBatchSettings, SamplingFields):
 class ContinuousSettings(ImageBatchSettings, ContinuousFields):
     """Settings of images of continuous tokens. None takes the model's default, or the published one."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, {name: one for name, one in CONTINUOUS.items() if name not in SAMPLING})
+
     def sampler(self, target: Any, prompts: int, length: int, normalize: bool = False) -> DenoisingSampler:
         """Sampler of the distribution that is promised, for the images, of `length` tokens, of all prompts.
 
@@ -127,7 +131,6 @@ class ContinuousSettings(ImageBatchSettings, ContinuousFields):
         """
         kind = target.denoiser.config.kind
         steps = STEPS[kind] if self.num_inference_steps is None else self.num_inference_steps
-        check_fields(self, CONTINUOUS, ("num_inference_steps", "last_step_noise"))
         if kind == "ddpm" and self.shift is not None:
             raise InputError("shift", self.shift, "nothing: the times of a diffusion head are fixed")
         if kind == "flow" and self.clip_sample_range is not None:

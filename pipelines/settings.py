@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, MaxTimeCriteria, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from mmspec.call_fields import (
+    SAMPLING,
     TEXT,
     CutoffFields,
     RandomFields,
@@ -73,13 +74,9 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
             InputError: a value outside its range, or a list of another length than the prompts.
         """
         check_rows(self, prompts, "prompts")
-        sampled = Sampler(  # made for greedy decoding too: a value that is not used may not be wrong either
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=DEFAULT_TOP_K if self.top_k is None else self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            guidance_scale=1.0 if self.guidance_scale is None else self.guidance_scale,
-        )
+        given = given_of(**{name: getattr(self, name) for name in SAMPLING})
+        # made for greedy decoding too: a value that is not used may not be wrong either
+        sampled = Sampler(**{"temperature": 1.0, "top_k": DEFAULT_TOP_K, **given})
         return sampled if self.do_sample else replace(sampled, temperature=0.0)
 
     def stopping(

@@ -29,13 +29,14 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
-from mmspec.call_fields import CUTOFFS, SHAPING, CallField, check_fields, listed_ids
+from mmspec.call_fields import CUTOFFS, SHAPING, CallField, check_fields
 from mmspec.core.canvas import Stopping
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.sampling import Sampler, values_of
 from mmspec.errors import InputError
 from mmspec.pipelines.callbacks import CheckedProcessor, checked
 from mmspec.pipelines.settings import GenerationSettings
+from mmspec.validation import is_list
 
 __all__ = [
     "knows_its_row",
@@ -303,7 +304,7 @@ def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
         known = SHAPING[name]
         if known.check is not None:
             known.check(name, value)
-        if known.in_vocabulary and max(listed_ids(value), default=vocabulary) >= vocabulary:
+        if known.in_vocabulary and max(ids_in(value), default=vocabulary) >= vocabulary:
             raise InputError(name, value, f"each a token id below {vocabulary}")
     checked = {
         name: float(value) if name.endswith("repetition_penalty") else value for name, value in found.items()
@@ -311,3 +312,8 @@ def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     if isinstance(marks := found.get("watermarking_config"), dict):
         checked["watermarking_config"] = WatermarkingConfig.from_dict(marks)
     return checked
+
+
+def ids_in(value: Any) -> list[int]:
+    """The token ids of a setting that holds one, a list of them, or lists."""
+    return [one for item in value for one in ids_in(item)] if is_list(value) else [value]
