@@ -36,14 +36,12 @@ class CallField:
         neutral: the value that asks for nothing, besides None.
         help: of the command line.
         in_chats: the name in requests to the server, where it is another.
-        in_vocabulary: whether it holds token ids that have to be below the size of the vocabulary.
     """
 
     check: Check | None = None
     neutral: Any = None
     help: str = ""
     in_chats: str | None = None
-    in_vocabulary: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,12 +167,12 @@ class ShapingFields:
     encoder_repetition_penalty: float | None = call_field(ABOVE_ZERO, neutral=1.0)
     no_repeat_ngram_size: int | None = call_field(POSITIVE, neutral=0)
     encoder_no_repeat_ngram_size: int | None = call_field(POSITIVE, neutral=0)
-    bad_words_ids: list[list[int]] | None = call_field(WORDS, in_vocabulary=True, in_chats="bad_words")
+    bad_words_ids: list[list[int]] | None = call_field(WORDS, in_chats="bad_words")
     sequence_bias: Any = call_field()
     suppress_tokens: list[int] | None = call_field(INTEGERS)
     begin_suppress_tokens: list[int] | None = call_field(INTEGERS)
-    forced_bos_token_id: int | None = call_field(TOKEN_IDS, in_vocabulary=True)
-    forced_eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS, in_vocabulary=True)
+    forced_bos_token_id: int | None = call_field(TOKEN_IDS)
+    forced_eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS)
     exponential_decay_length_penalty: tuple[int, float] | None = call_field()
     remove_invalid_values: bool | None = call_field(FLAG, neutral=False)
     watermarking_config: Any = call_field()

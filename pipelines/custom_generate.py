@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmspec.accelerator import Accelerator, Call
 from mmspec.core.canvas import NOT_FINITE, Canvas, Stopping
-from mmspec.core.interfaces import Request, Round, Target
+from mmspec.core.interfaces import Request, Target
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.core.sampling import LEAST_TEMPERATURE, Sampler
 from mmspec.core.statistics import DecodingStats
@@ -122,7 +122,7 @@ def make_loop(
 
 
 @dataclass(frozen=True)
-class GenerateCall(OuterCall):
+class GenerateCall(OuterCall[Generated]):
     """Arguments that `generate` hands to a loop, and those that its caller gave."""
 
     owner = "transformers"
@@ -166,17 +166,15 @@ class GenerateCall(OuterCall):
         padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
         return fitted.call(target, sampler, requests, stopping, random, padded)
 
-    def rounds(self, call: Call) -> Iterator[Round]:
-        done = 0
-        for step in call.rounds():
+    def carry_out(self, call: Call) -> Generated:
+        done, filler = 0, filler_of(self.config)
+        for _ in call.rounds():
             if self.streamer is not None:
-                done = put_steps(self.streamer, call.canvas, filler_of(self.config), done)
-            yield step
+                done = put_steps(self.streamer, call.canvas, filler, done)
         if self.streamer is not None:
             self.streamer.end()
-
-    def output(self, call: Call) -> Generated:
-        tokens = filled(call.canvas.outputs(), filler_of(self.config), self.input_ids.device)
+        call.raise_errors()
+        tokens = filled(call.canvas.outputs(), filler, self.input_ids.device)
         result: Any = torch.cat([self.input_ids, tokens], dim=1)
         return GenerateDecoderOnlyOutput(sequences=result) if self.config.return_dict_in_generate else result
 

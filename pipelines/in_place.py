@@ -155,29 +155,26 @@ def enable(
             then.
     """
     method = find_method(accelerator, drafter, options)
-    found = components(model_or_pipe)
-    refused: dict[str, str] = {}
-    prepared: dict[str, tuple[Any, Enabled]] = {}
-    decoded: dict[str, nn.Module] = {}
-    for name, model in found.items():
+    refused: list[str] = []
+    prepared: list[tuple[Any, nn.Module, Enabled]] = []
+    for name, model in components(model_or_pipe).items():
         try:
             target: Any = target_of(model)
         except MMSpecError as error:
-            refused[name] = str(error)
+            refused.append(f"{name}: {error}")
             continue
         fitted = method.fit(target)
         account = Summary(name, fitted.name, fitted.exactness)
-        prepared[name] = model, Enabled(account, method, seed, vars(model).get(METHOD))
-        decoded[name] = target.model
+        enabled = Enabled(account, method, seed, vars(model).get(METHOD))
+        prepared.append((model, target.model, enabled))
     if not prepared:
-        given = type(model_or_pipe).__name__
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        given, reasons = type(model_or_pipe).__name__, "; ".join(refused)
         allowed = (
             "a transformers model with `generate`, or a pipeline that holds one (`.components`, `.model`)"
         )
         raise InputError("model_or_pipe", given, f"{allowed} ({reasons})" if reasons else allowed)
-    for name, (model, enabled) in prepared.items():
-        packing_of(decoded[name]).share = SHARE if pack else 0.0
+    for model, decoded, enabled in prepared:
+        packing_of(decoded).share = SHARE if pack else 0.0
         if mark_of(model) is not None:
             restore(model)
             enabled.before = vars(model).get(METHOD)

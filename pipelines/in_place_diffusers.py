@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmspec.accelerator import Call
 from mmspec.core.canvas import Stopping
-from mmspec.core.interfaces import Request, Round
+from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
@@ -63,7 +63,7 @@ def target_of_canvases(pipe: Any) -> DiffusionGemmaTarget:
 
 
 @dataclass(frozen=True)
-class CanvasCall(OuterCall):
+class CanvasCall(OuterCall[Any]):
     """A call of a pipeline, whose `model` is a DiffusionGemma, and its own `__call__`.
 
     A call's generator goes before the seed; each call with one draws another seed of it.
@@ -108,7 +108,7 @@ class CanvasCall(OuterCall):
         if settings["confidence_threshold"] is None:
             settings["confidence_threshold"] = -math.inf
         target.published = settings
-        requests = split(pipe.model, *pipe._prepare_inputs(**{name: given[name] for name in PROMPTS}))
+        requests = self._requests(*pipe._prepare_inputs(**{name: given[name] for name in PROMPTS}))
         canvases = -(-given["gen_length"] // target.canvas_length)
         ends = frozenset({end}) if given["eos_early_stop"] and end is not None else frozenset()
         stopping = Stopping(canvases * target.canvas_length, ends)
@@ -117,15 +117,25 @@ class CanvasCall(OuterCall):
         random = RandomStream.from_seed(key, len(requests), target.device)
         return method.fit(target).call(target, Sampler(1.0), requests, stopping, random)
 
-    def rounds(self, call: Call) -> Iterator[Round]:
-        rounds: Iterator[Round] = self.pipe.progress_bar(call.rounds())
-        return rounds
+    def _requests(self, ids: Tensor, mask: Tensor, media: Mapping[str, Tensor]) -> list[Request]:
+        """One request for each row of prompts [B, L], with the images whose placeholders it has."""
+        if unknown := set(media) - {*PATCHES, TYPES}:
+            raise InputError("inputs", sorted(unknown), f"images as {', '.join(PATCHES)}")
+        check_mask(self.pipe.model, ids, mask)
+        config, sizes = self.pipe.model.config, None
+        if PATCHES[1] in media:
+            patches = (media[PATCHES[1]] >= 0).all(-1).sum(-1)
+            sizes = (patches // config.vision_config.pooling_kernel_size**2).tolist()
+        return split_rows(config, ids, {"attention_mask": mask, **media}, sizes)
 
-    def output(self, call: Call) -> Any:
-        """Whole canvases, and texts up to an end token.
+    def carry_out(self, call: Call) -> Any:
+        """Return whole canvases, and texts up to an end token.
 
         Behind a row's end token there are end tokens; the pipeline leaves what it decoded there.
         """
+        for _ in self.pipe.progress_bar(call.rounds()):
+            pass
+        call.raise_errors()
         rows, end, target = call.canvas.outputs(), self.end, call.target
         sequences, texts = filled(rows, end or 0, target.device, target.canvas_length), None
         if self.given["output_type"] == "text":
@@ -154,25 +164,3 @@ def settings_of(scheduler: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         "stability_threshold": max(given["stability_threshold"], 1),  # the pipeline reads 0 as 1
         "confidence_threshold": given["confidence_threshold"],
     }
-
-
-def split(model: Any, ids: Tensor, mask: Tensor, media: Mapping[str, Tensor]) -> list[Request]:
-    """One request a row, without its padding, with the images whose placeholders it has.
-
-    Args:
-        model: a DiffusionGemma.
-        ids, mask: [B, L] tokens of the prompts, and which of them are read.
-        media: [B, L] token types, and images [N, n, d] with the places [N, n, 2] of their patches.
-
-    Raises:
-        InputError: padding that is not in front of a prompt, placeholders that are no images', an input of
-            another name.
-    """
-    if unknown := set(media) - {*PATCHES, TYPES}:
-        raise InputError("inputs", sorted(unknown), f"images as {', '.join(PATCHES)}")
-    check_mask(model, ids, mask)
-    sizes = None
-    if PATCHES[1] in media:
-        patches = (media[PATCHES[1]] >= 0).all(-1).sum(-1)
-        sizes = (patches // model.config.vision_config.pooling_kernel_size**2).tolist()
-    return split_rows(model.config, ids, {"attention_mask": mask, **media}, sizes)

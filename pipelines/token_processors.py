@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
-from mmspec.call_fields import CUTOFFS, SHAPING, CallField, check_fields
+from mmspec.call_fields import CUTOFFS, SHAPING, TOKEN_IDS, WORDS, CallField, check_fields
 from mmspec.core.canvas import Stopping
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.sampling import Sampler, values_of
@@ -304,7 +304,7 @@ def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
         known = SHAPING[name]
         if known.check is not None:
             known.check(name, value)
-        if known.in_vocabulary and max(ids_in(value), default=vocabulary) >= vocabulary:
+        if known.check in (TOKEN_IDS, WORDS) and max(ids_in(value), default=vocabulary) >= vocabulary:
             raise InputError(name, value, f"each a token id below {vocabulary}")
     checked = {
         name: float(value) if name.endswith("repetition_penalty") else value for name, value in found.items()
