@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessorList, StoppingCriteriaList
 
 #: Raises InputError for a value, under the name of its field, that is not allowed.
-Check = Callable[[str, Any], None]
+Check = Callable[[str, object], None]
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 MAX_IMAGES = 10_000
 IMAGES_AT_ONCE = 16
@@ -39,7 +39,7 @@ class CallField:
     """
 
     check: Check | None = None
-    neutral: Any = None
+    neutral: object = None
     help: str = ""
     in_chats: str | None = None
 
@@ -60,7 +60,7 @@ class Range:
         require_number(name, value, self.low, self.high, self.allowed, open_below=self.open_below)
 
 
-def passing(test: Callable[[Any], object], allowed: str) -> Check:
+def passing(test: Callable[[object], object], allowed: str) -> Check:
     """Check by a test of the value; `allowed` says in errors what passes."""
 
     def check(name: str, value: object) -> None:
@@ -100,7 +100,7 @@ TOP_K = Range(0, math.inf, "a positive integer, or None or 0 to keep every token
 OF_IMAGES = Range(1, MAX_IMAGES, f"an integer from 1 to {MAX_IMAGES:,}", whole=True)
 
 
-def call_field(check: Check | None = None, *, default: Any = None, **known: Any) -> Any:
+def call_field(check: Check | None = None, *, default: object = None, **known: Any) -> Any:
     """A field of a group; what is `known` of it are attributes of `CallField`."""
     return field(default=default, metadata={"field": CallField(check, **known)})
 
@@ -168,14 +168,14 @@ class ShapingFields:
     no_repeat_ngram_size: int | None = call_field(POSITIVE, neutral=0)
     encoder_no_repeat_ngram_size: int | None = call_field(POSITIVE, neutral=0)
     bad_words_ids: list[list[int]] | None = call_field(WORDS, in_chats="bad_words")
-    sequence_bias: Any = call_field()
+    sequence_bias: object = call_field()
     suppress_tokens: list[int] | None = call_field(INTEGERS)
     begin_suppress_tokens: list[int] | None = call_field(INTEGERS)
     forced_bos_token_id: int | None = call_field(TOKEN_IDS)
     forced_eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS)
     exponential_decay_length_penalty: tuple[int, float] | None = call_field()
     remove_invalid_values: bool | None = call_field(FLAG, neutral=False)
-    watermarking_config: Any = call_field()
+    watermarking_config: object = call_field()
 
 
 @dataclass(frozen=True)

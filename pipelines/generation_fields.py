@@ -106,18 +106,18 @@ def resolve(
     tables = (REFUSED, places), (unserved(frozenset(served)), places), (REFUSED_OF_CALLERS, asked)
     for table, where in tables:
         for name, (harmless, reason) in table.items():
-            set_at = ((prefix, values[name]) for prefix, values in where if values.get(name) is not None)
-            prefix, value = next(set_at, (OF_CALL, None))
+            prefix, value = nearest(name, where)
             check(prefix + name, value, harmless, reason)
     if given is not None:
         check_custom_entries(given, own)
-    found: dict[str, Any] = {}
-    for name in served:
-        for _, values in places:
-            if (value := values.get(name)) is not None:
-                found[name] = plain_numbers(value)
-                break
-    return found
+    found = {name: plain_numbers(nearest(name, places)[1]) for name in served}
+    return given_of(**found)
+
+
+def nearest(name: str, places: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Any]:
+    """The first value of a field that is not None, behind the prefix of its place; None if there is none."""
+    found = ((prefix, values[name]) for prefix, values in places if values.get(name) is not None)
+    return next(found, (OF_CALL, None))
 
 
 def distance(

@@ -9,14 +9,13 @@ from typing import Any, Self
 import torch
 
 from mmspec.call_fields import (
-    CONTINUOUS,
-    IMAGES,
     SAMPLING,
     ContinuousFields,
     ImageFields,
     RandomFields,
     SamplingFields,
     check_fields,
+    known_fields,
 )
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler, check_rows
@@ -49,7 +48,8 @@ class ImageBatchSettings(ImageFields, RandomFields):
     """
 
     def __post_init__(self) -> None:
-        check_fields(self, IMAGES)
+        known = known_fields(type(self))  # those of samplers may be lists, which samplers check
+        check_fields(self, {name: one for name, one in known.items() if name not in SAMPLING})
 
     @classmethod
     def from_keywords(cls, target: Any, keywords: Mapping[str, Any]) -> Self:
@@ -118,10 +118,6 @@ class ImageSettings(ImageBatchSettings, SamplingFields):
 @dataclass(frozen=True)
 class ContinuousSettings(ImageBatchSettings, ContinuousFields):
     """Settings of images of continuous tokens. None takes the model's default, or the published one."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fields(self, {name: one for name, one in CONTINUOUS.items() if name not in SAMPLING})
 
     def sampler(self, target: Any, prompts: int, length: int, normalize: bool = False) -> DenoisingSampler:
         """Sampler of the distribution that is promised, for the images, of `length` tokens, of all prompts.

@@ -55,12 +55,12 @@ def setting(name: str, *flags: str, **how: Any) -> Any:
     return typer.Option(*flags, help=CALL_FIELDS[name].help, **how)
 
 
-OF_MODEL: dict[str, Any] = {"show_default": "the model's"}
+OF_MODEL = "the model's"
 Temperature = Annotated[float, setting("temperature", min=0.0)]
-GuidanceScale = Annotated[float | None, setting("guidance_scale", "--guidance", **OF_MODEL)]
-TopK = Annotated[int | None, setting("top_k", **OF_MODEL)]
-TopP = Annotated[float | None, setting("top_p", **OF_MODEL)]
-HeadSteps = Annotated[int | None, setting("num_inference_steps", "--steps", min=2, **OF_MODEL)]
+GuidanceScale = Annotated[float | None, setting("guidance_scale", "--guidance", show_default=OF_MODEL)]
+TopK = Annotated[int | None, setting("top_k", show_default=OF_MODEL)]
+TopP = Annotated[float | None, setting("top_p", show_default=OF_MODEL)]
+HeadSteps = Annotated[int | None, setting("num_inference_steps", "--steps", min=2, show_default=OF_MODEL)]
 LastStepNoise = Annotated[bool, setting("last_step_noise", "--last-step-noise")]
 Table = Annotated[Path | None, typer.Option(help="JSON file to write as well.")]
 Plot = Annotated[Path | None, typer.Option(help="Image of the table to write (matplotlib).")]

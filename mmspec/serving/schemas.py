@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from mmspec.call_fields import CALL_FIELDS, Range
+from mmspec.call_fields import CALL_FIELDS
 from mmspec.errors import shorten
 from mmspec.messages import MEDIA_URL, PARTS, TEMPLATE_KEYS, UNSUPPORTED_KEYS, asks_nothing
 from mmspec.serving.errors import without_surrogates
@@ -116,8 +116,7 @@ TokenId = Annotated[int, Field(ge=0)]
 
 def within(name: str, **own: float | None) -> Any:
     """The range of a call field of pipelines, but for limits of the server's own."""
-    check = CALL_FIELDS[name].check
-    assert isinstance(check, Range)
+    check: Any = CALL_FIELDS[name].check  # a `Range`
     limits: dict[str, Any] = {"gt" if check.open_below else "ge": check.low, "le": check.high, **own}
     return Field(**limits, allow_inf_nan=False)
 
