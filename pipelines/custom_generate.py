@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cached_property
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
-    PreTrainedModel,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
 )
@@ -28,18 +26,16 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmspec.accelerator import Accelerator, Call
-from mmspec.accelerators import build_accelerator, option_names
 from mmspec.core.canvas import NOT_FINITE, Canvas, Stopping
 from mmspec.core.interfaces import Request, Target
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.core.sampling import LEAST_TEMPERATURE, Sampler
 from mmspec.core.statistics import DecodingStats
-from mmspec.errors import InputError, NumericalError, UnknownArgumentError, UnsupportedModelError
-from mmspec.heads.checkpoint import check_head, load_head
-from mmspec.models.checkpoint import check_source
-from mmspec.pipelines.drafter import Drafter, find_drafter, read_written
+from mmspec.errors import InputError, NumericalError, UnsupportedModelError
+from mmspec.pipelines.drafter import Drafter, FoundMethod, find_method
 from mmspec.pipelines.generate_inputs import check_inputs, split_rows
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
+from mmspec.pipelines.outer_call import OuterCall, filled
 from mmspec.pipelines.token_processors import (
     WARPERS,
     knows_its_row,
@@ -47,16 +43,12 @@ from mmspec.pipelines.token_processors import (
     say_why_plain,
     split_warpers,
 )
-from mmspec.plugins import HEADS, METHODS
-from mmspec.registry import did_you_mean
 from mmspec.targets import adapt
 from mmspec.targets.admission import check_reach
 
-__all__ = ["accelerate", "build", "is_head", "load_for", "make_loop"]
+__all__ = ["accelerate", "make_loop"]
 
-logger = logging.getLogger(__name__)
-
-NAMES: dict[type, str] = dict(zip(WARPERS, ("temperature", "top_k", "top_p", "min_p"), strict=True))
+Generated = Tensor | GenerateDecoderOnlyOutput
 
 
 def accelerate(
@@ -89,14 +81,7 @@ def accelerate(
         InputError: unknown accelerator or option, or a missing draft model.
         CheckpointError: the head cannot be loaded; in the first call, unless there can be none of that name.
     """
-    accelerator, drafter, options = read_written(accelerator, drafter, options)
-    method: Accelerator | HeadToLoad
-    if isinstance(accelerator, Accelerator):
-        method = accelerator
-    elif is_head(accelerator) and not isinstance(drafter, PreTrainedModel):
-        method = HeadToLoad(accelerator, drafter, options)
-    else:
-        method = build(accelerator, drafter, options)
+    method = find_method(accelerator, drafter, options)
 
     def keep(stats: DecodingStats) -> None:
         decode.stats = stats  # type: ignore[attr-defined]
@@ -106,59 +91,8 @@ def accelerate(
     return decode
 
 
-class HeadToLoad:
-    """An accelerator whose head is loaded when a model is decoded, once for each checkpoint and device.
-
-    Args:
-        name: a key of `HEADS`.
-        drafter: folder or hub id; None for the model's own checkpoint, where that may hold the head.
-        options: of the accelerator.
-
-    Raises:
-        InputError: an unknown option, or no drafter.
-        CheckpointError: there can be no such folder or hub id.
-    """
-
-    def __init__(self, name: str, drafter: str | Path | None, options: dict[str, Any]) -> None:
-        known = option_names(name, options.get("acceptance"))
-        for option in options.keys() - known:
-            raise UnknownArgumentError(f"option of accelerator {name!r}", option, did_you_mean(option, known))
-        source = find_drafter(name, drafter, checkpoint="the model's own")
-        if drafter is not None:
-            check_source(source, "drafter")
-        self.name, self.drafter, self.options = name, drafter, options
-        self._loaded: dict[tuple[Any, ...], Accelerator] = {}
-
-    def fit(self, target: Any) -> Accelerator:
-        """Return the accelerator fitted to a target; errors as of `load_for`."""
-        key = target.model.name_or_path, target.dtype, target.device
-        if key not in self._loaded:
-            self._loaded[key] = build(self.name, load_for(self.name, self.drafter, target), self.options)
-        return self._loaded[key].fit(target)
-
-
-def is_head(accelerator: object) -> bool:
-    """Whether it is the name of a head that drafts."""
-    return isinstance(accelerator, str) and accelerator in HEADS
-
-
-def load_for(name: str, drafter: Drafter | None, target: Any) -> PreTrainedModel:
-    """Load the head of an accelerator for a target: of a folder or hub id, or of the target's checkpoint.
-
-    Raises:
-        InputError: there is none, or a loaded model that is no such head.
-        CheckpointError: it cannot be loaded.
-    """
-    found: Any = find_drafter(name, drafter, checkpoint=target.model.name_or_path or None)
-    return load_head(name, found, target.config, target.dtype, target.device)
-
-
 def make_loop(
-    method: Accelerator | HeadToLoad,
-    seed: int | None,
-    keep: Callable[[DecodingStats], None],
-    *,
-    passes_on: bool = False,
+    method: FoundMethod, seed: int | None, keep: Callable[[DecodingStats], None], *, passes_on: bool = False
 ) -> Callable[..., Any]:
     """Make a loop that `generate` calls when all is prepared; `keep` gets the statistics of each call.
 
@@ -173,34 +107,25 @@ def make_loop(
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None = None,
         **model_kwargs: Any,
-    ) -> Any:
+    ) -> Generated:
         given = arguments_of_generate()
         if not passes_on:
             check_arguments(model, generation_config, given)
-        streamer = streamer or given.get("streamer")
-        how = logits_processor, stopping_criteria, generation_config, streamer
-        asked = Asked(model, input_ids, *how, model_kwargs)
-        if plain := decode_plainly(asked, seed):
-            output, stats = plain
-        else:
-            try:
-                call = prepare(method, seed, asked, given)
-            except (InputError, UnsupportedModelError) as error:
-                if not passes_on or has_no_next_token(model):
-                    raise
-                logger.info("passed on to transformers: %s", error)
-                return asked.by_transformers()
-            output, stats = carry_out(call, asked), call.stats
-        keep(stats)
-        return output
+        how = logits_processor, stopping_criteria, generation_config, streamer or given.get("streamer")
+        called = GenerateCall(model, input_ids, *how, model_kwargs, given)
+        if plain := decode_plainly(called, seed):
+            keep(plain[1])
+            return plain[0]
+        return called.decode(method, seed, keep, passes_on and not called.by_blocks)
 
     return loop
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Arguments that `generate` hands to a loop."""
+class GenerateCall(OuterCall[Generated]):
+    """Arguments that `generate` hands to a loop, and those that its caller gave."""
 
+    owner = "transformers"
     model: Any
     input_ids: Tensor
     processors: LogitsProcessorList
@@ -208,10 +133,54 @@ class Asked:
     config: GenerationConfig
     streamer: BaseStreamer | None
     model_kwargs: dict[str, Any]
+    given: Mapping[str, Any]
 
-    def by_transformers(self, *guards: LogitsProcessor) -> Tensor | GenerateDecoderOnlyOutput:
+    @cached_property
+    def target(self) -> Target[Any]:
+        """The model behind the Target interface."""
+        return adapt(self.model)
+
+    @property
+    def by_blocks(self) -> bool:
+        """True for models that decide places of a block, which transformers' loop would decode wrongly."""
+        with suppress(InputError, UnsupportedModelError):
+            return self.target.by_blocks
+        return False
+
+    def prepare(self, method: FoundMethod, seed: int | None) -> Call:
+        model, target, input_ids = self.model, self.target, self.input_ids
+        fitted = method.fit(target)
+        check_inputs(model, input_ids, self.model_kwargs, self.given)
+        requests = split_rows(model.config, input_ids, self.model_kwargs)
+        guides = [item for item in self.processors if type(item) is Guidance]
+        others = LogitsProcessorList([item for item in self.processors if item not in guides])
+        sampler = read_sampler(self.config, others, len(requests))
+        for guide in guides:
+            sampler = replace(sampler, guidance_scale=guide.guidance_scale)
+            requests = [guided(request, target, guide, row) for row, request in enumerate(requests)]
+        stopping = read_stopping(self.config, self.criteria, input_ids.shape[1])
+        fitted.drafter.admit(requests, sampler, stopping)
+        check_reach(model, [len(request.prompt_tokens) for request in requests], stopping.max_new_tokens)
+        key = draw_seed() if seed is None else seed
+        random = RandomStream.from_seed(key, len(requests), input_ids.device)
+        padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
+        return fitted.call(target, sampler, requests, stopping, random, padded)
+
+    def carry_out(self, call: Call) -> Generated:
+        done, filler = 0, filler_of(self.config)
+        for _ in call.rounds():
+            if self.streamer is not None:
+                done = put_steps(self.streamer, call.canvas, filler, done)
+        if self.streamer is not None:
+            self.streamer.end()
+        call.raise_errors()
+        tokens = filled(call.canvas.outputs(), filler, self.input_ids.device)
+        result: Any = torch.cat([self.input_ids, tokens], dim=1)
+        return GenerateDecoderOnlyOutput(sequences=result) if self.config.return_dict_in_generate else result
+
+    def by_owner(self, *guards: LogitsProcessor) -> Generated:
         """Decode by the loop of the class, which `generate` takes for greedy decoding and for draws."""
-        output: Tensor | GenerateDecoderOnlyOutput = type(self.model)._sample(
+        output: Generated = type(self.model)._sample(
             self.model,
             self.input_ids,
             logits_processor=LogitsProcessorList([*self.processors, *guards]),
@@ -221,61 +190,6 @@ class Asked:
             **self.model_kwargs,
         )
         return output
-
-
-def prepare(
-    method: Accelerator | HeadToLoad, seed: int | None, asked: Asked, given: Mapping[str, Any]
-) -> Call:
-    """Set up the decoding of a batch, whose caller gave those arguments; nothing is read yet.
-
-    Raises:
-        InputError: something that the caller gave would not act; its name is in the message.
-        UnsupportedModelError: the model cannot be decoded so.
-    """
-    model, input_ids = asked.model, asked.input_ids
-    target = adapt(model)
-    fitted = method.fit(target)
-    check_inputs(model, input_ids, asked.model_kwargs, given)
-    requests = split_rows(model.config, input_ids, asked.model_kwargs)
-    guides = [item for item in asked.processors if type(item) is Guidance]
-    others = LogitsProcessorList([item for item in asked.processors if item not in guides])
-    sampler = read_sampler(asked.config, others, len(requests))
-    for guide in guides:
-        sampler = replace(sampler, guidance_scale=guide.guidance_scale)
-        requests = [guided(request, target, guide, row) for row, request in enumerate(requests)]
-    stopping = read_stopping(asked.config, asked.criteria, input_ids.shape[1])
-    fitted.drafter.admit(requests, sampler, stopping)
-    check_reach(model, [len(request.prompt_tokens) for request in requests], stopping.max_new_tokens)
-    key = draw_seed() if seed is None else seed
-    random = RandomStream.from_seed(key, len(requests), input_ids.device)
-    padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
-    return fitted.call(target, sampler, requests, stopping, random, padded)
-
-
-def carry_out(call: Call, asked: Asked) -> Tensor | GenerateDecoderOnlyOutput:
-    """Decode a call to its end; return what `generate` returns, or raise the NumericalError of a row."""
-    done, config = 0, asked.config
-    for _ in call.rounds():
-        if asked.streamer is not None:
-            done = put_steps(asked.streamer, call.canvas, filler_of(config), done)
-    if asked.streamer is not None:
-        asked.streamer.end()
-    call.raise_errors()
-    result = pad_outputs(asked.input_ids, call.canvas.outputs(), config)
-    if not config.return_dict_in_generate:
-        return result
-    return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, result))
-
-
-def build(name: str, drafter: Drafter | None, options: dict[str, Any]) -> Accelerator:
-    """Build the accelerator of a name, with a loaded draft model or head where it needs one."""
-    if METHODS[name].needs is not None and not isinstance(drafter, PreTrainedModel):
-        raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")
-    found: Any = find_drafter(name, drafter)
-    if found is None:
-        return build_accelerator(name, **options)
-    model = check_head(name, found) if name in HEADS else found
-    return build_accelerator(name, model=model, **options)
 
 
 def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:
@@ -288,7 +202,7 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
     per_row = [row_processors(others, row) for row in range(rows)] if others else []
     if greedy:
         return Sampler(processors=per_row)
-    told = {NAMES[type(item)]: getattr(item, NAMES[type(item)]) for item in warpers or ()}
+    told = {WARPERS[type(item)]: getattr(item, WARPERS[type(item)]) for item in warpers or ()}
     return Sampler(**{"temperature": 1.0, **told}, processors=per_row)
 
 
@@ -325,13 +239,6 @@ def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prom
     return Stopping(limit - prompt_length, frozenset(end), others)
 
 
-def pad_outputs(input_ids: Tensor, outputs: list[list[int]], config: GenerationConfig) -> Tensor:
-    """Join prompts and outputs to [B, L + longest output], padded on the right as generate does."""
-    longest, filler = max(map(len, outputs)), filler_of(config)
-    padded = [row + [filler] * (longest - len(row)) for row in outputs]
-    return torch.cat([input_ids, torch.tensor(padded, dtype=torch.long, device=input_ids.device)], dim=1)
-
-
 def filler_of(config: GenerationConfig) -> int:
     """The token that rows which have ended are filled with."""
     if config.pad_token_id is not None:
@@ -355,9 +262,7 @@ class Usable(LogitsProcessor):
         return scores
 
 
-def decode_plainly(
-    asked: Asked, seed: int | None
-) -> tuple[Tensor | GenerateDecoderOnlyOutput, DecodingStats] | None:
+def decode_plainly(asked: GenerateCall, seed: int | None) -> tuple[Generated, DecodingStats] | None:
     """Decode a batch by the loop of transformers itself, where a processor or a criterion counts on it.
 
     Returns:
@@ -371,7 +276,7 @@ def decode_plainly(
     input_ids = asked.input_ids
     callbacks = (*asked.processors, *(asked.criteria if len(input_ids) > 1 else ()))
     strangers = [item for item in callbacks if not knows_its_row(item)]
-    by_blocks = bool(strangers) and has_no_next_token(asked.model)
+    by_blocks = bool(strangers) and asked.by_blocks
     if by_blocks:  # guided by the sampler
         strangers = [item for item in strangers if type(item) is not Guidance]
     if not strangers:
@@ -390,7 +295,7 @@ def decode_plainly(
             devices = [input_ids.device] if input_ids.is_cuda else []
             stack.enter_context(torch.random.fork_rng(devices))
             torch.manual_seed(int(seed) % 2**63)
-        output = asked.by_transformers(Usable(prompt))
+        output = asked.by_owner(Usable(prompt))
     tokens = (output if isinstance(output, Tensor) else output.sequences)[:, prompt:]
     counts = lengths_of(tokens, asked.criteria)
     rounds = [max(count - 1, 0) for count in counts]
@@ -404,13 +309,6 @@ def decode_plainly(
         seconds=perf_counter() - started,
     )
     return output, stats
-
-
-def has_no_next_token(model: Any) -> bool:
-    """True for models that decide places of a block, which the loop of transformers would decode wrongly."""
-    with suppress(InputError, UnsupportedModelError):
-        return adapt(model).by_blocks
-    return False
 
 
 def lengths_of(tokens: Tensor, criteria: StoppingCriteriaList) -> list[int]:

@@ -8,17 +8,18 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from mmspec.accelerators import DraftToCome, build_accelerator
+from mmspec.accelerator import Accelerator
+from mmspec.accelerators import DraftToCome, build_accelerator, option_names
 from mmspec.assets import own_drafters
-from mmspec.errors import InputError
-from mmspec.heads.checkpoint import check_no_other, load_head
+from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.heads.checkpoint import check_head, check_no_other, load_head
 from mmspec.models.checkpoint import check_source
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.plugins import HEADS, METHODS, family_of, load
-from mmspec.registry import parse_options
+from mmspec.registry import did_you_mean, parse_options
 from mmspec.validation import given_of
 
-__all__ = ["Drafter", "check_accelerator", "find_drafter", "read_written"]
+__all__ = ["Drafter", "FoundMethod", "check_accelerator", "find_drafter", "find_method", "read_written"]
 
 #: Folder or hub id of a draft model or head, or a loaded one.
 Drafter = str | Path | PreTrainedModel
@@ -108,3 +109,66 @@ def check_accelerator(
         to_come = DraftToCome(1, load(family.target).any_order)
     build_accelerator(name, model=to_come, **found.options)
     return drafter
+
+
+class HeadToLoad:
+    """An accelerator whose head is loaded when a model is decoded, once for each checkpoint and device.
+
+    Args:
+        name: a key of `HEADS`.
+        drafter: folder or hub id; None for the model's own checkpoint, where that may hold the head.
+        options: of the accelerator.
+
+    Raises:
+        InputError: an unknown option, or no drafter.
+        CheckpointError: there can be no such folder or hub id.
+    """
+
+    def __init__(self, name: str, drafter: str | Path | None, options: dict[str, Any]) -> None:
+        known = option_names(name, options.get("acceptance"))
+        for option in options.keys() - known:
+            raise UnknownArgumentError(f"option of accelerator {name!r}", option, did_you_mean(option, known))
+        find_drafter(name, drafter, checkpoint="the model's own")
+        if drafter is not None:
+            check_source(drafter, "drafter")
+        self.name, self.drafter, self.options = name, drafter, options
+        self._loaded: dict[tuple[Any, ...], Accelerator] = {}
+
+    def fit(self, target: Any) -> Accelerator:
+        """Return the accelerator fitted to a target.
+
+        Raises:
+            InputError: there is no head.
+            CheckpointError: it cannot be loaded.
+        """
+        key = target.model.name_or_path, target.dtype, target.device
+        if key not in self._loaded:
+            found: Any = find_drafter(self.name, self.drafter, checkpoint=target.model.name_or_path or None)
+            head = load_head(self.name, found, target.config, target.dtype, target.device)
+            self._loaded[key] = build_accelerator(self.name, model=head, **self.options)
+        return self._loaded[key].fit(target)
+
+
+#: What `fit` makes the accelerator of a target of.
+FoundMethod = Accelerator | HeadToLoad
+
+
+def find_method(accelerator: Any, drafter: Drafter | None, options: Mapping[str, Any]) -> FoundMethod:
+    """Find the method of `enable` or `accelerate`: an accelerator, or a name with its drafter and options.
+
+    Raises:
+        InputError: unknown name or option, or a missing draft model.
+        CheckpointError: there can be no such folder or hub id of a head.
+    """
+    name, drafter, options = read_written(accelerator, drafter, options)
+    if isinstance(name, Accelerator):
+        return name
+    is_head = isinstance(name, str) and name in HEADS
+    if is_head and not isinstance(drafter, PreTrainedModel):
+        return HeadToLoad(name, drafter, options)
+    if METHODS[name].needs is not None and not isinstance(drafter, PreTrainedModel):
+        raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")
+    found: Any = find_drafter(name, drafter)
+    if found is not None:
+        options["model"] = check_head(name, found) if is_head else found
+    return build_accelerator(name, **options)

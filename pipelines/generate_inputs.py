@@ -22,7 +22,7 @@ from mmspec.core.interfaces import Request
 from mmspec.errors import InputError
 from mmspec.transformers_versions import CACHE_NAMES
 
-__all__ = ["check_inputs", "split_rows"]
+__all__ = ["PATCHES", "check_inputs", "check_mask", "split_rows"]
 
 PREPARE = "prepare_inputs_for_generation"
 M_ROPE_AXES = 3
@@ -54,6 +54,8 @@ CHOICES = {
 }  # fmt: skip
 TOKEN_TYPES = "token_type_ids"
 M_ROPE_DIMENSIONS = 3
+#: Images as they are, [N, n, d], with the places [N, n, 2] of their patches.
+PATCHES = ("pixel_values", "image_position_ids")
 ENCODED, GRIDS, COUNTS = "mm_encoder_outputs", "image_grid_thw", "images_per_sample"
 #: Attributes of configs that name the token which each kind of encoded input stands at.
 PLACEHOLDERS = {
@@ -213,15 +215,21 @@ def check_hooks(model: PreTrainedModel) -> None:
                 raise InputError(min(names), type(module).__name__, "None: rows are read one at a time")
 
 
-def split_rows(config: PreTrainedConfig, input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[Request]:
+def split_rows(
+    config: PreTrainedConfig,
+    input_ids: Tensor,
+    model_kwargs: Mapping[str, Any],
+    image_sizes: Sequence[int] | None = None,
+) -> list[Request]:
     """Split a padded batch into one request per row, without its padding.
 
-    Images that `generate` has encoded go to the rows in whose placeholders they belong.
+    Images go to the rows in whose placeholders they belong.
 
     Args:
         config: of the model, which names the placeholders.
         input_ids: [B, L], padded on the left.
         model_kwargs: what `generate` hands to its loop, and `check_inputs` has found to be of the prompt.
+        image_sizes: tokens of each image in `PATCHES`; None if there are none, or `generate` encodes them.
 
     Raises:
         InputError: several rows with inputs that cannot be told apart.
@@ -234,10 +242,17 @@ def split_rows(config: PreTrainedConfig, input_ids: Tensor, model_kwargs: Mappin
         name: value for name, value in inputs.items() if getattr(value, "shape", None) == input_ids.shape
     }
     shared = {name: value for name, value in inputs.items() if name not in aligned}
+    rows = [range(0)] * len(input_ids)
+    images: dict[str, Tensor] = {}
+    if image_sizes is not None:
+        rows = shares(config, "image", input_ids, image_sizes)
+        images = {name: shared.pop(name) for name in PATCHES if name in shared}
     positions = model_kwargs.get("position_ids")
     requests = []
     for row, own in enumerate(rows_of(config, input_ids, shared)):
         kept = seen[row]
+        if chosen := rows[row]:
+            own |= {name: value[chosen.start : chosen.stop] for name, value in images.items()}
         if positions is not None and positions.dim() == M_ROPE_DIMENSIONS:
             # the grids they were made from may be gone by now
             own["position_ids"] = positions[:, row : row + 1, kept]

@@ -64,24 +64,17 @@ REFUSED_OF_CALLERS: dict[str, tuple[tuple[Any, ...], str]] = {
 OF_CALL, OF_CONFIG = "", "generation_config."
 OTHER_LOOP = "it asks for another loop of transformers"
 OWN_CACHE = "an accelerated call keeps a cache of its own"
-#: Fields of a generation config -> the values that ask for nothing, and why no other acts: those that
-#: pipelines refuse, but for the rows that `generate` makes of one prompt, and its cache.
-FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
-    **{
-        name: ((*harmless, None, False), reason)
-        for name, (harmless, reason) in (REFUSED | REFUSED_OF_CALLERS).items()
-        if name != "num_return_sequences"
-    },
-    "is_assistant": ((None, False), OTHER_LOOP),
-    "cache_config": ((None,), OWN_CACHE),
-    "prefill_chunk_size": ((None,), "prompts are read whole"),
+#: The same for calls of `generate`, which makes rows of one prompt itself, beside the tables above.
+REFUSED_OF_GENERATE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "is_assistant": ((), OTHER_LOOP),
+    "cache_config": ((), OWN_CACHE),
+    "prefill_chunk_size": ((), "prompts are read whole"),
 }
-#: Arguments that are no fields, in the same way.
+#: The same for its arguments that are no fields.
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "assistant_model": ((None,), OTHER_LOOP),
-    "use_cache": ((None, True), OWN_CACHE),  # of a config it changes no token: many are left so by training
-    "synced_gpus": ((None, False), "processes that wait for one another make the same number of forwards"),
-    "generation_mode": ((None, "text"), OTHER_LOOP),  # of Janus, which draws by a loop of its own
+    "assistant_model": ((), OTHER_LOOP),
+    "synced_gpus": ((), "processes that wait for one another make the same number of forwards"),
+    "generation_mode": (("text",), OTHER_LOOP),  # of Janus, which draws by a loop of its own
 }
 NAMED = ("streamer", "synced_gpus", "assistant_model")  # of its signature; custom loops are not given them
 
@@ -113,16 +106,18 @@ def resolve(
     tables = (REFUSED, places), (unserved(frozenset(served)), places), (REFUSED_OF_CALLERS, asked)
     for table, where in tables:
         for name, (harmless, reason) in table.items():
-            check(name, harmless, reason, where)
+            prefix, value = nearest(name, where)
+            check(prefix + name, value, harmless, reason)
     if given is not None:
         check_custom_entries(given, own)
-    found: dict[str, Any] = {}
-    for name in served:
-        for _, values in places:
-            if (value := values.get(name)) is not None:
-                found[name] = plain_numbers(value)
-                break
-    return found
+    found = {name: plain_numbers(nearest(name, places)[1]) for name in served}
+    return given_of(**found)
+
+
+def nearest(name: str, places: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Any]:
+    """The first value of a field that is not None, behind the prefix of its place; None if there is none."""
+    found = ((prefix, values[name]) for prefix, values in places if values.get(name) is not None)
+    return next(found, (OF_CALL, None))
 
 
 def distance(
@@ -138,18 +133,13 @@ def distance(
     return 2 if value is None or value == getattr(own, name, None) else 1
 
 
-def check(
-    name: str, harmless: Sequence[Any], reason: str, places: Sequence[tuple[str, Mapping[str, Any]]]
-) -> None:
-    """Raise InputError if the first place that sets a field sets it to more than nothing."""
-    for prefix, values in places:
-        value = values.get(name)
-        if value is not None:
-            value = plain_numbers(value)
-            if value is not False and value not in harmless:
-                nothing = " or ".join(map(repr, (*harmless[:1], None)))
-                raise InputError(f"{prefix}{name}", value, f"{nothing}: {reason}")
-            return
+def check(name: str, value: Any, harmless: Sequence[Any], reason: str) -> None:
+    """Raise InputError for a value that does something: that is not None, False or harmless."""
+    value = plain_numbers(value)
+    if value is not None and value is not False and value not in harmless:
+        nothing = " or ".join(map(repr, (*harmless[:1], None)))
+        held = type(value).__name__ if isinstance(value, PreTrainedModel) else value
+        raise InputError(name, held, f"{nothing}: {reason}")
 
 
 @cache
@@ -179,13 +169,16 @@ def installed_fields() -> frozenset[str]:
 def check_arguments(model: PreTrainedModel, config: GenerationConfig, arguments: Mapping[str, Any]) -> None:
     """Raise InputError for the first field or other argument of a call that would not act in our loop."""
     given = {**arguments, "synced_gpus": is_synced(model, arguments.get("synced_gpus"))}
-    for values, table in ((vars(config), FIELDS), (given, ARGUMENTS)):
-        for name, (neutral, reason) in table.items():
-            value = values.get(name)
-            if not any(value is each or value == each for each in neutral):
-                allowed = " or ".join(map(repr, neutral[:2]))
-                held = type(value).__name__ if isinstance(value, PreTrainedModel) else value
-                raise InputError(name, held, f"{allowed}: {reason}")
+    refused = REFUSED | REFUSED_OF_CALLERS | REFUSED_OF_GENERATE
+    del refused["num_return_sequences"]
+    for values, table in ((vars(config), refused), (given, ARGUMENTS)):
+        for name, (harmless, reason) in table.items():
+            check(name, values.get(name), harmless, reason)
+    if given.get("use_cache") not in (
+        None,
+        True,
+    ):  # of a config it changes no token: many are left so by training
+        raise InputError("use_cache", given["use_cache"], f"True or None: {OWN_CACHE}")
 
 
 def is_synced(model: PreTrainedModel, given: bool | None) -> bool:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
+from mmspec.call_fields import (
+    SAMPLING,
+    ContinuousFields,
+    ImageFields,
+    RandomFields,
+    SamplingFields,
+    check_fields,
+    known_fields,
+)
 from mmspec.core.random_stream import RandomStream
-from mmspec.core.sampling import ROW_SETTINGS, Sampler, check_rows
+from mmspec.core.sampling import Sampler, check_rows
 from mmspec.errors import InputError
 from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.pipelines.settings import GenerationSettings, read_keywords, read_seeds
 from mmspec.pipelines.token_processors import shaping_of, truncation_of
-from mmspec.registry import did_you_mean
-from mmspec.validation import given_of, is_integer, is_list
+from mmspec.validation import given_of, is_list
 from mmspec.vectors.denoising_head import DDPMSchedule, FlowSchedule
 from mmspec.vectors.sampling import DenoisingSampler
 
 __all__ = ["ContinuousSettings", "ImageBatchSettings", "ImageSettings", "sampling_defaults"]
 
-OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 OF_PROMPTS = ("class_labels", "negative_prompt", "height", "width", "control_strength")
 OF_CALLS = {"prompt", *OF_PROMPTS, "control_image", "callback_on_step_end", "return_dict"}
 LENGTHS = ("min_length", "min_new_tokens")  # of images they say nothing
-ROWS_AT_ONCE = 16
-MAX_IMAGES = 10_000
 STEPS = {"flow": 20, "ddpm": 100}
 OWN = (
     "guidance_scale", "guidance_schedule", "temperature", "num_inference_steps", "shift", "clip_sample_range",
@@ -34,38 +39,17 @@ OWN = (
 
 
 @dataclass(frozen=True)
-class ImageBatchSettings:
-    """Settings that all pipelines of images share.
+class ImageBatchSettings(ImageFields, RandomFields):
+    """Settings that all pipelines of images share: the fields of `mmspec.call_fields` that its bases hold.
 
-    Args:
-        guidance_scale: classifier-free guidance, u + s (c - u); 1 is off, and halves the work of images that
-            are decoded together if it is off for all of them.
-        temperature: of sampling.
-        seed: integer, or a list. Row i of an integer seed has its own stream; rows are the images of the
-            first prompt, then those of the second. A list with one seed per prompt gives what single calls
-            give; with one per image, image i is the first one of seed i. None draws a seed
-            from torch's global generator, as diffusers does.
-        generator: torch generator(s), diffusers' way; their initial seeds are taken.
-        num_images_per_prompt: images of each prompt.
-        batch_size: images decoded together; the images do not depend on it.
-        output_type: "pil", "pt", "np", or "latent" for the tokens alone.
+    Rows of random numbers are the images of the first prompt, then those of the second. A list with one seed
+    per prompt gives what single calls give; with one per image, image i is the first one of seed i. A list of
+    other settings has one for each prompt, which is that of all its images.
     """
 
-    guidance_scale: float | Sequence[float] | None = None
-    temperature: float | Sequence[float] | None = None
-    seed: int | Sequence[int] | None = None
-    generator: torch.Generator | Sequence[torch.Generator] | None = None
-    num_images_per_prompt: int = 1
-    batch_size: int = ROWS_AT_ONCE
-    output_type: str = "pil"
-
     def __post_init__(self) -> None:
-        for name in ("num_images_per_prompt", "batch_size"):
-            value = getattr(self, name)
-            if not is_integer(value) or not 1 <= value <= MAX_IMAGES:
-                raise InputError(name, value, f"an integer from 1 to {MAX_IMAGES:,}")
-        if not isinstance(self.output_type, str) or self.output_type not in OUTPUT_TYPES:
-            raise InputError("output_type", self.output_type, did_you_mean(self.output_type, OUTPUT_TYPES))
+        known = known_fields(type(self))  # those of samplers may be lists, which samplers check
+        check_fields(self, {name: one for name, one in known.items() if name not in SAMPLING})
 
     @classmethod
     def from_keywords(cls, target: Any, keywords: Mapping[str, Any]) -> Self:
@@ -85,7 +69,7 @@ class ImageBatchSettings:
         """
         check_rows(self, prompts, "prompts")
         settings: dict[str, Any] = {}
-        for name in ROW_SETTINGS:
+        for name in SAMPLING:
             given = getattr(self, name, None)
             if is_list(given):
                 given = [value for value in given for _ in range(self.num_images_per_prompt)]
@@ -112,23 +96,8 @@ class ImageBatchSettings:
 
 
 @dataclass(frozen=True)
-class ImageSettings(ImageBatchSettings):
-    """Settings of images of discrete tokens; None takes the generation config's default or the published one.
-
-    Those of sampling are one value, or a list with one for each prompt, which is that of all its images.
-
-    Args:
-        temperature: 0 takes the likeliest token everywhere.
-        top_k, top_p, min_p: truncation, in that order; 0 keeps every token.
-        guidance_schedule: "constant"; or "rising" from 1 with the share of the image that is decided, of
-            models that decide many cells in a forward, which LPD calls linear.
-        others: see `ImageBatchSettings`.
-    """
-
-    top_k: int | Sequence[int] | None = None
-    top_p: float | Sequence[float] | None = None
-    min_p: float | Sequence[float] | None = None
-    guidance_schedule: str = "constant"
+class ImageSettings(ImageBatchSettings, SamplingFields):
+    """Settings of images of discrete tokens. None takes the generation config's, or the published one."""
 
     def sampler(self, target: Any, prompts: int = 1) -> Sampler:
         """Sampler of the distribution that is promised, for the images of all prompts.
@@ -147,32 +116,8 @@ class ImageSettings(ImageBatchSettings):
 
 
 @dataclass(frozen=True)
-class ContinuousSettings(ImageBatchSettings):
-    """Settings of images of continuous tokens. None takes the model's default, or the published one.
-
-    Guidance and temperature are one value, or a list with one for each prompt, which is that of all its
-    images.
-
-    Args:
-        temperature: factor of the noise of every step of the head, above 0; the first noise is not scaled.
-        guidance_schedule: "constant"; "rising" from 1 with the share of the image that is decided, which MAR
-            calls linear; "falling" to 1, which NextStep-1 calls linear.
-        num_inference_steps: steps of the head for every token; 20 for flows, 100 for diffusions.
-        shift: of the times of a flow; above 1 for more steps at early times.
-        clip_sample_range: largest number of a token that a diffusion head predicts; None does not clip.
-        last_step_noise: whether the last step has noise like the others, which the published samplers leave
-            out; without it a token has no density, which exact speculation needs.
-        normalize_tokens: whether each token is normalised as it is drawn; None is what the image tokenizer
-            asks for.
-        others: see `ImageBatchSettings`.
-    """
-
-    guidance_schedule: str = "constant"
-    num_inference_steps: int | None = None
-    shift: float | None = None
-    clip_sample_range: float | None = None
-    last_step_noise: bool = False
-    normalize_tokens: bool | None = None
+class ContinuousSettings(ImageBatchSettings, ContinuousFields):
+    """Settings of images of continuous tokens. None takes the model's default, or the published one."""
 
     def sampler(self, target: Any, prompts: int, length: int, normalize: bool = False) -> DenoisingSampler:
         """Sampler of the distribution that is promised, for the images, of `length` tokens, of all prompts.
@@ -182,10 +127,6 @@ class ContinuousSettings(ImageBatchSettings):
         """
         kind = target.denoiser.config.kind
         steps = STEPS[kind] if self.num_inference_steps is None else self.num_inference_steps
-        if not is_integer(steps):
-            raise InputError("num_inference_steps", steps, "an integer of at least 2")
-        if not isinstance(self.last_step_noise, bool):
-            raise InputError("last_step_noise", self.last_step_noise, "True or False")
         if kind == "ddpm" and self.shift is not None:
             raise InputError("shift", self.shift, "nothing: the times of a diffusion head are fixed")
         if kind == "flow" and self.clip_sample_range is not None:
@@ -222,7 +163,7 @@ def sampling_defaults(target: Any) -> dict[str, Any]:
     own = GenerationSettings.from_keywords(stored, {})
     for name, value in (shaping_of(own) | truncation_of(own)).items():
         if name not in LENGTHS:
-            allowed = f"None: images are drawn by {', '.join(ROW_SETTINGS)}"
+            allowed = f"None: images are drawn by {', '.join(SAMPLING)}"
             raise InputError(f"generation_config.{name}", value, allowed)
     greedy = {"temperature": 0.0} if own.do_sample is False else {}
-    return {**target.published, **given_of(**{name: getattr(own, name) for name in ROW_SETTINGS}), **greedy}
+    return {**target.published, **given_of(**{name: getattr(own, name) for name in SAMPLING}), **greedy}

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from mmspec.call_fields import SAMPLING
 from mmspec.core.image_grid import ImageGrid, Layout
-from mmspec.core.sampling import ROW_SETTINGS, Sampler
+from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.families.image_parts import (
     TEXT_ENCODER,
@@ -165,7 +166,7 @@ class ImagePipeline(ImageGenerationPipeline):
     def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """The sampling settings of a call with these keywords, the model's defaults included."""
         sampler = ImageSettings.from_keywords(self.target, keywords).sampler(self.target)
-        return {name: getattr(sampler, name) for name in ROW_SETTINGS}
+        return {name: getattr(sampler, name) for name in SAMPLING}
 
     def latents(self, layout: Layout, rows: Sequence[Any]) -> Tensor:
         """Codes [n, rows, columns] of outputs, whole or cut short; -1 where there is none.

@@ -35,10 +35,10 @@ from mmspec.core.interfaces import Target
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MMSpecError
 from mmspec.models.linear_layers import SHARE, forget, packing_of
-from mmspec.pipelines.custom_generate import build, is_head, load_for, make_loop
-from mmspec.pipelines.drafter import read_written
+from mmspec.pipelines.custom_generate import make_loop
+from mmspec.pipelines.drafter import FoundMethod, find_method
 from mmspec.pipelines.generation_fields import check_arguments
-from mmspec.pipelines.in_place_diffusers import decode_canvases, family_of_canvases, target_of_canvases
+from mmspec.pipelines.in_place_diffusers import CanvasCall, family_of_canvases, target_of_canvases
 from mmspec.targets import adapt
 
 __all__ = ["Summary", "disable", "enable", "summary"]
@@ -93,7 +93,7 @@ class Enabled:
     """Mark of what is accelerated in place; a deep copy of the model has an account of its own."""
 
     summary: Summary
-    method: Accelerator
+    method: FoundMethod
     seed: int | None
     before: Callable[..., Any] | None  # what stood in the place of the class's `generate`
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -154,35 +154,27 @@ def enable(
         InputError: there is nothing to accelerate, and why; or an option that cannot be. Nothing is changed
             then.
     """
-    accelerator, drafter, options = read_written(accelerator, drafter, options)
-    found = components(model_or_pipe)
-    refused: dict[str, str] = {}
-    prepared: dict[str, tuple[Any, Enabled]] = {}
-    decoded: dict[str, nn.Module] = {}
-    for name, model in found.items():
+    method = find_method(accelerator, drafter, options)
+    refused: list[str] = []
+    prepared: list[tuple[Any, nn.Module, Enabled]] = []
+    for name, model in components(model_or_pipe).items():
         try:
             target: Any = target_of(model)
         except MMSpecError as error:
-            refused[name] = str(error)
+            refused.append(f"{name}: {error}")
             continue
-        if isinstance(accelerator, Accelerator):
-            method = accelerator
-        else:
-            head = load_for(accelerator, drafter, target) if is_head(accelerator) else drafter
-            method = build(accelerator, head, options)
         fitted = method.fit(target)
         account = Summary(name, fitted.name, fitted.exactness)
-        prepared[name] = model, Enabled(account, method, seed, vars(model).get(METHOD))
-        decoded[name] = target.model
+        enabled = Enabled(account, method, seed, vars(model).get(METHOD))
+        prepared.append((model, target.model, enabled))
     if not prepared:
-        given = type(model_or_pipe).__name__
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        given, reasons = type(model_or_pipe).__name__, "; ".join(refused)
         allowed = (
             "a transformers model with `generate`, or a pipeline that holds one (`.components`, `.model`)"
         )
         raise InputError("model_or_pipe", given, f"{allowed} ({reasons})" if reasons else allowed)
-    for name, (model, enabled) in prepared.items():
-        packing_of(decoded[name]).share = SHARE if pack else 0.0
+    for model, decoded, enabled in prepared:
+        packing_of(decoded).share = SHARE if pack else 0.0
         if mark_of(model) is not None:
             restore(model)
             enabled.before = vars(model).get(METHOD)
@@ -290,7 +282,7 @@ def look_for_marks(called: object) -> None:
         token = RUNNING.set((*RUNNING.get(), id(self)))
         try:
             if of_canvases is not None:
-                return decode_canvases(self, call, mark.method, mark.seed, mark.count, args, kwargs)
+                return CanvasCall(self, call, args, kwargs).decode(mark.method, mark.seed, mark.count, True)
             args, kwargs = with_loop(self, call, mark, args, kwargs)
             return call(*args, **kwargs)
         finally:

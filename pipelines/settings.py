@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    MaxTimeCriteria,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, MaxTimeCriteria, PreTrainedTokenizerBase, StoppingCriteriaList
 
+from mmspec.call_fields import (
+    SAMPLING,
+    TEXT,
+    CutoffFields,
+    RandomFields,
+    SamplingFields,
+    ShapingFields,
+    TextFields,
+    check_fields,
+)
 from mmspec.core.canvas import MAX_NEW_TOKENS, Stopping
 from mmspec.core.sampling import Sampler, check_rows
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines.callbacks import CheckedCriterion, StopStringsCriterion, StopTextCriterion, checked
 from mmspec.pipelines.generation_fields import distance, resolve
 from mmspec.registry import did_you_mean
-from mmspec.validation import given_of, is_integer, plain_numbers, require_number, require_unicode
+from mmspec.validation import given_of, is_integer, plain_numbers, require_unicode
 
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
@@ -33,84 +37,12 @@ OF_CALLS = {
 
 
 @dataclass(frozen=True)
-class GenerationSettings:
-    """Settings of text generation. None takes the model's generation config, then transformers' default.
+class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields, RandomFields):
+    """Settings of text generation: the fields of `mmspec.call_fields` that its bases hold.
 
-    Temperature, top_k, top_p, min_p and guidance_scale are one value, or a list with one for each prompt,
-    which then gives what it gives alone.
-
-    Args:
-        max_new_tokens: most tokens to emit; by default 256, or what the model's positions leave room for. A
-            number of the model's own config is cut to that room, and one of the call may not exceed it.
-        max_length: the same with the longest prompt counted, as in transformers; of the two counts what is
-            set nearer to the call, at the same place max_new_tokens.
-        min_new_tokens: no end token before that many.
-        min_length: the same with the row's own prompt counted; likewise.
-        do_sample: draw from the distribution instead of taking the likeliest token.
-        temperature: above 0; giving one turns `do_sample` on, 0 turns it off. In a list, 0 is for
-            that prompt alone. Below 0.0001 it counts as 0.
-        top_k, top_p, min_p: truncation, in that order; `do_sample` alone implies top_k = 50, as in
-            transformers; 0 keeps every token.
-        typical_p, top_h, epsilon_cutoff, eta_cutoff: as in transformers, of draws.
-        repetition_penalty, no_repeat_ngram_size, bad_words_ids, sequence_bias, suppress_tokens,
-            begin_suppress_tokens, forced_bos_token_id, forced_eos_token_id, encoder_repetition_penalty,
-            encoder_no_repeat_ngram_size, exponential_decay_length_penalty, remove_invalid_values,
-            watermarking_config: as in transformers, exact along drafts.
-        logits_processor: transformers processors, called as `generate` calls them. Those that may keep a
-            state or know the batch turn drafts off: all but transformers' own of the path, and those that
-            declare `depends_on_path_alone = True`.
-        prefix_allowed_tokens_fn: (row, ids) -> allowed ids, as in transformers; likewise.
-        stop_strings: end a row when its text ends in one of them.
-        stops_in_prompt: whether a stop string may begin in the prompt, as in transformers; False for
-            those that are in the output whole.
-        stopping_criteria: transformers criteria, asked after every token; of several prompts likewise.
-        max_time: seconds, counted from the call.
-        eos_token_id: id or ids that end a row.
-        seed: integer, or one per prompt; row i of an integer seed has its own stream. None draws one from
-            torch's global generator, as transformers does.
-        generator: torch generator(s), diffusers' way; their initial seeds are taken.
-        guidance_scale: classifier-free guidance against `negative_prompt`; 1 is off.
-        negative_prompt: the unconditional prompt(s) of guidance; None is an empty one, or, for LLaDA, the
-            prompt with all tokens masked, as in its code.
+    None takes the model's generation config, then transformers' default; `do_sample` alone implies top_k = 50
+    as there. In a list of settings each prompt gives what it gives alone.
     """
-
-    max_new_tokens: int | None = None
-    max_length: int | None = None
-    min_new_tokens: int | None = None
-    min_length: int | None = None
-    do_sample: bool | None = None
-    temperature: float | Sequence[float] | None = None
-    top_k: int | Sequence[int] | None = None
-    top_p: float | Sequence[float] | None = None
-    min_p: float | Sequence[float] | None = None
-    top_h: float | None = None
-    typical_p: float | None = None
-    epsilon_cutoff: float | None = None
-    eta_cutoff: float | None = None
-    repetition_penalty: float | None = None
-    encoder_repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    encoder_no_repeat_ngram_size: int | None = None
-    bad_words_ids: list[list[int]] | None = None
-    sequence_bias: Any = None
-    suppress_tokens: list[int] | None = None
-    begin_suppress_tokens: list[int] | None = None
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: int | Sequence[int] | None = None
-    exponential_decay_length_penalty: tuple[int, float] | None = None
-    remove_invalid_values: bool | None = None
-    watermarking_config: Any = None
-    logits_processor: LogitsProcessorList | None = None
-    prefix_allowed_tokens_fn: Callable[[int, Any], list[int]] | None = None
-    stop_strings: str | Sequence[str] | None = None
-    stops_in_prompt: bool | None = None
-    stopping_criteria: StoppingCriteriaList | None = None
-    max_time: float | None = None
-    eos_token_id: int | Sequence[int] | None = None
-    seed: int | Sequence[int] | None = None
-    generator: torch.Generator | Sequence[torch.Generator] | None = None
-    guidance_scale: float | Sequence[float] | None = None
-    negative_prompt: str | Sequence[str] | None = None
 
     @classmethod
     def from_keywords(
@@ -131,10 +63,9 @@ class GenerationSettings:
         for shorter, longer in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
             if distance(longer, keywords, config, own) < distance(shorter, keywords, config, own):
                 given.pop(shorter, None)
-        for name in ("do_sample", "stops_in_prompt"):
-            if not isinstance(given.get(name, False), bool):
-                raise InputError(name, given[name], "True or False")
-        return cls(**given)
+        settings = cls(**given)
+        check_fields(settings, TEXT)
+        return settings
 
     def sampler(self, prompts: int) -> Sampler:
         """Sampler of the distribution that is promised, but for its processors.
@@ -143,13 +74,9 @@ class GenerationSettings:
             InputError: a value outside its range, or a list of another length than the prompts.
         """
         check_rows(self, prompts, "prompts")
-        sampled = Sampler(  # made for greedy decoding too: a value that is not used may not be wrong either
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=DEFAULT_TOP_K if self.top_k is None else self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            guidance_scale=1.0 if self.guidance_scale is None else self.guidance_scale,
-        )
+        given = given_of(**{name: getattr(self, name) for name in SAMPLING})
+        # made for greedy decoding too: a value that is not used may not be wrong either
+        sampled = Sampler(**{"temperature": 1.0, "top_k": DEFAULT_TOP_K, **given})
         return sampled if self.do_sample else replace(sampled, temperature=0.0)
 
     def stopping(
@@ -204,16 +131,12 @@ class GenerationSettings:
 
     def end_token_ids(self) -> list[int]:
         """Ids that end a row."""
-        given = [] if self.eos_token_id is None else self.eos_token_id
-        ids: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-        if not are_token_ids(ids):
-            raise InputError("eos_token_id", self.eos_token_id, "a token id, or a list of token ids")
-        return ids
+        ends = self.eos_token_id
+        return [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]  # type: ignore[list-item]
 
     def _criteria(self, tokenizer: PreTrainedTokenizerBase) -> StoppingCriteriaList:
         criteria = StoppingCriteriaList()
         if self.max_time is not None:
-            require_number("max_time", self.max_time, 0.0, 1e9, "seconds above 0", open_below=True)
             criteria.append(MaxTimeCriteria(max_time=float(self.max_time)))
         if self.stop_strings is not None:
             strings = [self.stop_strings] if isinstance(self.stop_strings, str) else self.stop_strings
@@ -278,8 +201,3 @@ def read_seeds(
         return seeds[0] if isinstance(generator, torch.Generator) else seeds
     seed = plain_numbers(seed)
     return list(seed) if isinstance(seed, list | tuple) else seed  # type: ignore[return-value]
-
-
-def are_token_ids(value: object) -> bool:
-    """True for a list of integers of at least 0."""
-    return isinstance(value, list | tuple) and all(is_integer(item) and item >= 0 for item in value)

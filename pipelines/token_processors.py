@@ -29,13 +29,14 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
+from mmspec.call_fields import CUTOFFS, SHAPING, TOKEN_IDS, WORDS, CallField, check_fields
 from mmspec.core.canvas import Stopping
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.sampling import Sampler, values_of
 from mmspec.errors import InputError
 from mmspec.pipelines.callbacks import CheckedProcessor, checked
-from mmspec.pipelines.settings import GenerationSettings, are_token_ids
-from mmspec.validation import is_integer, require_number
+from mmspec.pipelines.settings import GenerationSettings
+from mmspec.validation import is_list
 
 __all__ = [
     "knows_its_row",
@@ -64,25 +65,15 @@ OF_PATH = {
     logits_process.TypicalLogitsWarper, logits_process.WatermarkLogitsProcessor,
 }  # fmt: skip
 OF_ROWS = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
-#: Processors that do what a `Sampler` does, in the order of transformers.
-WARPERS = (
-    logits_process.TemperatureLogitsWarper,
-    logits_process.TopKLogitsWarper,
-    logits_process.TopPLogitsWarper,
-    logits_process.MinPLogitsWarper,
-)
+#: Processors that do what a `Sampler` does, in the order of transformers, and the setting of each.
+WARPERS: dict[type, str] = {
+    logits_process.TemperatureLogitsWarper: "temperature",
+    logits_process.TopKLogitsWarper: "top_k",
+    logits_process.TopPLogitsWarper: "top_p",
+    logits_process.MinPLogitsWarper: "min_p",
+}
 #: Tensors of theirs that hold a row for each prompt.
 ROWS_HELD = ("prompt_ignore_length", "encoder_input_ids")
-#: Settings of processors, with the values that make none, besides None.
-SHAPING: dict[str, Any] = {
-    "bad_words_ids": None, "begin_suppress_tokens": None, "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0, "exponential_decay_length_penalty": None,
-    "forced_bos_token_id": None, "forced_eos_token_id": None, "min_length": 0, "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0, "remove_invalid_values": False, "repetition_penalty": 1.0,
-    "sequence_bias": None, "suppress_tokens": None, "watermarking_config": None,
-}  # fmt: skip
-#: The same for what comes after temperature, top_k, top_p and min_p, of draws alone.
-TRUNCATING: dict[str, Any] = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 
 
 def knows_its_row(callback: Any) -> bool:
@@ -236,7 +227,7 @@ def with_processors(
 
     if not ours and any(values != kept[0] for values in kept):
         allowed = "one value for all prompts, beside truncation by processors in lock step"
-        raise InputError("temperature, top_k, top_p, min_p", "values that differ by prompt", allowed)
+        raise InputError(", ".join(WARPERS.values()), "values that differ by prompt", allowed)
     for item in strangers:
         say_why_plain(item)
     longest = max(map(len, prompts))
@@ -260,7 +251,7 @@ def split_warpers(processors: Iterable[Any]) -> tuple[LogitsProcessorList, list[
     items = list(processors)
     warpers = [item for item in items if type(item) in WARPERS]
     others = items[: len(items) - len(warpers)]
-    order = [WARPERS.index(type(item)) for item in warpers]
+    order = [list(WARPERS).index(type(item)) for item in warpers]
     if order != sorted(set(order)) or items[len(others) :] != warpers:
         return LogitsProcessorList(items), None
     return LogitsProcessorList(others), warpers
@@ -271,8 +262,7 @@ def truncations(sampler: Sampler, rows: int) -> list[dict[str, Any]]:
     settings: list[dict[str, Any]] = []
     for row in range(rows):
         values: dict[str, Any] = {
-            name: (given := values_of(getattr(sampler, name)))[row % len(given)]
-            for name in ("temperature", "top_k", "top_p", "min_p")
+            name: (given := values_of(getattr(sampler, name)))[row % len(given)] for name in WARPERS.values()
         }
         drawn = {"do_sample": True, **values, "temperature": float(values["temperature"])}
         settings.append(drawn if values["temperature"] else {})
@@ -281,10 +271,10 @@ def truncations(sampler: Sampler, rows: int) -> list[dict[str, Any]]:
 
 def shaping_of(settings: GenerationSettings) -> dict[str, Any]:
     """Settings of processors, for draws or not, that do something."""
-    found = {name: value for name in SHAPING if (value := getattr(settings, name)) is not None}
+    found = that_act(settings, SHAPING)
     if settings.min_new_tokens is not None:
         found.pop("min_length", None)
-    return {name: value for name, value in found.items() if value != SHAPING[name]}
+    return found
 
 
 def truncation_of(settings: GenerationSettings) -> dict[str, Any]:
@@ -293,11 +283,15 @@ def truncation_of(settings: GenerationSettings) -> dict[str, Any]:
     Raises:
         InputError: a value outside its range.
     """
-    found = {name: value for name in TRUNCATING if (value := getattr(settings, name)) is not None}
-    for name, value in found.items():
-        require_number(name, value, 0.0, 1.0, "0 to 1")
-    drawn = {name: float(value) for name, value in found.items() if value != TRUNCATING[name]}
-    return drawn if settings.do_sample else {}
+    check_fields(settings, CUTOFFS)
+    found = that_act(settings, CUTOFFS) if settings.do_sample else {}
+    return {name: float(value) for name, value in found.items()}
+
+
+def that_act(settings: GenerationSettings, known: Mapping[str, CallField]) -> dict[str, Any]:
+    """The fields of a group that settings set to something."""
+    found = {name: getattr(settings, name) for name in known}
+    return {name: value for name, value in found.items() if value not in (None, known[name].neutral)}
 
 
 def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
@@ -307,7 +301,11 @@ def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
         InputError: a value outside its range, or token ids that are not below the vocabulary's size.
     """
     for name, value in found.items():
-        check_value(name, value, vocabulary)
+        known = SHAPING[name]
+        if known.check is not None:
+            known.check(name, value)
+        if known.check in (TOKEN_IDS, WORDS) and max(ids_in(value), default=vocabulary) >= vocabulary:
+            raise InputError(name, value, f"each a token id below {vocabulary}")
     checked = {
         name: float(value) if name.endswith("repetition_penalty") else value for name, value in found.items()
     }
@@ -316,27 +314,6 @@ def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     return checked
 
 
-def check_value(name: str, value: Any, vocabulary: int) -> None:
-    """Raise InputError for a setting of processors that transformers takes, or ignores, as it should not."""
-    ids = value if isinstance(value, list | tuple) else [value]
-    if name.endswith("repetition_penalty"):
-        require_number(name, value, 0.0, 1e4, "above 0", open_below=True)
-    elif name.endswith("no_repeat_ngram_size") and value != 0:
-        if not is_integer(value) or value < 1:
-            raise InputError(name, value, "a positive integer")
-    elif name in ("min_length", "min_new_tokens"):
-        if not is_integer(value) or value < 0:
-            raise InputError(name, value, "an integer of at least 0")
-    elif name == "bad_words_ids":
-        if not isinstance(value, list | tuple) or not value or not all(map(are_token_ids, value)):
-            raise InputError(name, value, "lists of token ids, one for each word")
-        if not all(value) or max(map(max, value)) >= vocabulary:
-            raise InputError(name, value, f"lists of token ids below {vocabulary}, with at least one id each")
-    elif name == "remove_invalid_values":
-        if not isinstance(value, bool):
-            raise InputError(name, value, "True or False")
-    elif name.startswith("forced_"):
-        if not are_token_ids(ids) or not ids or max(ids) >= vocabulary:
-            raise InputError(name, value, f"a token id below {vocabulary}, or a list of them")
-    elif name.endswith("suppress_tokens") and (ids is not value or not all(map(is_integer, ids))):
-        raise InputError(name, value, "a list of token ids")
+def ids_in(value: Any) -> list[int]:
+    """The token ids of a setting that holds one, a list of them, or lists."""
+    return [one for item in value for one in ids_in(item)] if is_list(value) else [value]

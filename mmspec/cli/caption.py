@@ -12,7 +12,7 @@ import typer
 from mmspec.cli.console import Interruptible, note, print_result
 from mmspec.cli.loading import choose, load_pipeline, reference_model
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, items_of
-from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, unpack_options
+from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, Temperature, unpack_options
 from mmspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def caption(
     prompt: Annotated[str, typer.Option(help="What to ask of every image.")] = PROMPT,
     accelerator: Accelerator = None,
     max_new_tokens: Annotated[int, typer.Option(min=0, help="Most tokens per image.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    temperature: Temperature = 0.0,
     stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
     compare: Annotated[
         bool,

@@ -10,7 +10,7 @@ import typer
 from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.evaluate_images import images
 from mmspec.cli.loading import compared_choices, default_choices, load_pipeline, reference_model
-from mmspec.cli.options import BatchSize, Model, ModelOptions, unpack_options
+from mmspec.cli.options import BatchSize, Model, ModelOptions, Temperature, unpack_options
 
 if TYPE_CHECKING:
     from mmspec.evaluation.quality.text_scores import Referenced
@@ -47,7 +47,7 @@ def text(
         typer.Option(help="Of exact, bleu, rouge, cider.", show_default="exact for scenes; all for your own"),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    temperature: Temperature = 0.0,
     batch_size: BatchSize = 1,
     *,
     how: ModelOptions,

@@ -22,6 +22,7 @@ from mmspec.cli.options import (
     ModelOptions,
     TopK,
     TopP,
+    setting,
     unpack_options,
 )
 from mmspec.errors import InputError
@@ -51,7 +52,7 @@ Pixels = Annotated[
 class ImageOptions:
     """Options that go to the pipeline as they are."""
 
-    num_images_per_prompt: Annotated[int, typer.Option("--n", min=1, help="Images of each prompt.")] = 1
+    num_images_per_prompt: Annotated[int, setting("num_images_per_prompt", "--n", min=1)] = 1
     negative_prompt: Annotated[str | None, typer.Option(help="What guidance leads away from.")] = None
     guidance_scale: GuidanceScale = None
     temperature: Annotated[
@@ -67,7 +68,7 @@ class ImageOptions:
     control_strength: Annotated[
         float | None, typer.Option(help="Factor of the control; 0 draws without.", show_default="1")
     ] = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Images decoded together.")] = 1
+    batch_size: Annotated[int, setting("batch_size", min=1)] = 1
     num_inference_steps: HeadSteps = None
     last_step_noise: LastStepNoise = False
 

@@ -11,6 +11,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from mmspec.call_fields import CALL_FIELDS
+
 __all__ = [
     "Accelerator",
     "AsJson",
@@ -25,8 +27,10 @@ __all__ = [
     "Plot",
     "Port",
     "Table",
+    "Temperature",
     "TopK",
     "TopP",
+    "setting",
     "unpack_options",
 ]
 
@@ -44,20 +48,20 @@ Accelerator = Annotated[
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
-GuidanceScale = Annotated[
-    float | None, typer.Option("--guidance", help="Guidance scale; 1 is off.", show_default="the model's")
-]
-TopK = Annotated[int | None, typer.Option(help="0 keeps every token.", show_default="the model's")]
-TopP = Annotated[float | None, typer.Option(help="1 keeps every token.", show_default="the model's")]
-HeadSteps = Annotated[
-    int | None, typer.Option("--steps", min=2, help="Steps of a denoising head.", show_default="the model's")
-]
-LastStepNoise = Annotated[
-    bool,
-    typer.Option(
-        "--last-step-noise", help="Noise in the last step of a head too: exact speculation needs it."
-    ),
-]
+
+
+def setting(name: str, *flags: str, **how: Any) -> Any:
+    """An option for a call field of pipelines, with its help; `how` it is shown otherwise."""
+    return typer.Option(*flags, help=CALL_FIELDS[name].help, **how)
+
+
+OF_MODEL = "the model's"
+Temperature = Annotated[float, setting("temperature", min=0.0)]
+GuidanceScale = Annotated[float | None, setting("guidance_scale", "--guidance", show_default=OF_MODEL)]
+TopK = Annotated[int | None, setting("top_k", show_default=OF_MODEL)]
+TopP = Annotated[float | None, setting("top_p", show_default=OF_MODEL)]
+HeadSteps = Annotated[int | None, setting("num_inference_steps", "--steps", min=2, show_default=OF_MODEL)]
+LastStepNoise = Annotated[bool, setting("last_step_noise", "--last-step-noise")]
 Table = Annotated[Path | None, typer.Option(help="JSON file to write as well.")]
 Plot = Annotated[Path | None, typer.Option(help="Image of the table to write (matplotlib).")]
 Host = Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")]

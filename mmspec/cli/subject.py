@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmspec.call_fields import CALL_FIELDS
 from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.console import note
 from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, reference_model
-from mmspec.cli.options import BatchSize, GuidanceScale, HeadSteps, LastStepNoise, Model, ModelOptions
+from mmspec.cli.options import (
+    BatchSize,
+    GuidanceScale,
+    HeadSteps,
+    LastStepNoise,
+    Model,
+    ModelOptions,
+    setting,
+)
 from mmspec.errors import InputError
 from mmspec.validation import given_of
 
@@ -21,8 +30,6 @@ if TYPE_CHECKING:
     from mmspec.pipelines import ImageGenerationPipeline
 
 __all__ = ["Question", "Subject", "load_subject"]
-
-SETTINGS = ("max_new_tokens", "temperature", "guidance_scale", "top_k", "top_p", "num_inference_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +63,7 @@ class Question:
         int | None, typer.Option(min=1, help="Most tokens per answer.", show_default="128")
     ] = None
     temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="0 takes the likeliest token.", show_default="0; for images the model's"),
+        float | None, setting("temperature", min=0.0, show_default="0; for images the model's")
     ] = None
     guidance_scale: GuidanceScale = None
     num_inference_steps: HeadSteps = None
@@ -71,10 +77,9 @@ class Question:
     @property
     def settings(self) -> dict[str, Any]:
         """The keywords of every call that are given."""
-        return given_of(
-            **{name: getattr(self, name, None) for name in SETTINGS},
-            last_step_noise=self.last_step_noise or None,
-        )
+        own = {name: value for name, value in vars(self).items() if name in CALL_FIELDS}
+        del own["batch_size"]  # of calls that this command makes, of text too
+        return given_of(**{**own, "last_step_noise": self.last_step_noise or None})
 
     @property
     def title(self) -> str | None:

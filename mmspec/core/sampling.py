@@ -26,6 +26,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from mmspec.call_fields import SAMPLING
 from mmspec.core.distributions import AnyDistribution, Scores
 from mmspec.core.draft import Block, Draft, Tree
 from mmspec.core.lockstep import Lockstep
@@ -34,10 +35,9 @@ from mmspec.core.rows import Rows, named
 from mmspec.errors import InputError
 from mmspec.kernels import Warping, warp_logits
 from mmspec.kernels.sampling import of_rows
-from mmspec.validation import is_integer, is_list, plain_numbers, require_number
+from mmspec.validation import is_list, plain_numbers
 
 __all__ = [
-    "ROW_SETTINGS",
     "RowSettings",
     "Sampler",
     "check_rows",
@@ -49,8 +49,6 @@ __all__ = [
 #: Temperatures below it are greedy. Configs and clients write "greedy" so (Qwen2.5-VL: 1e-06), and logits
 #: that such a draw would choose between differ by less than half precision can tell.
 LEAST_TEMPERATURE = 1e-4
-#: Settings that rows of a batch may have each their own of, and what None stands for there.
-ROW_SETTINGS = {"temperature": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "guidance_scale": None}
 
 
 @dataclass(frozen=True)
@@ -95,17 +93,10 @@ class RowSettings(Rows, ABC):
 
 
 def check_setting(name: str, value: Any) -> None:
-    """Raise InputError for a value outside the range of its setting."""
-    if name == "temperature":
-        require_number(name, value, 0.0, 1e4, "0 (greedy) to 10000")
-    elif name == "guidance_scale":
-        require_number(name, value, 0.0, 1e4, "0 to 10000; 1 is off")
-    elif name == "top_k" and value is not None and (not is_integer(value) or value < 0):
-        raise InputError(name, value, "a positive integer, or None or 0 to keep every token")
-    elif name == "top_p" and value is not None:
-        require_number(name, value, 0.0, 1.0, "above 0, at most 1", open_below=True)
-    elif name == "min_p" and value is not None:
-        require_number(name, value, 0.0, 1.0, "0 to 1")
+    """Raise InputError for a value outside the range of its setting; None where there is a neutral one."""
+    known = SAMPLING[name]
+    if known.check is not None and (value is not None or known.neutral is None):
+        known.check(name, value)
 
 
 def read_setting(name: str, given: Any, check: Callable[[str, Any], None]) -> Any:
@@ -115,7 +106,7 @@ def read_setting(name: str, given: Any, check: Callable[[str, Any], None]) -> An
     if not values:
         raise InputError(name, given, "one value, or one for each row")
     if len(values) > 1:
-        values = [ROW_SETTINGS[name] if value is None else value for value in values]
+        values = [SAMPLING[name].neutral if value is None else value for value in values]
     for value in values:
         check(name, value)
     return values[0] if all(value == values[0] for value in values) else tuple(values)
@@ -123,7 +114,7 @@ def read_setting(name: str, given: Any, check: Callable[[str, Any], None]) -> An
 
 def check_rows(settings: object, count: int, rows: str = "rows") -> None:
     """Raise InputError for a setting that is a list of another length than the batch, or that holds None."""
-    for name in ROW_SETTINGS:
+    for name in SAMPLING:
         values = getattr(settings, name, None)
         if is_list(values) and (len(values) != count or None in values):
             raise InputError(name, values, f"one value, or a list with one for each of the {count} {rows}")
@@ -165,7 +156,7 @@ class Sampler(RowSettings):
     processors: Sequence[LogitsProcessorList | Lockstep] = ()
 
     def __post_init__(self) -> None:
-        for name in ROW_SETTINGS:
+        for name in SAMPLING:
             object.__setattr__(self, name, read_setting(name, getattr(self, name), check_setting))
         drawn = [value if value >= LEAST_TEMPERATURE else 0.0 for value in values_of(self.temperature)]
         object.__setattr__(self, "temperature", read_setting("temperature", drawn, check_setting))
@@ -188,7 +179,7 @@ class Sampler(RowSettings):
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         """Return the settings of these rows followed by those of another batch."""
         both: dict[str, Any] = {}
-        for name in ROW_SETTINGS:
+        for name in SAMPLING:
             both[name] = []
             for each, count in zip((self, other), counts, strict=True):
                 values = values_of(getattr(each, name))

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmspec.call_fields import CALL_FIELDS, CHAT_NAMES
 from mmspec.errors import InputError
 from mmspec.media import load_image
 from mmspec.pipelines.text_stream import TextDeltas
-from mmspec.serving.errors import CHAT_NAMES, RequestError
+from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most
-from mmspec.serving.schemas import ChatRequest, ImagePart, Message
+from mmspec.serving.schemas import ChatRequest, ImagePart, Message, Strict
 from mmspec.validation import given_of
 
-__all__ = ["TextRules", "chat_names", "chat_settings", "read_messages", "seeded"]
+__all__ = ["TextRules", "chat_names", "chat_settings", "read_messages", "same_fields", "seeded"]
 
 MAX_STOPS = 16
 
@@ -88,19 +89,20 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
         raise InputError("min_tokens", body.min_tokens, "0 with `stop`, whose strings end an answer anywhere")
     # vLLM writes "no limit" as -1; a temperature alone means 50 to transformers, and none to OpenAI's clients
     has_no_limit = body.top_k == -1 or (body.top_k is None and body.temperature)
-    given = given_of(
+    given = same_fields(body) | given_of(
         max_new_tokens=most,
         min_new_tokens=body.min_tokens or None,
-        temperature=body.temperature,
-        top_p=body.top_p,
         top_k=0 if has_no_limit else body.top_k,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
         stop_strings=stops or None,
         stops_in_prompt=False if stops else None,
         **turn_settings(body),
     )
     return seeded({**given, "rules": TextRules(body)}, body.seed, body.n)
+
+
+def same_fields(body: Strict) -> dict[str, Any]:
+    """The fields that are given and that pipelines have by the same names."""
+    return given_of(**{name: getattr(body, name) for name in CALL_FIELDS if name in type(body).model_fields})
 
 
 def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse
 from mmspec.errors import InputError, MMSpecError, NumericalError, UnsupportedModelError
 
 __all__ = [
-    "CHAT_NAMES",
     "RequestError",
     "as_request_error",
     "error_response",
@@ -25,16 +24,6 @@ KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
-}
-#: Arguments of a pipeline whose names in a chat are others.
-CHAT_NAMES = {
-    "bad_words_ids": "bad_words",
-    "eos_token_id": "stop_token_ids",
-    "images": "messages",
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "prompt": "messages",
-    "stop_strings": "stop",
 }
 OWN_CODES = {"unknown_parameter", "unsupported_parameter"}  # of `schemas`
 KEY = re.compile(r"\['(\w+)'\]")

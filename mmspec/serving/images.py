@@ -9,13 +9,12 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 
 from mmspec.media.images import encode_image
-from mmspec.serving.chat_settings import seeded
+from mmspec.serving.chat_settings import same_fields, seeded
 from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most
 from mmspec.serving.models import Models
 from mmspec.serving.schemas import ImageRequest
-from mmspec.validation import given_of
 
 __all__ = ["image_routes"]
 
@@ -29,12 +28,7 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
         engine = models.find(body.model, draws=True)
         check_at_most("n", body.n, "max_choices", limits.max_choices)
         check_size(body.size, engine)
-        given = given_of(
-            guidance_scale=body.guidance_scale,
-            negative_prompt=body.negative_prompt,
-            temperature=body.temperature,
-        )
-        ticket = models.submit(request, engine, body.prompt, seeded(given, body.seed, body.n))
+        ticket = models.submit(request, engine, body.prompt, seeded(same_fields(body), body.seed, body.n))
         await ticket.entered(limits.wait_seconds)
         outputs: dict[int, Any] = {}
         async for index, event in ticket.updates(limits.run_seconds):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from mmspec.call_fields import CALL_FIELDS
 from mmspec.errors import shorten
 from mmspec.messages import MEDIA_URL, PARTS, TEMPLATE_KEYS, UNSUPPORTED_KEYS, asks_nothing
 from mmspec.serving.errors import without_surrogates
@@ -110,8 +111,17 @@ IMAGE_REFUSED = {
 }
 
 Seed = Annotated[int, Field(ge=-1, lt=2**63)]  # -1, vLLM's word for none
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0)]
+
+
+def within(name: str, **own: float | None) -> Any:
+    """The range of a call field of pipelines, but for limits of the server's own."""
+    check: Any = CALL_FIELDS[name].check  # a `Range`
+    limits: dict[str, Any] = {"gt" if check.open_below else "ge": check.low, "le": check.high, **own}
+    return Field(**limits, allow_inf_nan=False)
+
+
+Temperature = Annotated[float, within("temperature", le=2)]  # as of OpenAI's
 
 
 class Strict(BaseModel):
@@ -216,16 +226,16 @@ class ChatRequest(Strict):
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Annotated[float, within("top_p")] | None = None
     n: Annotated[int, Field(ge=1)] = 1
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[Finite, Field(gt=0)] | None = None
+    min_p: Annotated[float, within("min_p")] | None = None
+    repetition_penalty: Annotated[float, within("repetition_penalty", le=None)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_WORDS)] = []
     stop_token_ids: list[TokenId] = []
@@ -249,9 +259,9 @@ class ImageRequest(Strict):
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png"] | None = None
     seed: Seed | None = None
-    guidance_scale: Finite | None = None
+    guidance_scale: Annotated[float, Field(allow_inf_nan=False)] | None = None
     negative_prompt: str | None = None
-    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
 
 
 #: All that a request may hold, by the words for it in the documentation.

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 from torch import Tensor
 
+from mmspec.call_fields import ABOVE_ZERO
 from mmspec.core.draft import Draft
 from mmspec.core.rows import named
 from mmspec.core.sampling import RowSettings, check_setting, read_setting, values_of
 from mmspec.errors import InputError
 from mmspec.kernels.sampling import of_rows
 from mmspec.registry import did_you_mean
-from mmspec.validation import require_number
 from mmspec.vectors.denoising import Denoising, DenoisingSource, StepSchedule
 
 __all__ = ["DenoisingSampler"]
@@ -54,8 +53,8 @@ class DenoisingSampler(RowSettings):
     length: int = 0
 
     def __post_init__(self) -> None:
-        noisy = partial(require_number, low=0.0, high=1e4, allowed="above 0", open_below=True)
-        object.__setattr__(self, "temperature", read_setting("temperature", self.temperature, noisy))
+        temperature = read_setting("temperature", self.temperature, ABOVE_ZERO)
+        object.__setattr__(self, "temperature", temperature)
         scale = read_setting("guidance_scale", self.guidance_scale, check_setting)
         object.__setattr__(self, "guidance_scale", scale)
         if self.guidance_schedule not in GUIDANCE_SCHEDULES:

@@ -12,6 +12,7 @@ from tests.packaging.source_tree import Module, imported_names, modules
 
 GROUND = {
     "atomic_file",
+    "call_fields",
     "errors",
     "messages",
     "plugins",

@@ -19,6 +19,7 @@ from transformers import (
     WatermarkingConfig,
 )
 
+from mmspec.call_fields import CUTOFFS, SHAPING
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.pipelines.generation_fields import (
@@ -29,7 +30,6 @@ from mmspec.pipelines.generation_fields import (
     unserved,
 )
 from mmspec.pipelines.settings import GenerationSettings
-from mmspec.pipelines.token_processors import SHAPING, TRUNCATING
 from tests.bad_inputs.refusals import no_forward
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import tiny_image, tiny_llama
@@ -179,7 +179,7 @@ def test_every_field_of_the_installed_transformers_is_decided_about() -> None:
     assert unserved(frozenset(SERVED)) == {}, "a new field: serve it, or add it to a table"
     tables = [SERVED, CHANGE_NO_TOKEN, set(REFUSED), set(REFUSED_OF_CALLERS)]
     assert sum(map(len, tables)) == len(set().union(*tables))
-    assert set(SHAPING) | set(TRUNCATING) <= SERVED
+    assert set(SHAPING) | set(CUTOFFS) <= SERVED
 
 
 def test_what_is_not_served_is_refused_by_name_wherever_it_is_set(

@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from mmspec.call_fields import CALL_FIELDS, CHAT_NAMES
 from mmspec.messages import MESSAGE, PARTS
 from mmspec.serving.chat_settings import seeded
 from mmspec.serving.errors import field_error
@@ -64,6 +65,12 @@ def test_no_field_is_taken_without_a_meaning():
         assert param(model, {**body, "not_a_field": 1}) == "not_a_field"
         for name in set(model.model_fields) - {"model", "negative_prompt", "prompt", "chat_template_kwargs"}:
             assert param(model, {**body, name: {"wrong": object()}}) is not None
+
+
+def test_chats_name_the_fields_of_pipelines_as_the_table_says():
+    fields = set(ChatRequest.model_fields)
+    assert set(CHAT_NAMES.values()) <= fields
+    assert fields & set(CALL_FIELDS) == {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 
 
 PART = {"type": "text", "text": "a"}

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from mmspec.accelerator import Accelerator, Call
+from mmspec.call_fields import NO_TRUNCATION
 from mmspec.core.interfaces import Round, Rule
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import values_of
@@ -93,7 +94,7 @@ class IdentityCheck:
 
     def sampled(self) -> Comparison:
         """Compare sampled tokens with those of plain decoding with the same noise: Gumbel-exact identity."""
-        settings = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        settings = {"temperature": self.temperature, **NO_TRUNCATION}
         settings["max_new_tokens"] = self.max_new_tokens
         found = []
         for batch, seeds in self._batches(1):
@@ -185,7 +186,7 @@ class MaskedCheck(IdentityCheck):
         return self._against_plain("greedy", "plain decoding", {"do_sample": False})
 
     def sampled(self) -> Comparison:
-        settings = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        settings = {"temperature": self.temperature, **NO_TRUNCATION}
         return self._against_plain("sampled", f"plain decoding, temperature {self.temperature:g}", settings)
 
     def _against_plain(self, mode: str, reference: str, settings: dict[str, Any]) -> Comparison:

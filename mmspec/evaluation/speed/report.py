@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mmspec.call_fields import NO_TRUNCATION
 from mmspec.evaluation.speed.record import Record
 from mmspec.evaluation.speed.timing import BASELINE
 from mmspec.evaluation.tables import figures
@@ -110,10 +111,9 @@ def image_report(records: Sequence[Record], *, width: int = WIDE) -> RenderableT
             f"guidance {settings['guidance_schedule']}",
         ]
     else:
-        off = {"top_k": (None, 0), "top_p": (None, 1.0), "min_p": (None, 0.0)}
         cuts = [
-            f"{name.replace('_', '-')} {'off' if settings[name] in values else settings[name]}"
-            for name, values in off.items()
+            f"{name.replace('_', '-')} {'off' if settings[name] in (None, neutral) else settings[name]}"
+            for name, neutral in NO_TRUNCATION.items()
         ]
     sampling = [f"guidance {settings['guidance_scale']:g}", f"temperature {settings['temperature']:g}", *cuts]
     explained = (
