@@ -133,6 +133,13 @@ class Family:
         name: of the family.
         target: its `Target`.
         model_types: of its configs; None for the name alone.
+        own_code: whether its published folders name code of their authors, which is not run: the family has
+            its own.
+        complete: makes whole a folder that was saved without a part that others have as well: a function of
+            the folder, which returns that of the whole, or the same where nothing is missing.
+        official: reads files of its authors whose layout is akin to LlamaGen's: a function of the path, the
+            tensors, the image size and the attention heads, the last two None where unknown. It returns the
+            model or image tokenizer, or None for files of another family.
         recognises: says whether a config of these types is the family's; None where all are.
         draws: "tokens" or "vectors" for a family that draws images; "" for one of text.
         answers: whether a model that draws also answers, which is then what it is loaded for.
@@ -144,15 +151,22 @@ class Family:
     target: str
     model_types: Sequence[str] | None = None
     recognises: Callable[[Any], bool] | None = None
+    own_code: bool = False
+    complete: str | None = None
+    official: str | None = None
     draws: str = ""
     answers: bool = True
     vq_apart: bool = False
     accelerator: str | None = None
 
+    @property
+    def types(self) -> Sequence[str]:
+        """Model types of its configs."""
+        return (self.name,) if self.model_types is None else self.model_types
+
     def has(self, config: Any) -> bool:
         """Whether a config is of this family."""
-        types = (self.name,) if self.model_types is None else self.model_types
-        return config.model_type in types and (self.recognises is None or self.recognises(config))
+        return config.model_type in self.types and (self.recognises is None or self.recognises(config))
 
 
 class Plugins(Mapping[str, T], Generic[T]):

@@ -26,7 +26,7 @@ from mmspec.families.image_parts import (
 from mmspec.families.images import image_target
 from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.families.llamagen.conversion import RAW_CODEBOOK_FILE
-from mmspec.families.parallel_images import VARConfig
+from mmspec.families.var.modeling import VARConfig
 from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
 from mmspec.models.weights import execution_device
 from mmspec.pipelines.drafter import Drafter

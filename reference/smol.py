@@ -74,7 +74,8 @@ def train_smol(
         how: see `RunOptions`; by default 240 minutes of 16 rows a step and process.
 
     Returns:
-        The folder. `mmspec.models.smollm2.complete` makes it whole; so does everything that loads it.
+        The folder. `complete` of `mmspec.families.smollm2.language_model` makes it whole; so does everything
+        that loads it.
 
     Raises:
         MissingDependencyError: the package of the language model is not installed.

@@ -18,16 +18,16 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from mmspec.errors import CheckpointError
+from mmspec.families.chameleon.vq import load_chameleon_vq
 from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.families.llamagen.conversion import RAW_CODEBOOK_FILE
-from mmspec.models.autoencoders import load_chameleon_vq
+from mmspec.families.var.tokenizer import ScaleVQModel
 from mmspec.models.checkpoint import (
     check_source,
     check_vocabulary,
     first_line,
     load_checked,
 )
-from mmspec.models.scale_vq import ScaleVQModel
 
 VQ, TEXT_ENCODER, TOKENIZER = "vq", "text_encoder", "tokenizer"
 

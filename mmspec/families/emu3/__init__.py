@@ -9,6 +9,7 @@ FAMILIES = (
         "emu3_5",
         "mmspec.families.emu3.target:Emu3p5Target",
         model_types=("Emu3",),
+        own_code=True,
         draws="tokens",
         vq_apart=True,
     ),

@@ -28,5 +28,11 @@ AutoConfig.register(NextStepConfig.model_type, NextStepConfig, exist_ok=True)
 AutoModel.register(NextStepConfig, NextStepForImageGeneration, exist_ok=True)
 
 FAMILIES = (
-    Family("nextstep", "mmspec.families.nextstep.target:NextStepTarget", draws="vectors", answers=False),
+    Family(
+        "nextstep",
+        "mmspec.families.nextstep.target:NextStepTarget",
+        own_code=True,
+        draws="vectors",
+        answers=False,
+    ),
 )

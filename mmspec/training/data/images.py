@@ -23,7 +23,7 @@ from mmspec.families.image_parts import load_text_encoder, load_vq
 from mmspec.families.images import image_target
 from mmspec.families.llamagen import caption_prompt, class_prompt, null_caption_prompt
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.families.parallel_images import ParallelImageConfig
+from mmspec.families.parallel_images.configuration import ParallelImageConfig
 from mmspec.media import load_image
 from mmspec.models.autoencoders import encode_image
 from mmspec.models.checkpoint import load_config, load_model

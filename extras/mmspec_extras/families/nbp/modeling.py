@@ -5,8 +5,8 @@ from __future__ import annotations
 from huggingface_hub.dataclasses import strict
 
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
+from mmspec.families.par.modeling import PARModel
 from mmspec.families.parallel_images.configuration import ParallelImageConfig
-from mmspec.families.parallel_images.modeling import PARModel
 
 __all__ = ["NBPConfig", "NBPForCausalLM", "NBPModel"]
 

@@ -19,9 +19,9 @@ from mmspec.core.draft import Nodes
 from mmspec.core.image_grid import GridSequence, ImageGrid
 from mmspec.core.interfaces import PromptOutput, TargetOutput
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.parallel_images import VARConfig
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
-from mmspec.models.scale_vq import ScaleQuantizer, shrunk
+from mmspec.families.var.modeling import VARConfig
+from mmspec.families.var.tokenizer import ScaleQuantizer, shrunk
 from mmspec.targets.attention import mask_dtype
 from mmspec.targets.causal import CausalState
 
