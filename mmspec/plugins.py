@@ -143,8 +143,18 @@ class Family:
         recognises: says whether a config of these types is the family's; None where all are.
         draws: "tokens" or "vectors" for a family that draws images; "" for one of text.
         answers: whether a model that draws also answers, which is then what it is loaded for.
-        vq_apart: whether its image tokenizer is a model of its own.
+        vq: class of its image tokenizer, where that is a model of its own.
+        load: loads what the pipeline of a family that draws is made of: a function of a `ModelSource`, which
+            returns the pipeline's arguments by name (`model`, `processor`, and parts such as `vq` or `vae`).
+            None for a model that holds its image tokenizer.
+        prompts: makes requests of images that the target is to draw itself in training, where
+            `image_requests` does not: a function of the target, the processor, texts, height and width in
+            pixels, None for the usual. It returns the requests, their `Sampler` and the tokens of each.
+        generate: what `generate` of transformers takes to draw the image of a request at temperature 0: a
+            function of the target, the request and the guidance scale. It returns the module whose forwards
+            are counted, the length of the prompt that it reads, and the keywords.
         accelerator: what decodes where none is named; None for the pipeline's own default.
+        presets: methods that run as another one where they have no drafter, by name.
     """
 
     name: str
@@ -156,8 +166,12 @@ class Family:
     official: str | None = None
     draws: str = ""
     answers: bool = True
-    vq_apart: bool = False
+    vq: str | None = None
+    load: str | None = None
+    prompts: str | None = None
+    generate: str | None = None
     accelerator: str | None = None
+    presets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def types(self) -> Sequence[str]:

@@ -23,7 +23,7 @@ from transformers import (
 
 from mmspec.assets import reference_models
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models import smollm2
+from mmspec.families.smollm2 import language_model as smollm2
 from mmspec.scenes import training_seeds
 from mmspec.training.record import taken_over
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals

@@ -191,4 +191,4 @@ def test_parts_that_do_not_fit_are_named(folder: Path, pipe: Any) -> None:
         image_target(model, narrow)
     with pytest.raises(ValueError, match="class_labels"):
         model(torch.tensor([[1]]))
-    assert isinstance(load_vq(str(folder), scales=True), ScaleVQModel)
+    assert isinstance(load_vq(str(folder), kind=ScaleVQModel), ScaleVQModel)

@@ -21,7 +21,14 @@ FAMILIES = (
         model_types=("chameleon",),
         recognises=is_lumina,
         draws="tokens",
-        vq_apart=True,
+        vq="diffusers.models.autoencoders.vq_model:VQModel",
+        load="mmspec.families.chameleon.vq:load_chameleon",
     ),
-    Family("chameleon", "mmspec.families.chameleon.target:AnoleTarget", draws="tokens", vq_apart=True),
+    Family(
+        "chameleon",
+        "mmspec.families.chameleon.target:AnoleTarget",
+        draws="tokens",
+        vq="diffusers.models.autoencoders.vq_model:VQModel",
+        load="mmspec.families.chameleon.vq:load_chameleon",
+    ),
 )

@@ -9,18 +9,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from diffusers.models.autoencoders.vq_model import VQModel
+from diffusers.utils.constants import SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers.utils.hub import cached_file
 
 from mmspec.errors import CheckpointError
+from mmspec.families.image_parts import VQ, ModelSource, check_parts, load_vq, load_whole
 from mmspec.models.autoencoders import build_autoencoder, ldm_name, measure_levels, vq_settings
 from mmspec.models.official_files import find_tensors, open_checkpoint
 
-__all__ = ["load_chameleon_vq", "vq_from_taming"]
+__all__ = ["load_chameleon", "load_chameleon_tokenizer", "load_chameleon_vq", "vq_from_taming"]
 
 PREFIX = "model.vqmodel."
+
+
+def load_chameleon(found: ModelSource) -> dict[str, Any]:
+    """Load a model and its image tokenizer; see `Family`."""
+    check_parts(found, VQ)
+    loaded = load_whole(found._replace(parts={}))
+    # the tokenizer may lie among the weights of the model, which are here by now
+    return {**loaded, "vq": load_chameleon_tokenizer(found.source, found.parts.get(VQ), **found.where)}
+
+
+def load_chameleon_tokenizer(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
+    """The image tokenizer of a Chameleon, in single precision.
+
+    It is in a subfolder of the model's or among its weights (Anole), or in `vq`: Meta's `vqgan.ckpt`, a
+    folder of such weights, or one of diffusers.
+
+    Raises:
+        CheckpointError: there is none with a decoder, or it is damaged.
+    """
+    place = Path(source if vq is None else vq)
+    saved = place / VQ if vq is None else place
+    if (saved / SAFETENSORS_WEIGHTS_NAME).is_file():
+        loaded: VQModel = load_vq(source, vq, **where)
+        return loaded
+    if vq is None and not place.is_dir():  # a hub id, whose files are in the cache
+        place = Path(str(cached_file(source, "config.json", **where))).parent
+    model: VQModel = load_chameleon_vq(place).float().eval()
+    return model
 
 
 def load_chameleon_vq(path: str | Path) -> VQModel:

@@ -11,6 +11,7 @@ FAMILIES = (
         model_types=("Emu3",),
         own_code=True,
         draws="tokens",
-        vq_apart=True,
+        vq="diffusers.models.autoencoders.vq_model:VQModel",
+        load="mmspec.families.chameleon.vq:load_chameleon",
     ),
 )

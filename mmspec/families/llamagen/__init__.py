@@ -39,6 +39,8 @@ FAMILIES = (
         "mmspec.families.llamagen.target:LlamaGenTarget",
         draws="tokens",
         answers=False,
-        vq_apart=True,
+        vq="diffusers.models.autoencoders.vq_model:VQModel",
+        load="mmspec.families.llamagen.parts:load_llamagen",
+        generate="mmspec.families.llamagen.generation:generate_keywords",
     ),
 )

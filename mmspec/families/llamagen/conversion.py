@@ -24,6 +24,7 @@ from transformers import Dinov2Config
 
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.image_parts import RAW_CODEBOOK_FILE
 from mmspec.families.llamagen.configuration import RESIZES, LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.official_layout import (
@@ -46,7 +47,6 @@ FIELDS = (
 )
 
 CONTAINERS = ("model", "module", "state_dict")
-RAW_CODEBOOK_FILE = "raw_codebook.safetensors"  # key "codebook"; neighbour tables use unnormalised distances
 CONTROL = ("adapter.", "adapter_mlp.", "condition_layers.", "condition_mlp.cap_proj.")
 HEAD_WIDTH = 64  # of every published DINOv2
 # how the authors resize a control image, by what the file name says of its kind
@@ -137,6 +137,7 @@ def convert_checkpoint(
     tensors = find_tensors(path, content, (*CONTAINERS, "ema"), parts=False)  # LANTERN's are known by theirs
     if control_resize is not None and not is_controlled(tensors):
         raise InputError("control_resize", control_resize, "None: this model is not controlled by an image")
+    model: Any
     if is_vq(tensors):
         model, codebook = vq_from_official(path, find_tensors(path, content, ("ema", *CONTAINERS)))
     elif is_lantern(tensors):

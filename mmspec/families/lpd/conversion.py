@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.official_layout import build, check_size, config_of, heads_of, renamed
 from mmspec.families.lpd.modeling import LPDForCausalLM
 from mmspec.models.official_files import measure
@@ -35,7 +36,7 @@ NULL = "fake_latent"  # the null class
 
 def lpd_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
-) -> LPDForCausalLM | None:
+) -> LlamaGenForCausalLM | None:
     """The LPD of an official state dict; None of another."""
     if NULL not in tensors:
         return None

@@ -97,6 +97,7 @@ class LPDTarget(ParallelImageTarget):
     """
 
     any_cells = True
+    compared = ("lpd", "maskgit")
     from_prompt = False
 
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:

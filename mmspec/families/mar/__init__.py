@@ -19,4 +19,13 @@ __all__ = [
 AutoConfig.register(MARConfig.model_type, MARConfig, exist_ok=True)
 AutoModel.register(MARConfig, MARForImageGeneration, exist_ok=True)
 
-FAMILIES = (Family("mar", "mmspec.families.mar.target:MARTarget", draws="vectors", answers=False),)
+FAMILIES = (
+    Family(
+        "mar",
+        "mmspec.families.mar.target:MARTarget",
+        draws="vectors",
+        answers=False,
+        load="mmspec.families.mar.conversion:load_parts",
+        presets={"none": "masked"},
+    ),
+)

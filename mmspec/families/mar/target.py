@@ -128,6 +128,7 @@ class MARTarget(ModelTarget[MARState]):
     model: MARForImageGeneration
     grid: ImageGrid
     any_order = True
+    compared = ("masked:iterations=20:order=checkerboard", "masked:iterations=32")
     sampler = MARSampler
     published: Mapping[str, Any]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mmspec.families.llamagen.conversion import RENAMES, infer_config
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.official_layout import build, grid_size_of, renamed
 from mmspec.families.nar.modeling import NARConfig, NARForCausalLM
 
@@ -23,7 +24,7 @@ OWN_RENAMES = (
 
 def nar_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
-) -> NARForCausalLM | None:
+) -> LlamaGenForCausalLM | None:
     """The NAR of an official state dict; None of another."""
     if SECOND_NORM not in tensors:
         return None

@@ -34,5 +34,6 @@ FAMILIES = (
         own_code=True,
         draws="vectors",
         answers=False,
+        load="mmspec.families.nextstep.loading:load_parts",
     ),
 )

@@ -43,6 +43,7 @@ class NextStepTarget(CausalTarget):
     published: Mapping[str, Any] = {"guidance_scale": 7.5}
     classes: int | None = None
     sampler = DenoisingSampler
+    compared = ("shared_noise", "shared_noise:tolerance=0")
 
     def __init__(self, model: NextStepForImageGeneration, grid: ImageGrid | None = None) -> None:
         super().__init__(model)

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mmspec.families.llamagen.conversion import RENAMES, infer_config
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.official_layout import build, grid_size_of, renamed
 from mmspec.families.par.modeling import PARConfig, PARForCausalLM
 from mmspec.models.official_files import measure
@@ -21,7 +22,7 @@ OWN_RENAMES = ((r"^model\.special_tokens\.", SPECIAL),)
 
 def par_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
-) -> PARForCausalLM | None:
+) -> LlamaGenForCausalLM | None:
     """The PAR of an official state dict; None of another."""
     weight = SPECIAL + "weight"
     if weight not in tensors:

@@ -97,6 +97,7 @@ class ParallelImageTarget(LlamaGenTarget):
     """
 
     by_blocks = True
+    compared: Sequence[str] = ("none",)
     sampler = CellSampler
     any_cells: ClassVar[bool] = False
     from_prompt: ClassVar[bool] = True

@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mmspec.errors import CheckpointError
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.official_layout import build, check_size, config_of, renamed
 from mmspec.families.var.modeling import VARForCausalLM
 from mmspec.families.var.tokenizer import ScaleVQModel
@@ -50,7 +51,7 @@ STACKED = r"(.*attn(?:_1|\.\d+))\.qkv\.(weight|bias)"
 
 def var_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
-) -> VARForCausalLM | ScaleVQModel | None:
+) -> LlamaGenForCausalLM | ScaleVQModel | None:
     """The VAR, or its image tokenizer, of an official state dict; None of another."""
     if any(name.startswith("quantize.quant_resi.") for name in tensors):
         return scale_vq_from_official(path, tensors)

@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from mmspec.core.interfaces import Request
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError, MediaError
-from mmspec.families.image_parts import load_text_encoder, load_vq
+from mmspec.families.image_parts import load_vq
 from mmspec.families.images import image_target
 from mmspec.families.llamagen import caption_prompt, class_prompt, null_caption_prompt
+from mmspec.families.llamagen.parts import load_reader
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.families.parallel_images.configuration import ParallelImageConfig
 from mmspec.media import load_image
@@ -66,12 +67,9 @@ class LlamaGenImages(ABC):
         self.target, self.batch_size, self.seed = target, batch_size, seed
         self.model = target.model
         self.vq = target.vq
-        self.text_encoder: PreTrainedModel | None = None
-        self.tokenizer: Any = None
-        if target.config.condition_type == "caption":
-            encoder, self.tokenizer = load_text_encoder(str(folder), target.config, dtype=torch.float32)
-            encoder.eval().requires_grad_(False)
-            self.text_encoder = on_device(encoder, target.device)
+        read = load_reader(folder, target)
+        self.text_encoder: PreTrainedModel | None = read.get("text_encoder")
+        self.tokenizer: Any = read.get("tokenizer")
 
     def examples(
         self, asked: Sequence[Tensor | int], dropped: Sequence[bool], pixels: Tensor

@@ -17,6 +17,7 @@ FAMILIES = (
         "mmspec_extras.families.ctf.target:CTFTarget",
         draws="tokens",
         answers=False,
-        vq_apart=True,
+        vq="diffusers.models.autoencoders.vq_model:VQModel",
+        load="mmspec.families.llamagen.parts:load_llamagen",
     ),
 )

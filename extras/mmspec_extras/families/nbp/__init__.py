@@ -17,7 +17,8 @@ FAMILIES = (
         "mmspec_extras.families.nbp.target:NBPTarget",
         draws="tokens",
         answers=False,
-        vq_apart=True,
+        vq="diffusers.models.autoencoders.vq_model:VQModel",
+        load="mmspec.families.llamagen.parts:load_llamagen",
         accelerator="none",
     ),
 )

@@ -17,7 +17,8 @@ FAMILIES = (
         "mmspec_extras.families.nfig.target:NFIGTarget",
         draws="tokens",
         answers=False,
-        vq_apart=True,
+        vq="mmspec.families.var.tokenizer:ScaleVQModel",
+        load="mmspec.families.llamagen.parts:load_llamagen",
         accelerator="none",
     ),
 )
