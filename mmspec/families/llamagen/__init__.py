@@ -14,7 +14,7 @@ from mmspec.families.llamagen.modeling import (
     encode_caption,
     null_caption_prompt,
 )
-from mmspec.plugins import Family
+from mmspec.plugins import Converter, Family
 
 __all__ = [
     "FAMILIES",
@@ -39,6 +39,9 @@ FAMILIES = (
         "mmspec.families.llamagen.target:LlamaGenTarget",
         draws="tokens",
         answers=False,
+        converter=Converter(
+            "mmspec.families.llamagen.conversion:convert_checkpoint", refuses={"vae": "it goes with a MAR"}
+        ),
         vq="diffusers.models.autoencoders.vq_model:VQModel",
         load="mmspec.families.llamagen.parts:load_llamagen",
         generate="mmspec.families.llamagen.generation:generate_keywords",

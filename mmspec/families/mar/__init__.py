@@ -4,7 +4,7 @@ from transformers import AutoConfig, AutoModel
 
 from mmspec.families.mar.conversion import convert_mar, is_mar, load_mar
 from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
-from mmspec.plugins import Family
+from mmspec.plugins import Converter, Family
 
 __all__ = [
     "FAMILIES",
@@ -26,6 +26,11 @@ FAMILIES = (
         draws="vectors",
         answers=False,
         load="mmspec.families.mar.conversion:load_parts",
+        converter=Converter(
+            "mmspec.families.mar.conversion:convert_mar",
+            "mmspec.families.mar.conversion:is_mar",
+            {"control_resize": "it goes with a ControlAR", "image_size": "the weights of a MAR say it"},
+        ),
         presets={"none": "masked"},
     ),
 )
