@@ -170,6 +170,7 @@ class Family:
         recognises: says whether a config of these types is the family's; None where all are.
         draws: "tokens" or "vectors" for a family that draws images; "" for one of text.
         answers: whether a model that draws also answers, which is then what it is loaded for.
+        compact: whether its target counts codes and syntax alone, so that heads of any vocabulary fit.
         vq: class of its image tokenizer, where that is a model of its own.
         load: loads what the pipeline of a family that draws is made of: a function of a `ModelSource`, which
             returns the pipeline's arguments by name (`model`, `processor`, and parts such as `vq` or `vae`).
@@ -194,6 +195,7 @@ class Family:
     official: str | None = None
     draws: str = ""
     answers: bool = True
+    compact: bool = False
     vq: str | None = None
     load: str | None = None
     prompts: str | None = None
