@@ -73,8 +73,8 @@ class Head:
         in_checkpoint: whether `published` reads the target's own checkpoint, which then needs no other.
         image_settings: settings of its config where the target draws images and nothing else is asked for.
         exports: writers of layouts that other engines load, by the names that `mmspec export --to` takes:
-            functions of the head, the name of its target, the target's config and a folder, which return what
-            is to be told beside the path.
+            functions of the head, the layout, the name of its target, the target's config and a folder, which
+            return what is to be told beside the path.
         shipped: reference models that are such heads, by name: what each is, and the command that makes it.
         variants: other ways to train it, by the names that `mmspec train drafter --method` takes.
     """

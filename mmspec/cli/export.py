@@ -92,7 +92,7 @@ def write_head(
         head.to(stored)
     check_target(head, config, target)
     with new_folder(out) as folder:
-        written = load(writer)(head, source if in_copy else target, config, folder)
+        written = load(writer)(head, layout.value, source if in_copy else target, config, folder)
     weights = sum(weight.numel() for weight in head.parameters())
     return {"path": str(out), "target": target, **written, "parameters": weights}
 

@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
             RECIPES[method].build(target, **settings)
     head: Any = few_for("mtp", target)
     with pytest.raises(InputError, match="frequent_tokens"):
-        write_checkpoint(head, str(tmp_path), head.config, tmp_path)
+        write_checkpoint(head, "checkpoint", str(tmp_path), head.config, tmp_path)
     with pytest.raises(InputError, match="at most 2"):
         drafter, few = HEADS["medusa"][0], heads_checks.medusa_for(target, frequent_tokens=2)
         drafter(few, num_draft_tokens=3, depth=1, top_k=3).fit(target)

@@ -22,7 +22,7 @@ from mmspec.evaluation.speed.peers import (
 from mmspec.evaluation.speed.record import summarise
 from mmspec.evaluation.speed.report import peer_table
 from mmspec.evaluation.speed.timing import PEER
-from mmspec.families.mar import MARConfig
+from mmspec.families.mar.modeling import MARConfig
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.evaluation.test_bench_reports import text
 from tests.evaluation.test_speed import run

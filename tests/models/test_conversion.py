@@ -10,8 +10,9 @@ import torch
 from transformers import AutoConfig
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.conversion import convert_checkpoint, infer_config, llamagen_from_official
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from tests.models.converted import convert_and_load
 from tests.models.official_layout import (
     CAPTIONS,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -186,8 +186,29 @@ def llamagen_from_official(
 ) -> LlamaGenForCausalLM:
     """The model of an official state dict; `path` gives the image size, and names the file in messages."""
     control = _control(path, tensors, control_resize) if is_controlled(tensors) else {}
-    config = infer_config(path, tensors, grid_size_of(path, image_size), num_heads, **control)
-    return build(path, tensors, LlamaGenForCausalLM, config, partial(renamed, RENAMES))
+    return from_layout(path, tensors, image_size, num_heads, LlamaGenForCausalLM, **control)
+
+
+def from_layout(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    image_size: int | None,
+    num_heads: int | None,
+    kind: type[LlamaGenForCausalLM],
+    renames: Sequence[tuple[str, str]] = (),
+    **settings: Any,
+) -> LlamaGenForCausalLM:
+    """The model of a state dict in LlamaGen's layout, of that class.
+
+    Args:
+        path, tensors, image_size, num_heads: as of `llamagen_from_official`.
+        kind: of the model.
+        renames: the part of a name -> the official one, of what LlamaGen lacks.
+        settings: of the config, as of `infer_config`.
+    """
+    grid_size = grid_size_of(path, image_size)
+    config = infer_config(path, tensors, grid_size, num_heads, kind.config_class, **settings)
+    return build(path, tensors, kind, config, partial(renamed, (*renames, *RENAMES)))
 
 
 def infer_config(

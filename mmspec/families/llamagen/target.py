@@ -14,9 +14,8 @@ from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import PromptOutput
 from mmspec.core.rows import named
 from mmspec.errors import InputError
-from mmspec.families.llamagen import (
-    CONTROLLED_LAYERS,
-    LlamaGenConfig,
+from mmspec.families.llamagen.configuration import CONTROLLED_LAYERS, LlamaGenConfig
+from mmspec.families.llamagen.modeling import (
     LlamaGenForCausalLM,
     class_prompt,
     encode_caption,

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.core.cache import RaggedCache
 from mmspec.core.draft import Nodes
 from mmspec.core.interfaces import PromptOutput, TargetOutput
-from mmspec.errors import InputError
-from mmspec.families.lpd.modeling import LPDConfig
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
-from mmspec.targets.attention import mask_dtype
 from mmspec.targets.causal import CausalState, to_device
 
 __all__ = ["CellStates", "LPDState", "LPDTarget"]
@@ -102,7 +98,9 @@ class LPDTarget(ParallelImageTarget):
 
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
-        config, (guidance_scale, repulsion) = model.config, lpd_settings(model.config)
+        config = model.config
+        shape = config.num_hidden_layers, config.hidden_size, config.grid_size**2
+        guidance_scale, repulsion = LPD.get(shape, OTHER_LPD) if config.body == "vit" else OTHER_LPD
         self.published = {"guidance_scale": guidance_scale, "guidance_schedule": "rising", "top_k": 0}
         if config.repulsion_threshold is not None:
             repulsion = config.repulsion_threshold
@@ -112,13 +110,7 @@ class LPDTarget(ParallelImageTarget):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[Any, PromptOutput]:
-        """Keep the prompts, embedded. Returns the state and logits [R, 0, V]: of no cell.
-
-        Raises:
-            InputError: hidden states are asked for.
-        """
-        if taps:
-            raise InputError("taps", tuple(taps), "none: such a model has no state of a prompt alone")
+        """Keep the prompts, embedded; see `unread`."""
         decoder: Any = self.model.model
         queries, ids, offsets = [decoder.mask_token], list[Tensor](), list[int]()
         count = self.vocabulary + 1
@@ -128,20 +120,15 @@ class LPDTarget(ParallelImageTarget):
             queries.append(vectors)
             ids.append(count + torch.arange(len(vectors), device=self.device))
             count += len(vectors)
-        lengths = [len(row) for row in ids]
-        state = LPDState(
-            cache=RaggedCache(self.config, len(ids), capacity, self.device),
+        return self.unread(
+            LPDState,
+            [len(row) for row in ids],
+            capacity,
+            taps,
             offset=torch.tensor(offsets, device=self.device),
-            prompt_lengths=lengths,
-            hidden=self._reader(()),
-            change=self._change,
-            additive=mask_dtype(self._decoder),
             queries=torch.cat(queries),
-            starts=torch.tensor(lengths, device=self.device),
             unread=pad_sequence(ids, batch_first=True, padding_value=self.vocabulary),
         )
-        logits = torch.empty(len(ids), 0, self.vocabulary, dtype=self.dtype, device=self.device)
-        return state, PromptOutput(logits, forwards=0)
 
     def score(self, state: LPDState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
         state.lanes = draft.starts.shape[1]
@@ -212,9 +199,3 @@ def behind(state: LPDState, nodes: Nodes) -> Nodes:
         torch.cat([causal, seen.expand(-1, nodes.slots.shape[1], -1)], 1),
         extent - 1,
     )
-
-
-def lpd_settings(config: LPDConfig) -> LPDSettings:
-    """The settings of the published checkpoint of this shape; those of LPD-L at 256 for all other models."""
-    shape = config.num_hidden_layers, config.hidden_size, config.grid_size**2
-    return LPD.get(shape, OTHER_LPD) if config.body == "vit" else OTHER_LPD

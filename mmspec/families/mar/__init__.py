@@ -2,19 +2,8 @@
 
 from transformers import AutoConfig, AutoModel
 
-from mmspec.families.mar.conversion import convert_mar, is_mar, load_mar
-from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
+from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration
 from mmspec.plugins import Converter, Family
-
-__all__ = [
-    "FAMILIES",
-    "SIZES",
-    "MARConfig",
-    "MARForImageGeneration",
-    "convert_mar",
-    "is_mar",
-    "load_mar",
-]
 
 AutoConfig.register(MARConfig.model_type, MARConfig, exist_ok=True)
 AutoModel.register(MARConfig, MARForImageGeneration, exist_ok=True)

@@ -16,7 +16,7 @@ from mmspec.core.indexing import pick, put
 from mmspec.core.interfaces import PromptOutput, TargetOutput, TargetState
 from mmspec.core.verdict import Fill, Path
 from mmspec.errors import InputError
-from mmspec.families.mar import MARForImageGeneration
+from mmspec.families.mar.modeling import MARForImageGeneration
 from mmspec.targets.image_tokens import PromptPair
 from mmspec.targets.model_target import ModelTarget
 from mmspec.targets.steps import CompiledForward

@@ -12,7 +12,7 @@ from mmspec.core.cache import RaggedCache
 from mmspec.core.draft import Nodes
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import InputError
-from mmspec.families.nextstep import NextStepForImageGeneration, prompt_ids
+from mmspec.families.nextstep.modeling import NextStepForImageGeneration, prompt_ids
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.targets.image_tokens import PromptPair
 from mmspec.vectors.denoising_head import DenoisingHead

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mmspec.core.draft import Nodes
 from mmspec.core.interfaces import PromptOutput
-from mmspec.families.par.modeling import PARConfig
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
 
 __all__ = ["PARTarget"]
@@ -37,8 +36,9 @@ class PARTarget(ParallelImageTarget):
 
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
-        self.published = {"guidance_scale": par_guidance(model.config), "top_k": 0}
-        self.group_size: int = model.config.group_size
+        config, self.group_size = model.config, int(model.config.group_size)
+        shape = config.num_hidden_layers, config.hidden_size, self.group_size
+        self.published = {"guidance_scale": PAR.get(shape, OTHER_PAR), "top_k": 0}
         self.plain = {"order": "regions", "regions": self.group_size}
 
     def prefill(
@@ -61,8 +61,3 @@ class PARTarget(ParallelImageTarget):
         tokens = torch.cat([fresh.tokens, self.vocabulary + more], 1)
         slots = torch.cat([fresh.slots, fresh.extent - special + more], 1)
         return Nodes(tokens, slots, fresh.depths, fresh.visible, fresh.deepest)
-
-
-def par_guidance(config: PARConfig) -> float:
-    """The guidance scale of the published PAR of this shape; 1.5 for all other models."""
-    return PAR.get((config.num_hidden_layers, config.hidden_size, config.group_size), OTHER_PAR)

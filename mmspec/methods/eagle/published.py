@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmspec.errors import CheckpointError
-from mmspec.families.llamagen import LlamaGenConfig
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.heads.published import Found, Layout
 from mmspec.methods.eagle.head import EagleConfig
 from mmspec.plugins import family_of

@@ -15,28 +15,16 @@ from mmspec.errors import InputError
 from mmspec.heads.layers import PART, SLIDING
 from mmspec.methods.eagle3.head import Eagle3Head
 
-__all__ = ["LAYOUTS", "export_head", "write_specforge", "write_speculators"]
+__all__ = ["LAYOUTS", "export_head", "write_head"]
 
 SPECULATORS_VERSION = "0.3.0"  # the first whose EAGLE-3 has these fields
 OWN_LAYER = "decoder.layers.0."
 
 
-def write_speculators(
-    head: Eagle3Head, target: str, config: PreTrainedConfig, folder: Path
-) -> dict[str, Any]:
-    """Write a head as speculators and vLLM load it; see `Head.exports`."""
-    return write_head(head, "speculators", target, config, folder)
-
-
-def write_specforge(head: Eagle3Head, target: str, config: PreTrainedConfig, folder: Path) -> dict[str, Any]:
-    """Write a head as SpecForge and SGLang load it; see `Head.exports`."""
-    return write_head(head, "specforge", target, config, folder)
-
-
 def write_head(
     head: Eagle3Head, layout: str, target: str, config: PreTrainedConfig, folder: Path
 ) -> dict[str, Any]:
-    """Write a head in a layout; returns the layers that it reads."""
+    """Write a head in a layout; see `Head.exports`."""
     described, tensors = export_head(head, layout, target, config)
     (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

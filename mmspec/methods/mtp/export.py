@@ -19,7 +19,9 @@ OWN_FILE = "mtp.safetensors"
 LAYERS = "mtp_num_hidden_layers"  # of Qwen's configs
 
 
-def write_checkpoint(head: MtpHead, target: str, config: PreTrainedConfig, folder: Path) -> dict[str, Any]:
+def write_checkpoint(
+    head: MtpHead, layout: str, target: str, config: PreTrainedConfig, folder: Path
+) -> dict[str, Any]:
     """Copy a checkpoint in safetensors, whose layers have Qwen's names, with a head in a file of its own.
 
     Raises:

@@ -21,7 +21,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError, MediaError
 from mmspec.families.image_parts import load_vq
 from mmspec.families.images import image_target
-from mmspec.families.llamagen import caption_prompt, class_prompt, null_caption_prompt
+from mmspec.families.llamagen.modeling import caption_prompt, class_prompt, null_caption_prompt
 from mmspec.families.llamagen.parts import load_reader
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.families.parallel_images.configuration import ParallelImageConfig

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import ModelSource
 from mmspec.families.images import image_target
-from mmspec.families.llamagen import LlamaGenConfig
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
 from mmspec.plugins import Family, family_of, load
 from mmspec.registry import did_you_mean
