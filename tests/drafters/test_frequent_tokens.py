@@ -14,7 +14,7 @@ from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.checkpoint import load_head
-from mmspec.methods.mtp.export import write_checkpoint
+from mmspec.methods.mtp.published import write_checkpoint
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
 from mmspec.training.recipes import RECIPES

@@ -198,14 +198,7 @@ def from_layout(
     renames: Sequence[tuple[str, str]] = (),
     **settings: Any,
 ) -> LlamaGenForCausalLM:
-    """The model of a state dict in LlamaGen's layout, of that class.
-
-    Args:
-        path, tensors, image_size, num_heads: as of `llamagen_from_official`.
-        kind: of the model.
-        renames: the part of a name -> the official one, of what LlamaGen lacks.
-        settings: of the config, as of `infer_config`.
-    """
+    """The model of a state dict in LlamaGen's layout; `renames` are of what LlamaGen itself lacks."""
     grid_size = grid_size_of(path, image_size)
     config = infer_config(path, tensors, grid_size, num_heads, kind.config_class, **settings)
     return build(path, tensors, kind, config, partial(renamed, (*renames, *RENAMES)))
@@ -220,17 +213,7 @@ def infer_config(
     further_layers: int = 0,
     **settings: Any,
 ) -> LlamaGenConfig:
-    """The config of an official state dict, of that kind.
-
-    Args:
-        path: names the file in messages.
-        tensors: in LlamaGen's layout.
-        grid_size: tokens a side.
-        num_heads: attention heads; None is those of the published size.
-        kind: of the config.
-        further_layers: how many layers more than its size says the model has.
-        settings: further ones of the config.
-    """
+    """The config of a state dict with `further_layers` more than its size says, of that kind."""
     layers = {int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.attention\.", name))}
     if not layers:
         allowed = "an official LlamaGen transformer (keys layers.0.attention.*) or image tokenizer"

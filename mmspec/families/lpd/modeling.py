@@ -13,8 +13,8 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenDecoderLayer, LlamaGenForCausalLM, LlamaGenModel
-from mmspec.families.parallel_images.configuration import ParallelImageConfig
 
 __all__ = ["LPDConfig", "LPDForCausalLM", "LPDModel"]
 
@@ -23,7 +23,7 @@ VIT_EPS = 1e-6
 
 
 @strict
-class LPDConfig(ParallelImageConfig):
+class LPDConfig(LlamaGenConfig):
     """The shape of a model whose cells are asked for by learned queries (LPD, 2507.01957).
 
     Attributes:

