@@ -147,6 +147,7 @@ class DraftToCome:
 
     vector_size: int = 0
     any_order: bool = False
+    fills_masks: bool = False
     model: nn.Module = field(default_factory=WithoutLayers)
 
 
