@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerBase
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.errors import InputError
-from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.families.mar.target import MARTarget
 from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.media import DEFAULT_LIMITS, MediaLimits, load_images
@@ -104,7 +103,7 @@ def read_control(
     """
     factor = 1.0 if strength is None else strength
     require_number("control_strength", factor, 0, 100, "a number from 0 (no control) to 100")
-    if not (isinstance(target, LlamaGenTarget) and target.is_controlled):
+    if not target.is_controlled:
         for name, value in (("control_image", control_image), ("control_strength", strength or None)):
             if value is not None:
                 raise InputError(name, value, "None: this model is not controlled by an image")

@@ -20,9 +20,9 @@ from mmspec.call_fields import (
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler, check_rows
 from mmspec.errors import InputError
-from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.pipelines.settings import GenerationSettings, read_keywords, read_seeds
 from mmspec.pipelines.token_processors import shaping_of, truncation_of
+from mmspec.plugins import family_of
 from mmspec.validation import given_of, is_list
 from mmspec.vectors.denoising_head import DDPMSchedule, FlowSchedule
 from mmspec.vectors.sampling import DenoisingSampler
@@ -158,7 +158,8 @@ def sampling_defaults(target: Any) -> dict[str, Any]:
     stored = getattr(target.model, "generation_config", None)
     if target.vector_size:
         return {**target.published, **given_of(**{name: getattr(stored, name, None) for name in OWN})}
-    if not isinstance(target.config, LlamaGenConfig):
+    family = family_of(target.model.config)
+    if family is None or family.answers:
         return dict(target.published)
     own = GenerationSettings.from_keywords(stored, {})
     for name, value in (shaping_of(own) | truncation_of(own)).items():

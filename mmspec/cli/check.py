@@ -64,7 +64,6 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
         reference_of,
     )
     from mmspec.evaluation.identity.comparison import identity_report
-    from mmspec.families.masked_language.target import MaskedTarget
 
     source = asked.source
     choose(accelerator, source, how.drafter)  # what is missing should not cost a load
@@ -91,7 +90,7 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
     elif asked.guidance_scale is not None:
         raise InputError("--guidance", asked.guidance_scale, "nothing: text is compared without guidance")
     else:
-        kind = MaskedCheck if isinstance(target, MaskedTarget) else IdentityCheck
+        kind = MaskedCheck if target.fills_masks else IdentityCheck
         identity = kind(**common, **subject.settings)
     comparisons: list[Comparison] = []
     with Interruptible() as block, progress(quiet=how.as_json) as bar:

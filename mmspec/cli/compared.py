@@ -115,13 +115,7 @@ def find_best(
 
 def image_accelerators(target: Any) -> list[str]:
     """Accelerators of images to compare where none are named, as on the command line; the first leads."""
-    if target.by_blocks and not target.vector_size:
-        return ["lpd", "maskgit"] if target.any_cells else ["none"]
-    if not target.vector_size:
-        return ["sjd", "gsd", "lantern", "zipar"]
-    if target.any_order:
-        return ["masked:iterations=20:order=checkerboard", "masked:iterations=32"]
-    return ["shared_noise", "shared_noise:tolerance=0"]
+    return list(target.compared) or ["sjd", "gsd", "lantern", "zipar"]
 
 
 def image_methods(target: Any, source: str, drafter: str | None) -> str:

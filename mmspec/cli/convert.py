@@ -55,25 +55,15 @@ def convert(
         mmspec convert path/to/Lumina-mGPT-7B-768 --out lumina-768
         mmspec convert pretrained_models/mar/mar_large --vae kl16.ckpt --out mar-large
     """
-    from mmspec.families.chameleon.norms import convert_chameleon, is_chameleon
-    from mmspec.families.llamagen.conversion import convert_checkpoint
-    from mmspec.families.mar import convert_mar, is_mar
+    from mmspec.plugins import converter_of, load
 
-    chosen = read_dtype(dtype)
-    if control_resize is not None and (is_mar(checkpoint) or is_chameleon(checkpoint)):
-        raise InputError("--control-resize", control_resize, "nothing: it goes with a ControlAR")
-    if is_mar(checkpoint):
-        if image_size is not None:
-            raise InputError("--image-size", image_size, "nothing: the weights of a MAR say it")
-        written = convert_mar(checkpoint, out, vae=vae, num_heads=heads, dtype=chosen)
-    elif vae is not None:
-        raise InputError("--vae", str(vae), "nothing: it goes with a MAR")
-    elif is_chameleon(checkpoint):
-        for option, value in (("--image-size", image_size), ("--heads", heads)):
-            if value is not None:
-                raise InputError(option, value, "nothing: the config of a Chameleon says it")
-        written = convert_chameleon(checkpoint, out, chosen)
-    else:
-        sizes = {"image_size": image_size, "num_heads": heads}
-        written = convert_checkpoint(checkpoint, out, **sizes, control_resize=control_resize, dtype=chosen)
+    chosen, converter = read_dtype(dtype), converter_of(checkpoint)
+    asked = {"control_resize": control_resize, "vae": vae, "image_size": image_size, "num_heads": heads}
+    given = {name: value for name, value in asked.items() if value is not None}
+    for name, value in given.items():
+        if name in converter.refuses:
+            option = "--heads" if name == "num_heads" else f"--{name.replace('_', '-')}"
+            shown = str(value) if isinstance(value, Path) else value
+            raise InputError(option, shown, f"nothing: {converter.refuses[name]}")
+    written = load(converter.convert)(checkpoint, out, **given, dtype=chosen)
     print_result(written, written["path"], as_json)

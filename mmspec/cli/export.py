@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,33 +74,27 @@ def write_head(
 ) -> dict[str, Any]:
     """Write a head, of MTP inside a copy of its target's checkpoint; returns what there is to say of it."""
     import torch
-    from safetensors.torch import save_file
 
     from mmspec.atomic_file import new_folder
     from mmspec.heads.checkpoint import load_head
     from mmspec.models.checkpoint import check_source, load_config
-    from mmspec.training.export import export_head, write_checkpoint
+    from mmspec.plugins import HEADS, load
 
     source, in_copy = check_source(target, "target"), layout is LayoutName.checkpoint
     if in_copy and not Path(source).is_dir():
         raise InputError("--target", target, "a folder: it is copied")
     config = load_config(source, argument="target")
-    kind = "mtp" if in_copy else "eagle3"
+    kind, writer = next(
+        (name, head.exports[layout]) for name, head in HEADS.items() if layout in head.exports
+    )
     head: Any = load_head(kind, drafter, config, dtype or torch.float32, torch.device("cpu"))
     if dtype is None and (stored := getattr(head.config, "dtype", None)) is not None:
         head.to(stored)
     check_target(head, config, target)
-    about: dict[str, Any] = {"path": str(out), "target": target}
-    if in_copy:
-        with new_folder(out) as folder:
-            write_checkpoint(head, Path(source), folder)
-    else:
-        described, tensors = export_head(head, layout, target, config)
-        with new_folder(out) as folder:
-            (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        about["taps"] = list(head.taps)
-    return about | {"parameters": sum(weight.numel() for weight in head.parameters())}
+    with new_folder(out) as folder:
+        written = load(writer)(head, layout.value, source if in_copy else target, config, folder)
+    weights = sum(weight.numel() for weight in head.parameters())
+    return {"path": str(out), "target": target, **written, "parameters": weights}
 
 
 def check_target(head: Any, config: Any, name: str) -> None:

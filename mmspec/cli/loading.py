@@ -35,7 +35,6 @@ __all__ = [
 Pipeline = TypeVar("Pipeline", bound="MMSpecPipeline")
 
 REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
-UNMASKING_METHODS = "none,low_confidence:places_per_step=2,threshold,entropy_bound"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -100,14 +99,12 @@ def compared_choices(accelerators: str, model: str, drafter: str | None) -> list
     return choices if has_plain else [parse_choice("none"), *choices]
 
 
-def default_choices(model: str, drafter: str | None, target: object) -> list[AcceleratorChoice]:
+def default_choices(model: str, drafter: str | None, target: Any) -> list[AcceleratorChoice]:
     """The accelerators to compare on a target where none are named: plain decoding, and all that drafts here.
 
     That is copying and the drafters that are there; of a masked model, several places a forward.
     """
-    from mmspec.families.masked_language.target import MaskedTarget
-
-    without = UNMASKING_METHODS if isinstance(target, MaskedTarget) else "none,copy"
+    without = ",".join(target.compared) or "none,copy"
     drafted = own_drafters(model).values() if drafter is None else [choice_of(drafter, model)]
     return [*parse_choices(without), *drafted]
 

@@ -17,7 +17,6 @@ from transformers.models.auto.modeling_auto import (
 from mmspec.core.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
-from mmspec.models.masked_language import MASKED_MODELS
 from mmspec.plugins import family_of, load, register_families
 from mmspec.targets.admission import check_model
 from mmspec.targets.memory import cached_bytes, measure_states
@@ -73,9 +72,9 @@ def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the model of a config on the meta device, in the config's dtype."""
     usual = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")  # a GGUF file does not say
     (name, *_) = getattr(config, "architectures", None) or [usual]
-    model_class: Any = MASKED_MODELS.get(type(config))
+    model_class: Any = None
     family = family_of(config)
-    if family is not None and family.draws:  # published with other names of classes
+    if family is not None and (family.draws or family.own_code):  # published with other names of classes
         kinds: Any = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING)
         model_class = next(kind[type(config)] for kind in kinds if type(config) in kind)
     model_class = model_class or getattr(transformers, name, None)

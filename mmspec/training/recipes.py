@@ -16,7 +16,7 @@ from mmspec.core.interfaces import Drafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.plugins import HEADS, Head
 from mmspec.registry import did_you_mean
-from mmspec.targets import CausalTarget, ImageTokenTarget
+from mmspec.targets import CausalTarget
 from mmspec.training.losses.base import DrafterLoss
 
 __all__ = ["RECIPES", "Recipe", "check_method", "written"]
@@ -67,7 +67,7 @@ class Recipe:
         Raises:
             InputError: a value that it cannot be built with.
         """
-        of_images = self.record.image_settings if isinstance(target, ImageTokenTarget) else {}
+        of_images = self.record.image_settings if target.grid is not None else {}
         made = {**self.settings, **of_images, **settings}
         shape = {name: value for name, value in made.items() if name in self.of_head()}
         config: Any = self.head.config_class

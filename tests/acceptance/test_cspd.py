@@ -20,8 +20,8 @@ from mmspec.core.interfaces import AcceptanceRule
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.evaluation.identity.checks import reference_of
-from mmspec.families.mar import MARForImageGeneration
 from mmspec.families.mar.cells import ORDERS, CellModelDrafter, CellModelSession
+from mmspec.families.mar.modeling import MARForImageGeneration
 from mmspec.families.mar.target import MARTarget
 from mmspec.targets import CausalTarget
 from mmspec.trees.rejection import SpeculativeSampling

@@ -20,7 +20,7 @@ from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.families.nextstep import NextStepConfig, NextStepForImageGeneration
+from mmspec.families.nextstep.modeling import NextStepConfig, NextStepForImageGeneration
 from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.methods.draft_model.vectors import VectorModelDrafter
 from mmspec.targets import CausalTarget

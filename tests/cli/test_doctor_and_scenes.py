@@ -4,10 +4,13 @@ import pytest
 from PIL import Image
 
 from mmspec.errors import CheckpointError
-from mmspec.families.llamagen import LlamaGenConfig
-from mmspec.families.mar import MARConfig
-from mmspec.families.nextstep import NextStepConfig
-from mmspec.families.parallel_images import LPDConfig, NARConfig, PARConfig, VARConfig
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.lpd.modeling import LPDConfig
+from mmspec.families.mar.modeling import MARConfig
+from mmspec.families.nar.modeling import NARConfig
+from mmspec.families.nextstep.modeling import NextStepConfig
+from mmspec.families.par.modeling import PARConfig
+from mmspec.families.var.modeling import VARConfig
 from mmspec.plugins import FAMILIES
 from tests.tiny_models import (
     tiny_anole,

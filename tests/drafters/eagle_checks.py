@@ -24,7 +24,8 @@ from mmspec.core.interfaces import (
 )
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
-from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.methods.eagle.head import EagleConfig, EagleHead

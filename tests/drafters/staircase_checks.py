@@ -16,7 +16,8 @@ from mmspec.core.interfaces import Request, Round
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
-from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.targets import ImageTokenTarget
 from tests.drafters.jacobi_checks import ToyImages

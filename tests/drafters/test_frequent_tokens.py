@@ -14,9 +14,9 @@ from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.checkpoint import load_head
+from mmspec.methods.mtp.published import write_checkpoint
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
-from mmspec.training.export import write_checkpoint
 from mmspec.training.recipes import RECIPES
 from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama, precise
@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
             RECIPES[method].build(target, **settings)
     head: Any = few_for("mtp", target)
     with pytest.raises(InputError, match="frequent_tokens"):
-        write_checkpoint(head, tmp_path, tmp_path)
+        write_checkpoint(head, "checkpoint", str(tmp_path), head.config, tmp_path)
     with pytest.raises(InputError, match="at most 2"):
         drafter, few = HEADS["medusa"][0], heads_checks.medusa_for(target, frequent_tokens=2)
         drafter(few, num_draft_tokens=3, depth=1, top_k=3).fit(target)

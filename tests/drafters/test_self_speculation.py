@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mmspec.accelerators import build_accelerator
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.families.masked_language.modeling import LLaDAConfig
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.methods.self_speculation.drafter import BlockTree, SelfSpeculationDrafter
-from mmspec.models.masked_language import LLaDAConfig
 from mmspec.targets import CausalTarget
 from tests.contracts.running import Run, decode
 from tests.tiny_models import randomise, scale_head_to_entropy, tiny_llama

@@ -22,6 +22,7 @@ from mmspec.evaluation.speed.peers import (
 from mmspec.evaluation.speed.record import summarise
 from mmspec.evaluation.speed.report import peer_table
 from mmspec.evaluation.speed.timing import PEER
+from mmspec.families.mar.modeling import MARConfig
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.evaluation.test_bench_reports import text
 from tests.evaluation.test_speed import run
@@ -154,7 +155,7 @@ def test_janus_draws_our_images_with_its_own_generate():
 
 
 def test_a_family_without_generate_says_so():
-    pipe = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(model_type="mar")))
+    pipe = SimpleNamespace(model=SimpleNamespace(config=MARConfig()))
     assert image_peers(pipe, [Example(("x",))]).missing == {PEER: "mar has no `generate` that draws"}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from mmspec.families.llamagen import LlamaGenForCausalLM
 from mmspec.families.llamagen.conversion import convert_checkpoint
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from tests.models.official_layout import HEADS, IMAGE_SIZE
 
 

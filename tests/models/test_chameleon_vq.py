@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmspec.errors import CheckpointError
+from mmspec.families.chameleon.vq import load_chameleon_vq
 from mmspec.families.images import image_target
-from mmspec.models.autoencoders import load_chameleon_vq
 from tests.models.ldm_layout import ldm_shapes, naive_pixels
 from tests.models.official_layout import fill
 from tests.tiny_models import CODES, tiny_anole

@@ -10,8 +10,9 @@ import torch
 from transformers import AutoConfig
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
-from mmspec.families.llamagen.conversion import _infer_config, convert_checkpoint, llamagen_from_official
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.conversion import convert_checkpoint, infer_config, llamagen_from_official
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from tests.models.converted import convert_and_load
 from tests.models.official_layout import (
     CAPTIONS,
@@ -81,7 +82,7 @@ def test_published_sizes_are_known_by_their_shapes():
         assert len(shapes) == 4 + 7 * depth
         assert round(sum(math.prod(shape) for shape in shapes.values()) / 1e6, 1) == millions
         tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        config = _infer_config(Path("c2i_384.pt"), tensors, 24, None)
+        config = infer_config(Path("c2i_384.pt"), tensors, 24, None)
         assert (config.num_attention_heads, config.num_key_value_heads) == (heads, heads)
 
 

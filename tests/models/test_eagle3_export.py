@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen2_5_VLConfig, Qwen3VLConfig
 
 from mmspec.errors import InputError
+from mmspec.methods.eagle3.export import LAYOUTS, export_head
 from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
 from mmspec.methods.eagle3.published import read_eagle3
-from mmspec.training.export import LAYOUTS, export_head
 
 TEXT: dict[str, Any] = {
     "hidden_size": 32,

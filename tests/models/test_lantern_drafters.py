@@ -15,7 +15,7 @@ from mmspec.accelerator import Accelerator
 from mmspec.core.interfaces import Request
 from mmspec.errors import CheckpointError
 from mmspec.families.images import image_target
-from mmspec.families.llamagen import caption_prompt, null_caption_prompt
+from mmspec.families.llamagen.modeling import caption_prompt, null_caption_prompt
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.eagle.published import read_eagle

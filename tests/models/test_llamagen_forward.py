@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mmspec.errors import InputError
-from mmspec.families.llamagen import (
-    LlamaGenConfig,
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import (
     LlamaGenForCausalLM,
     caption_prompt,
     class_prompt,

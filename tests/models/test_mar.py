@@ -16,15 +16,8 @@ from torch import Tensor
 from transformers import AutoModel
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.mar import (
-    SIZES,
-    MARConfig,
-    MARForImageGeneration,
-    convert_mar,
-    is_mar,
-    load_mar,
-)
-from mmspec.families.mar.conversion import _infer_config, mar_from_official
+from mmspec.families.mar.conversion import _infer_config, convert_mar, is_mar, load_mar, mar_from_official
+from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
 from tests.models.ldm_layout import ldm_shapes, naive_latents, naive_pixels, random_numbers
 from tests.models.mar_layout import (
     CELLS,

@@ -208,7 +208,7 @@ def test_published_sdar_and_dream_have_the_keys_of_qwen(kind: str, tmp_path: Pat
 
 
 def test_defaults_are_those_of_the_published_models() -> None:
-    from mmspec.models.masked_language import DreamConfig, LLaDAConfig, SDARConfig
+    from mmspec.families.masked_language.modeling import DreamConfig, LLaDAConfig, SDARConfig
 
     assert [config().mask_token_id for config in (LLaDAConfig, SDARConfig, DreamConfig)] == [
         126336,

@@ -18,13 +18,11 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
-from mmspec.families.nextstep import (
+from mmspec.families.nextstep.loading import load_nextstep, load_nextstep_tokenizer, load_nextstep_vae
+from mmspec.families.nextstep.modeling import (
     SPECIAL_TOKENS,
     NextStepConfig,
     NextStepForImageGeneration,
-    load_nextstep,
-    load_nextstep_tokenizer,
-    load_nextstep_vae,
     normalize_tokens,
     prompt_ids,
 )

@@ -11,15 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.llamagen.conversion import convert_checkpoint
 from mmspec.families.llamagen.official_layout import heads_of
-from mmspec.families.mar import is_mar
-from mmspec.families.parallel_images import (
-    LPDConfig,
-    LPDForCausalLM,
-    NARConfig,
-    NARForCausalLM,
-    PARConfig,
-    PARForCausalLM,
-)
+from mmspec.families.lpd.modeling import LPDConfig, LPDForCausalLM
+from mmspec.families.mar.conversion import is_mar
+from mmspec.families.nar.modeling import NARConfig, NARForCausalLM
+from mmspec.families.par.modeling import PARConfig, PARForCausalLM
 from tests.models.official_layout import GRID, HEADS, IMAGE_SIZE, VOCABULARY, WIDTH, Changes, changed
 from tests.models.parallel_layout import CELLS, LABELS, State, lpd_state, nar_state, par_state
 

@@ -17,9 +17,9 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbe
 
 from mmspec.errors import CheckpointError
 from mmspec.heads.layers import MultimodalRotary
+from mmspec.methods.eagle3.export import export_head
 from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
 from mmspec.methods.eagle3.published import read_eagle3
-from mmspec.training.export import export_head
 from tests.drafters.naive_dflash import frequencies, rotated
 from tests.models.naive_llama import feed_forward, rms_norm
 

@@ -7,7 +7,8 @@ from safetensors.torch import load_file
 
 from mmspec.errors import CheckpointError
 from mmspec.families.llamagen.conversion import RAW_CODEBOOK_FILE, convert_checkpoint
-from mmspec.models.autoencoders import decode_tokens, encode_image, vq_from_official
+from mmspec.families.llamagen.vq import vq_from_official
+from mmspec.models.autoencoders import decode_tokens, encode_image
 from tests.models.ldm_layout import naive_decode, naive_encode, vq_shapes, vq_state
 
 STRIDES = {16: (1, 1, 2, 2, 4), 8: (1, 2, 2, 4)}

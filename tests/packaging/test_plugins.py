@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from mmspec.errors import InputError
-from mmspec.plugins import FAMILIES, HEADS, METHODS, RULES, Method, records, unique
+from mmspec.plugins import FAMILIES, HEADS, METHODS, RULES, Method, load, records, unique
 from tests.packaging.source_tree import ROOT
 
-#: The snippets of docs/structures.md, section "Adding a method": the record, then the drafter.
+#: The snippets of docs/structures.md: record and drafter of a method, record and target of a family.
 SECTION = (ROOT / "docs" / "structures.md").read_text(encoding="utf-8").partition("## Adding a method")[2]
 SNIPPETS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 FAMILY = """
@@ -37,6 +37,45 @@ class StrangersForCausalLM(LlamaForCausalLM):
 AutoConfig.register("strangers_llama", StrangersConfig)
 AutoModelForCausalLM.register(StrangersConfig, StrangersForCausalLM)
 STRANGERS = Family("strangers_llama", "mmspec.targets.causal:CausalTarget")
+"""
+SKETCH = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class SketchConfig(LlamaConfig):
+    model_type = "sketch"
+    grid_size: int = 4
+
+
+class SketchForCausalLM(LlamaForCausalLM):
+    config_class = SketchConfig
+"""
+DRAW = """
+import sys
+
+import torch
+from strangers.sketch.modeling import SketchConfig, SketchForCausalLM
+from transformers import AutoTokenizer
+
+from mmspec import ImagePipeline
+
+folder, words = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(words)
+config = SketchConfig(
+    vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
+    bos_token_id=None, eos_token_id=None, pad_token_id=0,
+)
+torch.manual_seed(0)
+SketchForCausalLM(config).save_pretrained(folder)
+tokenizer.save_pretrained(folder)
+drawn = [
+    ImagePipeline.from_pretrained(folder, accelerator=name, **options)(
+        "a red ring", seed=1, output_type="latent", num_images_per_prompt=2
+    ).images
+    for name, options in (("none", {}), ("sjd", {"acceptance": "sample_and_match"}))
+]
+print(drawn[0].shape, torch.equal(*drawn))
 """
 MODEL = """
 import sys
@@ -68,6 +107,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "__init__.py").write_text(record.replace("mmspec.methods.repeat.drafter", "strangers.drafter"))
     (package / "drafter.py").write_text(drafter)
     (package / "family.py").write_text(FAMILY)
+    sketch = package / "sketch"
+    sketch.mkdir()
+    for file, text in (("__init__.py", SNIPPETS[2]), ("target.py", SNIPPETS[3]), ("modeling.py", SKETCH)):
+        (sketch / file).write_text(text.replace("mmspec.families.sketch", "strangers.sketch"))
     info = site / "strangers-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1.0\n")
@@ -78,6 +121,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
             [mmspec.families]
             strangers_llama = strangers.family:STRANGERS
+            sketch = strangers.sketch:FAMILIES
             """)
     )
     return site
@@ -115,6 +159,14 @@ def test_a_family_from_outside_is_loaded_and_measured(site: Path, tmp_path: Path
     assert all(row["identical"] == 1 for row in records)
 
 
+def test_the_family_of_the_docs_draws(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "draw.py").write_text(DRAW)
+    drawn = run(
+        site, str(tmp_path / "draw.py"), str(tmp_path / "model"), str(ROOT / "assets" / "scenes-llava")
+    )
+    assert drawn.strip().endswith("torch.Size([2, 4, 4]) True")
+
+
 def test_records_name_what_exists() -> None:
     for method in METHODS.values():
         assert bool(method.make) + bool(method.head) + bool(method.policy) == 1, method.name
@@ -123,7 +175,9 @@ def test_records_name_what_exists() -> None:
         assert record.accelerates or record.rules and not record.trials and not record.tuned, record.name
     assert HEADS.keys() <= METHODS.keys()
     assert all(RULES[name] for name in RULES)
-    assert all(family.target.startswith("mmspec.families.") for family in FAMILIES.values())
+    for family in FAMILIES.values():
+        parts = [value for value in vars(family).values() if isinstance(value, str) and ":" in value]
+        assert family.target in parts and all(map(load, parts)), family.name
 
 
 def test_two_plug_ins_of_one_name_are_an_error() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
-from mmspec.families.mar import MARConfig, MARForImageGeneration
+from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration
 from mmspec.families.mar.target import MARTarget
 from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline
 from tests.tiny_models.continuous import (

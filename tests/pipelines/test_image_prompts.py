@@ -15,7 +15,8 @@ from transformers import ChameleonForConditionalGeneration, T5Config, T5EncoderM
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.chameleon.target import AnoleTarget, LuminaTarget, size_token
 from mmspec.families.images import image_target
-from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.pipelines.image_prompts import image_requests
 from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_janus, tiny_lumina, tiny_tokenizer
 

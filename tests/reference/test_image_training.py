@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5EncoderModel
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.llamagen import caption_prompt, null_caption_prompt
-from mmspec.families.mar import MARForImageGeneration
-from mmspec.families.nextstep import NextStepForImageGeneration
+from mmspec.families.llamagen.modeling import caption_prompt, null_caption_prompt
+from mmspec.families.mar.modeling import MARForImageGeneration
+from mmspec.families.nextstep.modeling import NextStepForImageGeneration
 from mmspec.models.autoencoders import decode_tokens, encode_image, load_autoencoder
 from mmspec.scenes import IMAGE_TOKENS, sample_scene
 from mmspec.scenes.reader import AttributeReader

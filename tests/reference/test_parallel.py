@@ -15,7 +15,7 @@ from torch import Tensor
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
-from mmspec.families.parallel_images import LPDForCausalLM
+from mmspec.families.lpd.modeling import LPDForCausalLM
 from mmspec.families.parallel_images.orders import DecodingOrder
 from mmspec.pipelines import MMSpecPipeline
 from reference.image_data import ImageBatch, image_batch

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError
-from mmspec.models import smollm2
-from mmspec.models.smollm2 import read_language_model
+from mmspec.families.smollm2 import language_model as smollm2
+from mmspec.families.smollm2.language_model import read_language_model
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import CANVAS, HELD_OUT_SEEDS, SHAPES, sample_scene
 from mmspec.scenes.language import PLURALS

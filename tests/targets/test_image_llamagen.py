@@ -8,7 +8,7 @@ from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.images import image_target
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.models.autoencoders import vq_from_official
+from mmspec.families.llamagen.vq import vq_from_official
 from mmspec.pipelines.image_prompts import image_requests
 from tests.models.converted import convert_and_load
 from tests.models.ldm_layout import naive_decode, vq_shapes

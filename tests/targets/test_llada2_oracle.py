@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.sampling import Sampler
+from mmspec.families.masked_language.modeling import LLaDA2Config
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
 from mmspec.methods.threshold.policy import Threshold
-from mmspec.models.masked_language import LLaDA2Config
 from tests.contracts.running import decode
 from tests.tiny_models import tiny_sdar
 

@@ -17,8 +17,8 @@ from mmspec.accelerators import build_accelerator
 from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import Sampler
+from mmspec.families.masked_language.modeling import LLaDA2Config
 from mmspec.families.masked_language.target import MaskedTarget
-from mmspec.models.masked_language import LLaDA2Config
 from tests.contracts.distributions import ALARM, chi_square
 from tests.contracts.running import decode
 from tests.targets.naive_masked import scores_of

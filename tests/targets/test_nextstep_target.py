@@ -18,10 +18,10 @@ from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.families.mar import MARConfig, MARForImageGeneration
 from mmspec.families.mar.cells import CellOrderDrafter, cells_by_forward
+from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration
 from mmspec.families.mar.target import MARTarget
-from mmspec.families.nextstep import NextStepConfig, NextStepForImageGeneration
+from mmspec.families.nextstep.modeling import NextStepConfig, NextStepForImageGeneration
 from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.methods.draft_model.vectors import VectorModelDrafter
 from mmspec.methods.shared_noise.drafter import VectorWindowDrafter

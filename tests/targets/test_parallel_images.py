@@ -21,13 +21,10 @@ from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.families.images import image_target
-from mmspec.families.parallel_images import (
-    LPDConfig,
-    LPDForCausalLM,
-    NARConfig,
-    ParallelImageConfig,
-    PARConfig,
-)
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.lpd.modeling import LPDConfig, LPDForCausalLM
+from mmspec.families.nar.modeling import NARConfig
+from mmspec.families.par.modeling import PARConfig
 from mmspec.families.parallel_images.orders import DecodingOrder, cells_by_forward
 from mmspec.families.parallel_images.target import CellSampler, ParallelImageTarget
 from mmspec.pipelines.image_prompts import image_requests
@@ -326,7 +323,7 @@ LPD_CHECKPOINTS = {
 }
 
 
-def shapes_alone(config: ParallelImageConfig) -> ParallelImageTarget:
+def shapes_alone(config: LlamaGenConfig) -> ParallelImageTarget:
     """A target without weights."""
     with torch.device("meta"):
         target: ParallelImageTarget = image_target(AutoModelForCausalLM.from_config(config))

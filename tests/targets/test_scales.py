@@ -17,8 +17,8 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import load_vq
 from mmspec.families.images import image_target
 from mmspec.families.llamagen.conversion import convert_checkpoint
-from mmspec.families.parallel_images import VARConfig, VARForCausalLM
-from mmspec.models.scale_vq import ScaleVQModel
+from mmspec.families.var.modeling import VARConfig, VARForCausalLM
+from mmspec.families.var.tokenizer import ScaleVQModel
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from tests.models.ldm_layout import naive_latents, naive_pixels
 from tests.models.official_layout import HEADS, VOCABULARY, WIDTH, Changes, changed
@@ -191,4 +191,4 @@ def test_parts_that_do_not_fit_are_named(folder: Path, pipe: Any) -> None:
         image_target(model, narrow)
     with pytest.raises(ValueError, match="class_labels"):
         model(torch.tensor([[1]]))
-    assert isinstance(load_vq(str(folder), scales=True), ScaleVQModel)
+    assert isinstance(load_vq(str(folder), kind=ScaleVQModel), ScaleVQModel)

@@ -15,7 +15,7 @@ from transformers import AutoModel
 
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.errors import CheckpointError, InputError, MediaError
-from mmspec.families.parallel_images import LPDConfig
+from mmspec.families.lpd.modeling import LPDConfig
 from mmspec.methods.eagle.loss import positions_of
 from mmspec.training.data import images as image_data
 from mmspec.training.data.images import ImageFile

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmspec.errors import InputError
-from mmspec.families.llamagen import LlamaGenConfig
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.heads.model import HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.scenes import scene_data

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from mmspec.families.images import image_target
-from mmspec.families.llamagen import caption_prompt, class_prompt
+from mmspec.families.llamagen.modeling import caption_prompt, class_prompt
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.batches import batches
 from mmspec.training.data.sequences import TrainingExample

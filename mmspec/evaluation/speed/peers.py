@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from torch import nn
+from transformers import GenerationConfig
 
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats, Laps
@@ -23,6 +23,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.contenders import AnyPipeline, decode_conversations, encode_prompts, prepare_images
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import PEER, Decode, Decoded
+from mmspec.plugins import family_of, load
 
 __all__ = ["ASSISTED", "COMPILED", "LOOKUP", "MTP", "Peers", "image_peers", "text_peers", "watched"]
 
@@ -160,12 +161,13 @@ def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
     Raises:
         InputError: a temperature, with which tokens cannot be compared.
     """
-    family = str(pipe.model.config.model_type)
-    generate = IMAGE_GENERATE.get(family)
-    if generate is None:
-        return Peers({}, {PEER: f"{family} has no `generate` that draws"})
+    family = family_of(pipe.model.config)
+    if family is None or family.generate is None:
+        return Peers({}, {PEER: f"{pipe.model.config.model_type} has no `generate` that draws"})
     if len(batch) > 1:
         return Peers({}, {PEER: "prompts of images are not padded here: --batch-size 1"})
+
+    asked = load(family.generate)
 
     def prepared(batch: Sequence[Example]) -> Any:
         call = prepare_images(pipe, batch, seeds=[0] * len(batch), **settings)
@@ -174,7 +176,10 @@ def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
 
     def decode(batch: Sequence[Example]) -> Decoded:
         call, stats = prepared(batch), DecodingStats(accelerator=PEER)
-        tokens = generate(pipe, call, stats)
+        part, prompt, inputs = asked(pipe.target, call.requests[0], call.sampler.guidance_scale)
+        with torch.inference_mode(), watched(part, None, stats, pipe.device, prompt):
+            output = pipe.model.generate(**inputs, do_sample=False)
+        tokens = output[:1, -call.layout.length :].tolist()
         count(stats, tokens)
         clock = perf_counter()
         pipe.pixels(call.layout, pipe.latents(call.layout, tokens))
@@ -182,63 +187,6 @@ def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
 
     prepared(batch)
     return tried({PEER: decode}, {}, batch)
-
-
-class GuidedHalves(LogitsProcessor):
-    """Classifier-free guidance u + s (c - u) of rows with a prompt, then without: one token for both."""
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Combine the two halves of the scores [2B, V]."""
-        conditional, unconditional = scores.chunk(2)
-        return (unconditional + self.scale * (conditional - unconditional)).repeat(2, 1)
-
-
-@torch.inference_mode()
-def generate_llamagen(pipe: Any, call: Any, stats: DecodingStats) -> list[list[int]]:
-    """Draw with LlamaGen, a guided pair as two rows of a batch."""
-    (request,), scale = call.requests, call.sampler.guidance_scale
-    halves = (
-        [request.inputs] if request.negative_inputs is None else [request.inputs, request.negative_inputs]
-    )
-    names = {"input_ids", "caption_features"} & {*request.inputs}
-    inputs = {name: torch.cat([half[name] for half in halves]).to(pipe.device) for name in names}
-    guidance = LogitsProcessorList([GuidedHalves(scale)] if len(halves) == 2 else [])
-    length = inputs["input_ids"].shape[1]
-    with watched(pipe.model, None, stats, pipe.device, length):
-        output = pipe.model.generate(
-            **inputs,
-            do_sample=False,
-            guidance_scale=1.0,  # its own would run a second forward for every token
-            logits_processor=guidance,
-            max_new_tokens=call.layout.length,
-        )
-    tokens: list[list[int]] = output[:1, length:].tolist()
-    return tokens
-
-
-@torch.inference_mode()
-def generate_janus(pipe: Any, call: Any, stats: DecodingStats) -> list[list[int]]:
-    """Draw with Janus, whose own `generate` guides."""
-    inputs = call.requests[0].inputs["input_ids"].to(pipe.device) - pipe.target.vocabulary  # its tokenizer's
-    with watched(pipe.model.model.language_model, None, stats, pipe.device):
-        output = pipe.model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            generation_mode="image",
-            do_sample=False,
-            guidance_scale=call.sampler.guidance_scale,
-        )
-    tokens: list[list[int]] = output.tolist()
-    return tokens
-
-
-IMAGE_GENERATE: dict[str, Callable[[Any, Any, DecodingStats], list[list[int]]]] = {
-    "llamagen": generate_llamagen,
-    "janus": generate_janus,
-}
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from mmspec.core.interfaces import DraftSession, TargetOutput
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
+from mmspec.families.lpd.target import CellStates
 from mmspec.families.parallel_images.cells import OrderedCellsDrafter, layout_of
-from mmspec.families.parallel_images.target import CellStates
 from mmspec.places.state_walk import CellWalk
 from mmspec.validation import is_integer
 

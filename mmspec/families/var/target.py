@@ -18,11 +18,10 @@ from mmspec.core.cache import RaggedCache
 from mmspec.core.draft import Nodes
 from mmspec.core.image_grid import GridSequence, ImageGrid
 from mmspec.core.interfaces import PromptOutput, TargetOutput
-from mmspec.errors import CheckpointError, InputError
-from mmspec.families.parallel_images import VARConfig
+from mmspec.errors import CheckpointError
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
-from mmspec.models.scale_vq import ScaleQuantizer, shrunk
-from mmspec.targets.attention import mask_dtype
+from mmspec.families.var.modeling import VARConfig
+from mmspec.families.var.tokenizer import ScaleQuantizer, shrunk
 from mmspec.targets.causal import CausalState
 
 __all__ = ["ScaleState", "VARTarget"]
@@ -83,30 +82,20 @@ class VARTarget(ParallelImageTarget):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[Any, PromptOutput]:
-        """Keep the classes. Returns the state and logits [R, 0, V]: of no cell.
-
-        Raises:
-            InputError: hidden states are asked for.
-        """
-        if taps:
-            raise InputError("taps", tuple(taps), "none: such a model has no state of a prompt alone")
-        rows = len(prompts)
+        """Keep the classes; see `unread`."""
         labels = torch.cat([prompt["input_ids"][0] for prompt in prompts]).to(self.device) - self.vocabulary
-        nothing = torch.empty(rows, 0, self.vocabulary, dtype=self.dtype, device=self.device)
-        state = ScaleState(
-            cache=RaggedCache(self.config, rows, capacity, self.device),
+        nothing = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.dtype, device=self.device)
+        return self.unread(
+            ScaleState,
+            [0] * len(prompts),
+            capacity,
+            taps,
             offset=torch.zeros_like(labels),
-            prompt_lengths=[0] * rows,
-            hidden=self._reader(()),
-            change=self._change,
-            additive=mask_dtype(self._decoder),
             queries=torch.empty(0, 0, dtype=torch.float32, device=self.device),
-            starts=torch.zeros_like(labels),
             labels=labels,
             features=self.quantizer.nothing(0, self.sides),
             inputs=nothing,
         )
-        return state, PromptOutput(nothing, forwards=0)
 
     def score(self, state: ScaleState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
         """Score a scale, once the tokens of the last one are added to those before."""

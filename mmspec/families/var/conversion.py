@@ -1,4 +1,7 @@
-"""Models of official LPD and VAR checkpoints, whose layouts are not LlamaGen's."""
+"""Models and image tokenizers of official VAR checkpoints, whose layouts are not LlamaGen's.
+
+The tokenizer has the names of latent diffusion, but for its attention, whose q, k and v are one tensor.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,17 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from mmspec.errors import CheckpointError
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
-from mmspec.families.llamagen.official_layout import build, check_size, config_of, heads_of, renamed
-from mmspec.families.parallel_images.modeling import LPDForCausalLM
-from mmspec.families.parallel_images.scales import VARForCausalLM
+from mmspec.families.llamagen.official_layout import build, check_size, config_of, renamed
+from mmspec.families.var.modeling import VARForCausalLM
+from mmspec.families.var.tokenizer import ScaleVQModel
+from mmspec.models.autoencoders import build_autoencoder, ldm_name, measure_levels, vq_settings
 from mmspec.models.official_files import measure
 
-__all__ = ["lpd_from_official", "var_from_official"]
-
 # the part of a name -> the official one
-LPD_RENAMES = (
-    (r"^lm_head\.", "head."),
-    (r"^model\.(mask_token)", r"\1"),
-    (r"^model\.position_embedding\.weight", "pos_embed"),
-    (r"^model\.embedding_norm\.", "z_proj_ln."),
-    (r"^model\.embed_tokens\.", "token_emb."),
-    (r"^model\.cls_embedding\.embedding_table\.", "class_emb."),
-    (r"^model\.layers\.", "blocks."),
-    (r"^model\.", ""),
-    (r"\.self_attn\.[qkv]_proj\.", ".attn.qkv."),
-    (r"\.self_attn\.o_proj\.", ".attn.proj."),
-    (r"\.input_layernorm\.", ".norm1."),
-    (r"\.post_attention_layernorm\.", ".norm2."),
-)
 VAR_RENAMES = (
     (r"^lm_head\.", "head."),
     (r"^model\.start", "pos_start"),
@@ -57,43 +44,19 @@ VAR_RENAMES = (
 LEVELS = "lvl_1L"  # of a VAR: the scale of each place
 VAR_HEAD = 64  # width of a head in every published size
 
-
-def lpd_from_official(
-    path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
-) -> LlamaGenForCausalLM:
-    """The LPD of an official state dict."""
-    width = measure(path, tensors, r"(z_proj_ln|norm)\.weight")
-    depth = len({match[1] for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))})
-    places = measure(path, tensors, r"pos_embed", axis=1)
-    grid = math.isqrt(places - 1)
-    check_size(image_size, grid)
-    own = dict(tensors)
-    # the null class is the last one here, and vectors of positions have no batch
-    for name in ("mask_token", "pos_embed"):
-        if name in own and own[name].dim() == 3:
-            own[name] = own[name][0]
-    null, classes = own.pop("fake_latent"), own.get("class_emb.weight")
-    if classes is not None and null.shape == (1, *classes.shape[1:]):
-        own["class_emb.weight"] = torch.cat([classes, null])
-    config = config_of(
-        path,
-        LPDForCausalLM.config_class,
-        body="vit",
-        vocab_size=measure(path, tensors, r"(token_emb|head)\.weight"),
-        hidden_size=width,
-        intermediate_size=measure(path, tensors, r"blocks\.\d+\.mlp\.fc1\.weight"),
-        num_hidden_layers=depth,
-        num_attention_heads=heads_of(path, depth, width, num_heads),
-        grid_size=grid,
-        num_classes=measure(path, tensors, r"class_emb\.weight"),
-    )
-    return build(path, own, LPDForCausalLM, config, partial(renamed, LPD_RENAMES))
+# of the tokenizer: one convolution for each scale, some scales, or all of them
+SMOOTHING = r"quantize\.quant_resi\.(?:qresi_ls\.|qresi\b|)(\d*)\.?(weight|bias)"
+STACKED = r"(.*attn(?:_1|\.\d+))\.qkv\.(weight|bias)"
 
 
 def var_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
-) -> LlamaGenForCausalLM:
-    """The VAR of an official state dict."""
+) -> LlamaGenForCausalLM | ScaleVQModel | None:
+    """The VAR, or its image tokenizer, of an official state dict; None of another."""
+    if any(name.startswith("quantize.quant_resi.") for name in tensors):
+        return scale_vq_from_official(path, tensors)
+    if "pos_1LC" not in tensors:
+        return None
     if LEVELS not in tensors:
         raise CheckpointError("checkpoint", str(path), f"missing keys: {LEVELS}, which tells the scales")
     sides = [math.isqrt(count) for count in tensors[LEVELS].flatten().long().bincount().tolist()]
@@ -120,3 +83,24 @@ def var_from_official(
         num_classes=measure(path, own, r"class_emb\.weight") - 1,
     )
     return build(path, own, VARForCausalLM, config, partial(renamed, VAR_RENAMES))
+
+
+def scale_vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> ScaleVQModel:
+    """The tokenizer of a state dict of VAR (2404.02905), in which nothing says how large the scales are."""
+    own: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if match := re.fullmatch(SMOOTHING, name):
+            own[f"quantize.smoothing.{match[1] or 0}.{match[2]}"] = tensor
+        elif match := re.fullmatch(STACKED, name):
+            parts = zip("qkv", tensor.chunk(3), strict=False)
+            own |= {f"{match[1]}.{part}.{match[2]}": each for part, each in parts}
+        else:
+            own[name] = tensor
+    widths, attends, layers = measure_levels(path, own)
+    settings = vq_settings(path, own, widths, attends) | {"layers_per_block": layers}
+    del settings["vq_embed_dim"]  # that of the latents
+    settings["convolutions"] = sum(bool(re.fullmatch(r"quantize\.smoothing\.\d+\.weight", n)) for n in own)
+    vq: ScaleVQModel = build_autoencoder(
+        ScaleVQModel, settings, path, own, lambda name: ldm_name(name, len(widths))
+    )
+    return vq.requires_grad_(False)

@@ -1,9 +1,6 @@
-"""Transformers that predict many cells in a forward, each LlamaGen's with one addition.
+"""LPD (2507.01957): LlamaGen's transformer, asked for any cells by queries.
 
-LPD (2507.01957) asks for any cells by queries: a learned mask token, and the position of the cell. NAR
-(2503.10696) predicts two neighbours of each token, by two heads. PAR (2412.15119) has learned special tokens
-that begin the regions of an image. Which cells a forward decides is not known
-here.
+A query is a learned mask token, and the position of a cell. Which cells a forward decides is not known here.
 """
 
 from __future__ import annotations
@@ -12,18 +9,47 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenDecoderLayer, LlamaGenForCausalLM, LlamaGenModel
-from mmspec.families.parallel_images.configuration import (
-    LPDConfig,
-    NARConfig,
-    ParallelImageConfig,
-    PARConfig,
-)
 
+__all__ = ["LPDConfig", "LPDForCausalLM", "LPDModel"]
+
+BODIES = ("llamagen", "vit")
 VIT_EPS = 1e-6
+
+
+@strict
+class LPDConfig(LlamaGenConfig):
+    """The shape of a model whose cells are asked for by learned queries (LPD, 2507.01957).
+
+    Attributes:
+        body: "llamagen", or "vit" for that of the published checkpoints: layer norms, biases, a GELU between
+            two layers, and no rotation.
+        generation_steps: forwards of an image in plain decoding; None is the published number for its size.
+        repulsion_threshold: largest distance of cells, the larger one of rows and columns, that are not
+            decided together in plain decoding; None is the published one of a checkpoint of this shape,
+            or 2.
+    """
+
+    model_type = "lpd"
+
+    body: str = "llamagen"
+    generation_steps: int | None = None
+    repulsion_threshold: int | None = None
+
+    @property
+    def attention_bias(self) -> bool:  # type: ignore[override]
+        """Whether queries, keys, values and outputs of attention have biases."""
+        return self.body == "vit"
+
+    def validate_body(self) -> None:
+        """Refuse an unknown body; called by `strict`."""
+        if self.body not in BODIES:
+            raise ValueError(f"body: got {self.body!r}; {' or '.join(map(repr, BODIES))}")
 
 
 class LPDLayer(LlamaGenDecoderLayer):
@@ -108,71 +134,3 @@ class LPDForCausalLM(LlamaGenForCausalLM):
     config: LPDConfig
     config_class = LPDConfig
     decoder_class = LPDModel
-
-
-class NARModel(LlamaGenModel):
-    """LlamaGen's transformer; its last layers are those of the prediction below alone."""
-
-    config: NARConfig
-    config_class = NARConfig
-
-    def __init__(self, config: NARConfig) -> None:
-        super().__init__(config)
-        self.below_norm = type(self.norm)(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_init()
-
-    def run(self, hidden_states: Tensor, **how: Any) -> Tensor:
-        """Run the layers: [B, T, D] -> [B, T, 2 D] normed states for the cell right of and below each."""
-        shared = len(self.layers) - self.config.below_layers
-        for layer in self.layers[:shared]:
-            hidden_states = layer(hidden_states, **how)
-        right = self.norm(hidden_states)
-        for layer in self.layers[shared:]:
-            hidden_states = layer(hidden_states, **how)
-        return torch.cat([right, self.below_norm(hidden_states)], -1)
-
-
-class NeighbourHeads(nn.Module):
-    """Two heads: states [..., 2 D] -> logits [..., 2 V] of the cell to the right, then of the one below."""
-
-    def __init__(self, width: int, vocabulary: int) -> None:
-        super().__init__()
-        self.right = nn.Linear(width, vocabulary, bias=False)
-        self.below = nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, states: Tensor) -> Tensor:
-        right, below = states.chunk(2, -1)
-        return torch.cat([self.right(right), self.below(below)], -1)
-
-
-class NARForCausalLM(LlamaGenForCausalLM):
-    """NAR: the tokens right of and below every token, as logits [B, T, 2 V]."""
-
-    config: NARConfig
-    config_class = NARConfig
-    decoder_class = NARModel
-
-    def __init__(self, config: NARConfig) -> None:
-        super().__init__(config)
-        self.lm_head = NeighbourHeads(config.hidden_size, config.vocab_size)
-        self.post_init()
-
-
-class PARModel(LlamaGenModel):
-    """LlamaGen's transformer, with tokens that begin the regions of an image but the last."""
-
-    config: PARConfig
-    config_class: type[ParallelImageConfig] = PARConfig
-
-    def __init__(self, config: PARConfig) -> None:
-        super().__init__(config)
-        self.special_tokens = nn.Embedding(config.group_size - 1, config.hidden_size)
-        self.post_init()
-
-
-class PARForCausalLM(LlamaGenForCausalLM):
-    """PAR: the next token, and in groups the next token of every region."""
-
-    config: PARConfig
-    config_class = PARConfig
-    decoder_class = PARModel
