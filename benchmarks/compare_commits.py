@@ -40,7 +40,7 @@ DEFAULTS = {
         *(f"{n}:drafter={ASSETS}/scenes-llava-{n}" for n in ("eagle", "flash")),
     ],
     "scenes-llamagen": [
-        *("none", "sjd", "gsd", "lantern", "cool", "zipar"),
+        *("none", "sjd", "gsd", "lantern", "zipar"),
         f"eagle:drafter={ASSETS}/scenes-llamagen-eagle",
         f"cjd:drafter={ASSETS}/scenes-llamagen-cjd",
     ],

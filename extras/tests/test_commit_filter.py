@@ -11,9 +11,9 @@ import pytest
 from mmspec.accelerators import build_accelerator
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
-from mmspec.methods.learned.policy import Learned
-from mmspec.methods.learned.training import replay, train_filter, watch
 from mmspec.pipelines import MMSpecPipeline
+from mmspec_extras.methods.learned.policy import Learned
+from mmspec_extras.methods.learned.training import replay, train_filter, watch
 from tests.tiny_models import save_masked
 
 PROMPTS = [
@@ -65,7 +65,7 @@ def test_a_filter_is_trained_and_decodes(pipe: Any, tmp_path: Path) -> None:
     assert forwards[2] == -(-(12 + begins) // 4)
 
 
-def test_a_head_learns_the_order_and_freedave_guesses_by_it(pipe: Any, tmp_path: Path) -> None:
+def test_a_head_learns_the_order_and_spot_guesses_by_it(pipe: Any, tmp_path: Path) -> None:
     """Whatever it has learnt, the output is that of plain decoding."""
     calls = [call_of(prompt) for prompt in PROMPTS * 3]
     orders = watch(pipe, calls[0], UnmaskingDrafter(), 4)
@@ -76,7 +76,7 @@ def test_a_head_learns_the_order_and_freedave_guesses_by_it(pipe: Any, tmp_path:
     assert record["by_confidence"] == 1.0 and 0 <= record["next"] <= 1
     pipe.set_accelerator("none")
     plain = [pipe(**call).tokens for call in calls[:4]]
-    pipe.set_accelerator("freedave", head=str(folder), states=4)
+    pipe.set_accelerator("spot", head=str(folder), states=4)
     for call, tokens in zip(calls[:4], plain, strict=True):
         output = pipe(**call)
         assert output.tokens == tokens and output.stats.exactness == "exact"
@@ -91,5 +91,7 @@ def test_what_cannot_be_trained_or_read_is_refused(pipe: Any, tmp_path: Path) ->
         Learned(filter=tmp_path)
     with pytest.raises(InputError, match="filter"):
         build_accelerator("learned").fit(pipe.target)
+    with pytest.raises(InputError, match="head"):
+        build_accelerator("spot").fit(pipe.target)
     with pytest.raises(InputError, match="threshold"):
         Learned(threshold=-1.0)

@@ -182,8 +182,6 @@ def test_trees_report_distances() -> None:
         ("lantern++", {"lam": float("nan")}),
         ("grouped", {"group_size": True}),
         ("grouped", {"partition": "colour"}),
-        ("cool", {"omega": 0.9}),
-        ("cool", {"nu": -1.0}),
         ("suffix", {"confidence": 1.5}),
         ("typical", {"epsilon": -0.1}),
         ("typical", {"delta": float("nan")}),
@@ -202,7 +200,7 @@ def test_a_setting_out_of_range_is_named(name: str, options: dict[str, object]) 
 def test_rules_say_what_they_promise() -> None:
     assert [Budget(delta).promise for delta in (0.0, 0.1, 0.25)] == ["exact", "tv<=0.1", "tv<=0.25"]
     assert (Budget.exactness, Budget.bound) == ("bounded", "TV at most delta per token")
-    for name in ("lantern", "lantern++", "grouped", "cool", "suffix"):
+    for name in ("lantern", "lantern++", "grouped", "suffix"):
         assert RULES[name]().promise == "lossy"
 
 
@@ -221,8 +219,7 @@ def test_a_rule_that_was_not_fitted_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("name", "nodes"),
-    [("budget", 1), ("budget", 4), ("lantern", 1), ("lantern++", 4), ("grouped", 1), ("cool", 4)]
-    + [("suffix", 1)],
+    [("budget", 1), ("budget", 4), ("lantern", 1), ("lantern++", 4), ("grouped", 1), ("suffix", 1)],
 )
 def test_single_precision_and_a_draft_of_nothing_are_no_exception(name: str, nodes: int) -> None:
     rule = rule_of(name)

@@ -131,7 +131,7 @@ def test_images_of_continuous_tokens_are_the_same(accelerator: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "accelerator"),
-    [("llada", "end_weight"), ("llada", "prophet"), ("dream", "none"), ("sdar", "freedave")],
+    [("llada", "threshold"), ("dream", "none"), ("sdar", "freedave")],
 )
 def test_masked_models_decide_the_same_places(kind: str, accelerator: str, tmp_path: Path) -> None:
     # a tokenizer makes its tensors on the default device, and so does transformers' own generate

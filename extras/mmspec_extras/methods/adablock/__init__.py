@@ -7,7 +7,7 @@ METHODS = (
         "adablock",
         "nothing: as `threshold`, in blocks that end behind a sure token of `delimiters`",
         "2509.26432",
-        make="mmspec.methods.adablock.drafter:adablock",
-        rules={"adablock": "mmspec.methods.adablock.policy:AdaBlock"},
+        make="mmspec_extras.methods.adablock.drafter:adablock",
+        rules={"adablock": "mmspec_extras.methods.adablock.policy:AdaBlock"},
     ),
 )

@@ -12,7 +12,7 @@ from mmspec.core.interfaces import Target, TargetOutput
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter, UnmaskingSession
-from mmspec.methods.adablock.policy import AdaBlock, BlockFill
+from mmspec_extras.methods.adablock.policy import AdaBlock, BlockFill
 
 __all__ = ["AdaptiveBlocksDrafter", "adablock"]
 

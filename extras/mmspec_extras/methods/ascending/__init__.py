@@ -7,7 +7,7 @@ METHODS = (
         "ascending",
         "nothing: as `low_confidence`; 1, 2, 4, ... places, in log2(n) forwards (ASS)",
         "2509.23924",
-        policy="mmspec.methods.ascending.policy:Ascending",
-        rules={"ascending": "mmspec.methods.ascending.policy:Ascending"},
+        policy="mmspec_extras.methods.ascending.policy:Ascending",
+        rules={"ascending": "mmspec_extras.methods.ascending.policy:Ascending"},
     ),
 )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmspec.places.end_weight import EndWeight
 from mmspec.places.policies import Places
+from mmspec_extras.methods.end_weight.policy import EndWeight
 
 __all__ = ["Ascending"]
 

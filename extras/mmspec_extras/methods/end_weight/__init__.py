@@ -7,7 +7,7 @@ METHODS = (
         "end_weight",
         "nothing: as `low_confidence`; end tokens come late, by `end_weight` (EOSER)",
         "2509.23924",
-        policy="mmspec.places.end_weight:EndWeight",
-        rules={"end_weight": "mmspec.places.end_weight:EndWeight"},
+        policy="mmspec_extras.methods.end_weight.policy:EndWeight",
+        rules={"end_weight": "mmspec_extras.methods.end_weight.policy:EndWeight"},
     ),
 )

@@ -7,7 +7,7 @@ METHODS = (
         "factor",
         "nothing: as `low_confidence`; as many places as are sure together, by `factor`",
         "2505.22618",
-        policy="mmspec.methods.factor.policy:Factor",
-        rules={"factor": "mmspec.methods.factor.policy:Factor"},
+        policy="mmspec_extras.methods.factor.policy:Factor",
+        rules={"factor": "mmspec_extras.methods.factor.policy:Factor"},
     ),
 )

@@ -7,7 +7,7 @@ METHODS = (
         "learned",
         "nothing: as `low_confidence`; all places that a trained `filter` is sure of (Learn2PD)",
         "2509.25188",
-        policy="mmspec.methods.learned.policy:Learned",
-        rules={"learned": "mmspec.methods.learned.policy:Learned"},
+        policy="mmspec_extras.methods.learned.policy:Learned",
+        rules={"learned": "mmspec_extras.methods.learned.policy:Learned"},
     ),
 )

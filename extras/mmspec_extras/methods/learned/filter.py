@@ -73,7 +73,7 @@ def read_filter(source: Any, argument: str) -> CommitFilter:
         source.eval()
         return source
     if not isinstance(source, str | Path) or not (Path(source) / "config.json").is_file():
-        raise CheckpointError(argument, source, "a folder that `mmspec train filter` wrote")
+        raise CheckpointError(argument, source, "a folder that `mmspec-extras train-filter` wrote")
     try:
         found: CommitFilter = CommitFilter.from_pretrained(source)
     except (OSError, ValueError, RuntimeError) as error:

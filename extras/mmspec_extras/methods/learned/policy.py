@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmspec.core.interfaces import Target
 from mmspec.errors import InputError
-from mmspec.heads.commit_filter import CommitFilter, read_filter
 from mmspec.places.policies import PlaceRule, Places
 from mmspec.validation import require_number
+from mmspec_extras.methods.learned.filter import CommitFilter, read_filter
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Learned(PlaceRule):
     """Decide every place that a trained filter is sure of, and the surest in any case.
 
     The filter sees the confidences of the block, decided places as 1. Train one for a target with
-    `mmspec train filter`.
+    `mmspec-extras train-filter`.
 
     Args:
         places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
@@ -44,7 +44,7 @@ class Learned(PlaceRule):
 
     def fit(self, target: Target[Any]) -> Learned:
         if self.model is None:
-            raise InputError("filter", None, "the folder of a filter that `mmspec train filter` wrote")
+            raise InputError("filter", None, "the folder of a filter that `mmspec-extras train-filter` wrote")
         self.model.to(target.device)  # type: ignore[arg-type]
         return self
 

@@ -22,10 +22,10 @@ from mmspec.core.draft import Block
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
-from mmspec.heads.commit_filter import CommitFilter, CommitFilterConfig
 from mmspec.places.policies import PlaceRule, Places
 from mmspec.registry import did_you_mean
 from mmspec.training.record import write_record
+from mmspec_extras.methods.learned.filter import CommitFilter, CommitFilterConfig
 
 __all__ = ["Orders", "Replay", "replay", "train_filter", "watch"]
 
@@ -202,7 +202,7 @@ def train_filter(
         block_length: places of a block; None is the model's own.
         epochs: steps of AdamW, each on all that was seen.
         threshold: by which the share of wrong places among those let through is measured.
-        learn: "right", for `learned:filter=`; or "order", for `freedave:head=`.
+        learn: "right", for `learned:filter=`; or "order", for `spot:head=`.
         record: entries of the folder's `training.json`.
 
     Returns:

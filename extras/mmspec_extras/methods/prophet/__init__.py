@@ -7,7 +7,7 @@ METHODS = (
         "prophet",
         "nothing: as `low_confidence`; all that is open, once the mean `gap` of logits is large",
         "2508.19982",
-        policy="mmspec.methods.prophet.policy:Prophet",
-        rules={"prophet": "mmspec.methods.prophet.policy:Prophet"},
+        policy="mmspec_extras.methods.prophet.policy:Prophet",
+        rules={"prophet": "mmspec_extras.methods.prophet.policy:Prophet"},
     ),
 )
