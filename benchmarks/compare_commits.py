@@ -25,7 +25,7 @@ import typer
 from PIL import Image
 from tqdm import tqdm
 
-from mmspec.cli.choice import parse_options
+from mmspec.registry import parse_options
 from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -93,7 +93,7 @@ def diffusion(
     Example:
         python -m reference evaluate diffusion my-scenes-diffusion --scenes 32
     """
-    from mmspec.cli.choice import parse_choices
+    from mmspec.cli.loading import parse_choices
     from mmspec.evaluation.tables import figures
     from reference.diffusion_scores import aup, score_modes
 

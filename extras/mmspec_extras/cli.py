@@ -57,8 +57,7 @@ def train_judge(
     Example:
         mmspec-extras train-judge my-model --prompt-file prompts.jsonl --samples 64 --out my-judge
     """
-    from mmspec.cli.choice import parse_choice
-    from mmspec.cli.loading import with_drafter
+    from mmspec.cli.loading import parse_choice, with_drafter
     from mmspec.cli.subject import load_subject
     from mmspec_extras.methods.judge import training
 

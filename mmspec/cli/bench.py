@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.compared import ALL, Search, default_groups, find_best, groups_of
 from mmspec.cli.console import Interruptible, line_width, note, print_result, progress
-from mmspec.cli.loading import own_drafters
+from mmspec.cli.loading import AcceleratorChoice, own_drafters
 from mmspec.cli.options import AsJson, ModelOptions, Plot, Table, TopK, TopP, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import parse_choice
 from mmspec.cli.compared import image_accelerators
 from mmspec.cli.console import Interruptible, print_result, progress
-from mmspec.cli.loading import choose
+from mmspec.cli.loading import choose, parse_choice
 from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
 from mmspec.cli.subject import Question, load_subject
 from mmspec.errors import InputError

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.console import progress
-from mmspec.cli.loading import compared_choices, default_choices, own_drafters
+from mmspec.cli.loading import AcceleratorChoice, compared_choices, default_choices, own_drafters
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.subject import Subject
 from mmspec.errors import InputError, MMSpecError

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli import main
-from mmspec.cli.choice import parse_choice
 from mmspec.cli.console import note, print_result
-from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, choose, load_pipeline, reference_model
+from mmspec.cli.loading import (
+    REFERENCE,
+    REFERENCE_IMAGE,
+    choose,
+    load_pipeline,
+    parse_choice,
+    reference_model,
+)
 from mmspec.cli.options import Accelerator, Host, ModelOption, ModelOptions, Port, unpack_options
 from mmspec.cli.serve import check_installed, listen
 from mmspec.errors import InputError

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, progress
 from mmspec.cli.image_scoring import SCENES, Scoring, Session, report
-from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
+from mmspec.cli.loading import (
+    REFERENCE_IMAGE,
+    load_pipeline,
+    parse_choice,
+    parse_choices,
+    reference_model,
+    with_drafter,
+)
 from mmspec.cli.many import RayOptions, decode_many
 from mmspec.cli.options import GuidanceScale, HeadSteps, Model, ModelOptions, unpack_options
 from mmspec.errors import InputError

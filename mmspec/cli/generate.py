@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, print_result, progress
-from mmspec.cli.loading import REFERENCE_IMAGE, choose, load_pipeline, reference_model, with_drafter
+from mmspec.cli.loading import (
+    REFERENCE_IMAGE,
+    AcceleratorChoice,
+    choose,
+    load_pipeline,
+    parse_choice,
+    parse_choices,
+    reference_model,
+    with_drafter,
+)
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, located
 from mmspec.cli.options import (
     GuidanceScale,

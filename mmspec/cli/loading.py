@@ -1,16 +1,18 @@
-"""Loads the models and drafters that the command line names, or those that a reference model has."""
+"""Reads the accelerators that the command line names, and loads its models and drafters.
+
+An accelerator is written as `copy`, or as `draft_model:num_draft_tokens=3`.
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import note
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
+from mmspec.registry import did_you_mean, parse_options
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from mmspec.pipelines import MMSpecPipeline
 
 __all__ = [
+    "AcceleratorChoice",
     "absolute_options",
     "absolute_source",
     "check_device",
@@ -27,6 +30,8 @@ __all__ = [
     "default_choices",
     "load_pipeline",
     "own_drafters",
+    "parse_choice",
+    "parse_choices",
     "read_dtype",
     "reference_model",
     "with_drafter",
@@ -193,3 +198,45 @@ def check_device(device: str) -> None:
         raise InputError(
             "--device", device, f"a device that works here; see mmspec doctor ({reason})"
         ) from error
+
+
+if TYPE_CHECKING:
+    from mmspec.plugins import Method
+
+
+@dataclass(frozen=True)
+class AcceleratorChoice:
+    """An accelerator with its options.
+
+    Attributes:
+        label: as the user wrote it.
+        name: of the method, known to exist; or "auto".
+        options: of its drafter and rule.
+    """
+
+    label: str
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def method(self) -> Method | None:
+        """The method of that name; None for "auto", which is one that `mmspec tune` has found."""
+        from mmspec.accelerators.tuned import AUTO
+        from mmspec.plugins import METHODS
+
+        return None if self.name == AUTO else METHODS[self.name]
+
+
+def parse_choice(text: str) -> AcceleratorChoice:
+    """Read `name[:option=value]...`, as of `parse_options`."""
+    choice = AcceleratorChoice(text.strip(), *parse_options("accelerator", text))
+    _ = choice.method  # a typo should not cost a load
+    return choice
+
+
+def parse_choices(text: str) -> list[AcceleratorChoice]:
+    """Read a list separated by commas; repeated entries count once."""
+    written = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not written:
+        raise InputError("accelerators", text, "names separated by commas, such as none,copy")
+    return [parse_choice(part) for part in written]

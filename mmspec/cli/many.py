@@ -16,7 +16,7 @@ from mmspec.cli.loading import absolute_options, absolute_source, read_dtype
 from mmspec.errors import InputError
 
 if TYPE_CHECKING:
-    from mmspec.cli.choice import AcceleratorChoice
+    from mmspec.cli.loading import AcceleratorChoice
     from mmspec.cli.options import ModelOptions
     from mmspec.many.work import Item
 

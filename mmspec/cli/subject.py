@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.console import note
-from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, reference_model
+from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, AcceleratorChoice, load_pipeline, reference_model
 from mmspec.cli.options import BatchSize, GuidanceScale, HeadSteps, LastStepNoise, Model, ModelOptions
 from mmspec.errors import InputError
 from mmspec.validation import given_of

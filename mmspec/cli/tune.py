@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choice
 from mmspec.cli.console import Interruptible, note, print_result, progress
-from mmspec.cli.loading import absolute_options, own_drafters, with_drafter
+from mmspec.cli.loading import AcceleratorChoice, absolute_options, own_drafters, parse_choice, with_drafter
 from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError

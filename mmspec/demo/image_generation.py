@@ -12,8 +12,7 @@ import gradio as gr
 from PIL import Image
 
 from mmspec.demo.buttons import QUICK, Stops, connect
-from mmspec.demo.drawing import ORDERS, Drawing, Methods, draw, heat_map
-from mmspec.demo.gallery import NOTHING, gallery, report
+from mmspec.demo.drawing import NOTHING, ORDERS, Drawing, Methods, draw, gallery, heat_map, report
 from mmspec.demo.theme import heading, page
 from mmspec.errors import InputError
 from mmspec.pipelines import ImageGenerationPipeline

@@ -30,7 +30,15 @@ from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable
 from mmspec.trees.siblings import DRAWN, SiblingDraws, kind_of
 from mmspec.validation import MAX_DRAFT_TOKENS
 
-__all__ = ["NEWEST", "CachingSession", "HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
+__all__ = [
+    "CachingSession",
+    "HeadDrafter",
+    "HeadSession",
+    "LevelDrafter",
+    "NEWEST",
+    "StateSession",
+    "TrainedDrafter",
+]
 
 EVERYWHERE, NEWEST = slice(None), slice(-1, None)
 
@@ -287,3 +295,15 @@ class CachingSession(HeadSession):
         self.state.cache.commit(None, accepted + 1)
         self.state.cache.longest += read
         self.state.tighten(canvas.length_bounds)
+
+
+class LevelDrafter(HeadDrafter):
+    """A tree by one head for each of its levels, so that it is at most as deep as there are heads.
+
+    Args: as of `HeadDrafter`; `tree` may be "measured" too, the best static one of its size by what the
+        training measured.
+    """
+
+    @property
+    def deepest(self) -> tuple[int, str]:
+        return self.model.config.num_heads, "the number of heads"

@@ -33,7 +33,7 @@ from mmspec.training.data.sequences import acceptance_length
 from mmspec.training.data.sources import Rows, is_language_model, open_target, pick_dtype
 from mmspec.training.data.states import StoredStates
 from mmspec.training.drafter import drafter_training
-from mmspec.training.losses.vocabulary import token_counts
+from mmspec.training.losses.base import token_counts
 from mmspec.training.record import training_record, write_record
 from mmspec.training.run import RunOptions, Stage, flush_subnormals
 from mmspec.validation import is_integer, require_number

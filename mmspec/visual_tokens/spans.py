@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 
-from mmspec.visual_tokens.boxes import nowhere, raster
+from mmspec.visual_tokens.tokens import nowhere, raster
 
 __all__ = ["ImageSpan", "find_images"]
 

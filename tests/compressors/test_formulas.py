@@ -12,8 +12,7 @@ from mmspec.compressors.gate import choose_branch
 from mmspec.compressors.merging import merge_once
 from mmspec.compressors.pruning import most_diverse
 from mmspec.compressors.queries import compress_latent
-from mmspec.visual_tokens.boxes import nowhere, overlap, raster, square_grid
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import VisualTokens, nowhere, overlap, raster, square_grid
 
 WIDTH = 6
 

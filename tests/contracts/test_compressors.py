@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mmspec.compressors import COMPRESSORS, Compressor, build_compressor
 from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.visual_tokens.boxes import nowhere, raster
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import VisualTokens, nowhere, raster
 
 WIDTH = 8
 # name -> options; a newly registered compressor needs a line here

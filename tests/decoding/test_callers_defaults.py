@@ -16,7 +16,7 @@ from mmspec.methods.ppd.head import PromptTokensConfig
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.places.policies import Places
 from mmspec.targets.thinned import guided_and_even
-from mmspec.visual_tokens.boxes import raster
+from mmspec.visual_tokens.tokens import raster
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode
 from tests.contracts.test_drafters import REGISTERED

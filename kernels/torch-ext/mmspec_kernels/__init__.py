@@ -4,13 +4,13 @@ Knows nothing of models or methods. Imports torch, triton and einops only, and i
 that the folder is also a Hugging Face Hub kernel.
 """
 
-from .best import best
 from .chain import verify_chain
 from .compact_cache import compact_cache
 from .denoising_update import denoising_update
 from .gated_delta import gated_delta_tree
 from .groups import rank_ratio, rank_ratio_at
 from .neighbours import nearby_mass, nearby_prefix
+from .ordering import best
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .redraw import redraw
 from .residual_block import gated_linear, modulated_linear

@@ -208,7 +208,9 @@ class StatesSession(UnmaskingSession):
 
         def draw(ahead: Tensor | int) -> Tensor:
             token = draw_anew(lanes, noise, places, (now + ahead).expand_as(places))
-            return token if greedy is False else seen.token.where(greedy.view(len(token), -1)[:, :1], token)
+            if not isinstance(greedy, Tensor):
+                return token
+            return seen.token.where(greedy.view(len(token), -1)[:, :1], token)
 
         return draw
 
@@ -229,7 +231,7 @@ class StatesDrafter(UnmaskingDrafter):
 
     proposes = "states"
     by_confidence = False
-    session = StatesSession
+    session: Callable[[Any, PromptBatch], StatesSession] = StatesSession
 
     def __init__(self, states: int = 8) -> None:
         if not is_integer(states) or not 2 <= states <= MAX_STATES:
