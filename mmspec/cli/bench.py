@@ -17,6 +17,7 @@ from mmspec.cli.loading import AcceleratorChoice, own_drafters
 from mmspec.cli.options import AsJson, ModelOptions, Plot, Table, TopK, TopP, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -148,7 +149,7 @@ def bench(
     choices, tried = find_best(groups, subject, searched, asked.batch_size, how)
     batches = batches_of(subject.examples, asked.batch_size)
     contenders = {choice.label: subject.contender(choice) for choice in choices}
-    own: dict[str, dict[str, Any]] = {}
+    own: dict[str, Keywords] = {}
     for choice in choices:
         accelerator, others = contenders[choice.label].accelerator, tried.get(choice.label)
         about = {"drafter": choice.options.get("drafter"), "parameters": count_parameters(accelerator)}
@@ -236,12 +237,12 @@ def find_peers(
 
 
 def summarised(
-    runs: Sequence[TimedRun], own: dict[str, dict[str, Any]], settings: dict[str, Any], block: Interruptible
+    runs: Sequence[TimedRun], own: dict[str, Keywords], settings: Keywords, block: Interruptible
 ) -> tuple[list[Record], list[Record]]:
     """Records of all prompts, and of each category where there are several; none if interrupted early."""
     from mmspec.evaluation.speed.record import summarise
 
-    how: dict[str, Any] = {"settings": settings, "own": own}
+    how: Keywords = {"settings": settings, "own": own}
     try:
         records = summarise(runs, list(own), **how)
     except InputError:

@@ -123,7 +123,7 @@ def image_accelerators(target: Any) -> list[str]:
     return ["shared_noise", "shared_noise:tolerance=0"]
 
 
-def image_methods(target: Any, source: str, drafter: str | None) -> str:
+def image_methods(target: object, source: str, drafter: str | None) -> str:
     """All ways of decoding images with this model, each with the settings that its best is searched among."""
     from mmspec.heads.checkpoint import head_of
     from mmspec.plugins import METHODS

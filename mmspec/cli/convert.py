@@ -13,6 +13,7 @@ from mmspec.cli.console import print_result
 from mmspec.cli.loading import read_dtype
 from mmspec.cli.options import AsJson
 from mmspec.errors import CheckpointError, InputError
+from mmspec.open_types import Json
 
 __all__ = ["convert", "export"]
 
@@ -135,9 +136,7 @@ def export(
     print_result({"layout": to.value, **written}, f"{out}: {to.value}", as_json)
 
 
-def write_head(
-    drafter: str, layout: LayoutName, target: str, out: Path, dtype: torch.dtype | None
-) -> dict[str, Any]:
+def write_head(drafter: str, layout: LayoutName, target: str, out: Path, dtype: torch.dtype | None) -> Json:
     """Write a head, of MTP inside a copy of its target's checkpoint; returns what there is to say of it."""
     import torch
     from safetensors.torch import save_file
@@ -156,7 +155,7 @@ def write_head(
     if dtype is None and (stored := getattr(head.config, "dtype", None)) is not None:
         head.to(stored)
     check_target(head, config, target)
-    about: dict[str, Any] = {"path": str(out), "target": target}
+    about: Json = {"path": str(out), "target": target}
     if in_copy:
         with new_folder(out) as folder:
             write_checkpoint(head, Path(source), folder)
@@ -182,7 +181,7 @@ def check_target(head: Any, config: Any, name: str) -> None:
         raise InputError("--target", f"{name}: vocab_size {text.vocab_size}", allowed)
 
 
-def write_assistant(drafter: str, out: Path, dtype: torch.dtype | None) -> dict[str, Any]:
+def write_assistant(drafter: str, out: Path, dtype: torch.dtype | None) -> Json:
     """Write a draft model as one folder that transformers loads; returns `path`, `class` and `parameters`."""
     from mmspec.atomic_file import new_folder
     from mmspec.heads.checkpoint import head_of

@@ -25,6 +25,7 @@ from mmspec.cli.loading import (
 from mmspec.cli.options import Accelerator, Host, ModelOption, ModelOptions, Port, unpack_options
 from mmspec.cli.serve import check_installed, listen
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 
 if TYPE_CHECKING:
     import gradio
@@ -162,7 +163,7 @@ def launch(blocks: gradio.Blocks, host: str, port: int, *, share: bool = False) 
     from mmspec.demo.theme import STYLE, theme
     from mmspec.demo.uploads import UPLOAD_LIMITS
 
-    settings: dict[str, Any] = {
+    settings: Keywords = {
         "theme": theme(),
         "css_paths": STYLE,
         "footer_links": [],

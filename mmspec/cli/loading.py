@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from mmspec.cli.console import note
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 from mmspec.registry import did_you_mean, parse_options
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def absolute_source(source: str) -> str:
     return str(Path(source).absolute()) if Path(source).is_dir() else source
 
 
-def absolute_options(choice: AcceleratorChoice) -> dict[str, Any]:
+def absolute_options(choice: AcceleratorChoice) -> Keywords:
     """The options of a choice, a drafter's folder by its whole path."""
     return {
         key: absolute_source(str(value)) if key == "drafter" else value
@@ -216,7 +217,7 @@ class AcceleratorChoice:
 
     label: str
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Keywords = field(default_factory=dict)
 
     @property
     def method(self) -> Method | None:

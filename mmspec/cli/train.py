@@ -10,6 +10,7 @@ import typer
 
 from mmspec.cli.console import note, print_result
 from mmspec.cli.options import AsJson, unpack_options
+from mmspec.open_types import Keywords
 
 __all__ = ["Start", "TrainingOptions", "train_app"]
 
@@ -38,7 +39,7 @@ class TrainingOptions:
     as_json: AsJson = False
 
     @property
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Keywords:
         """The keywords of a trainer that are given, see `RunOptions`."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "as_json"}
 

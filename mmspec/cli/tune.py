@@ -12,6 +12,7 @@ from mmspec.cli.loading import AcceleratorChoice, absolute_options, own_drafters
 from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
+from mmspec.open_types import Json
 
 __all__ = ["tune"]
 
@@ -111,7 +112,7 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
     return found
 
 
-def windows(target: Any, tv: float) -> list[str]:
+def windows(target: object, tv: float) -> list[str]:
     """Names of the methods without a head that draft image tokens in windows and keep to the allowed TV."""
     from mmspec.accelerators import promise_of
     from mmspec.cli.compared import fits
@@ -128,7 +129,7 @@ def windows(target: Any, tv: float) -> list[str]:
     ]
 
 
-def shown(trials: Any, best: str, described: dict[str, Any]) -> Any:
+def shown(trials: Any, best: str, described: Json) -> Any:
     """The evidence as a table."""
     from mmspec.evaluation.tables import figures, with_interval
 

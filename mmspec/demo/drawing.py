@@ -18,6 +18,7 @@ from mmspec.demo.theme import figures, tags, title
 from mmspec.errors import MMSpecError
 from mmspec.evaluation.contenders import describe_accelerator
 from mmspec.media.images import data_url
+from mmspec.open_types import Json, Keywords
 from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
 from mmspec.plugins import METHODS
 
@@ -39,7 +40,7 @@ __all__ = [
 
 OPEN = -1
 #: Methods with other options, which draw other images of the same seed.
-ORDERS: dict[str, tuple[str, dict[str, Any]]] = {
+ORDERS: dict[str, tuple[str, Json]] = {
     "lpd:order=diagonal": ("lpd", {"order": "diagonal"}),
     "lpd:order=raster": ("lpd", {"order": "raster"}),
     "maskgit:iterations=16": ("maskgit", {"iterations": 16}),
@@ -156,10 +157,10 @@ class Methods:
     """The accelerators that fit a pipeline, with the user's own drafters; what one loads is loaded once."""
 
     def __init__(
-        self, pipe: ImageGenerationPipeline, drafters: Mapping[str, Mapping[str, Any]] | None = None
+        self, pipe: ImageGenerationPipeline, drafters: Mapping[str, Mapping[str, object]] | None = None
     ) -> None:
         self._pipe, self._drafters = pipe, dict(drafters or {})
-        self._made: dict[str, tuple[dict[str, Any], Accelerator]] = {}
+        self._made: dict[str, tuple[Json, Accelerator]] = {}
         self.names = [name for name in METHODS if self._fits(name)]
         self.names += [label for label, (name, _) in ORDERS.items() if name in self.names]
 
@@ -197,7 +198,7 @@ class Methods:
         return True
 
 
-def preset_of(method: str) -> tuple[str, dict[str, Any]]:
+def preset_of(method: str) -> tuple[str, Keywords]:
     """The preset of a method, and the options that it is given."""
     return ORDERS.get(method, (method, {}))
 
@@ -206,8 +207,8 @@ def draw(
     pipe: ImageGenerationPipeline,
     methods: Methods,
     method: str,
-    options: Mapping[str, Any],
-    what: Mapping[str, Any],
+    options: Mapping[str, object],
+    what: Mapping[str, object],
     flag: threading.Event,
 ) -> Iterator[Drawing]:
     """Draw one image, yielding it after every forward and once when it has ended.

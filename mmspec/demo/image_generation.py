@@ -15,6 +15,7 @@ from mmspec.demo.buttons import QUICK, Stops, connect
 from mmspec.demo.drawing import NOTHING, ORDERS, Drawing, Methods, draw, gallery, heat_map, report
 from mmspec.demo.theme import heading, page
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline
 
 __all__ = ["ImageGeneration"]
@@ -36,7 +37,7 @@ class ImageGeneration:
         model: str,
         prompts: Sequence[str] = (),
         method: str | None = None,
-        drafters: Mapping[str, Mapping[str, Any]] | None = None,
+        drafters: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.pipe, self.model, self.prompts = pipe, model, list(prompts)
         self.methods = Methods(pipe, drafters)
@@ -53,7 +54,7 @@ class ImageGeneration:
 
     def settings(
         self, subject: Any, guidance: float | None, temperature: float | None, seed: int
-    ) -> dict[str, Any]:
+    ) -> Keywords:
         """Keywords of the pipeline's call.
 
         Raises:
@@ -101,7 +102,7 @@ class ImageGeneration:
 
     def _updates(
         self,
-        subject: Any,
+        subject: object,
         method: str,
         window: int,
         delta: float,

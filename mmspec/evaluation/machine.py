@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmspec import __version__
 from mmspec.accelerators import promise_of
+from mmspec.open_types import Json
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ OPTIONAL = {
 }
 
 
-def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
+def examine(accelerators: Mapping[str, Any]) -> Json:
     """List versions, devices, packages, kernels and the given methods."""
     return {
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
@@ -57,7 +58,7 @@ def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def environment(device: torch.device, dtype: torch.dtype) -> Json:
     """Device, number format and versions that figures were measured with."""
     import torch
     import transformers
@@ -75,7 +76,7 @@ def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _package(name: str, purpose: str, remedy: str) -> dict[str, Any]:
+def _package(name: str, purpose: str, remedy: str) -> Json:
     version: str | None
     try:
         version, remedy_needed = importlib.metadata.version(name), None
@@ -90,7 +91,7 @@ def _package(name: str, purpose: str, remedy: str) -> dict[str, Any]:
     }
 
 
-def _noted(package: dict[str, Any]) -> dict[str, Any]:
+def _noted(package: Json) -> Json:
     """Add to transformers what is known of its version."""
     if package["name"] != "transformers" or not package["ok"]:
         return package
@@ -99,7 +100,7 @@ def _noted(package: dict[str, Any]) -> dict[str, Any]:
     return package | {"note": describe(package["version"])}
 
 
-def _devices() -> list[dict[str, Any]]:
+def _devices() -> list[Json]:
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -123,7 +124,7 @@ def _devices() -> list[dict[str, Any]]:
     return devices
 
 
-def _kernels() -> list[dict[str, Any]]:
+def _kernels() -> list[Json]:
     """The ops of `mmspec.kernels`, and what they run as on the device at hand."""
     import torch
 
@@ -158,7 +159,7 @@ def processor_name() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def _accelerator(name: str, method: Method) -> dict[str, Any]:
+def _accelerator(name: str, method: Method) -> Json:
     try:
         exactness, problem = promise_of(method)[0], None  # asking imports the plug-in
     except Exception as error:  # a plug-in that does not import is a finding, not a crash

@@ -18,6 +18,7 @@ from mmspec.core.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.models.masked_language import MASKED_MODELS
+from mmspec.open_types import Json
 from mmspec.plugins import family_of, load, register_families
 from mmspec.targets.admission import check_model
 from mmspec.targets.memory import cached_bytes, measure_states
@@ -25,7 +26,7 @@ from mmspec.targets.memory import cached_bytes, measure_states
 __all__ = ["examine_model"]
 
 
-def examine_model(source: str) -> dict[str, Any]:
+def examine_model(source: str) -> Json:
     """Examine the model of a folder, hub id or GGUF file by its config alone, on the meta device.
 
     Returns:

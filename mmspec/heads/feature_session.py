@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ class FeatureDrafter(HeadDrafter):
     more_taps = (EMBEDDINGS,)
     steps: CapturedForward | CompiledForward | None = None
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
+    def to(self, *args: object, **kwargs: object) -> None:
         super().to(*args, **kwargs)
         self.steps = None
 
@@ -151,7 +150,7 @@ class FeatureSession(CachingSession):
             return step(inputs, cache)
 
 
-def read_nodes(head: FeatureHead, inputs: Mapping[str, Any], cache: RaggedCache) -> Tensor:
+def read_nodes(head: FeatureHead, inputs: Mapping[str, object], cache: RaggedCache) -> Tensor:
     """Run a head on new nodes, whose rows, positions and mask are given; its state [R, n, d] at them."""
     hidden: Tensor = head(inputs["rows"], inputs["positions"], inputs["attention_mask"], cache)
     return hidden

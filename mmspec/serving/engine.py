@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from mmspec.errors import InputError, MMSpecError, NoRoomError
+from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline
 from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics
@@ -31,7 +32,7 @@ class Row:
     """One row of the batch that a request asks for: the arguments of `enter`."""
 
     prompt: Any
-    settings: dict[str, Any]
+    settings: Keywords
     ticket: Ticket
     index: int
 
@@ -51,7 +52,7 @@ class Ticket:
     """
 
     def __init__(
-        self, prompt: Any, settings: Sequence[dict[str, Any]], names: Mapping[str, str] | None = None
+        self, prompt: Any, settings: Sequence[Keywords], names: Mapping[str, str] | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
@@ -194,7 +195,7 @@ class Engine:
             self._thread.join(seconds)
 
     def submit(
-        self, prompt: Any, settings: Sequence[dict[str, Any]], names: Mapping[str, str] | None = None
+        self, prompt: object, settings: Sequence[Keywords], names: Mapping[str, str] | None = None
     ) -> Ticket:
         """Let a request wait for places in the batch: one row for each of the settings.
 
@@ -265,7 +266,7 @@ class Engine:
             row.tell(event)
         return True
 
-    def _hand_out(self, handle: Any, event: Event) -> None:
+    def _hand_out(self, handle: object, event: Event) -> None:
         row = self._running.get(handle)
         if row is None:
             return

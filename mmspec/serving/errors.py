@@ -9,6 +9,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from mmspec.errors import InputError, MMSpecError, NumericalError, UnsupportedModelError
+from mmspec.open_types import Json
 
 __all__ = [
     "CHAT_NAMES",
@@ -55,7 +56,7 @@ class RequestError(MMSpecError):
         self.param = None if param is None else without_surrogates(param)
         super().__init__(without_surrogates(message))
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Json:
         """The answer's body, in OpenAI's shape."""
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}

@@ -50,7 +50,7 @@ def hooks_of_users(model: nn.Module) -> dict[int, Any]:
     return {key: hook for key, hook in found.items() if not is_of_library(hook)}
 
 
-def is_of_library(code: Any) -> bool:
+def is_of_library(code: object) -> bool:
     """True if a function, and all that it wraps, was written in one of `LIBRARIES`."""
     if isinstance(code, functools.partial):
         written = is_of_library(code.func)

@@ -76,7 +76,7 @@ class ModelReading:
         self.numbers: dict[int, int] = {}
         self.open: set[int] = set()
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         """Add a module, an attribute of one, or what such an attribute holds."""
         kind = type(value)
         if kind in PLAIN:
@@ -98,7 +98,7 @@ class ModelReading:
         else:
             self.plain.append(kind.__name__)
 
-    def add_all(self, container: Any, values: list[Any]) -> None:
+    def add_all(self, container: object, values: list[Any]) -> None:
         """Add a container with its values, but for one that stands in itself."""
         self.plain += type(container).__name__, len(values)
         if id(container) not in self.open:

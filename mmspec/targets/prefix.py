@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from mmspec.core.cache import RowStates
 from mmspec.core.recurrent import States
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 from mmspec.validation import is_integer
 from mmspec.visual_tokens.spans import find_images
 
@@ -218,12 +219,12 @@ def identify(model: PreTrainedModel, inputs: Mapping[str, Any], state: int) -> P
     )
 
 
-def media_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def media_of(inputs: Mapping[str, object]) -> Keywords:
     """The arguments that are not as long as the prompt: images, clips and their sizes."""
     return {name: value for name, value in inputs.items() if name not in TOKENS}
 
 
-def is_causal(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
+def is_causal(model: PreTrainedModel, inputs: Mapping[str, object]) -> bool:
     """True if a prompt's arguments are known, and none marks an image that attends to what follows it."""
     media = media_of(inputs)
     known = media.keys() <= MEDIA and all(isinstance(value, Tensor) for value in media.values())

@@ -27,6 +27,7 @@ from mmspec.models.checkpoint import (
     load_model,
     load_processor,
 )
+from mmspec.open_types import Json
 from mmspec.targets import CausalTarget, adapt
 from mmspec.training.data.conversations import ConversationRows, tokenizer_of
 from mmspec.training.data.sequences import acceptance_length
@@ -179,7 +180,7 @@ def train_draft_model(
             "frequent-tokens": frequent_tokens or None,
             "accumulate": accumulate if accumulate > 1 else None,
         }
-        about: dict[str, Any] = {"target": Path(target).name, "target_dtype": str(teacher.dtype)[6:]}
+        about: Json = {"target": Path(target).name, "target_dtype": str(teacher.dtype)[6:]}
         about |= {"skipped_rows": source.left_out} if source.left_out else {}
         record = training_record("mmspec train draft-model", options, training, model, **about)
         model.to(saved or teacher.dtype).save_pretrained(out)

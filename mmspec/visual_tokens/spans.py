@@ -115,7 +115,7 @@ def _image_layouts(config: Any, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     ]
 
 
-def _video_layouts(config: Any, inputs: Mapping[str, Tensor], runs: list[tuple[int, int]]) -> list[Tensor]:
+def _video_layouts(config: object, inputs: Mapping[str, Tensor], runs: list[tuple[int, int]]) -> list[Tensor]:
     """The boxes of every frame."""
     if (grids := inputs.get("video_grid_thw")) is not None:
         return _grids(config, grids)

@@ -14,6 +14,7 @@ GROUND = {
     "atomic_file",
     "errors",
     "messages",
+    "open_types",
     "plugins",
     "registry",
     "text_file",

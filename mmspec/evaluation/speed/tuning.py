@@ -16,6 +16,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.record import Record, summarise
 from mmspec.evaluation.speed.timing import BASELINE, Decode, measure
+from mmspec.open_types import Json
 from mmspec.plugins import METHODS
 from mmspec.registry import alternatives
 
@@ -35,7 +36,7 @@ class Trial:
     stage: int
     record: Record
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Json:
         """Figures for JSON."""
         figures = ("speedup", "speedup_interval", "acceptance_length", "target_forwards", "identical")
         one = self.record

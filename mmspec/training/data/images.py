@@ -27,6 +27,7 @@ from mmspec.families.parallel_images import ParallelImageConfig
 from mmspec.media import load_image
 from mmspec.models.autoencoders import encode_image
 from mmspec.models.checkpoint import load_config, load_model
+from mmspec.open_types import Json, Processor
 from mmspec.targets.causal import to_device
 from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.rows import DamagedFiles, check_columns, read_all
@@ -67,7 +68,7 @@ class LlamaGenImages(ABC):
         self.model = target.model
         self.vq = target.vq
         self.text_encoder: PreTrainedModel | None = None
-        self.tokenizer: Any = None
+        self.tokenizer: Processor = None
         if target.config.condition_type == "caption":
             encoder, self.tokenizer = load_text_encoder(str(folder), target.config, dtype=torch.float32)
             encoder.eval().requires_grad_(False)
@@ -157,7 +158,7 @@ class ImageFile(LlamaGenImages):
         return '{"image": path, ' + ('"class": number}' if self.text_encoder is None else '"prompt": text}')
 
     @property
-    def left_out(self) -> dict[str, Any]:
+    def left_out(self) -> Json:
         """Rows that were drawn and skipped, for the record of the training."""
         return {"damaged": sorted(self.damaged.found.values())} if self.damaged.found else {}
 

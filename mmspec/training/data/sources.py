@@ -18,6 +18,7 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.families.images import image_target
 from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
+from mmspec.open_types import Keywords
 from mmspec.plugins import family_of
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt
@@ -125,7 +126,7 @@ def open_target(
     check_vocabulary(reader.tokenizer, model)
     if callable(data):
         return target, data(target, reader, batch_size, seed, regenerate)
-    how: dict[str, Any] = {"max_length": max_length, "regenerate": regenerate, "learn_prompts": learn_prompts}
+    how: Keywords = {"max_length": max_length, "regenerate": regenerate, "learn_prompts": learn_prompts}
     return target, ConversationRows(reader, told, batch_size, seed, **how)
 
 

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.heads.model import EMBEDDINGS, HIDDEN, DraftingHead, Prompts
 from mmspec.heads.window_states import codebook_sample
+from mmspec.open_types import Json, Keywords
 from mmspec.targets import CausalTarget
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
@@ -84,7 +85,7 @@ def read(
     )
 
 
-def learnt_images(target: CausalTarget, layout: Layout | None) -> dict[str, Any]:
+def learnt_images(target: CausalTarget, layout: Layout | None) -> Keywords:
     """Attributes of a head's config that say of which images it has learnt: of that target, laid out so."""
     sample = [] if target.codebook is None else codebook_sample(target).tolist()
     codebook = [float(f"{number:.4g}") for number in sample]
@@ -232,7 +233,7 @@ class DrafterLoss(nn.Module):
         choose_vocabulary(head, data)
         take_rows(head, target)
 
-    def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
+    def measure(self, batches: Iterable[DrafterBatch]) -> Json:
         """Measure a trained head on batches that it has not seen: attributes of its config."""
         return {}
 
