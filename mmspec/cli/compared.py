@@ -19,6 +19,7 @@ from mmspec.registry import alternatives
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
     from mmspec.plugins import Method
+    from mmspec.targets import AnyTarget
 
 __all__ = ["ALL", "Search", "default_groups", "find_best", "groups_of", "image_accelerators"]
 
@@ -123,7 +124,7 @@ def image_accelerators(target: Any) -> list[str]:
     return ["shared_noise", "shared_noise:tolerance=0"]
 
 
-def image_methods(target: object, source: str, drafter: str | None) -> str:
+def image_methods(target: AnyTarget, source: str, drafter: str | None) -> str:
     """All ways of decoding images with this model, each with the settings that its best is searched among."""
     from mmspec.heads.checkpoint import head_of
     from mmspec.plugins import METHODS
@@ -136,7 +137,7 @@ def image_methods(target: object, source: str, drafter: str | None) -> str:
     return ",".join(found)
 
 
-def fits(method: Method, target: Any) -> bool:
+def fits(method: Method, target: AnyTarget) -> bool:
     """Whether a method without a head decodes with this model."""
     from mmspec.accelerators import make
 

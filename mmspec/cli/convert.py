@@ -84,6 +84,7 @@ def convert(
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig
 
 
 class LayoutName(StrEnum):
@@ -168,7 +169,7 @@ def write_head(drafter: str, layout: LayoutName, target: str, out: Path, dtype: 
     return about | {"parameters": sum(weight.numel() for weight in head.parameters())}
 
 
-def check_target(head: Any, config: Any, name: str) -> None:
+def check_target(head: Any, config: PreTrainedConfig, name: str) -> None:
     """Raise InputError unless a head was made for a target of that config."""
     text = config.get_text_config(decoder=True)
     wanted = {"hidden_size": head.config.hidden_size, "num_hidden_layers": head.config.target_layers}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
 from mmspec.open_types import Json
+
+if TYPE_CHECKING:
+    from mmspec.targets import AnyTarget
 
 __all__ = ["tune"]
 
@@ -112,7 +115,7 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
     return found
 
 
-def windows(target: object, tv: float) -> list[str]:
+def windows(target: AnyTarget, tv: float) -> list[str]:
     """Names of the methods without a head that draft image tokens in windows and keep to the allowed TV."""
     from mmspec.accelerators import promise_of
     from mmspec.cli.compared import fits

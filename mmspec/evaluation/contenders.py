@@ -52,6 +52,8 @@ class AnyPipeline(Protocol):
     processor: Processor
     draft_processor: Any
 
+    def __call__(self, *args: Any, **settings: Any) -> Any: ...
+
     def set_accelerator(self, accelerator: str, **options: Any) -> Any: ...
 
     @property
@@ -61,7 +63,7 @@ class AnyPipeline(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     @property
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> Processor: ...
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def decode_conversations(
     return Decoded(tokens, stats)
 
 
-def converse(pipe: Any, example: Example, **settings: Any) -> Iterator[Any]:
+def converse(pipe: AnyPipeline, example: Example, **settings: Any) -> Iterator[Any]:
     """Decode one conversation, yielding the output of each turn; later turns see the answers to earlier ones.
 
     Args:
@@ -285,7 +287,9 @@ class _Conversation:
         self._messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
 
 
-def decode_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
+def decode_images(
+    pipe: AnyPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
+) -> Decoded:
     """Draw all examples of a batch together: prompts, or classes; with a seed for each."""
     prompt, what = subject_of(batch)
     output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)

@@ -18,13 +18,14 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.indexing import pick, put, take
-from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.interfaces import DraftSession, TargetOutput
 from mmspec.core.rows import named
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.heads.model import HIDDEN, DraftingHead, WindowHead
+from mmspec.targets import AnyTarget
 from mmspec.targets.causal import CacheState, CausalTarget
 from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable
 from mmspec.trees.siblings import DRAWN, SiblingDraws, kind_of
@@ -56,7 +57,7 @@ class TrainedDrafter(SessionDrafter):
     title: ClassVar[str]
     target: CausalTarget | None = None
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         """Raise an InputError unless the head was trained for a target of this kind and size."""
         config: Any = self.model.config
         if target.config is None:
@@ -80,7 +81,7 @@ class TrainedDrafter(SessionDrafter):
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model.to(*args, **kwargs)
 
-    def fit(self, target: Target[Any]) -> Self:
+    def fit(self, target: AnyTarget) -> Self:
         self.check(target)
         fitted = copy.copy(self)
         fitted.target = target  # type: ignore[assignment]  # checked
@@ -151,14 +152,14 @@ class HeadDrafter(TrainedDrafter):
         """The deepest level of which the head can predict tokens, and what that is, for messages."""
         return MAX_DRAFT_TOKENS, "the most nodes of a tree"
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         super().check(target)
         known = self.model.draft_tokens
         most = target.vocabulary if known is None else len(known)
         if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
             raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
 
-    def fit(self, target: Target[Any]) -> Self:
+    def fit(self, target: AnyTarget) -> Self:
         fitted = super().fit(target)
         fitted.read_out = fitted.fitted_target.head_of(self.model.rows_read)
         return fitted

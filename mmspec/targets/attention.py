@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.core.cache import MASKABLE_LAYERS, RaggedCache
 from mmspec.core.draft import Nodes
@@ -127,7 +127,7 @@ def attention_on_tree(
         yield tree_mask(cache, nodes) if by_kernel else cache.attention_mask(nodes, additive)
 
 
-def shares_keys(config: object) -> bool:
+def shares_keys(config: PreTrainedConfig) -> bool:
     """Whether several query heads of a decoder read the keys of one (grouped-query attention)."""
     heads = getattr(config, "num_attention_heads", None)
     return heads != getattr(config, "num_key_value_heads", heads)

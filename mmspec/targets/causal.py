@@ -22,7 +22,7 @@ from mmspec.core.verdict import Fill, Verdict
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.linear_layers import Product
 from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear
-from mmspec.open_types import Keywords
+from mmspec.open_types import Inputs, Keywords
 from mmspec.targets.admission import check_model, takes
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
@@ -245,7 +245,7 @@ class CausalTarget(ModelTarget[Any]):
 
     def _read_prompt(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Inputs,
         cache: RaggedCache,
         row: int,
         taps: Sequence[int],
@@ -280,9 +280,7 @@ class CausalTarget(ModelTarget[Any]):
         memory.keep(prompt, attended, hidden, [layer.row_states(row) for layer in cache.recurrent])
         return logits, hidden, 0 if known is None else known.length
 
-    def _read_rest(
-        self, inputs: Mapping[str, Any], known: Prefix, cache: RaggedCache, row: int, whole: bool
-    ) -> Tensor:
+    def _read_rest(self, inputs: Inputs, known: Prefix, cache: RaggedCache, row: int, whole: bool) -> Tensor:
         """Read a prompt from where it is not known any more, as a chain is scored, in a cache of its own.
 
         Returns:

@@ -23,11 +23,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from mmspec.core.cache import RaggedCache, mask_width
 from mmspec.core.graphs import Graph, Side, can_capture, capture
 from mmspec.errors import InputError, UnsupportedModelError
-from mmspec.open_types import AnyFunction, Keywords
+from mmspec.open_types import AnyFunction, Inputs, Keywords
 
 __all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "HiddenStates", "StaticCaches"]
 
-NOTHING: Mapping[str, Any] = {}
+NOTHING: Inputs = {}
 MAX_GRAPHS = 32
 MAX_CACHES = 4
 LEAST_CAPACITY = 1024

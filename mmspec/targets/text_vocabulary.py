@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mmspec.core.cache import RaggedCache
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
-from mmspec.open_types import Processor
+from mmspec.open_types import Inputs, Processor
 from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair
 
 __all__ = [
@@ -63,9 +63,7 @@ class TextPromptTarget(ImageTokenTarget):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, K + S] of final hidden states [B, n, d], the grammar not yet applied."""
 
-    def forward(
-        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
-    ) -> Tensor:
+    def forward(self, inputs: Inputs, cache: RaggedCache, keep: int = 0, whole: bool = False) -> Tensor:
         """Logits [B, n or 1, K + S], the grammar not yet applied."""
         others = {name: value for name, value in inputs.items() if name != "input_ids"}
         output = self.model.get_decoder()(

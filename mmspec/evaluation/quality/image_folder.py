@@ -29,6 +29,7 @@ from torch import Tensor
 
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
+from mmspec.evaluation.contenders import AnyPipeline
 from mmspec.evaluation.examples import FIRST_IMAGE_SEED
 from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.media import load_image
@@ -231,7 +232,7 @@ def _read_lines(path: Path) -> dict[str, Json]:
 
 
 def draw_images(
-    pipe: Any,
+    pipe: AnyPipeline,
     asked: Sequence[Asked],
     folder: str | Path,
     *,
@@ -277,7 +278,7 @@ def draw_images(
     return stats
 
 
-def _draw(pipe: Any, part: Sequence[Asked], seeds: list[int], settings: Keywords) -> Any:
+def _draw(pipe: AnyPipeline, part: Sequence[Asked], seeds: list[int], settings: Keywords) -> Any:
     keys = {key for _, asked in part for key in asked}
     what = {key: [asked[key] for _, asked in part] for key in keys}
     return pipe(**what, seed=seeds, batch_size=len(part), output_type="pil", **settings)

@@ -6,12 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from mmspec.accelerators import options_of
-from mmspec.core.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.record import Record, summarise
@@ -19,6 +17,7 @@ from mmspec.evaluation.speed.timing import BASELINE, Decode, measure
 from mmspec.open_types import Json
 from mmspec.plugins import METHODS
 from mmspec.registry import alternatives
+from mmspec.targets import AnyTarget
 
 __all__ = ["MEASURES", "Trial", "allowed_by", "best_of", "fastest", "search", "variants"]
 
@@ -50,7 +49,7 @@ class Trial:
         }
 
 
-def variants(name: str, target: Target[Any], tv: float) -> list[str]:
+def variants(name: str, target: AnyTarget, tv: float) -> list[str]:
     """Settings of a method that are worth a try on a target, as the command line writes them.
 
     Those of its record, with windows up to the image, and the whole of the allowed TV where it has a bound.
