@@ -53,5 +53,5 @@ def test_its_promise_and_its_options() -> None:
     ],
 )
 def test_it_is_a_relaxed_rule(check: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "MORE", ["cool"])
+    monkeypatch.setattr(checks, "MORE", [("cool", checks.rule_of("cool"))])
     check()

@@ -52,9 +52,9 @@ def test_presets_have_rules_with_their_defaults_and_options_reach_them() -> None
 
 
 def test_another_rule_takes_the_place_of_the_presets_own() -> None:
-    released = build_accelerator("lantern", acceptance="lantern", reference=True)
-    assert released.rule == Lantern(reference=True) and released.exactness == "lossy"
-    assert build_accelerator("gsd", acceptance="grouped", reference=True).rule == Grouped(reference=True)
+    published = build_accelerator("lantern", acceptance="lantern", delta=0.2)
+    assert published.rule == Lantern(0.2) and published.exactness == "lossy"
+    assert build_accelerator("gsd", acceptance="grouped", group_size=5).rule == Grouped(5)
     assert build_accelerator("lantern", acceptance="lantern++", lam=10).rule.lam == 10  # type: ignore[attr-defined]
     assert isinstance(build_accelerator("gsd", acceptance="speculative_sampling").rule, SpeculativeSampling)
     with pytest.raises(UnknownArgumentError, match="relaxation"):
