@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from mmspec.kernels import merge_vectors, most_similar
+from mmspec_extras.compressors.similarity import merge_vectors, most_similar
 
 Both = Callable[..., tuple[Any, Any]]
 

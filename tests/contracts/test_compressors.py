@@ -21,7 +21,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     "pooling": {"tokens": 6},
     "attention_pruning": {"tokens": 6},
     "similarity_pruning": {"tokens": 6},
-    "merging": {"tokens": 6},
     "convolution": {"tokens": 6},
     "resampler": {"tokens": 3, "heads": 2},
     "gate": {"branches": {"pooling": {"tokens": 4}, "latent": {"tokens": 3}, "none": {}}},

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors.interface import Compressor, check_tokens
-from mmspec.kernels import merge_vectors, most_similar
 from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec_extras.compressors.similarity import merge_vectors, most_similar
 
 __all__ = ["Merging", "merge_once"]
 

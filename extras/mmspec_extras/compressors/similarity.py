@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .backend import (
+from mmspec.kernels.backend import (
     INTERPRETED,
     launcher,
     operator,
