@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mmspec.evaluation.contenders import Contender
     from mmspec.evaluation.examples import Example
     from mmspec.evaluation.quality.image_scores import Scorer
-    from mmspec.evaluation.speed.html_report import Sample
     from mmspec.evaluation.speed.peers import Peers
+    from mmspec.evaluation.speed.plots import Sample
     from mmspec.evaluation.speed.record import Record
     from mmspec.evaluation.speed.timing import TimedRun
 
@@ -199,7 +199,7 @@ def bench(
     if files.plot is not None:
         note(f"written: {draw_bench(files.plot, records, parts)}")
     if files.html is not None:
-        from mmspec.evaluation.speed.html_report import WIDTH, html_report
+        from mmspec.evaluation.speed.plots import WIDTH, html_report
 
         samples = samples_of(subject, contenders, runs, batches, how.seed)
         page = html_report(records, shown(records, parts, subject.draws, WIDTH), samples)
@@ -315,7 +315,7 @@ def samples_of(
 ) -> list[Sample]:
     """The first prompts with what every accelerator made of them; images are drawn once more for it."""
     from mmspec.evaluation.contenders import subject_of
-    from mmspec.evaluation.speed.html_report import Sample
+    from mmspec.evaluation.speed.plots import Sample
     from mmspec.media import load_image
 
     firsts = [run for run in runs if run.repeat == 0 and run.accelerator in contenders]

@@ -33,7 +33,7 @@ def doctor(
         mmspec doctor assets/scenes-llava
     """
     if model is not None:
-        from mmspec.evaluation.model_support import examine_model
+        from mmspec.evaluation.machine import examine_model
 
         found = examine_model(model)
         print_result(found, _model_table(found), as_json)

@@ -13,7 +13,7 @@ from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.heads.grown_trees import GrownTreeSession
+from mmspec.heads.feature_session import GrownTreeSession
 from mmspec.methods.eagle.loss import positions_of
 from mmspec.methods.eagle3 import loss as eagle3_loss
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
