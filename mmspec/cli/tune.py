@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,9 @@ from mmspec.errors import InputError
 from mmspec.open_types import Json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mmspec.evaluation.speed.tuning import Trial
     from mmspec.targets import AnyTarget
 
 __all__ = ["tune"]
@@ -132,7 +136,7 @@ def windows(target: AnyTarget, tv: float) -> list[str]:
     ]
 
 
-def shown(trials: Any, best: str, described: Json) -> Any:
+def shown(trials: Sequence[Trial], best: str, described: Json) -> Table:
     """The evidence as a table."""
     from mmspec.evaluation.tables import figures, with_interval
 

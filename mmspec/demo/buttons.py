@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import gradio as gr
 
@@ -50,8 +49,8 @@ def connect(
     stops: Stops,
     triggers: Sequence[AnyFunction],
     work: Callable[..., Iterator[object]],
-    inputs: list[Any],
-    outputs: list[Any],
+    inputs: Sequence[gr.components.Component],
+    outputs: Sequence[gr.components.Component],
     buttons: tuple[gr.Button, gr.Button],
     others: Sequence[gr.Button] = (),
 ) -> None:
@@ -67,15 +66,15 @@ def connect(
     """
     run, stop = buttons
 
-    def buttons_while(running: bool) -> list[Any]:
+    def buttons_while(running: bool) -> list[gr.Button]:
         found = [gr.Button(visible=not running), gr.Button(visible=running)]
         return found + [gr.Button(interactive=not running)] * len(others)
 
-    def begin(request: gr.Request) -> list[Any]:
+    def begin(request: gr.Request) -> list[gr.Button]:
         stops.begin(request)
         return buttons_while(True)
 
-    def do(request: gr.Request, *values: object) -> Iterator[Any]:
+    def do(request: gr.Request, *values: object) -> Iterator[object]:
         flag = stops.flag(request)
         if flag.is_set():  # while it waited in line
             yield [gr.skip()] * len(outputs)

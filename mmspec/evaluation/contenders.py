@@ -6,7 +6,7 @@ A pipeline is known by `AnyPipeline` alone: evaluation stands on a floor below p
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -48,9 +48,9 @@ class AnyPipeline(Protocol):
 
     model: Any
     target: Any
-    accelerator: Any
+    accelerator: Accelerator
     processor: Processor
-    draft_processor: Any
+    draft_processor: Processor
 
     def __call__(self, *args: Any, **settings: Any) -> Any: ...
 
@@ -78,7 +78,7 @@ class Contender:
 
     pipe: Any
     accelerator: Any
-    draft_processor: Any
+    draft_processor: Processor
     steps: Any
 
     def enter(self) -> Any:
@@ -239,7 +239,7 @@ def encode_prompts(
     }
 
 
-def _with_images(messages: Sequence[Mapping[str, Any]], images: Any, is_text: bool) -> list[Json]:
+def _with_images(messages: Sequence[Json], images: Sequence[object] | None, is_text: bool) -> list[Json]:
     """Chat messages with their images in their places; for models of text alone, with strings as contents."""
     if is_text:
         return [{**one, "content": "".join(part["text"] for part in one["content"])} for one in messages]
@@ -272,7 +272,7 @@ class _Conversation:
                 raise InputError("images", example.identifier, allowed)
             self._text = token * len(example.images) + "\n"
 
-    def add_turn(self, turn: str) -> Any:
+    def add_turn(self, turn: str) -> str | list[Json]:
         """Add a user turn; return the prompt."""
         if not self.has_template:
             self._text += turn
@@ -296,10 +296,9 @@ def decode_images(
     return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds, output.images)
 
 
-def as_list(row: Any) -> list[Any]:
+def as_list(row: Tensor | list[Any]) -> list[Any]:
     """Tokens of an image as a list, of ids or of vectors."""
-    values: list[Any] = row.tolist() if isinstance(row, Tensor) else row
-    return values
+    return list(row.tolist()) if isinstance(row, Tensor) else row
 
 
 def prepare_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Any:

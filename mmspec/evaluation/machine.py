@@ -61,7 +61,7 @@ OPTIONAL = {
 }
 
 
-def examine(accelerators: Mapping[str, Any]) -> Json:
+def examine(accelerators: Mapping[str, Method]) -> Json:
     """List versions, devices, packages, kernels and the given methods."""
     return {
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},

@@ -265,9 +265,7 @@ def read_layer(file: Path, shape: Any) -> Keywords:
     }
 
 
-def read_windows(
-    file: Path, table: Mapping[str, Any], shape: Any, layers: int
-) -> tuple[list[str], int | None]:
+def read_windows(file: Path, table: Json, shape: Any, layers: int) -> tuple[list[str], int | None]:
     """Type of each layer, `FULL` or `SLIDING`, and the window, None where no layer has one.
 
     A number in `sliding_window` says nothing alone: configs copy the target's. `layer_types` says which

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -175,7 +175,7 @@ class Engine:
         self.name, self.pipeline, self.rows, self.metrics = name, pipeline, rows, metrics
         self.draws = isinstance(pipeline, ImageGenerationPipeline)
         self.waiting = WaitingRows(max_waiting)
-        self._running: dict[Any, Row] = {}
+        self._running: dict[Hashable, Row] = {}
         self._thread = threading.Thread(target=self._work, name=f"mmspec {name}", daemon=True)
         metrics.watch(lambda: len(self._running), lambda: len(self.waiting))
 
@@ -266,7 +266,7 @@ class Engine:
             row.tell(event)
         return True
 
-    def _hand_out(self, handle: object, event: Event) -> None:
+    def _hand_out(self, handle: Hashable, event: Event) -> None:
         row = self._running.get(handle)
         if row is None:
             return

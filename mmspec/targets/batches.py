@@ -8,7 +8,6 @@ the model leaves them out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +46,7 @@ def batches(model: PreTrainedModel, rows: Sequence[Inputs]) -> list[list[int]]:
     if change_of(model.config)[1] in GLOBAL_ROPE:
         return [[index] for index in range(len(rows))]
     lengths = [inputs["position_ids"].shape[-1] for inputs in rows]
-    alike: dict[Any, list[list[int]]] = {}
+    alike: dict[tuple[object, ...] | int, list[list[int]]] = {}
     for index in sorted(range(len(rows)), key=lambda row: -lengths[row]):
         told = {name: value for name, value in rows[index].items() if name != EMBEDDINGS}
         joinable = is_causal(model, told) and (not media_of(told) or find_images(model.config, told))
@@ -71,7 +70,7 @@ def join(rows: Sequence[Inputs]) -> dict[str, Tensor]:
     return joined
 
 
-def _form(inputs: Inputs) -> tuple[Any, ...]:
+def _form(inputs: Inputs) -> tuple[object, ...]:
     """All that has to be alike in sequences that are read together."""
     form = []
     for name, value in sorted(inputs.items()):

@@ -82,7 +82,7 @@ class ImageTokenTarget(CausalTarget, ABC):
     grid: ImageGrid
     only_size: ClassVar[str] = "the only size that this model draws"
     no_vq: ClassVar[str] = "an image tokenizer, which turns tokens into pixels"
-    published: Mapping[str, Any] = {}
+    published: Mapping[str, object] = {}
     classes: int | None = None
     sampler: ClassVar[type[Sampler]] = Sampler
 

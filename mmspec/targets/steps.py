@@ -168,7 +168,7 @@ class CapturedForward:
         caches: the pool.
     """
 
-    def __init__(self, model: nn.Module, forward: Callable[[Any, RaggedCache], Tensor]) -> None:
+    def __init__(self, model: nn.Module, forward: Callable[[Inputs, RaggedCache], Tensor]) -> None:
         self._model, self._forward = model, forward
         self._graphs: OrderedDict[Hashable, Captured | None] = OrderedDict()
         self._side: Side | None = None
@@ -204,7 +204,7 @@ class CapturedForward:
         return captured.graph.output.clone()
 
     def _try_capture(
-        self, leaves: list[Any], structure: TreeSpec, cache: RaggedCache, taps: HiddenStates | None
+        self, leaves: list[object], structure: TreeSpec, cache: RaggedCache, taps: HiddenStates | None
     ) -> Captured | None:
         def forward(*tensors: Tensor) -> Tensor:
             given = iter(tensors)
@@ -244,7 +244,7 @@ class StaticCaches:
 
     def __init__(self) -> None:
         self._caches: list[RaggedCache] = []
-        self._owners: dict[int, weakref.ref[Any]] = {}
+        self._owners: dict[int, weakref.ref[object]] = {}
 
     def take(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> RaggedCache:
         """Return an empty cache that nobody decodes in, of the pool or new; arguments as of `RaggedCache`."""
@@ -271,7 +271,7 @@ class StaticCaches:
         return owner is None or owner() is None
 
 
-def tensors_of(leaves: list[Any]) -> list[Tensor]:
+def tensors_of(leaves: list[object]) -> list[Tensor]:
     """Return the tensors among leaves, in order."""
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 

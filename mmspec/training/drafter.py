@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from mmspec.open_types import Json, Keywords
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterData, acceptance_length
+from mmspec.training.data.sequences import DrafterBatch, DrafterData, acceptance_length
 from mmspec.training.data.sources import MakeData, Rows, open_target
 from mmspec.training.data.states import StoredStates
 from mmspec.training.recipes import RECIPES, check_method, written
@@ -145,7 +145,7 @@ def train_on(
     method: str,
     target: CausalTarget,
     data: DrafterData,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     stored: StoredStates | None = None,
 ) -> None:
     """Train a model by a method on data, and write what is measured then into its config."""
@@ -153,7 +153,7 @@ def train_on(
     learner.stored = stored
     device, halved = training.accelerator.device, target.dtype != torch.float32
 
-    def make(step: int) -> Any:
+    def make(step: int) -> DrafterBatch:
         return learner.make(data, step, training.accelerator.process_index)
 
     def check(module: nn.Module) -> dict[str, float]:

@@ -35,7 +35,7 @@ class Recipe:
     """
 
     accelerator: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     loss: str | None = None
 
     @property

@@ -228,7 +228,7 @@ class TopTwo(LogitsProcessor):
 class ImageCheck(IdentityCheck):
     """Losslessness check on images; the settings of the calls leave out the temperature."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def modes(self) -> list[str]:

@@ -23,7 +23,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.contenders import AnyPipeline, decode_conversations, encode_prompts, prepare_images
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import PEER, Decode, Decoded
-from mmspec.open_types import AnyFunction, Keywords
+from mmspec.open_types import AnyFunction, Keywords, Processor
 
 __all__ = ["ASSISTED", "COMPILED", "LOOKUP", "MTP", "Peers", "image_peers", "text_peers", "watched"]
 
@@ -127,7 +127,7 @@ class GenerateCaller:
     forward: AnyFunction | None = None
 
     @property
-    def processor(self) -> Any:
+    def processor(self) -> Processor:
         return self.pipe.processor
 
     @torch.inference_mode()
@@ -269,7 +269,7 @@ def watched(
     laps = Laps(stats, device)
     drafted = 0
 
-    def begin(module: nn.Module, args: Any, kwargs: Keywords) -> None:
+    def begin(module: nn.Module, args: Sequence[Tensor], kwargs: Keywords) -> None:
         nonlocal drafted
         tokens = args[0] if args else kwargs.get("input_ids")
         if module is model and tokens is not None:
@@ -309,7 +309,7 @@ def count(stats: DecodingStats, tokens: Sequence[Sequence[int]]) -> None:
     stats.accepted = [max(0, len(row) - stats.target_forwards) for row in tokens]
 
 
-def require_greedy(temperature: Any) -> None:
+def require_greedy(temperature: float) -> None:
     """Raise InputError unless a temperature is greedy: transformers draws with numbers of its own."""
     if not Sampler(temperature).greedy:
         allowed = "0 with --peers: its outputs are compared with ours token for token"

@@ -61,7 +61,7 @@ class Conversation:
     """
 
     messages: tuple[Message, ...]
-    images: tuple[Any, ...] = ()
+    images: tuple[object, ...] = ()
     where: str = field(default="data", compare=False)
 
     @property
@@ -350,7 +350,7 @@ class ConversationRows:
         return None
 
 
-def tokenizer_of(processor: Processor) -> Any:
+def tokenizer_of(processor: Processor) -> Processor:
     """The tokenizer inside a processor, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)
 

@@ -30,7 +30,7 @@ from mmspec.training.data.sequences import DrafterData
 
 __all__ = ["MakeData", "Rows", "open_target", "pick_dtype"]
 
-Rows = str | Path | Iterable[Mapping[str, Any]]
+Rows = str | Path | Iterable[Mapping[str, object]]
 MakeData = Callable[[Any, Any, int, int, int], DrafterData]
 """(target, reader, batch size, seed, regenerate) -> data.
 

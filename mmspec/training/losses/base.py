@@ -209,7 +209,7 @@ class DrafterLoss(nn.Module):
             read_out=None if reading.summary is None else self.read_few,
         )
 
-    def make(self, data: DrafterData, step: int, process: int) -> Any:
+    def make(self, data: DrafterData, step: int, process: int) -> DrafterBatch:
         """The batch of a step, in one of the processes that train: by default, sequences of the data."""
         return data.batch(step, process)
 
