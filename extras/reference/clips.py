@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import T5EncoderModel
 
-from mmspec.cli.choice import parse_choice
+from mmspec.cli.loading import parse_choice
 from mmspec.errors import InputError
 from mmspec.evaluation.quality.attributes import AttributeJudge
 from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene

@@ -1,4 +1,4 @@
-"""Lossy rules of one formula: bounds of `typical` and `top_beta`, factors of `cool`, runs of `suffix`."""
+"""Lossy rules of one formula: bounds of `typical` and `top_beta`, runs of `suffix`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
-from mmspec.methods.cool.rule import Cool
 from mmspec.methods.suffix.rule import Suffix
 from mmspec.methods.top_beta.rule import TopBeta
 from mmspec.methods.typical.rule import Typical
 from mmspec.trees.rejection import SpeculativeSampling
-from tests.acceptance import relaxed_checks as checks
 from tests.acceptance import slow_rules
-from tests.acceptance.exact_distribution import exact_distribution
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.contracts.toy import dirichlet
@@ -99,20 +96,6 @@ def test_no_emitted_token_is_further_below_the_likeliest_than_tau_or_behind_beta
         gaps.append((logits.amax(-1) - own[:, 0]).max().item())
     assert max(gaps) <= tau + 1e-5
     assert (outputs == expected) == (beta == 1 or not tau), "a gap of its own is taken, and nothing else"
-
-
-def test_the_factors_fall_and_never_below_the_exact_rule() -> None:
-    depth = torch.arange(4, dtype=torch.float64)
-    assert torch.allclose(Cool(3.0, nu=0.7).allowance(depth), (3 * torch.exp(-0.7 * depth)).clamp_min(1))
-    assert Cool(3.0, nu=0.7).allowance(depth).tolist()[2:] == [1.0, 1.0]
-    assert torch.allclose(
-        Cool(2.0, nu=0.0, mu=0.1).allowance(depth), torch.full((4,), 2.0).double() * 0.904837418
-    )
-    p, q = checks.random_distributions(50)
-    torch.testing.assert_close(exact_distribution(Cool(1.0), p, q, 1, IID).output, p, rtol=0, atol=1e-11)
-    gained = exact_distribution(Cool(2.0), p, q, 1, IID)
-    assert (gained.acceptance >= torch.minimum(p, q).sum(-1) - 1e-11).all()
-    assert torch.allclose(gained.acceptance, torch.minimum(q, 2 * p).sum(-1), rtol=0, atol=1e-11)
 
 
 def test_joint_runs_equal_the_loop() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmspec.cli.choice import parse_choice, parse_choices
+from mmspec.cli.loading import parse_choice, parse_choices
 from mmspec.errors import InputError
 from mmspec.registry import alternatives
 

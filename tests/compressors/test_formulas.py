@@ -9,11 +9,9 @@ from torch.nn.functional import avg_pool2d
 
 from mmspec.compressors import build_compressor, pooling
 from mmspec.compressors.gate import choose_branch
-from mmspec.compressors.merging import merge_once
 from mmspec.compressors.pruning import most_diverse
 from mmspec.compressors.queries import compress_latent
-from mmspec.visual_tokens.boxes import nowhere, overlap, raster, square_grid
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import VisualTokens, nowhere, overlap, raster, square_grid
 
 WIDTH = 6
 
@@ -111,34 +109,3 @@ def test_the_gate_draws_its_branch_in_training_and_stays_one_hot() -> None:
     assert torch.equal(weights, weights.round()) and (weights.sum(-1) == 1).all()
     share = torch.tensor([1.0, 0.0, 0.0]).softmax(-1)
     torch.testing.assert_close(weights.mean(0), share, rtol=0, atol=0.04)  # five standard deviations
-
-
-def test_merging_makes_means_of_the_most_similar_pairs() -> None:
-    """One round by hand: even places against odd ones, six pairs of ten, the rest in reading order."""
-    given = image(raster(4, 5))
-    tokens, boxes = given.features[0], given.boxes[0]
-    unit = tokens / tokens.norm(dim=-1, keepdim=True)
-    cosine = unit[0::2] @ unit[1::2].T
-    best = {2 * row: 2 * int(cosine[row].argmax()) + 1 for row in range(10)}
-    merged = sorted(best, key=lambda token: -float(cosine[token // 2].max()))[:6]
-    left = [[token] for token in range(20) if token not in merged]
-    for token in merged:
-        next(group for group in left if group[0] == best[token]).append(token)
-    made = build_compressor("merging", WIDTH, tokens=14)(given, torch.zeros(1, WIDTH))
-    torch.testing.assert_close(made.features[0], torch.stack([tokens[group].mean(0) for group in left]))
-    torch.testing.assert_close(made.boxes[0], torch.stack([boxes[group].mean(0) for group in left]))
-    assert max(map(len, left)) > 2, "several tokens merged into one"
-
-
-def test_merging_conserves_the_sum_of_tokens_over_rounds() -> None:
-    given = image(raster(6, 7))
-    weights = given.mask.float()
-    total = (given.features * weights[..., None]).sum(1)
-    images, sizes = given, weights
-    while images.mask.shape[1] > 3:
-        images, sizes = merge_once(images, sizes, 3)
-        torch.testing.assert_close((images.features * sizes[..., None]).sum(1), total)
-        assert sizes.sum() == 42 and images.mask.all()
-    assert images.features.shape[1] == 3
-    same = build_compressor("merging", WIDTH, tokens=42)(given, total)
-    assert torch.equal(same.features, given.features) and torch.equal(same.boxes, given.boxes)

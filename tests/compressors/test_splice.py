@@ -7,9 +7,8 @@ from torch import Tensor
 
 from mmspec.compressors import Compressor
 from mmspec.visual_tokens import splice
-from mmspec.visual_tokens.boxes import nowhere, raster
 from mmspec.visual_tokens.spans import ImageSpan
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import VisualTokens, nowhere, raster
 
 WIDTH, LONGEST = 3, 24
 LENGTHS = [24, 9, 15, 12]

@@ -230,14 +230,14 @@ def examine(draft: Draft, drafter: Drafter) -> None:
 
 #: Methods that decide places where they stand, or in another order, and those of continuous tokens.
 OF_PLACES = {name for name, method in METHODS.items() if method.policy is not None} | {
-    *("low_confidence", "adablock", "renoise", "freedave", "zipar"),
+    *("low_confidence", "renoise", "freedave", "zipar"),
     *("masked", "lpd", "maskgit"),
 }
 OF_VECTORS = {"cspd", "shared_noise"}
 
 
 def test_every_registered_drafter_is_tested_here() -> None:
-    windows = {"gsd", "lantern", "cool"}  # draft as `sjd`, and are judged by rules that have their own tests
+    windows = {"gsd", "lantern"}  # draft as `sjd`, and are judged by rules that have their own tests
     others = {"assistant", "self_speculation"}  # of one family of models
     others |= {"ppd"}  # its probes are nodes of the target's forward pass: tests/drafters/test_ppd.py
     left = set(METHODS) - OF_PLACES - OF_VECTORS - windows - others

@@ -16,7 +16,7 @@ from mmspec.methods.ppd.head import PromptTokensConfig
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.places.policies import Places
 from mmspec.targets.thinned import guided_and_even
-from mmspec.visual_tokens.boxes import raster
+from mmspec.visual_tokens.tokens import raster
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode
 from tests.contracts.test_drafters import REGISTERED
@@ -131,7 +131,7 @@ def test_images_of_continuous_tokens_are_the_same(accelerator: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "accelerator"),
-    [("llada", "end_weight"), ("llada", "prophet"), ("dream", "none"), ("sdar", "freedave")],
+    [("llada", "threshold"), ("dream", "none"), ("sdar", "freedave")],
 )
 def test_masked_models_decide_the_same_places(kind: str, accelerator: str, tmp_path: Path) -> None:
     # a tokenizer makes its tensors on the default device, and so does transformers' own generate

@@ -432,13 +432,6 @@ def test_measured_costs_outlive_a_call_and_not_a_change_of_target():
         ("copy", {"acceptance": "typical"}, 1.0, "cpu", False),
         ("copy", {"acceptance": "top_beta"}, 0.0, "cpu", False),
         ("draft_model", {"model": "llama", "sampling": "sampled", "acceptance": "lantern"}, 0.0, "cpu", True),
-        (
-            "draft_model",
-            {"model": "llama", "sampling": "sampled", "acceptance": "lantern", "reference": True},
-            0.0,
-            "cpu",
-            False,
-        ),
         ("none", {}, 0.0, "cpu", False),
         ("sjd", {}, 1.0, "cpu", False),
     ],

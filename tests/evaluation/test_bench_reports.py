@@ -11,8 +11,7 @@ from rich.console import Console
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.bench_files import compare_benches, result_lines, write_result_lines
-from mmspec.evaluation.speed.html_report import Sample, html_report
-from mmspec.evaluation.speed.plots import draw_bench
+from mmspec.evaluation.speed.plots import Sample, draw_bench, html_report
 from mmspec.evaluation.speed.record import as_json, summarise
 from mmspec.evaluation.speed.report import bench_report, image_report
 from tests.evaluation.test_speed import run, stats

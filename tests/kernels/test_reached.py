@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
-from mmspec.compressors import build_compressor
 from mmspec.core.draft import DraftKind
 from mmspec.core.interfaces import AcceptanceRule, Drafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import UnsupportedModelError
-from mmspec.heads.checkpoint import load_head
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.typical.rule import Typical
 from mmspec.pipelines import MMSpecPipeline
-from mmspec.scenes import render, sample_scene
 from mmspec.targets import CausalTarget, attention
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.rejection import RecursiveRejection, SpeculativeSampling
@@ -51,19 +47,6 @@ def test_an_image_in_a_window(both: Both, launched: Counter[str]) -> None:
     kernel, twin = both(pipe, "a red ring", **how)
     assert kernel.tokens == twin.tokens and any(map(len, twin.tokens))
     assert set(launched) >= {"warp", "verify_chain", "redraw"}
-
-
-def test_an_answer_by_a_head_that_merges_visual_tokens(both: Both, launched: Counter[str]) -> None:
-    pipe = pipeline("scenes-llava")
-    target = pipe.target
-    head = load_head("eagle", ASSETS / "scenes-llava-eagle", target.config, target.dtype, target.device)
-    head.compressor = build_compressor("merging", head.compressor.width, tokens=12)
-    pipe.set_accelerator("eagle", drafter=head, num_draft_tokens=4, depth=2, top_k=2)
-    picture = Image.fromarray(render(sample_scene(21_001)))
-    how = {"images": picture, "max_new_tokens": 3, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 3}
-    kernel, twin = both(pipe, "describe the picture.", **how)
-    assert kernel.tokens == twin.tokens and any(map(len, twin.tokens))
-    assert set(launched) >= {"sample", "most_similar", "merge_vectors", "tree_attention"}
 
 
 def head(target: CausalTarget) -> Drafter:

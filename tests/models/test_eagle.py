@@ -15,9 +15,9 @@ from transformers import AutoModel, LlamaConfig
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.heads.model import Prompts
 from mmspec.methods.eagle.head import EagleConfig, EagleHead
-from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
 from mmspec.visual_tokens.splice import PromptRows
+from mmspec.visual_tokens.tokens import raster
 from tests.contracts.checks import llama
 
 WIDTH, LONGEST = 16, 15

@@ -17,8 +17,8 @@ from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.eagle.head import EagleHead
 from mmspec.methods.eagle.published import read_eagle
 from mmspec.models.official_files import replace_prefix
-from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
+from mmspec.visual_tokens.tokens import raster
 from tests.drafters.eagle_checks import Examined, Gullible, head_for
 from tests.drafters.flash_checks import answer, inputs_of, target_of
 from tests.drafters.visual_checks import NaiveVisual

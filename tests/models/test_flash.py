@@ -15,8 +15,8 @@ from transformers import AutoModel, LlamaConfig
 from mmspec.errors import InputError
 from mmspec.heads.model import Prompts
 from mmspec.methods.flash.head import FlashConfig, FlashHead
-from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
+from mmspec.visual_tokens.tokens import raster
 
 WIDTH, WORDS = 16, 11
 SPANS = [[ImageSpan(1, raster(2, 2)), ImageSpan(7, raster(1, 3))], []]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmspec.errors import CheckpointError
-from mmspec.evaluation.model_support import examine_model
+from mmspec.evaluation.machine import examine_model
 from mmspec.heads.checkpoint import head_of
 from mmspec.models.checkpoint import check_source
 from mmspec.pipelines import MMSpecPipeline

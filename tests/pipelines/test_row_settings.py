@@ -82,7 +82,7 @@ def classes() -> Any:
     ("accelerator", "options"),
     [
         ("zipar", {"zipar_window": 2}),
-        ("sjd", {"window": 8, "acceptance": "lantern", "delta": 0.3, "reference": True}),
+        ("sjd", {"window": 8, "acceptance": "lantern", "delta": 0.3}),
     ],
 )
 def test_images(accelerator: str, options: dict[str, Any], classes: Any) -> None:

@@ -11,7 +11,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from mmspec.core.cache import CAPACITY_BLOCK
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.errors import InputError
-from mmspec.evaluation.model_support import examine_model
+from mmspec.evaluation.machine import examine_model
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.targets import CausalTarget, memory
 from mmspec.targets.memory import MemoryPlan, measure_states

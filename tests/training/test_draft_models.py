@@ -26,7 +26,7 @@ from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader, ConversationRows
 from mmspec.training.data.sequences import Trial, acceptance_length, decode
 from mmspec.training.draft_model import shortened, train_draft_model
-from mmspec.training.losses.vocabulary import token_counts
+from mmspec.training.losses.base import token_counts
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import (
     save_family,

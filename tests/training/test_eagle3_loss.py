@@ -13,7 +13,7 @@ from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.heads.grown_trees import GrownTreeSession
+from mmspec.heads.feature_session import GrownTreeSession
 from mmspec.methods.eagle.loss import positions_of
 from mmspec.methods.eagle3 import loss as eagle3_loss
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
@@ -23,8 +23,7 @@ from mmspec.methods.mtp.drafter import MtpDrafter
 from mmspec.methods.mtp.head import MtpHead
 from mmspec.targets.causal import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
-from mmspec.training.losses.base import read
-from mmspec.training.losses.vocabulary import choose_vocabulary
+from mmspec.training.losses.base import choose_vocabulary, read
 from tests.contracts.running import canvas_of
 from tests.drafters import mtp_checks
 from tests.drafters.eagle3_checks import head_for

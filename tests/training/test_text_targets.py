@@ -20,7 +20,7 @@ from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader, ConversationRows
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
-from mmspec.training.losses.vocabulary import choose_vocabulary
+from mmspec.training.losses.base import choose_vocabulary
 from mmspec.training.recipes import RECIPES
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import tiny_image, tiny_llama

@@ -23,6 +23,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.contenders import AnyPipeline, decode_conversations, encode_prompts, prepare_images
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import PEER, Decode, Decoded
+from mmspec.open_types import AnyFunction, Keywords, Processor
 from mmspec.plugins import family_of, load
 
 __all__ = ["ASSISTED", "COMPILED", "LOOKUP", "MTP", "Peers", "image_peers", "text_peers", "watched"]
@@ -44,7 +45,7 @@ def tried(
     decoders: Mapping[str, Callable[..., Decoded]],
     missing: Mapping[str, str],
     batch: Sequence[Example],
-    **short: Any,
+    **short: object,
 ) -> Peers:
     """Decode a batch in each way, at little cost; of what fails, the reason is transformers' own words."""
     working: dict[str, Decode] = {}
@@ -79,7 +80,7 @@ def text_peers(
         InputError: a temperature, with which tokens cannot be compared.
     """
     require_greedy(settings.pop("temperature", 0.0))
-    ways: dict[str, dict[str, Any]] = {
+    ways: dict[str, Keywords] = {
         PEER: {},
         LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS},
         ASSISTED: {"assistant_model": assistant},
@@ -124,10 +125,10 @@ class GenerateCaller:
     pipe: AnyPipeline
     name: str
     options: Mapping[str, Any]
-    forward: Callable[..., Any] | None = None
+    forward: AnyFunction | None = None
 
     @property
-    def processor(self) -> Any:
+    def processor(self) -> Processor:
         return self.pipe.processor
 
     @torch.inference_mode()
@@ -190,7 +191,7 @@ def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
 
 
 @contextmanager
-def frozen(pipe: AnyPipeline, forward: Callable[..., Any] | None) -> Iterator[None]:
+def frozen(pipe: AnyPipeline, forward: AnyFunction | None) -> Iterator[None]:
     """Let a model run by a compiled forward, whose weights are constants on a CPU; by its own where None."""
     if forward is None:
         yield
@@ -216,14 +217,14 @@ def watched(
     laps = Laps(stats, device)
     drafted = 0
 
-    def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def begin(module: nn.Module, args: Sequence[torch.Tensor], kwargs: Keywords) -> None:
         nonlocal drafted
         tokens = args[0] if args else kwargs.get("input_ids")
         if module is model and tokens is not None:
             drafted += tokens.shape[1] - (1 if stats.target_forwards else prompt)
         laps.start()
 
-    def end(module: nn.Module, args: Any, output: Any) -> None:
+    def end(module: nn.Module, args: object, output: object) -> None:
         if module is not model:
             laps.end("draft")
             stats.draft_passes += 1
@@ -256,7 +257,7 @@ def count(stats: DecodingStats, tokens: Sequence[Sequence[int]]) -> None:
     stats.accepted = [max(0, len(row) - stats.target_forwards) for row in tokens]
 
 
-def require_greedy(temperature: Any) -> None:
+def require_greedy(temperature: float) -> None:
     """Raise InputError unless a temperature is greedy: transformers draws with numbers of its own."""
     if not Sampler(temperature).greedy:
         allowed = "0 with --peers: its outputs are compared with ours token for token"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -14,6 +13,7 @@ from transformers import PreTrainedConfig
 from mmspec.errors import InputError
 from mmspec.heads.layers import PART, SLIDING
 from mmspec.methods.eagle3.head import Eagle3Head
+from mmspec.open_types import Json
 
 __all__ = ["LAYOUTS", "export_head", "write_head"]
 
@@ -21,9 +21,7 @@ SPECULATORS_VERSION = "0.3.0"  # the first whose EAGLE-3 has these fields
 OWN_LAYER = "decoder.layers.0."
 
 
-def write_head(
-    head: Eagle3Head, layout: str, target: str, config: PreTrainedConfig, folder: Path
-) -> dict[str, Any]:
+def write_head(head: Eagle3Head, layout: str, target: str, config: PreTrainedConfig, folder: Path) -> Json:
     """Write a head in a layout; see `Head.exports`."""
     described, tensors = export_head(head, layout, target, config)
     (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
@@ -33,7 +31,7 @@ def write_head(
 
 def export_head(
     head: Eagle3Head, layout: str, name: str, target: PreTrainedConfig
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> tuple[Json, dict[str, Tensor]]:
     """Make the config and the tensors of a head in a layout of `LAYOUTS`.
 
     Args:
@@ -66,7 +64,7 @@ def export_head(
     return describe(head, name, target), tensors
 
 
-def layer_config(head: Eagle3Head) -> dict[str, Any]:
+def layer_config(head: Eagle3Head) -> Json:
     """The head's layer as the config of a Llama of one layer."""
     config, window = head.config, head.config.sliding_window
     names = (
@@ -86,10 +84,10 @@ def layer_config(head: Eagle3Head) -> dict[str, Any]:
     return shape | made | ({} if window is None else windows)
 
 
-def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> dict[str, Any]:
+def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> Json:
     """The config of speculators and vLLM: layers by their inputs, and the target by name."""
     config, text = head.config, target.get_text_config(decoder=True)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta, **config.rotary}
+    rope: Json = {"rope_type": "default", "rope_theta": config.rope_theta, **config.rotary}
     if config.mrope_section is not None:
         rope |= {"mrope_section": config.mrope_section, "mrope_interleaved": config.mrope_interleaved}
     length = getattr(text, "max_position_embeddings", None)
@@ -122,11 +120,11 @@ def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) ->
     }
 
 
-def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> dict[str, Any]:
+def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> Json:
     """The config of SpecForge and SGLang: layers by their outputs, of which -1 are the embeddings."""
     config, text = head.config, target.get_text_config(decoder=True)
     part = {PART: config.rotary[PART]} if PART in config.rotary else {}
-    scaling: dict[str, Any] | None = {name: value for name, value in config.rotary.items() if name != PART}
+    scaling: Json | None = {name: value for name, value in config.rotary.items() if name != PART}
     if config.mrope_section is not None:
         kind = {"rope_type": "default", "mrope_interleaved": True} if config.mrope_interleaved else {}
         scaling = {"type": "mrope", **kind, "mrope_section": config.mrope_section}
@@ -151,7 +149,7 @@ def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> d
 
 
 #: What the names of the layer's weights begin with, and what makes the config.json.
-LAYOUTS: Mapping[str, tuple[str, Callable[[Eagle3Head, str, PreTrainedConfig], dict[str, Any]]]] = {
+LAYOUTS: Mapping[str, tuple[str, Callable[[Eagle3Head, str, PreTrainedConfig], Json]]] = {
     "speculators": ("layers.0.", speculators_config),
     "specforge": ("midlayer.", specforge_config),
 }

@@ -27,6 +27,7 @@ from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.media import load_image
 from mmspec.models.autoencoders import encode_image
 from mmspec.models.checkpoint import load_config, load_model
+from mmspec.open_types import Json, Processor
 from mmspec.plugins import family_of, load
 from mmspec.targets.causal import to_device
 from mmspec.text_file import json_lines, read_text
@@ -69,7 +70,7 @@ class LlamaGenImages(ABC):
         self.vq = target.vq
         read = load_reader(folder, target)
         self.text_encoder: PreTrainedModel | None = read.get("text_encoder")
-        self.tokenizer: Any = read.get("tokenizer")
+        self.tokenizer: Processor = read.get("tokenizer")
 
     def examples(
         self, asked: Sequence[Tensor | int], dropped: Sequence[bool], pixels: Tensor
@@ -155,7 +156,7 @@ class ImageFile(LlamaGenImages):
         return '{"image": path, ' + ('"class": number}' if self.text_encoder is None else '"prompt": text}')
 
     @property
-    def left_out(self) -> dict[str, Any]:
+    def left_out(self) -> Json:
         """Rows that were drawn and skipped, for the record of the training."""
         return {"damaged": sorted(self.damaged.found.values())} if self.damaged.found else {}
 

@@ -18,6 +18,7 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import ModelSource
 from mmspec.families.images import image_target
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
+from mmspec.open_types import Keywords
 from mmspec.plugins import Family, family_of, load
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt
@@ -29,7 +30,7 @@ from mmspec.training.data.sequences import DrafterData
 
 __all__ = ["MakeData", "Rows", "open_target", "pick_dtype"]
 
-Rows = str | Path | Iterable[Mapping[str, Any]]
+Rows = str | Path | Iterable[Mapping[str, object]]
 MakeData = Callable[[Any, Any, int, int, int], DrafterData]
 """(target, reader, batch size, seed, regenerate) -> data.
 
@@ -125,7 +126,7 @@ def open_target(
     check_vocabulary(reader.tokenizer, model)
     if callable(data):
         return target, data(target, reader, batch_size, seed, regenerate)
-    how: dict[str, Any] = {"max_length": max_length, "regenerate": regenerate, "learn_prompts": learn_prompts}
+    how: Keywords = {"max_length": max_length, "regenerate": regenerate, "learn_prompts": learn_prompts}
     return target, ConversationRows(reader, told, batch_size, seed, **how)
 
 
