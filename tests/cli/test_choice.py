@@ -25,7 +25,7 @@ def test_ways_of_drawing_siblings_are_choices_of_one_run() -> None:
     """SpecTr, MCSD, EAGLE-1 and a chain, as a table compares them."""
     from mmspec.accelerators import build_accelerator
     from tests.contracts.checks import llama
-    from tests.drafters import eagle_checks
+    from tests.methods import eagle_checks
 
     asked = {
         "draft_model:tree=4x1x1x1:sampling=sampled:acceptance=k_sequential": "KSequential",

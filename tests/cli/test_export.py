@@ -11,7 +11,7 @@ from mmspec.methods.eagle3.published import read_eagle3
 from mmspec.methods.mtp.published import read_mtp
 from mmspec.targets import CausalTarget
 from tests.contracts.running import generate
-from tests.drafters.mtp_checks import head_for
+from tests.methods.mtp_checks import head_for
 from tests.tiny_models import tiny_llama, tiny_qwen3_5
 
 LLAVA = "assets/scenes-llava"

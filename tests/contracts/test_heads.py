@@ -17,8 +17,8 @@ from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.contracts.test_drafters import HEADS
-from tests.drafters.flash_checks import MESSAGES, answer, inputs_of, target_of
-from tests.drafters.visual_checks import KINDS as VISUAL
+from tests.heads.visual_checks import KINDS as VISUAL
+from tests.methods.flash_checks import MESSAGES, answer, inputs_of, target_of
 from tests.targets import loop
 from tests.tiny_models import tiny_llama, tiny_mistral_sliding
 

@@ -23,7 +23,7 @@ from mmspec.evaluation.identity.distribution import (
 )
 from tests.contracts.checks import precise
 from tests.contracts.running import as_request, decode, random_prompts
-from tests.drafters.staircase_checks import SAMPLED, draw, lines, rasters, requests_of, zipar
+from tests.methods.staircase_checks import SAMPLED, draw, lines, rasters, requests_of, zipar
 
 GUIDED = Sampler(0.8, top_k=12, guidance_scale=2.0)
 

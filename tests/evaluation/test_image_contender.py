@@ -24,8 +24,8 @@ from mmspec.evaluation.quality.variation import VariationMeter
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.rejection import SpeculativeSampling
-from tests.drafters.staircase_checks import rasters
 from tests.evaluation.planted import accept_everything, stale_noise
+from tests.methods.staircase_checks import rasters
 from tests.tiny_models.llamagen import GRID, save_llamagen
 
 

@@ -1,6 +1,6 @@
 """Speculative sampling of chains: the kernel against torch, its distribution, and planted bugs.
 
-That the torch form with a q draws from the target is proved in tests/acceptance, exactly and in float64.
+That the torch form with a q draws from the target is proved in tests/trees, exactly and in float64.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The gated delta rule over a tree: the kernel against torch, which `tests/decoding` checks."""
+"""The gated delta rule over a tree: the kernel against torch, which `tests/core` checks."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ from mmspec.targets import CausalTarget, attention
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.rejection import RecursiveRejection, SpeculativeSampling
 from tests.contracts.running import decode, random_prompts
-from tests.drafters.eagle_checks import head_for
+from tests.methods.eagle_checks import head_for
 from tests.oracles import RandomTreeDrafter, SampledTreeDrafter
 from tests.tiny_models import HYBRID_TEXT_MODELS, TEXT_MODELS, tiny_llama
 

@@ -12,10 +12,10 @@ from mmspec.core import graphs
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.vectors.denoising_head import DDPMSchedule, DenoisingHead, DenoisingHeadConfig, FlowSchedule
 from mmspec.vectors.denoising_head.head import run_rows
-from tests.decoding.test_graphs import Tape
-from tests.models.denoising_layout import randomize
-from tests.models.test_denoising import Spy
+from tests.core.test_graphs import Tape
 from tests.tiny_models.continuous import folder_of
+from tests.vectors.denoising_layout import randomize
+from tests.vectors.test_denoising_head import Spy
 
 TOKEN, CONDITION, WIDTH, DEPTH = 8, 24, 64, 2
 SCHEDULES = {

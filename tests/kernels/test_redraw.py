@@ -1,6 +1,6 @@
 """Redraw by maximal coupling: the kernel against torch, how often a token is kept.
 
-That a chain of redraws leaves the target's distribution alone is proved in tests/drafters, with planted bugs.
+That a chain of redraws leaves the target's distribution alone is proved in tests/trees, with planted bugs.
 """
 
 import pytest

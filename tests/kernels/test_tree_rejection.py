@@ -1,6 +1,6 @@
 """Recursive rejection down a tree: the kernel against torch, its distribution, and planted bugs.
 
-That the torch form draws from the target is proved in tests/acceptance, exactly and in float64.
+That the torch form draws from the target is proved in tests/trees, exactly and in float64.
 """
 
 import pytest

@@ -26,8 +26,8 @@ from mmspec.models import adapters, checkpoint
 from mmspec.models.weights import is_finite
 from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline
 from mmspec.targets import VisionLanguageTarget
-from tests.drafters import flash_checks
-from tests.drafters.heads_checks import medusa_for
+from tests.methods import flash_checks
+from tests.methods.heads_checks import medusa_for
 from tests.pipelines.byte_level import MERGES, byte_level_tokenizer
 from tests.tiny_models import tiny_image, tiny_janus, tiny_llama
 from tests.tiny_models.continuous import folder_of

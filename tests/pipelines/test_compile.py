@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from mmspec.accelerators import trained_head
 from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.targets import steps
-from tests.drafters.corrected_checks import head_for
+from tests.methods.corrected_checks import head_for
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_image, tiny_janus
 from tests.tiny_models.continuous import folder_of
 

@@ -18,9 +18,9 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.families.llamagen.conversion import convert_checkpoint
 from mmspec.media import MediaLimits
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from tests.models.control_layout import controlar_state, naive_control, naive_controlled
-from tests.models.naive_llamagen import caption_prefix, class_prefix
-from tests.models.official_layout import CAPTIONS, CLASSES, HEADS, IMAGE_SIZE
+from tests.families.control_layout import controlar_state, naive_control, naive_controlled
+from tests.families.naive_llamagen import caption_prefix, class_prefix
+from tests.families.official_layout import CAPTIONS, CLASSES, HEADS, IMAGE_SIZE
 from tests.tiny_models import tiny_tokenizer
 from tests.tiny_models.llamagen import STRIDE, tiny_vq
 

@@ -24,7 +24,7 @@ import mmspec
 from mmspec.errors import InputError, MMSpecError, NumericalError
 from mmspec.pipelines.generate_inputs import split_rows
 from mmspec.targets import CausalTarget, VisionLanguageTarget
-from tests.drafters import eagle_checks
+from tests.methods import eagle_checks
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import (
     VISION_LANGUAGE_FAMILIES,

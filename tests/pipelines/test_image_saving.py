@@ -16,9 +16,9 @@ from mmspec.errors import CheckpointError
 from mmspec.families.llamagen.conversion import convert_checkpoint
 from mmspec.models.autoencoders import decode_tokens, ldm_name, ldm_shape
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from tests.models.ldm_layout import vq_state
-from tests.models.official_layout import CLASSES, HEADS, fill, transformer_state
-from tests.models.test_chameleon_vq import as_anole, decoder_shapes
+from tests.families.ldm_layout import vq_state
+from tests.families.official_layout import CLASSES, HEADS, fill, transformer_state
+from tests.families.test_chameleon_vq import as_anole, decoder_shapes
 from tests.tiny_models.image_tokens import CODES, tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus
 from tests.tiny_models.llamagen import save_llamagen
 

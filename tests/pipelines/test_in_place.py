@@ -18,7 +18,7 @@ from transformers import pipeline
 import mmspec
 from mmspec.errors import InputError
 from mmspec.methods.copy.drafter import copy as copying
-from tests.drafters import mtp_checks
+from tests.methods import mtp_checks
 from tests.tiny_models import (
     HYBRID_TEXT_MODELS,
     encode,

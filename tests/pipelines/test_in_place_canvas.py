@@ -1,6 +1,6 @@
 """`mmspec.enable(pipe)` on diffusers' `DiffusionGemmaPipeline`: our canvases, in the pipeline's own form.
 
-What canvases hold is tested against the pipeline in tests/targets/test_diffusion_gemma_pipeline.py.
+What canvases hold is tested against the pipeline in tests/families/test_diffusion_gemma_pipeline.py.
 """
 
 from __future__ import annotations

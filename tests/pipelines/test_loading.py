@@ -23,11 +23,10 @@ from mmspec.pipelines import base as base_module
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from tests.contracts.checks import PROMPTS, llama, precise
 from tests.contracts.running import decode, generate
-from tests.drafters import flash_checks
-from tests.drafters.eagle_checks import head_for
-from tests.drafters.heads_checks import medusa_for
-from tests.models import test_eagle3_official, test_eagle_official, test_hydra, test_medusa
-from tests.models.official_layout import store
+from tests.families.official_layout import store
+from tests.methods import flash_checks, test_eagle3_official, test_eagle_official, test_hydra, test_medusa
+from tests.methods.eagle_checks import head_for
+from tests.methods.heads_checks import medusa_for
 from tests.tiny_models import tiny_image, tiny_llama, tiny_llava
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 8}

@@ -21,7 +21,7 @@ from mmspec.pipelines import base as base_module
 from mmspec.pipelines.loading import BITS, HOW, REFUSED, WHERE
 from mmspec.plugins import METHODS, RULES
 from mmspec.targets import CausalTarget
-from tests.drafters.heads_checks import medusa_for
+from tests.methods.heads_checks import medusa_for
 from tests.tiny_models import tiny_image, tiny_llama
 from tests.tiny_models.continuous import folder_of
 

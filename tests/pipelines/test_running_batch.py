@@ -12,7 +12,7 @@ import torch
 from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.scenes import render, sample_scene
-from tests.drafters.heads_checks import medusa_for
+from tests.methods.heads_checks import medusa_for
 from tests.tiny_models import tiny_images, tiny_qwen3_5_vl
 from tests.tiny_models.llamagen import tiny_llamagen, tiny_vq
 

@@ -12,9 +12,9 @@ import pytest
 from mmspec.assets import find_assets
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.plugins import METHODS
-from tests.decoding.test_rounds import counted_copies, counted_reads
-from tests.drafters import eagle3_checks
-from tests.drafters.heads_checks import medusa_for
+from tests.core.test_rounds import counted_copies, counted_reads
+from tests.methods import eagle3_checks
+from tests.methods.heads_checks import medusa_for
 
 TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa")
 HYBRID = ("none", "copy", "mtp", "dflash", "dspark")

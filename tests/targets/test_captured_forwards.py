@@ -25,7 +25,7 @@ from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import CapturedForward
 from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.running import as_request, decode, random_prompts
-from tests.drafters.eagle_checks import head_for
+from tests.methods.eagle_checks import head_for
 from tests.tiny_models import tiny_llama, tiny_mistral_sliding
 
 PROMPTS = random_prompts(3, seed=4)

@@ -17,7 +17,7 @@ from mmspec.targets import CausalTarget, memory
 from mmspec.targets.memory import MemoryPlan, measure_states
 from mmspec.targets.mixers import find_mixers
 from tests.contracts.running import decode
-from tests.targets.test_masked import tiny_masked
+from tests.families.test_masked import tiny_masked
 from tests.tiny_models import (
     HYBRID_TEXT_MODELS,
     STEPPED_MODELS,

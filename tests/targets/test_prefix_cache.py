@@ -19,8 +19,8 @@ from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.prefix import PrefixCache, PromptIdentity, identify
 from tests.contracts.running import decode
-from tests.drafters import eagle_checks, flash_checks
-from tests.drafters.flash_checks import answer
+from tests.methods import eagle_checks, flash_checks
+from tests.methods.flash_checks import answer
 from tests.targets.loop import generate
 from tests.tiny_models import (
     VISION_LANGUAGE_FAMILIES,

@@ -18,7 +18,7 @@ from mmspec.methods.cjd.loss import LIVE, CorrectorLoss, WindowBatch, correct_wi
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.training.data.sequences import Trial
 from mmspec.training.recipes import RECIPES
-from tests.drafters.corrected_checks import head_for
+from tests.methods.corrected_checks import head_for
 from tests.tiny_models.llamagen import tiny_llamagen
 
 WINDOW = 8

@@ -18,7 +18,7 @@ from mmspec.registry import parse_options
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter import train_drafter
 from mmspec.training.recipes import RECIPES, Recipe, check_method, written
-from tests.drafters.flash_checks import answer, inputs_of, target_of
+from tests.methods.flash_checks import answer, inputs_of, target_of
 from tests.tiny_models import tiny_llama
 from tests.training.own_answers import CASES, own_answers
 

@@ -26,11 +26,11 @@ from mmspec.training.data.sequences import DrafterBatch, TrainingExample
 from mmspec.training.losses.base import read
 from mmspec.training.losses.vocabulary import choose_vocabulary
 from tests.contracts.running import canvas_of
-from tests.drafters import mtp_checks
-from tests.drafters.eagle3_checks import head_for
-from tests.drafters.flash_checks import target_of
-from tests.drafters.naive_eagle import read_whole
-from tests.drafters.naive_eagle3 import NaiveEagle3
+from tests.methods import mtp_checks
+from tests.methods.eagle3_checks import head_for
+from tests.methods.flash_checks import target_of
+from tests.methods.naive_eagle import read_whole
+from tests.methods.naive_eagle3 import NaiveEagle3
 from tests.training.own_answers import Sentences, own_answers, speaker
 
 STEPS = 4

@@ -13,10 +13,10 @@ from mmspec.methods.eagle.head import EagleHead
 from mmspec.methods.eagle.loss import EagleLoss, ViSpecLoss, positions_of, ranking
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.sequences import TrainingExample
-from tests.drafters.eagle_checks import head_for
-from tests.drafters.flash_checks import target_of
-from tests.drafters.naive_eagle import read_whole
-from tests.drafters.visual_checks import KINDS, NaiveVisual
+from tests.heads.visual_checks import KINDS, NaiveVisual
+from tests.methods.eagle_checks import head_for
+from tests.methods.flash_checks import target_of
+from tests.methods.naive_eagle import read_whole
 from tests.training.own_answers import own_answers
 
 CASES = [

@@ -13,8 +13,8 @@ from mmspec.errors import InputError
 from mmspec.methods.flash import loss as flash_loss
 from mmspec.targets.causal import HiddenStates
 from mmspec.training.losses.base import learnt_pairs, read
-from tests.drafters.flash_checks import head_for, target_of
-from tests.drafters.naive_heads import NaiveFlash
+from tests.methods.flash_checks import head_for, target_of
+from tests.methods.naive_heads import NaiveFlash
 from tests.training.own_answers import own_answers
 
 BLOCK = 3

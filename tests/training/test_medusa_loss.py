@@ -21,9 +21,9 @@ from mmspec.training.drafter import train_on
 from mmspec.training.losses.goals import Goals
 from mmspec.training.losses.levels import hit_rates
 from mmspec.training.run import Training
-from tests.drafters.flash_checks import target_of
-from tests.drafters.heads_checks import drafter_for, medusa_for
-from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
+from tests.methods.flash_checks import target_of
+from tests.methods.heads_checks import drafter_for, medusa_for
+from tests.methods.naive_heads import NaiveHydra, NaiveMedusa
 from tests.training.own_answers import Sentences, own_answers, speaker
 
 LEARNERS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from mmspec.targets import CausalTarget
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.data.states import StoredStates
 from mmspec.training.drafter import train_drafter
-from tests.drafters.flash_checks import target_of
+from tests.methods.flash_checks import target_of
 from tests.tiny_models import save_family, tiny_image, tiny_llama
 from tests.training.own_answers import own_answers
 

@@ -1,0 +1,133 @@
+"""LANTERN equals its loops, as published and as released; expensive variations are measured once a round."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmspec.core.distributions import Categorical, Scores
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.random_stream import Purpose, RandomStream
+from mmspec.methods.lantern.rule import Lantern
+from tests.contracts.toy import dirichlet
+from tests.methods import slow_rules
+from tests.oracles import next_token, tree_of
+from tests.trees import relaxed_checks as checks
+from tests.trees.codes import fitted
+from tests.trees.exact_distribution import exact_distribution, point_distribution
+
+IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
+
+
+LIMITS = {"delta": {"delta": 0.1}, "delta 1": {"delta": 1.0}, "lam": {"lam": 3.0}}
+
+
+@pytest.mark.parametrize(("limit", "syntax"), [("delta", 0), ("delta 1", 2), ("lam", 2)])
+def test_lantern_of_one_deterministic_candidate_equals_the_loop(limit: str, syntax: int) -> None:
+    rule = checks.rule_of("lantern", syntax=syntax, neighbours=3, **LIMITS[limit])
+    assert isinstance(rule, Lantern)
+    table = rule.nearest.tolist()
+    p = checks.random_distributions(48)[0]
+    tokens = torch.arange(6).repeat(8)
+    output = point_distribution(rule, p, tokens[:, None]).output
+    added = 0
+    for row, (p_row, x) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
+        top = rule.delta if rule.lam is None else (rule.lam - 1) * p_row[x]
+        near = table[x] if x < len(table) else []
+        expected = slow_rules.lantern_of_one_point(p_row, x, near, top)
+        torch.testing.assert_close(output[row].tolist(), expected, rtol=0, atol=1e-10)
+        added += slow_rules.prefix(p_row, near, top)[0] > 0
+    assert added > 5
+
+
+@pytest.mark.parametrize(("limit", "siblings"), [("delta", 1), ("delta", 3), ("delta 1", 2), ("lam", 3)])
+def test_released_lantern_of_deterministic_siblings_equals_the_loop(limit: str, siblings: int) -> None:
+    rule = checks.rule_of("lantern", syntax=1, neighbours=2, reference=True, **LIMITS[limit])
+    assert isinstance(rule, Lantern) and rule.nearest.shape[1] == 3, "k + 1"
+    p = checks.random_distributions(40)[0]
+    tokens = torch.rand(40, 6, generator=torch.Generator().manual_seed(2)).argsort(-1)[:, :siblings]
+    output = point_distribution(rule, p, tokens).output
+    for row, (p_row, tuple_) in enumerate(zip(p.tolist(), tokens.tolist(), strict=True)):
+        expected = slow_rules.released_lantern(p_row, tuple_, None, rule.nearest.tolist(), 2, limit_of(rule))
+        torch.testing.assert_close(output[row].tolist(), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("limit", "siblings"), [("delta", 2), ("delta 1", 1), ("lam", 2)])
+def test_released_lantern_of_sampled_siblings_equals_the_loop(limit: str, siblings: int) -> None:
+    rule = checks.rule_of("lantern", syntax=1, neighbours=2, reference=True, **LIMITS[limit])
+    assert isinstance(rule, Lantern)
+    p, q = checks.random_distributions(6)
+    output = exact_distribution(rule, p, q, siblings, WITHOUT).output
+    for case in range(6):
+        draws = draws_without_replacement(q[case].tolist(), siblings)
+        expected = torch.zeros(6, dtype=torch.float64)
+        for tokens, weight in draws:
+            output_of_draw = slow_rules.released_lantern(
+                p[case].tolist(), tokens, q[case].tolist(), rule.nearest.tolist(), 2, limit_of(rule)
+            )
+            expected += weight * torch.tensor(output_of_draw, dtype=torch.float64)
+        torch.testing.assert_close(output[case], expected, rtol=0, atol=1e-9)
+
+
+def limit_of(rule: Lantern):  # type: ignore[no-untyped-def]
+    return lambda p_x: rule.delta if rule.lam is None else (rule.lam - 1) * p_x
+
+
+def draws_without_replacement(q: list[float], siblings: int) -> list[tuple[list[int], float]]:
+    if siblings == 0:
+        return [([], 1.0)]
+    draws = []
+    for x, weight in enumerate(q):
+        if weight > 0:
+            left = slow_rules.scaled([0.0 if v == x else q[v] for v in range(len(q))], [0.0] * len(q))
+            rest = draws_without_replacement(left, siblings - 1)
+            draws += [([x, *tokens], weight * other) for tokens, other in rest]
+    return draws
+
+
+def test_released_lantern_at_temperature_zero_takes_what_its_neighbours_make_the_likeliest() -> None:
+    """Accepts x where p(x) + c(x) is the largest of all, and follows the deepest such path."""
+    rule = fitted(Lantern(0.5, neighbours=1, reference=True), 6)
+    logits = dirichlet(40, 4, 6, seed=3, concentration=2.0).log()
+    tokens = torch.randint(6, (40, 4), generator=torch.Generator().manual_seed(0))
+    draft = tree_of(tokens, [0, 0, 0, 2], DraftKind.POINT)
+    random = RandomStream.from_seed(0, 40)
+    verdict, tv = rule.measure(draft, Scores(logits, True), random, torch.ones(40, dtype=torch.long))
+    table, relaxed = rule.nearest.tolist(), 0  # type: ignore[attr-defined]
+    for row in range(40):
+        p = logits[row].softmax(-1).tolist()
+
+        def passes(node: int, parent: int, row: int = row, p: list[list[float]] = p) -> bool:
+            x = int(tokens[row, node])
+            raised = p[parent][x] + slow_rules.prefix(p[parent], table[x][:1], 0.5)[0]
+            return raised >= max(p[parent])
+
+        first = [node for node in (1, 2) if passes(node, 0)]
+        deep = 2 in first and passes(3, 2)
+        expected = [2, 3] if deep else first[:1]
+        assert verdict.nodes[row, 1 : len(expected) + 1].tolist() == expected
+        assert verdict.accepted[row] == len(expected)
+        assert next_token(verdict)[row] == logits[row, ([0, *expected])[-1]].argmax()
+        relaxed += bool(expected) and int(tokens[row, expected[0]]) != int(logits[row, 0].argmax())
+    assert relaxed > 0 and tv.max() == 1
+
+
+def test_an_expensive_rule_measures_one_judged_place_a_round() -> None:
+    """LANTERN over a chain of sampled tokens: the place is one that was judged, and the others are NaN."""
+    rule = fitted(Lantern(0.3, neighbours=2), 6)
+    rows = 300
+    p = dirichlet(rows, 5, 6, seed=1)
+    q = dirichlet(rows, 5, 6, seed=2) * 0.3 + 0.7 * p.roll(1, 1)
+    random = RandomStream.from_seed(2, rows)
+    tokens = (q.log() + random.gumbel(torch.arange(5).expand(rows, 5), Purpose.DRAFT, 6, q.dtype)).argmax(-1)
+    emitted = torch.arange(rows)
+    draft = Tree.chain(tokens, IID, Categorical(q[:, 1:]))
+    path, tv = rule.measure(draft, Scores(p.log(), False), random, emitted)
+    measured = ~tv.isnan()
+    assert measured.sum(-1).tolist() == [1] * rows
+    place = measured.long().argmax(-1)
+    assert (place <= path.accepted).all() and len(set(place.tolist())) == 4
+    for row in range(0, rows, 20):
+        at = int(place[row])
+        outcome = exact_distribution(rule, p[row, at][None], q[row, at + 1][None], 1, IID)
+        assert outcome.tv is not None and abs(float(outcome.tv - tv[row, at])) < 1e-9
