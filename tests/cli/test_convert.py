@@ -2,13 +2,11 @@
 
 import json
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from mmspec.cli.application import app
-from mmspec.errors import InputError
 from tests.families.official_layout import CLASSES, transformer_state
 
 
@@ -30,10 +28,3 @@ def test_it_writes_a_folder_and_says_what(tmp_path):
     assert written["parameters"] == sum(p.numel() for p in model.parameters())
     plain = run("convert", source, "--out", tmp_path / "b", "--heads", 2)
     assert plain.stdout == f"{tmp_path / 'b'}\n"
-
-
-def test_it_explains_itself(tmp_path):
-    help_text = run("convert", "--help").stdout
-    assert "mmspec convert c2i_B_256.pt" in help_text and "--json" in help_text
-    with pytest.raises(InputError, match="bfloat16"):
-        run("convert", tmp_path / "a.pt", "--out", tmp_path / "b", "--dtype", "int4")

@@ -28,7 +28,7 @@ SOUND = [
     (name, kind)
     for name in RULES
     # see tests/vectors/test_rules.py, tests/families/test_masked.py and test_diffusion_gemma.py,
-    # and tests/places/test_states.py; rules that read hidden states have tests of their own
+    # and tests/methods/test_freedave.py; rules that read hidden states have tests of their own
     if RULES[name].judges not in ("vectors", *OF_BLOCKS) and not RULES[name].taps
     for kind in DraftKind
     if kind in RULES[name].sound_for

@@ -10,14 +10,12 @@ from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
 from mmspec.core import cache as cache_module
 from mmspec.core.canvas import Canvas
-from mmspec.core.draft import DraftKind
 from mmspec.errors import UnsupportedModelError
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts import checks, edge_checks
-from tests.contracts.checks import PROMPTS, VOCABULARY, llama
+from tests.contracts.checks import PROMPTS, VOCABULARY
 from tests.contracts.running import Recorder, decode, generate
-from tests.oracles import OracleDrafter, tree_of
 from tests.tiny_models import REFUSED_TEXT_MODELS, randomise, tiny_llama
 
 
@@ -27,20 +25,6 @@ def test_after_every_round_the_cache_equals_a_fresh_prefill() -> None:
 
 def test_logits_of_a_tree_are_those_of_its_paths_under_sdpa_and_eager() -> None:
     checks.tree_logits_are_path_logits()
-
-
-def test_siblings_and_probes_are_invisible() -> None:
-    """Nodes beside a path, and those that are only scored, change no bit of the path's logits."""
-    prompts = [{"input_ids": torch.tensor([list(prompt)])} for prompt in PROMPTS]
-    tokens = torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
-    shape = [0, 0, 0, 1, 1, 3, 2]
-    scores = []
-    for junk in (0, 17):
-        state, _ = llama().prefill(prompts, 64)
-        drawn = tokens.clone()
-        drawn[:, [2, 4, 6]] = (drawn[:, [2, 4, 6]] + junk) % VOCABULARY  # not on the path 0, 1, 3, 5
-        scores.append(llama().score(state, tree_of(drawn, shape, DraftKind.POINT)).logits[:, [0, 1, 3, 5]])
-    assert torch.equal(scores[0], scores[1])
 
 
 def test_every_prompt_of_a_batch_is_read_as_the_beginning() -> None:
@@ -85,20 +69,6 @@ def test_attention_that_cannot_be_masked_is_refused_with_what_to_do() -> None:
         CausalTarget(model)
 
 
-def test_buffers_stay_where_they_are_for_a_whole_call() -> None:
-    target, places = Recorder(tiny_llama()), set()
-
-    def watch(canvas: Canvas) -> None:
-        places.add(tuple(layer.keys.data_ptr() for layer in target.state.cache.layers))
-        places.add(tuple(-layer.values.data_ptr() for layer in target.state.cache.layers))
-
-    known = {tuple(prompt): generate(target.model, prompt, 40) for prompt in PROMPTS}
-    decode(
-        target, PROMPTS, OracleDrafter(known, 3, VOCABULARY, 0.2, siblings=1), max_new_tokens=40, watch=watch
-    )
-    assert len(places) == 2
-
-
 def test_a_cache_that_must_grow_does_so_in_blocks_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model's cache starts at the size of its prompts and grows as they go on."""
     monkeypatch.setattr(cache_module, "CAPACITY_BLOCK", 16)
@@ -120,11 +90,3 @@ def test_a_cache_that_must_grow_does_so_in_blocks_without_a_trace(monkeypatch: p
 
 def test_a_finished_row_never_writes_into_its_neighbour() -> None:
     edge_checks.finished_rows_leave_the_others_alone()
-
-
-def test_a_generous_limit_costs_no_memory_until_it_is_used() -> None:
-    plain = generate(llama().model, PROMPTS[0], 8)
-    run = decode(llama(), [PROMPTS[0]], max_new_tokens=1_000_000, end=[plain[-1]])
-    assert run.outputs == [plain[: plain.index(plain[-1]) + 1]]
-    one_token = 2 * 4 * llama().model.config.hidden_size * llama().model.config.num_hidden_layers
-    assert run.stats.cache_bytes <= 4096 * one_token

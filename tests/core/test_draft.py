@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmspec.core.draft import Draft, DraftKind, Tree, check_tree
+from mmspec.core.draft import Draft, DraftKind, check_tree
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
-from tests.oracles import ragged_tree, tree_of
+from tests.oracles import ragged_tree
 
 
 @st.composite
@@ -48,16 +48,6 @@ def test_ancestors_and_depths_are_those_of_walking_up(draft: Draft) -> None:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(ragged_drafts())
-def test_children_are_the_valid_ones_in_the_order_they_were_drawn(draft: Draft) -> None:
-    for row, parents in enumerate(draft.parents.tolist()):
-        for node in range(len(parents)):
-            expected = [i for i, p in enumerate(parents) if i and p == node and draft.valid[row, i]]
-            found = draft.children[row, node].tolist()
-            assert found == expected + [-1] * (draft.max_children - len(expected))
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(ragged_drafts(), st.integers(0, 2**16))
 def test_a_verdict_at_a_node_is_the_path_to_it(draft: Draft, pick: int) -> None:
     rows, nodes = draft.tokens.shape
@@ -68,16 +58,6 @@ def test_a_verdict_at_a_node_is_the_path_to_it(draft: Draft, pick: int) -> None:
         path = walk_up(parents, int(node[row]))
         assert verdict.accepted[row] == len(path) - 1
         assert verdict.nodes[row, : len(path)].tolist() == path
-
-
-def test_a_chain_is_a_tree_with_one_path() -> None:
-    tokens = torch.arange(8).view(2, 4)
-    chain, tree = Tree.chain(tokens, DraftKind.POINT), tree_of(tokens, [0, 0, 1, 2], DraftKind.POINT)
-    assert chain.is_chain and tree.is_chain
-    loose = ragged_tree(tokens, tree.parents.clone(), tree.valid, DraftKind.POINT)
-    for name in ("parents", "ancestors", "depth", "children"):
-        assert torch.equal(getattr(chain, name), getattr(tree, name)), name
-        assert torch.equal(getattr(chain, name), getattr(loose, name)), name
 
 
 @pytest.mark.parametrize(
@@ -93,10 +73,3 @@ def test_a_tree_that_is_cyclic_or_unordered_is_refused_by_node(parents: list[int
     with pytest.raises(InputError) as caught:
         check_tree(parents)
     assert caught.value.argument == argument
-
-
-def test_guidance_repeats_the_tree_for_the_unconditional_rows() -> None:
-    draft = tree_of(torch.arange(6).view(2, 3), [0, 0, 0], DraftKind.POINT)
-    nodes, twice = draft.nodes, draft.nodes.repeat_rows(2)
-    for name in ("tokens", "slots", "depths", "visible", "depth"):
-        assert getattr(twice, name).tolist() == getattr(nodes, name).tolist() * 2

@@ -87,16 +87,6 @@ def test_rejection_rules_keep_bad_rows_apart(name: str) -> None:
     assert run.canvas.finish_reasons == ["length", "error", "length"]
 
 
-def test_one_finite_token_is_enough() -> None:
-    class Only(LogitsProcessor):
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            return torch.full_like(scores, float("-inf")).index_fill_(1, torch.tensor([7]), 0.0)
-
-    processors = [LogitsProcessorList([Only()])] * 3
-    run = decode(precise(), PROMPTS, sampler=Sampler(0.8, top_p=0.9, processors=processors), max_new_tokens=5)
-    assert run.outputs == [[7] * 5] * 3
-
-
 def test_processors_that_exclude_every_token_end_that_row_alone() -> None:
     class Nothing(LogitsProcessor):
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -65,13 +65,6 @@ def test_a_call_given_up_in_the_middle_leaves_no_trace(name: str) -> None:
     assert canvas.outputs() == alone(PROMPTS[0])
 
 
-def test_the_caller_keeps_its_grad_mode_between_rounds() -> None:
-    loop, _ = begin(PROMPTS[0], NoDrafter())
-    with torch.enable_grad():
-        next(loop)
-        assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-
-
 def test_a_round_that_raises_leaves_no_hook_on_the_model() -> None:
     class Broken(NoDrafter):
         taps = (0, -1)

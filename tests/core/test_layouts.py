@@ -109,9 +109,3 @@ def test_who_goes_by_rows_refuses_other_layouts_before_the_prompt_is_read(
     monkeypatch.setattr(images(), "prefill", read)
     with pytest.raises(InputError, match=message):
         draw(images(), accelerator, [request(5, VIDEO)], SAMPLED)
-
-
-def test_zipar_refuses_scales() -> None:
-    scales = GridSequence(tuple(SCALES))
-    with pytest.raises(InputError, match="14 tokens"):
-        draw(rasters(), build_accelerator("zipar"), [request(CODES, scales)], SAMPLED)

@@ -17,11 +17,10 @@ from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.none.drafter import none
 from mmspec.targets import CausalTarget
 from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, precise
-from tests.contracts.running import as_request, decode
+from tests.contracts.running import decode
 from tests.methods import eagle_checks, staircase_checks
 from tests.methods.heads_checks import drafter_for
 from tests.oracles import RandomTreeDrafter
@@ -122,15 +121,6 @@ def test_images(name: str, options: dict[str, Any]) -> None:
     images_equal_single_calls(name, **options)
 
 
-def test_equal_values_are_one_value() -> None:
-    one = Sampler(0.8, 5, 0.9, 0.1, 2.0)
-    assert Sampler([0.8, 0.8], [5, 5], (0.9, 0.9), [0.1, 0.1], [2.0, 2]) == one
-    assert Sampler([0.0, 0]).greedy and not Sampler([0.0, 1.0]).greedy
-    assert not Sampler(guidance_scale=[1, 1.0]).is_guided and Sampler(guidance_scale=[1, 2]).is_guided
-    assert Sampler(1.0, [None, 7]) == Sampler(1.0, [0, 7])
-    assert isinstance(one.scores(torch.zeros(2, 1, 9)).greedy, bool)
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -145,10 +135,3 @@ def test_a_value_out_of_range_is_named(name: str, values: list[Any]) -> None:
     with pytest.raises(InputError) as caught:
         Sampler(**{name: values})
     assert caught.value.argument == name
-
-
-@pytest.mark.parametrize("sampler", [Sampler([0.0, 1.0]), Sampler(1.0, top_k=[1, 2, 3, 4])])
-def test_values_of_another_batch_are_refused(sampler: Any) -> None:
-    requests = [as_request(prompt) for prompt in PROMPTS]
-    with pytest.raises(InputError, match="one for each of the 3 rows"):
-        none().call(precise(), sampler, requests, Stopping(4), RandomStream.from_seed(0, 3))

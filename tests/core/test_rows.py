@@ -11,7 +11,6 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.distributions import Categorical, Pairs, PointMass
 from mmspec.core.draft import DraftKind, Tree
-from mmspec.core.image_grid import FREE, Grammar, ImageGrid
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.rows import concat, select
 from mmspec.core.sampling import Sampler
@@ -89,13 +88,6 @@ def test_pairs_are_the_distributions_that_they_hold(rows: int, nodes: int, count
     assert torch.equal(*drawn)
 
 
-def test_grammars_of_other_lengths_are_free_behind_their_end() -> None:
-    small, large = (Grammar([ImageGrid(side, side, 5, row_end=6).forced], CPU) for side in (1, 3))
-    joined = small.joined(large, (1, 1))
-    assert joined.forced[0].tolist() == [FREE, 6] + [FREE] * 11
-    assert torch.equal(joined.part([1]).forced, large.forced)
-
-
 def canvas(prompt: list[int], most: int, ends: set[int]) -> Canvas:
     return Canvas([prompt], Stopping(most, frozenset(ends)), DecodingStats(), CPU)
 
@@ -124,13 +116,3 @@ def test_each_row_ends_by_conditions_of_its_own(early: int) -> None:
     assert both.finish_reasons == ["eos", "length"]
     left = both.part([1])
     assert left.outputs() == [[4, 5, 9, 9]] and left.stats.new_tokens == [4] and left.finished
-
-
-@pytest.mark.parametrize("top_k", [1, 100])
-def test_pairs_hold_the_distribution_under_top_k_and_take_their_own_memory(top_k: int) -> None:
-    logits = torch.randn(2, 8, 512, generator=torch.Generator().manual_seed(top_k))
-    distribution = Sampler(temperature=0.7, top_k=top_k).scores(logits).p
-    pairs = Categorical(distribution).compact(top_k)
-    assert isinstance(pairs, Pairs) and not isinstance(Categorical(distribution).compact(256), Pairs)
-    torch.testing.assert_close(pairs.p, distribution, atol=1e-7, rtol=0)
-    assert pairs.tokens.shape == (2, 8, top_k)

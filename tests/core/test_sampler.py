@@ -16,7 +16,6 @@ from transformers.generation import logits_process as lp
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.kernels import sampling
 from tests.contracts import edge_checks
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.distributions import reference_distribution
@@ -68,28 +67,11 @@ def test_guidance_is_u_plus_s_times_c_minus_u(seed: int, scale: float) -> None:
     assert torch.allclose(distribution, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_probabilities_are_float32_whatever_the_model_is(dtype: torch.dtype) -> None:
-    logits = torch.randn(1, 1, 500).to(dtype)
-    scores = Sampler(0.7)(logits, ROOT, [[0]], FIRST)
-    assert scores.logits.dtype == torch.float32
-    exact = (logits.double() / 0.7).softmax(-1)
-    assert (scores.p - exact).abs().max() < 1e-6
-
-
 def test_ties_go_to_the_lowest_id_and_greedy_is_one_hot() -> None:
     logits = torch.tensor([1.0, 4.0, 4.0, 2.0])
     assert warp(Sampler(), logits).tolist() == [0, 1, 0, 0]
     scores = Sampler()(logits[None, None], ROOT, [[0]], FIRST)
     assert scores.choose(ROOT, None, FIRST).item() == 1  # type: ignore[arg-type]
-
-
-def test_warping_runs_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    real = sampling._divide
-    monkeypatch.setattr(sampling, "_divide", lambda *given: calls.append(1) or real(*given))
-    run = decode(llama(), PROMPTS, RandomTreeDrafter(5, VOCABULARY), sampler=Sampler(0.9), max_new_tokens=20)
-    assert len(calls) == run.stats.target_forwards
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
-from transformers import MaxTimeCriteria, StoppingCriteria
+from transformers import StoppingCriteria
 
 from mmspec.core.canvas import Stopping
 from mmspec.errors import InputError
 from tests.contracts import edge_checks
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
-from tests.contracts.running import decode, futures, generate
+from tests.contracts.running import decode, generate
 from tests.oracles import OracleDrafter
 
 
@@ -40,25 +38,6 @@ def test_an_end_token_beside_the_accepted_path_ends_nothing() -> None:
     assert run.outputs == [plain] and run.canvas.finish_reasons == ["length"]
 
 
-def test_a_row_that_ends_at_once_waits_beside_one_that_goes_on() -> None:
-    known = futures(llama(), PROMPTS, max_new_tokens=64)
-    answers = list(known.values())
-    first = answers[0][0]
-    expected = [row[: row.index(first) + 1] if first in row else row for row in answers]
-    assert len({len(row) for row in expected}) > 1
-    run = decode(llama(), PROMPTS, OracleDrafter(known, 3, VOCABULARY, 0.2), max_new_tokens=64, end=[first])
-    assert run.outputs == expected
-    assert run.stats.rounds[0] == 0 and run.stats.new_tokens == [len(row) for row in expected]
-
-
-def test_what_was_cut_off_is_not_counted() -> None:
-    prompt = PROMPTS[0]
-    known = {tuple(prompt): generate(llama().model, prompt, 16)}
-    run = decode(llama(), [prompt], OracleDrafter(known, 8, VOCABULARY), max_new_tokens=5)
-    assert run.stats.new_tokens == [5] and run.stats.accepted == [4] and run.stats.drafted == [8]
-    assert run.from_draft(1) == [4] and len(run.emissions[1].tokens[0]) == 4
-
-
 def test_a_criterion_is_asked_after_every_single_token() -> None:
     """Peer: 23 of 23 outputs overshoot by 7 to 20 tokens with 20 drafts."""
     asked: list[int] = []
@@ -72,12 +51,6 @@ def test_a_criterion_is_asked_after_every_single_token() -> None:
     known = {tuple(prompt): generate(llama().model, prompt, 40)}
     decode(llama(), [prompt], OracleDrafter(known, 20, VOCABULARY), max_new_tokens=40, criteria=[Spy()])
     assert asked == [len(prompt) + count for count in range(1, 41)]  # the last as well
-
-
-def test_max_time_stops_after_the_token_that_was_late() -> None:
-    late = MaxTimeCriteria(max_time=1.0, initial_timestamp=time.time() - 2.0)
-    run = decode(llama(), PROMPTS, max_new_tokens=20, criteria=[late])
-    assert [len(row) for row in run.outputs] == [1, 1, 1] and run.canvas.finish_reasons == ["stop"] * 3
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, None, 10**9])

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -45,24 +45,6 @@ def optional_fields(kind: Any) -> list[str]:
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
 def test_no_field_is_optional(kind: Any) -> None:
     assert fields_of(kind) and not optional_fields(kind)
-
-
-@dataclasses.dataclass
-class Loose:
-    known: int
-    missing: list[int | None]
-    left_out: Any = None
-
-
-class LooseTuple(NamedTuple):
-    known: int
-    missing: int | None
-    left_out: Any = None
-
-
-@pytest.mark.parametrize("kind", [Loose, LooseTuple])
-def test_an_optional_field_would_be_found(kind: Any) -> None:
-    assert optional_fields(kind) == ["missing", "left_out"]
 
 
 def test_a_draft_is_a_tree_or_a_block() -> None:

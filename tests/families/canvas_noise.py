@@ -10,8 +10,6 @@ from torch import Tensor
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.families.diffusion_gemma.renoise import uniform_tokens
 
-__all__ = ["Noise"]
-
 
 @dataclass
 class Noise:

@@ -87,12 +87,3 @@ def rotated(vector: Tensor, place: int, slots: int, grid: int) -> Tensor:
         turned[2 * pair] = x * math.cos(angle) - y * math.sin(angle)
         turned[2 * pair + 1] = x * math.sin(angle) + y * math.cos(angle)
     return turned
-
-
-def naive_greedy(
-    state: dict[str, Tensor], heads: int, grid: int, prefix: Tensor, new_tokens: int, padded: int = 0
-) -> list[int]:
-    tokens: list[int] = []
-    for _ in range(new_tokens):
-        tokens.append(int(naive_logits(state, heads, grid, prefix, tokens, padded)[-1].argmax()))
-    return tokens

@@ -1,4 +1,4 @@
-"""Decoding order of MAR: cells of each forward, checkerboards, and the schedules that follow them."""
+"""Decoding order of MAR: cells of each forward, and the schedules that follow them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.core.image_grid import ImageGrid
-from mmspec.errors import InputError
-from mmspec.families.mar.cells import CellOrderDrafter
 from mmspec.families.mar.target import CellBlock, MARSampler
-from mmspec.families.parallel_images.orders import cells_by_forward, checkerboard_first
+from mmspec.families.parallel_images.orders import cells_by_forward
 from mmspec.vectors.denoising_head import StepAnnealing
-
-
-def test_one_cell_in_each_of_256_forwards_and_up_to_seven_in_64() -> None:
-    assert cells_by_forward(256, 256) == [1] * 256
-    counts = cells_by_forward(256, 64)
-    assert len(counts) == 64 and sum(counts) == 256
-    assert (counts[0], max(counts), min(counts)) == (1, 7, 1)
-    assert cells_by_forward(9, 1) == [9]
 
 
 @pytest.mark.parametrize("cells", [1, 5, 16, 256])
@@ -33,11 +22,6 @@ def test_every_number_of_forwards_decides_every_cell_once(cells: int) -> None:
             left = cells - sum(counts[:step])
             wanted = math.floor(cells * math.cos(math.pi * step / (2 * iterations)))
             assert left <= max(wanted, 1), "never more than the cosine leaves"
-
-
-def test_a_checkerboard_has_no_two_neighbours_of_one_colour() -> None:
-    colours = checkerboard_first(ImageGrid(3, 4, 1), torch.device("cpu")).view(3, 4)
-    assert (colours[1:] != colours[:-1]).all() and (colours[:, 1:] != colours[:, :-1]).all()
 
 
 @pytest.mark.parametrize(
@@ -79,17 +63,3 @@ def test_guidance_follows_what_is_decided() -> None:
     assert scale_at("rising", 200, 0) == scale_at("rising", 200, 1) == pytest.approx(1 + 3 * 255 / 256)
     assert scale_at("constant", 100, 77) == 4.0
     assert scale_at("falling", 0, 200) == 4.0 and scale_at("falling", 128, 0) == 2.5
-
-
-def test_what_is_not_the_published_order_says_so() -> None:
-    assert CellOrderDrafter().exactness == "exact"
-    changed: list[dict[str, Any]] = [{"iterations": 32}, {"order": "checkerboard"}, {"last_steps": 5}]
-    assert all(CellOrderDrafter(**each).exactness == "approximate" for each in changed)
-
-
-def test_values_outside_their_range_are_refused() -> None:
-    for name, value in (("iterations", 0), ("iterations", 2.5), ("order", "spiral"), ("last_steps", 1)):
-        with pytest.raises(InputError, match=name):
-            CellOrderDrafter(**{name: value})  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="annealing"):
-        CellOrderDrafter(last_steps=5, annealing="liner")

@@ -7,8 +7,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import ChameleonForConditionalGeneration
 
-from mmspec.errors import CheckpointError, InputError
-from mmspec.families.chameleon.norms import convert_chameleon, is_chameleon
 from tests.cli.test_convert import run
 from tests.tiny_models import tiny_lumina
 
@@ -53,19 +51,3 @@ def test_the_converted_folder_is_the_same_model(published, tmp_path):
     assert index["metadata"]["total_size"] == sum(
         tensor.nbytes for shard in out.glob("*.safetensors") for tensor in load_file(shard).values()
     )
-
-
-def test_what_cannot_be_repeated_is_refused(published, tmp_path):
-    _, folder = published
-    shard = next(path for path in folder.glob("*.safetensors") if any("q_norm" in n for n in load_file(path)))
-    tensors = load_file(shard)
-    name = next(name for name in tensors if "q_norm.weight" in name)
-    tensors[name] = torch.ones(3, tensors[name].shape[1])
-    save_file(tensors, shard, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="q_norm.weight is \\(3, 8\\)"):
-        convert_chameleon(folder, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match="--heads"):
-        run("convert", folder, "--out", tmp_path / "out", "--heads", 4)
-    (tmp_path / "config.json").write_text("[1, 2]")
-    assert is_chameleon(folder) and not is_chameleon(tmp_path) and not is_chameleon(tmp_path / "none")

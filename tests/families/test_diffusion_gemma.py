@@ -105,13 +105,6 @@ def test_canvases_end_early_as_they_do_there(
         assert forwards < 2 * STEPS
 
 
-def test_rows_alone_are_those_of_the_batch(target: DiffusionGemmaTarget) -> None:
-    together = run_of(target, [0, 1, 2], 2 * LENGTH + 1)
-    for row in range(3):
-        assert run_of(target, [row], 2 * LENGTH + 1).outputs == [together.outputs[row]]
-        assert len(together.outputs[row]) == 2 * LENGTH + 1
-
-
 def test_an_end_token_cuts_the_output(target: DiffusionGemmaTarget) -> None:
     whole = run_of(target, [0, 1], 2 * LENGTH).outputs
     end = whole[0][LENGTH + 2]

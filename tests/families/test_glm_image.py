@@ -11,10 +11,6 @@ import torch
 import mmspec
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Stopping
-from mmspec.core.interfaces import Request
-from mmspec.core.random_stream import RandomStream
-from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
 from mmspec.families.glm_image.target import GlmImageTarget
 from mmspec.targets import adapt
 from tests.targets import loop
@@ -90,26 +86,6 @@ def test_generate_is_accelerated(name: str, options: dict[str, Any], case: str) 
     assert drawn[0, CASES[case]["input_ids"].shape[1] :].tolist() == expected(case)
 
 
-@pytest.mark.parametrize("top_k", [None, 20])
-def test_windows_sample_what_plain_decoding_samples(top_k: int | None) -> None:
-    how: dict[str, Any] = {"max_new_tokens": 31, "do_sample": True, "temperature": 0.9, "top_k": top_k or 0}
-    inputs = CASES["text to image"]
-    drawn = [
-        target().model.generate(**inputs, **how, custom_generate=mmspec.accelerate(name, seed=4, **options))
-        for name, options in (("none", {}), ("sjd", {"window": 6, "coupling": "exact"}), ("copy", {}))
-    ]
-    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
-    assert drawn[0][0, 10:].tolist() != expected("text to image")
-
-
-def test_lantern_knows_which_tokens_are_codes() -> None:
-    method = mmspec.accelerate("lantern", window=6, delta=0.2, neighbours=5, seed=1)
-    how: dict[str, Any] = {"max_new_tokens": 31, "do_sample": True}
-    target().model.generate(**CASES["text to image"], **how, custom_generate=method)
-    stats: Any = method.stats  # type: ignore[attr-defined]
-    assert stats.exactness == "tv<=0.2" and 0 < stats.tv_mean <= 0.2
-
-
 def test_another_request_changes_nothing() -> None:
     """The table of positions on the module is the last prompt's."""
     first = loop.GreedyRun(target(), build_accelerator("none"), [CASES["text to image"]], Stopping(31))
@@ -138,12 +114,3 @@ def test_rows_that_move_keep_their_positions() -> None:
         assert torch.equal(alone.table[:, :kept], state.table)
         assert (alone.table[:, kept:] == state.table[:, -1:]).all()
         assert alone.starts.tolist() == [CASES[list(CASES)[row]]["input_ids"].shape[1]]
-
-
-def test_a_prompt_without_grids_is_refused() -> None:
-    inputs = {"input_ids": CASES["text to image"]["input_ids"]}
-    with pytest.raises(InputError, match="image_grid_thw"):
-        call = build_accelerator("none").call(
-            target(), Sampler(), [Request(inputs)], Stopping(4), RandomStream.from_seed(0, 1)
-        )
-        list(call.rounds())

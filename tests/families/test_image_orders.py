@@ -78,14 +78,6 @@ def test_published_groups_never_shrink_and_add_up(cells: int) -> None:
         assert sizes == sorted(sizes) and len(sizes) == steps and sum(sizes) == cells
 
 
-@given(st.integers(1, 400), st.data())
-def test_groups_add_up_and_none_is_empty(cells: int, data: st.DataObject) -> None:
-    steps = data.draw(st.integers(1, cells))
-    sizes = group_sizes(cells, steps)
-    assert len(sizes) == steps and sum(sizes) == cells and min(sizes) >= 1
-    assert steps == 1 or sizes[0] == 1
-
-
 @given(st.integers(1, 7), st.integers(1, 7))
 def test_diagonals_hold_every_cell_once(rows: int, columns: int) -> None:
     groups = diagonal_order(rows, columns)
@@ -94,10 +86,6 @@ def test_diagonals_hold_every_cell_once(rows: int, columns: int) -> None:
     for index, group in enumerate(groups):
         assert all(cell // columns + cell % columns == index for cell in group)
         assert group == sorted(group)
-
-
-def test_diagonals_of_a_small_image_by_hand() -> None:
-    assert diagonal_order(2, 3) == [[0], [1, 3], [2, 4], [5]]
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
@@ -111,16 +99,6 @@ def test_the_sequence_of_regions_leads_back_to_the_image(side: int, height: int,
         row, column = divmod(cell, columns)
         assert row // height * side + column // width == place % regions
         assert row % height * width + column % width == place // regions
-
-
-def test_regions_of_a_small_image_by_hand() -> None:
-    #  0  1 |  2  3
-    #  4  5 |  6  7
-    # ------+------
-    #  8  9 | 10 11
-    # 12 13 | 14 15
-    assert region_order(4, 4, 4) == [0, 2, 8, 10, 1, 3, 9, 11, 4, 6, 12, 14, 5, 7, 13, 15]
-    assert region_order(2, 2, 1) == region_order(2, 2, 4) == [0, 1, 2, 3]
 
 
 @settings(max_examples=30)
@@ -160,15 +138,6 @@ def longest_apart(cells: list[int], columns: int, apart: int) -> int:
             if max(abs(cell // columns - other // columns), abs(cell % columns - other % columns)) <= apart:
                 return count
     return len(cells)
-
-
-def test_an_order_by_proximity_by_hand() -> None:
-    # a row of five: the middle is first by its rank, then a neighbour and what is farthest from it
-    ranks = np.array([[4, 3, 0, 1, 2], [1, 0, 4, 2, 3], [0, 1, 2, 3, 4]], dtype=float)
-    # after 2: cells 1 and 3 have proximity 1, and 1 has the lower rank; 3 is 2 away from it, farther than 1
-    assert proximity_order(1, 5, [1, 2, 2], ranks, repulsion_threshold=1) == [2, 1, 3, 0, 4]
-    # with repulsion 2 they are too near, and the cell that is farthest from 1 is 4; then 3 has two neighbours
-    assert proximity_order(1, 5, [1, 2, 2], ranks, repulsion_threshold=2) == [2, 1, 4, 3, 0]
 
 
 @pytest.mark.parametrize("order", [order for order in ORDERS if order != "scales"])

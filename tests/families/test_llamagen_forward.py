@@ -62,16 +62,6 @@ def test_class_conditional_logits(class_model, class_state, attention):
 
 
 @torch.inference_mode()
-def test_grouped_queries_and_a_head_of_another_width(tmp_path):
-    state = transformer_state(heads=4, kv_heads=2, width=48, **CLASSES)
-    model = convert_and_load(tmp_path, state, heads=4)
-    assert model.config.num_key_value_heads == 2
-    logits = model(**with_tokens(class_prompt(model.config, [0]), TOKENS)).logits
-    expected = naive_logits(state, 4, GRID, class_prefix(state, 0), TOKENS.tolist())
-    torch.testing.assert_close(logits[0].double(), expected, **CLOSE)
-
-
-@torch.inference_mode()
 def test_padded_captions_are_read_by_a_mask_on_the_left(caption_model, caption_state):
     prompt = with_tokens(caption_prompt(caption_model.config, FEATURES), TOKENS)
     padded = [4, 0]
@@ -84,22 +74,6 @@ def test_padded_captions_are_read_by_a_mask_on_the_left(caption_model, caption_s
         torch.testing.assert_close(logits[row, padded[row] :].double(), expected[padded[row] :], **CLOSE)
 
 
-@torch.inference_mode()
-def test_captions_without_padding_are_the_same_with_positions_counted_from_the_image(
-    caption_model, caption_state
-):
-    learned = caption_state["cls_embedding.uncond_embedding"]
-    for features, prompt in (
-        (FEATURES[0], caption_prompt(caption_model.config, FEATURES[:1, 4:])),
-        (learned, null_caption_prompt(caption_model, 2)),
-    ):
-        positions = 4 + torch.arange(2 + GRID**2)[None]
-        logits = caption_model(**with_tokens(prompt, TOKENS), position_ids=positions).logits
-        prefix = caption_prefix(caption_state, features)
-        expected = naive_logits(caption_state, HEADS, GRID, prefix, TOKENS.tolist(), padded=4)
-        torch.testing.assert_close(logits[0].double(), expected[4:], **CLOSE)
-
-
 def test_generate_of_transformers_draws_padded_captions(caption_model, caption_state):
     lengths = (6, 2)
     mask = torch.tensor([[slot >= 6 - length for slot in range(6)] for length in lengths]).long()
@@ -110,24 +84,6 @@ def test_generate_of_transformers_draws_padded_captions(caption_model, caption_s
         prefix = caption_prefix(caption_state, features)
         logits = naive_logits(caption_state, HEADS, GRID, prefix, drawn[:-1], 6 - length)
         assert logits[5:].argmax(-1).tolist() == drawn and len(set(drawn)) > 3
-
-
-@torch.inference_mode()
-def test_only_the_logits_that_are_asked_for(class_model):
-    prompt = with_tokens(class_prompt(class_model.config, [0]), TOKENS)
-    full = class_model(**prompt).logits
-    torch.testing.assert_close(class_model(**prompt, logits_to_keep=1).logits, full[:, -1:])
-    kept = torch.tensor([0, 5])
-    torch.testing.assert_close(class_model(**prompt, logits_to_keep=kept).logits, full[:, kept])
-
-
-def test_it_learns(class_model):
-    prompt = with_tokens(class_prompt(class_model.config, [0]), TOKENS)
-    targets = prompt["input_ids"].where(prompt["input_ids"] < VOCABULARY, -100)
-    loss = class_model(**prompt, labels=targets).loss
-    loss.backward()
-    assert all(parameter.grad is not None for parameter in class_model.parameters())
-    class_model.zero_grad()
 
 
 def test_prompts_that_do_not_fit_are_refused(class_model, caption_model):
@@ -147,17 +103,6 @@ def test_prompts_that_do_not_fit_are_refused(class_model, caption_model):
     ):
         with pytest.raises(InputError, match=named):
             made()
-
-
-def test_configs_that_cannot_be_built_are_refused():
-    for settings, named in (
-        ({"condition_type": "sketch"}, "'class' or 'caption'"),
-        ({"num_attention_heads": 7}, "multiple of the 7 heads"),
-        ({"num_key_value_heads": 5}, "divisor of"),
-        ({"hidden_size": 72, "num_attention_heads": 12}, "multiple of 4"),
-    ):
-        with pytest.raises(Exception, match=named):
-            LlamaGenConfig(**settings)
 
 
 def test_cached_keys_of_condition_slots_are_exactly_zero():

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassClassValidationError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel
 
@@ -33,7 +32,6 @@ from tests.families.mar_layout import (
     GRID,
     HEADS,
     TOKEN,
-    WIDTH,
     mar_shapes,
     mar_state,
     naive_conditions,
@@ -68,21 +66,6 @@ def test_conditions_are_those_of_each_image_alone(model, known):
     for row, cells in enumerate(known):
         expected = naive_conditions(mar_state(), tokens[row], sorted(cells), labels[row])
         torch.testing.assert_close(own[row].double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_masking_unknown_tokens_equals_dropping_them_without_fused_attention():
-    model = mar_from_official(Path("tiny.pth"), mar_state(), HEADS)
-    for module in model.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = False
-    tokens, labels = random_numbers(2, CELLS, TOKEN), torch.tensor([1, 3])
-    known = places([[1, 2, 3, 9], [8]])
-    with torch.no_grad():
-        together = model(tokens, known, labels)
-        tokens[~known] = 1e3  # whatever stands there
-        for row in range(2):
-            alone = model(tokens[row : row + 1], known[row : row + 1], labels[row : row + 1])
-            torch.testing.assert_close(together[row], alone[0], rtol=1e-5, atol=1e-5)
 
 
 def test_published_sizes_are_known_by_their_shapes():
@@ -155,18 +138,6 @@ def test_the_command_knows_official_files(tmp_path):
         run("convert", vae_file, "--out", tmp_path / "other", "--vae", vae_file)
 
 
-def test_weights_that_were_perhaps_not_averaged_are_warned_of(tmp_path, caplog):
-    save_file(mar_state(), tmp_path / "mar.safetensors")
-    torch.save({"model": mar_state()}, tmp_path / "trained.pth")
-    with caplog.at_level(logging.WARNING):
-        model, vae = load_mar(tmp_path / "mar.safetensors", num_heads=HEADS)
-        load_mar(tmp_path / "trained.pth", num_heads=HEADS)
-    assert vae is None
-    assert not model.training
-    assert ["EMA" in record.getMessage() for record in caplog.records] == [True, False]
-    assert "no model_ema" in caplog.records[1].getMessage()
-
-
 def test_missing_keys_and_wrong_shapes_are_named(tmp_path):
     state = fill(mar_shapes(depth=1, head_depth=1), 0, embeddings=())
     for name in ("fake_latent", "z_proj.weight", "decoder_norm.bias", "encoder_blocks.0.attn.qkv.weight"):
@@ -178,36 +149,3 @@ def test_missing_keys_and_wrong_shapes_are_named(tmp_path):
             mar_from_official(tmp_path / "a.pth", doubled, HEADS)
     with pytest.raises(CheckpointError, match="unknown keys: pos_embed"):
         mar_from_official(tmp_path / "a.pth", {**state, "pos_embed": torch.ones(1)}, HEADS)
-
-
-def test_what_no_shape_tells_is_asked_for(tmp_path):
-    with pytest.raises(CheckpointError, match=f"{WIDTH} is the width of none: say num_heads"):
-        mar_from_official(tmp_path / "a.pth", mar_state())
-    with pytest.raises(InputError, match="a divisor of the width"):
-        mar_from_official(tmp_path / "a.pth", mar_state(), 5)
-    with pytest.raises(CheckpointError, match="as its name says"):
-        mar_from_official(Path("mar_base/checkpoint-last.pth"), mar_state(), HEADS)
-
-
-def test_a_converted_folder_that_was_damaged_is_refused(tmp_path):
-    convert_mar(official(tmp_path), tmp_path / "out", num_heads=HEADS)
-    weights = tmp_path / "out" / "model.safetensors"
-    tensors = load_file(weights)
-    del tensors["mask_token"]
-    save_file(tensors, weights, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="missing keys: mask_token"):
-        load_mar(tmp_path / "out")
-    with pytest.raises(CheckpointError, match="a file"):
-        load_mar(tmp_path / "nowhere")
-
-
-def test_a_new_model_begins_as_published():
-    config = MARConfig(
-        hidden_size=32, encoder_layers=1, decoder_layers=1, num_attention_heads=2, head_width=16, head_depth=1
-    )
-    made = MARForImageGeneration(config)
-    for name in ("fake_latent", "mask_token", "encoder_pos_embed_learned", "class_emb.weight"):
-        assert 0.005 < float(made.state_dict()[name].std()) < 0.04, name
-    assert not made.diffloss.net.final_layer.linear.weight.any()
-    with pytest.raises(StrictDataclassClassValidationError, match="a multiple of the 4 heads"):
-        MARConfig(hidden_size=30, num_attention_heads=4)

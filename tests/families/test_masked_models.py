@@ -18,7 +18,7 @@ from mmspec.methods.low_confidence.policy import low_confidence
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines.outputs import TextOutput
 from mmspec.targets import CausalTarget
-from tests.families.naive_masked import Choose, scores_of, unmask_blocks, unmask_doubting, unmask_everywhere
+from tests.families.naive_masked import Choose, scores_of, unmask_blocks, unmask_everywhere
 from tests.tiny_models import MASKED_MODELS, save_masked, tiny_images, tiny_lm
 
 PROMPTS = ["what colour is the circle ?", "how many", "is the red star left of the small green square ?"]
@@ -104,40 +104,6 @@ def test_the_default_is_one_place_a_forward(pipe: Any) -> None:
     assert output.tokens == [expected(pipe, row, GREEDY, None, 1)[0] for row in range(3)]
     assert output.stats.exactness == "exact" and output.finish_reasons == ["length"] * 3
     assert output.text == [pipe.tokenizer.decode(row, skip_special_tokens=True) for row in output.tokens]
-
-
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("block", "places"), [(None, 1), (None, 3), (4, 2)])
-def test_tokens_and_forwards_of_ragged_prompts_are_those_of_the_slow_way(
-    pipe: Any, settings: dict[str, Any], block: int | None, places: int
-) -> None:
-    output = said(pipe, [0, 1, 2], settings, low_confidence(places, block))
-    assert output.stats.exactness == ("exact" if (block, places) == (None, 1) else "lossy")
-    for row in range(3):
-        tokens, forwards = expected(pipe, row, settings, block, places)
-        assert output.tokens[row] == tokens
-        assert output.stats.nfe[row] == forwards
-    assert len({tuple(row) for row in output.tokens}) == 3
-
-
-def test_rows_of_a_batch_are_the_rows_alone(pipe: Any) -> None:
-    together = said(pipe, [0, 1, 2], SAMPLED, low_confidence(2, 4)).tokens
-    assert [said(pipe, [row], SAMPLED, low_confidence(2, 4)).tokens[0] for row in range(3)] == together
-
-
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_decided_places_that_are_doubted_are_masked_again(llada: Any, settings: dict[str, Any]) -> None:
-    total = 0
-    output = said(llada, [0, 1, 2], settings, low_confidence(3, 6, remask_below=0.6))
-    for row in range(3):
-        choose = chooser(127, row, settings, own=True)
-        tokens, forwards, opened = unmask_doubting(
-            llada.model, tokens_of(llada, row), LENGTH, choose, 0.6, 6, 3
-        )
-        assert output.tokens[row] == tokens and output.stats.nfe[row] == forwards
-        assert forwards > 3 or not opened
-        total += opened
-    assert total >= 3
 
 
 def test_a_text_streams_as_places_from_the_left_are_decided(pipe: Any) -> None:
@@ -245,14 +211,6 @@ def test_what_looks_at_a_next_token_is_refused_inside_generate(
         mmspec.disable(pipe.model)
 
 
-@pytest.mark.parametrize("kind", ["sdar", "dream"])
-def test_guidance_needs_a_prompt_to_lead_away_from(folders: Path, kind: str) -> None:
-    model: Any = MMSpecPipeline.from_pretrained(folders / kind).model
-    how = {"max_new_tokens": 3, "do_sample": False, "guidance_scale": 2.0}
-    with pytest.raises(InputError, match="negative_prompt_ids"):
-        model.generate(torch.tensor([[3, 1]]), custom_generate=mmspec.accelerate("none"), **how)
-
-
 def test_criteria_of_several_rows_and_masks_in_a_prompt_are_refused(pipe: Any) -> None:
     class Never(StoppingCriteria):
         def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
@@ -286,12 +244,3 @@ def test_what_needs_a_next_token_is_refused(folders: Path) -> None:
         text.running_batch(2)
     with pytest.raises(InputError, match="a masked model"):
         low_confidence().fit(CausalTarget(tiny_lm()))
-
-
-def test_keys_that_are_kept_are_lossy_but_for_block_causal_models(pipe: Any) -> None:
-    exact = said(pipe, [0, 1, 2], GREEDY, low_confidence(block_length=4)).tokens
-    for cache in ("prefix", "dual"):
-        output = said(pipe, [0, 1, 2], GREEDY, low_confidence(block_length=4, cache=cache))
-        is_causal = pipe.model.config.block_length is not None
-        assert output.stats.exactness == ("exact" if is_causal else "lossy")
-        assert output.tokens == exact or not is_causal

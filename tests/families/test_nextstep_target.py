@@ -22,7 +22,6 @@ from mmspec.families.mar.cells import CellOrderDrafter, cells_by_forward
 from mmspec.families.mar.target import MARTarget
 from mmspec.families.nextstep import NextStepConfig, NextStepForImageGeneration
 from mmspec.families.nextstep.target import NextStepTarget
-from mmspec.methods.draft_model.vectors import VectorModelDrafter
 from mmspec.methods.shared_noise.drafter import VectorWindowDrafter
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.vectors.denoising_head import DDPMSchedule, FlowSchedule
@@ -157,12 +156,6 @@ def test_windows_are_plain_decoding(scale: float) -> None:
     assert canvas.stats.target_forwards < SIDE**2
 
 
-def test_the_target_as_its_own_draft_is_accepted_whole() -> None:
-    drafter = VectorModelDrafter(nextstep(), 3, "coupled")
-    canvas = decode(nextstep(), prompts(), drafter, SharedNoise(1e-3))
-    assert canvas.stats.target_forwards == 1 + (SIDE**2 - 1) // 4
-
-
 @torch.no_grad()
 def test_mar_equals_the_naive_way() -> None:
     target = mar()
@@ -200,8 +193,3 @@ def test_what_cannot_be_is_refused() -> None:
         VectorWindowDrafter(0)
     with pytest.raises(InputError, match="tolerance"):
         SharedNoise(-1.0)
-
-
-def test_checkerboards_come_first() -> None:
-    canvas = decode(mar(), labels(), CellOrderDrafter(SIDE**2, "checkerboard"))
-    assert all(image.isfinite().all() for image in canvas.outputs())

@@ -8,9 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import CheckpointError
 from mmspec.families.llamagen.conversion import convert_checkpoint
-from mmspec.families.llamagen.official_layout import heads_of
 from mmspec.families.mar import is_mar
 from mmspec.families.parallel_images import (
     LPDConfig,
@@ -52,11 +51,6 @@ def test_an_official_file_becomes_a_folder_of_its_kind(tmp_path: Path, kind: str
     assert own == sum(weight.numel() for weight in state().values())
 
 
-def test_published_sizes_of_lpd_have_their_heads(tmp_path: Path) -> None:
-    sizes = (24, 1024), (36, 1280), (48, 1536)
-    assert [heads_of(tmp_path, *size, None) for size in sizes] == [16, 20, 24]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -73,26 +67,3 @@ def test_what_is_wrong_in_an_lpd_is_named(tmp_path: Path, changes: Changes, mess
     with pytest.raises(CheckpointError, match=message):
         convert_checkpoint(file, tmp_path / "out", num_heads=HEADS)
     assert not (tmp_path / "out").exists()
-
-
-def test_arguments_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    lpd = official(tmp_path, lpd_state())
-    with pytest.raises(InputError, match=f"image_size.*{IMAGE_SIZE}"):
-        convert_checkpoint(lpd, tmp_path / "out", num_heads=HEADS, image_size=2 * IMAGE_SIZE)
-    with pytest.raises(InputError, match="num_heads"):
-        convert_checkpoint(lpd, tmp_path / "out", num_heads=5)
-    with pytest.raises(CheckpointError, match="--heads"):
-        convert_checkpoint(lpd, tmp_path / "out")
-    nar = official(tmp_path, nar_state(), "nar.pt")
-    with pytest.raises(InputError, match="image_size"):
-        convert_checkpoint(nar, tmp_path / "out", num_heads=HEADS)
-    par = official(tmp_path, par_state(regions=7), "par.pt")
-    with pytest.raises(CheckpointError, match="regions"):
-        convert_checkpoint(par, tmp_path / "out", num_heads=HEADS, image_size=IMAGE_SIZE)
-
-
-def test_a_query_needs_a_position() -> None:
-    config = LPDConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=8, grid_size=2)
-    model = LPDForCausalLM(config)
-    with pytest.raises(ValueError, match="position_ids"):
-        model(torch.tensor([[1]]))

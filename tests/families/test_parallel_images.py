@@ -24,16 +24,15 @@ from mmspec.families.images import image_target
 from mmspec.families.parallel_images import (
     LPDConfig,
     LPDForCausalLM,
-    NARConfig,
     ParallelImageConfig,
     PARConfig,
 )
 from mmspec.families.parallel_images.orders import DecodingOrder, cells_by_forward
 from mmspec.families.parallel_images.target import CellSampler, ParallelImageTarget
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.pipelines.image_settings import ImageSettings, sampling_defaults
+from mmspec.pipelines.image_settings import sampling_defaults
 from tests.families.converted import convert_and_load
-from tests.families.official_layout import GRID, HEADS, IMAGE_SIZE, VOCABULARY
+from tests.families.official_layout import GRID, HEADS, VOCABULARY
 from tests.families.parallel_layout import (
     CELLS,
     lpd_state,
@@ -203,15 +202,6 @@ def test_guessed_states_give_the_images_of_one_group_a_forward(
     assert images(targets["lpd"], "lpd", (1,), states=5, **how)[0] == plain[1:2]
 
 
-@pytest.mark.parametrize(("steps", "states"), [(CELLS, 3), (CELLS, 20), (7, 2)])
-def test_right_guesses_leave_a_forward_for_so_many_groups(tmp_path: Path, steps: int, states: int) -> None:
-    """All guesses but the first are right for a model whose cells know nothing of each other."""
-    state = {name: 0 * each if "attn.proj" in name else each for name, each in lpd_state().items()}
-    target: Any = image_target(convert_and_load(tmp_path, state, dtype=torch.float64))
-    _, stats = images(target, "lpd", order="random", generation_steps=steps, states=states)
-    assert stats.nfe == [1 + math.ceil((steps - 1) / states)] * 3
-
-
 @pytest.mark.parametrize("fault", ["a state sees a later group", "a draw has noise of its forward"])
 def test_states_that_are_not_those_of_plain_decoding_are_noticed(
     targets: dict[str, ParallelImageTarget], fault: str, monkeypatch: pytest.MonkeyPatch
@@ -348,19 +338,6 @@ def test_a_published_lpd_is_decoded_with_its_own_guidance_and_repulsion(name: st
     assert accelerator.exactness == "exact" and accelerator.drafter.order.repulsion_threshold == repulsion
 
 
-def test_other_lpds_and_what_is_asked_for_keep_their_settings() -> None:
-    shape = LPD_CHECKPOINTS["lpd_l_512"][0]
-    for target in (lpd_of(*shape, body="llamagen"), lpd_of(2, 32, 2, 32)):
-        assert target.published["guidance_scale"] == 4.8 and target.plain["repulsion_threshold"] == 2
-    published = lpd_of(*shape)
-    asked = build_accelerator("lpd", repulsion_threshold=1).fit(published)
-    assert asked.drafter.order.repulsion_threshold == 1 and asked.exactness == "lossy"
-    settings = ImageSettings.from_keywords(published, {"guidance_scale": 3.0})
-    assert settings.guidance_scale == 3.0
-    stored = lpd_of(*shape, repulsion_threshold=2)  # as a folder says
-    assert build_accelerator("none").fit(stored).drafter.order.repulsion_threshold == 2
-
-
 @pytest.mark.parametrize(
     ("layers", "width", "heads", "regions", "guidance_scale"),
     [(36, 1280, 20, 4, 1.5), (48, 1536, 24, 4, 1.435), (24, 3200, 32, 4, 1.345), (24, 3200, 32, 16, 1.5)],
@@ -372,15 +349,6 @@ def test_a_published_par_is_decoded_with_its_own_guidance(
     shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
     target = shapes_alone(PARConfig(grid_size=24, regions=regions, **shape))
     assert sampling_defaults(target) == {"guidance_scale": guidance_scale, "top_k": 0}
-
-
-def test_guidance_of_a_nar_depends_on_what_it_draws() -> None:
-    shape = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "grid_size": 4}
-    for condition, wanted in {
-        "class": {"guidance_scale": 2.0, "top_k": 0},
-        "caption": {"guidance_scale": 7.5, "top_k": 1000},
-    }.items():
-        assert shapes_alone(NARConfig(condition_type=condition, **shape)).published == wanted
 
 
 def test_captions_of_several_lengths_are_read_with_the_first_queries() -> None:
@@ -441,14 +409,3 @@ def test_what_such_a_model_cannot_do_is_refused(targets: dict[str, ParallelImage
         build_accelerator("lpd", order="spiral")
     with pytest.raises(InputError, match="states"):
         build_accelerator("lpd", states=0)
-
-
-def test_exactness_is_to_the_order_of_the_model(targets: dict[str, ParallelImageTarget]) -> None:
-    assert build_accelerator("lpd").fit(targets["lpd"]).exactness == "exact"
-    assert build_accelerator("lpd", generation_steps=5).fit(targets["lpd"]).exactness == "exact"  # its own
-    assert build_accelerator("lpd", generation_steps=6).fit(targets["lpd"]).exactness == "lossy"
-    assert build_accelerator("lpd", order="random").fit(targets["lpd"]).exactness == "lossy"
-    assert build_accelerator("lpd", states=4).fit(targets["lpd"]).exactness == "exact"
-    assert build_accelerator("maskgit").fit(targets["lpd"]).exactness == "lossy"
-    assert images(targets["lpd"], "lpd")[0] == images(targets["lpd"], "none")[0]
-    assert targets["lpd"].image_size[0] == IMAGE_SIZE

@@ -7,21 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.image_parts import load_vq
-from mmspec.families.images import image_target
 from mmspec.families.llamagen.conversion import convert_checkpoint
-from mmspec.families.parallel_images import VARConfig, VARForCausalLM
-from mmspec.models.scale_vq import ScaleVQModel
-from mmspec.pipelines import ImagePipeline, MMSpecPipeline
+from mmspec.pipelines import MMSpecPipeline
 from tests.families.ldm_layout import naive_latents, naive_pixels
-from tests.families.official_layout import HEADS, VOCABULARY, WIDTH, Changes, changed
+from tests.families.official_layout import VOCABULARY, WIDTH, Changes, changed
 from tests.families.parallel_layout import doubled
 from tests.families.scale_layout import (
     LATENTS,
@@ -84,18 +78,6 @@ def test_an_image_is_a_plain_loop_over_scales(pipe: Any, settings: dict[str, Any
         assert drawn.tokens[row] == expected
 
 
-def test_other_layouts_are_read_by_their_shapes(pipe: Any, tmp_path: Path) -> None:
-    """Modulation that layers share (36 of them do), other attention, and a first scale of several tokens."""
-    state, sides = var_state(shared=True, normalised=False, sides=(2, 5)), (2, 5)
-    torch.save({"module." + name: tensor for name, tensor in state.items()}, tmp_path / "var_d36.pth")
-    convert_checkpoint(tmp_path / "var_d36.pth", tmp_path / "out", num_heads=HEADS)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64)
-    assert tuple(model.config.patch_nums) == sides and model.config.shared_modulation
-    other = ImagePipeline(model, vq=pipe.vq, accelerator="none")
-    drawn = other(class_labels=[1], seed=7, guidance_scale=1 + CFG, output_type="latent", **UNTRUNCATED)
-    assert drawn.tokens[0] == naive_var(state, VAE, sides, 1, CFG, chooser(7))
-
-
 def test_no_scale_sees_a_later_one(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in one forward over all scales, nor by keys of places to come, which may be anything."""
     model, generator = pipe.model, torch.Generator().manual_seed(0)
@@ -154,18 +136,6 @@ def test_pixels_are_those_of_the_published_decoder(pipe: Any) -> None:
         pipe.target.decode_tokens(codes[:, 1:])
 
 
-def test_a_preview_shows_the_scales_that_are_decided(pipe: Any) -> None:
-    seen: list[Any] = []
-
-    def look(_: Any, step: int, committed: int, kwargs: dict[str, Any]) -> None:
-        seen.append((committed, np.asarray(kwargs["preview"]()[0]).std()))
-
-    output = pipe(class_labels=[1], seed=0, callback_on_step_end=look)
-    assert [count for count, _ in seen] == [0, 1, 5, 14, 30]
-    assert seen[0][1] == 0 and all(spread > 0 for _, spread in seen[1:])
-    assert output.images[0].size == (8, 8)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -179,16 +149,3 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, changes: Changes, mess
     torch.save(changed(var_state(), changes), tmp_path / "var.pth")
     with pytest.raises(CheckpointError, match=message):
         convert_checkpoint(tmp_path / "var.pth", tmp_path / "out")
-
-
-def test_parts_that_do_not_fit_are_named(folder: Path, pipe: Any) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert isinstance(model, VARForCausalLM) and isinstance(model.config, VARConfig)
-    with pytest.raises(CheckpointError, match="tokenizer of several scales"):
-        image_target(model)
-    narrow = ScaleVQModel(block_out_channels=(32,), latent_channels=4, num_vq_embeddings=VOCABULARY)
-    with pytest.raises(CheckpointError, match=f"width {LATENTS}"):
-        image_target(model, narrow)
-    with pytest.raises(ValueError, match="class_labels"):
-        model(torch.tensor([[1]]))
-    assert isinstance(load_vq(str(folder), scales=True), ScaleVQModel)

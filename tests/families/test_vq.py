@@ -43,13 +43,6 @@ def test_tokens_and_images_are_those_of_an_independent_forward(case):
     torch.testing.assert_close(images, naive_decode(state, tokens), rtol=1e-4, atol=1e-4)
 
 
-def test_averaged_weights_come_before_the_last_ones(tmp_path):
-    averaged = vq_state(STRIDES[8], seed=1)
-    torch.save({"model": vq_state(STRIDES[8]), "ema": averaged}, tmp_path / "vq.pt")
-    convert_checkpoint(tmp_path / "vq.pt", tmp_path / "out")
-    assert torch.equal(load_file(tmp_path / "out" / RAW_CODEBOOK_FILE)["codebook"], averaged[BOOK])
-
-
 def test_keys_that_do_not_fit_are_named(tmp_path):
     state = vq_state(STRIDES[8])
     for name in (

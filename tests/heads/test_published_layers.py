@@ -209,13 +209,6 @@ def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
         read_eagle3(folder, TARGET)
 
 
-def test_frequencies_stay_in_single_precision_when_a_head_is_cast(tmp_path: Path) -> None:
-    head = head_of(rotary=YARN)
-    known = head.decoder.rotary_emb.inv_freq.clone()
-    for cast in (head.to(torch.bfloat16), head.to("cpu", torch.float16).float()):
-        assert torch.equal(cast.decoder.rotary_emb.inv_freq, known)
-
-
 PLACES = torch.stack([torch.full((2, 7), 5), torch.arange(14).view(2, 7), 20 - torch.arange(14).view(2, 7)])
 
 

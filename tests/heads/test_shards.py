@@ -19,7 +19,6 @@ from mmspec.methods.eagle.published import read_eagle
 from mmspec.methods.eagle3.published import read_eagle3
 from mmspec.methods.hydra.published import read_hydra
 from mmspec.methods.medusa.published import read_medusa
-from mmspec.models.official_files import find_file, find_tensors, open_checkpoint, tensor_names
 from mmspec.targets import CausalTarget
 from tests.methods import (
     dflash_checks,
@@ -135,17 +134,6 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
     index.unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json beside it"):
         head.read(folder, head.target)
-
-
-def test_names_that_would_become_one_keep_their_prefixes(tmp_path: Path) -> None:
-    weights = {"model.fc.weight": torch.zeros(1), "fc.weight": torch.ones(1), "lm_head.weight": torch.ones(1)}
-    save_file(weights, tmp_path / "model.safetensors")
-    path = find_file(tmp_path, ["model.safetensors"])
-    assert path is not None and tensor_names(path) == set(weights)
-    assert find_tensors(path, open_checkpoint(path)).keys() == weights.keys()
-    bare = {"model.fc.weight": torch.zeros(1), "lm_head.weight": torch.ones(1)}
-    assert find_tensors(path, bare).keys() == {"fc.weight", "lm_head.weight"}
-    assert find_tensors(path, bare, parts=False).keys() == bare.keys()
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:

@@ -45,14 +45,6 @@ def test_the_kernel_agrees_with_torch(both, name):
     assert not differs(kernel, torch_form)
 
 
-def test_keys_that_are_all_alike_lose_no_digits(both):
-    """Powers of the system grow like binomials there: 32 equal keys, no decay, whole steps."""
-    q, k, v, g, beta, state, ancestors = inputs(nodes=32, rows=1, heads=1)
-    like = k[:, :1].expand_as(k)
-    kernel, torch_form = both(gated_delta_tree, q, like, v, 0 * g, 0 * beta + 1, state, ancestors)
-    assert not differs(kernel, torch_form)
-
-
 def test_what_lies_beside_the_inputs_is_not_read(both):
     def banded(x):
         wide = torch.full((x.numel() + 64,), NAN, dtype=x.dtype)

@@ -11,14 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from mmspec.core.draft import Tree
 from mmspec.core.interfaces import PromptOutput, Request
 from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
 from mmspec.methods.copy.drafter import LATEST, LONGEST, CopyDrafter, SuffixIndex, grow
 from mmspec.methods.copy.trigrams import Trigrams
 from mmspec.trees.matching import SampleAndMatch
@@ -126,21 +124,6 @@ def test_the_continuation_of_the_latest_occurrence_comes_first_and_those_of_shor
     assert [3, 9, 5, 2] in tree
 
 
-def test_a_chain_is_the_likeliest_path() -> None:
-    draft = propose([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], num_draft_tokens=3, min_match=2, top_k=1)
-    assert draft.tokens.tolist() == [[2, 4, 8, 1]] and draft.valid.all() and draft.is_chain
-
-
-def test_nothing_is_proposed_below_the_shortest_match() -> None:
-    draft = propose([1, 2, 3, 4, 2], num_draft_tokens=3, min_match=2)
-    assert draft.tokens.tolist() == [[2]], "a round in which no row copies is a plain one"
-
-
-def test_a_continuation_may_run_into_the_text_that_it_continues() -> None:
-    (tree,) = paths(propose([5, 6, 5, 6, 5], num_draft_tokens=8))
-    assert tree[:2] == ([6], [6, 5])
-
-
 def test_a_draft_has_as_many_nodes_as_the_row_that_copies_most() -> None:
     """And each copies from its own text alone."""
     draft = propose([1, 7, 8, 1], [5, 4, 5], [2, 3], num_draft_tokens=10)
@@ -183,17 +166,3 @@ def test_a_corpus_is_drafted_from_and_no_token_changes(tmp_path: Path) -> None:
         alone = decode(target, PROMPTS, CopyDrafter(), SampleAndMatch(), sampler, max_new_tokens=24)
         assert run.outputs == plain.outputs
         assert run.stats.acceptance_length > max(2.0, 1.2 * alone.stats.acceptance_length)
-
-
-def test_a_corpus_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "table.safetensors"
-    Trigrams.count([[1, 2, 64]]).save(file)
-    with pytest.raises(InputError, match="corpus: .* ids up to 64"):
-        CopyDrafter(corpus=file).fit(llama())
-    save_file({"ngrams": torch.zeros(2, 3)}, file)
-    for wrong in (file, tmp_path / "none.safetensors"):
-        with pytest.raises(InputError, match="corpus: .*a file of trigrams"):
-            CopyDrafter(corpus=wrong)
-    save_file({"ngrams": torch.zeros(2, 3), "shares": torch.ones(2)}, file)
-    with pytest.raises(InputError, match="int32"):
-        CopyDrafter(corpus=file)

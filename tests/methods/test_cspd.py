@@ -1,10 +1,10 @@
-"""CSpD on cells: exact by default, a bias that shows with each of its switches, and passes as released."""
+"""CSpD on cells: exact by default, and a bias that shows where drafts are kept behind a refused cell."""
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -34,17 +34,6 @@ from tests.vectors.fields import Chain, Field, Head, cells_of, decode_cells
 from tests.vectors.test_rules import distance
 
 ROWS, ALARM = 8_000, 1e-5  # of each of eleven statistics and three seeds
-RELEASED: dict[str, Any] = {
-    "temperature": 42.0,
-    "variance_factor": "released",
-    "max_tries": 100,
-}
-AS_RELEASED: dict[str, Any] = {
-    "see_drafts": False,
-    "last_noise": False,
-    "shared_guidance": True,
-    "rollback": False,
-}
 
 
 def field(*settings: Any, **named: Any) -> MARTarget:
@@ -112,21 +101,6 @@ def test_keeping_what_was_drafted_behind_a_refused_cell_is_a_bias_that_shows() -
     assert distances(0, CSpD(), rollback=False)["difference 0"] > 0.05
 
 
-def test_a_candidate_without_its_last_noise_is_a_bias_that_shows() -> None:
-    assert max(distances(0, CSpD(), last_noise=False).values()) > 0.06
-
-
-def test_a_temperature_as_released_gives_the_distribution_of_the_draft() -> None:
-    """N(0, 1) with drafts of N(0.5, 1) at 42: nearly all are accepted, so 2 Phi(1 / 4) - 1 = 0.197 apart."""
-    one, rows = Head(steps=1, keeps=0.0), 5_000
-    p, q = (field(1, bias=bias - 0.3, std=1.0, head=one) for bias in (0.0, 0.5))
-    for temperature, low, high in ((42.0, 0.17, 0.22), (1.0, 0.0, 0.028)):
-        rule = CSpD(temperature=temperature)
-        cells = cells_of(decode_cells(p, rows, CellModelDrafter(q, 1, 0.0), rule))[:, 0]
-        below = torch.special.ndtr(cells.sort().values)
-        assert low <= (below - torch.arange(1, rows + 1) / rows).abs().max() <= high
-
-
 def ratios(rule: CSpD, rows: int = 50_000) -> Tensor:
     """[rows] what candidates of another mean and deviation are accepted by."""
     random, place = RandomStream.from_seed(1, rows), torch.zeros(rows, 1, dtype=torch.long)
@@ -147,42 +121,6 @@ def test_ratios_of_drafts_have_mean_one_and_those_with_a_variance_factor_another
         error = float(found.std()) / len(found) ** 0.5
         assert abs(float(found.mean()) - mean) < 3 * error
         assert (abs(float(found.mean()) - 1) > 10 * error) == (factor != "none")
-
-
-def around(mean: float) -> Denoising:
-    """[4, 1] chains towards a number."""
-    return Denoising(Head(), None, torch.tensor([[[mean, 1.0]]]).expand(4, 1, 2), None, 1.0, 1.0)
-
-
-def test_the_temperature_softens_acceptance_and_not_the_residual() -> None:
-    rule = CSpD(temperature=2.0)
-    p = around(0.0)
-    own = p.draw(RandomStream.from_seed(0, 4), torch.zeros(4, 1, dtype=torch.long), Purpose.DRAFT)
-    last, soft = rule.last(p, own), CSpD().last(p, own)
-    assert torch.equal(last.std, soft.std) and torch.equal(last._softened().std, 2 * soft.std)
-
-
-def test_passes_as_released_do_not_depend_on_acceptance() -> None:
-    """For 16 cells: one by the target, then 4 blocks of 4, the last of which has three cells to draw."""
-    rates = []
-    for bias, temperature in ((0.0, 42.0), (9.0, 1.0)):
-        drafter = CellModelDrafter(field(4, bias=bias), 4, prefill=1 / 16, **AS_RELEASED)
-        rule = CSpD(**RELEASED | {"temperature": temperature})
-        canvas = decode_cells(field(4), 20, drafter, rule)
-        assert (canvas.stats.target_forwards, canvas.stats.draft_passes) == (5, 16)
-        rates.append(canvas.stats.acceptance_rate)
-    assert rates[0] > 0.9 and rates[1] == 0
-
-
-def test_tries_that_are_spent_leave_zeros_and_no_limit_leaves_none() -> None:
-    """Models that nearly agree: the residual is rare, and the published 100 tries are often not enough."""
-    close = field(pull=1.0, bias=0.02)
-    drafter = CellModelDrafter(close, 4, 0.0)
-    zeros = [
-        int((cells_of(decode_cells(target(), 1_500, drafter, CSpD(max_tries=tries))) == 0).sum())
-        for tries in (10, None)
-    ]
-    assert zeros[0] > 5 and zeros[1] == 0
 
 
 @dataclass
@@ -235,10 +173,6 @@ def conditions(draft: Draft) -> Tensor:
     return masked().score(state, draft).logits[:, ::2]
 
 
-def scrambled(draft: Draft) -> Draft:
-    return replace(draft, tokens=torch.randn(draft.tokens.shape, generator=torch.Generator().manual_seed(0)))
-
-
 @torch.inference_mode()
 def test_the_target_sees_the_candidates_before_each_cell() -> None:
     draft = first_draft()
@@ -253,28 +187,12 @@ def test_the_target_sees_the_candidates_before_each_cell() -> None:
             image[0, cell], known[0, cell] = tokens[row, lane], True
 
 
-def test_scrambled_candidates_show_where_they_are_seen_and_nowhere_else() -> None:
-    blind = first_draft(see_drafts=False)
-    assert torch.equal(conditions(blind), conditions(scrambled(blind)))
-    seen = first_draft()
-    before, after = conditions(seen), conditions(scrambled(seen))
-    assert torch.allclose(before[:, 0], after[:, 0], atol=1e-6)  # nothing is drafted before the first
-    assert ((before[:, 1:] - after[:, 1:]).abs().amax(-1) > 1e-2).all()
-
-
 def test_the_target_as_its_own_draft_is_accepted_whole() -> None:
     settings: dict[str, Any] = {"guidance_scale": 1_000.0, "guidance_schedule": "rising"}
     canvas = decode_cells(masked(), 20, CellModelDrafter(masked(), 4, 0.1), CSpD(), **settings)
     assert canvas.stats.acceptance_rate > 0.99  # but for the rounding of forwards with more rows
     if canvas.stats.acceptance_rate == 1.0:
         assert (canvas.stats.target_forwards, canvas.stats.draft_passes) == (3, 8)
-
-
-def test_one_guidance_scale_for_all_cells_of_a_draft_refuses_the_targets_own() -> None:
-    settings: dict[str, Any] = {"guidance_scale": 1_000.0, "guidance_schedule": "rising"}
-    drafter = CellModelDrafter(masked(), 4, 0.1, shared_guidance=True)
-    canvas = decode_cells(masked(), 8, drafter, CSpD(), **settings)
-    assert 0 < canvas.stats.acceptance_rate < 0.9
 
 
 def test_the_guidance_scale_of_a_cell_is_that_of_its_place_in_the_order() -> None:
@@ -291,16 +209,6 @@ def test_the_guidance_scale_of_a_cell_is_that_of_its_place_in_the_order() -> Non
     decode_cells(masked(), 1, CellModelDrafter(masked(), 4, 0.2), Watching(), **settings)
     known = torch.tensor([3, 4, 5, 6, 7, 8, 8])  # with the cell itself; at most all but one, as published
     torch.testing.assert_close(torch.cat(scales)[:7], 1 + 2 * known / 9)  # the last one has no cell left
-
-
-def test_what_deviates_says_so() -> None:
-    assert CSpD().exactness == LastStep().exactness == "exact"
-    settings: list[dict[str, Any]] = [{"temperature": 2.0}, {"max_tries": 100}, RELEASED]
-    for each in settings:
-        assert CSpD(**each).promise == "approximate"
-    drafters = [CellModelDrafter(worse(), 3, **{name: value}) for name, value in AS_RELEASED.items()]
-    assert all(Accelerator("cspd", each, CSpD()).exactness == "approximate" for each in drafters)
-    assert Accelerator("cspd", CellModelDrafter(worse()), CSpD()).exactness == "exact"
 
 
 def test_candidates_end_the_chains_that_their_q_keeps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""DFlash and DSpark: blocks as of each row alone, published layouts, outputs of plain decoding."""
+"""DFlash and DSpark: blocks as of each row alone, and published layouts."""
 
 from __future__ import annotations
 
@@ -11,27 +11,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator
-from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.images import image_target
 from mmspec.heads.checkpoint import load_head
 from mmspec.methods.dflash.drafter import BlockSession, DFlashDrafter, DSparkDrafter
 from mmspec.methods.dflash.head import DFlashHead
 from mmspec.models.official_files import replace_prefix
-from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import CausalTarget
-from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.running import decode, generate, random_prompts
 from tests.methods.dflash_checks import KINDS, alone, drafter_for, head_for
 from tests.methods.eagle_checks import Gullible
 from tests.methods.flash_checks import answer, inputs_of, target_of
-from tests.targets.image_loop import draw
-from tests.tiny_models import tiny_llama, tiny_qwen3_5
-from tests.tiny_models.llamagen import tiny_llamagen
+from tests.tiny_models import tiny_llama
 
 PROMPTS = [random_prompts(1, shortest=n, longest=n, seed=n)[0] for n in (1, 5, 20)]
 
@@ -57,35 +50,6 @@ def test_blocks_are_those_of_each_row_alone(kind: str, family: str) -> None:
     canvas = answer(target, drafter, cases, Sampler(0.9), 14, Gullible())
     assert len(compared) >= 6 and max(canvas.stats.accepted_histogram) >= 2
     assert max(compared) < 2e-6  # the norms of transformers compute in single precision
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape"),
-    [("dflash", {}), ("dspark, domino", {"num_draft_tokens": 9, "depth": 3, "top_k": 3})],
-)
-@pytest.mark.every(2)
-def test_a_hybrid_says_what_generate_says(kind: str, shape: dict[str, int]) -> None:
-    target = CausalTarget(tiny_qwen3_5())
-    run = decode(target, PROMPTS, drafter_for(target, kind, **shape), max_new_tokens=24)
-    assert run.outputs == [generate(target.model, prompt, 24) for prompt in PROMPTS]
-    assert run.stats.draft_passes > 0
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
-@pytest.mark.every(2)
-def test_guided_images_are_those_of_plain_decoding(kind: str, temperature: float) -> None:
-    """Two in a batch, by draws with the target's own noise."""
-    target = image_target(tiny_llamagen("class").double().eval())
-    assert target is not None
-    asked: dict[str, Any] = {"class_labels": [3, 1], "negative_prompt": None, "guided": True}
-    requests = image_requests(
-        target, None, **asked, grid=target.grid, num_images_per_prompt=1, tokenizer=None
-    )
-    drafter = drafter_for(target, kind, sampling="coupled")
-    due, _ = draw(target, build_accelerator("none"), requests, 2.0, temperature)
-    found, stats = draw(target, Accelerator(kind, drafter, SampleAndMatch()), requests, 2.0, temperature)
-    assert found == due and sum(stats.drafted) > sum(stats.accepted)
 
 
 def watched(drafter: DFlashDrafter) -> tuple[list[Tensor], list[Draft]]:
@@ -138,12 +102,6 @@ def test_an_unlikely_slot_ends_a_draft() -> None:
         proposed.clear()
     with pytest.raises(InputError, match="this head has no confidence"):
         DFlashDrafter(head_for(target), least_confidence=0.5)
-
-
-def test_deeper_than_a_pass_is_refused() -> None:
-    head = head_for(CausalTarget(tiny_llama()))
-    with pytest.raises(InputError, match="depth: got 5; at most 4"):
-        DFlashDrafter(head, num_draft_tokens=8, depth=5, top_k=2)
 
 
 def config_of(head: DFlashHead, layout: str) -> dict[str, Any]:
@@ -255,71 +213,6 @@ def test_a_domino_head_corrects_a_block_as_the_published_one(shifted: bool, tmp_
             assert torch.equal(due.argmax(-1), tokens[:, place + 1])
             changed += int((due.argmax(-1) != plain.argmax(-1)).sum())
     assert changed, "some tokens were others than those of the slots alone"
-
-
-def test_domino_heads_are_known_by_their_weights_and_their_config(tmp_path: Path) -> None:
-    target = CausalTarget(tiny_llama(layers=4))
-    made = head_for(target, "dspark, domino", mask_token=7, taps=[0, 2, 3])
-    publish_domino(tmp_path, made)
-    with pytest.raises(CheckpointError, match="accelerator='dspark'"):
-        load_head("dflash", tmp_path, target.config, target.dtype, target.device)
-    for projector in ("dspark", "dflash3"):
-        publish_domino(tmp_path, made, projector_type=projector)
-        with pytest.raises(CheckpointError, match=f"projector_type '{projector}'"):
-            load_head("dspark", tmp_path, target.config, target.dtype, target.device)
-
-
-@pytest.mark.parametrize("layout", ["deepspec", "specforge"])
-def test_a_confidence_that_is_not_told_of_the_token_before_is_read(layout: str, tmp_path: Path) -> None:
-    target = CausalTarget(tiny_llama(layers=4))
-    head = head_for(target, "dspark", mask_token=7, taps=[0, 2, 3], confidence_with_markov=False)
-    config = config_of(head, layout)
-    told = config if layout == "deepspec" else config["dflash_config"]
-    told["confidence_head_with_markov"] = False
-    publish(tmp_path, head, config)
-    read: Any = load_head("dspark", tmp_path, target.config, target.dtype, target.device)
-    hidden, before = torch.randn(3, head.config.hidden_size), torch.tensor([1, 2, 3])
-    weight, bias = (
-        head.state_dict()["confidence_head.proj.weight"],
-        head.state_dict()["confidence_head.proj.bias"],
-    )
-    torch.testing.assert_close(read.confidences(hidden, before), (hidden @ weight.T + bias)[:, 0])
-    expected = [generate(target.model, prompt, 12) for prompt in PROMPTS]
-    drafter = DSparkDrafter(read, least_confidence=0.5).fit(target)
-    assert decode(target, PROMPTS, drafter, max_new_tokens=12).outputs == expected
-    told["confidence_head_with_markov"] = True
-    publish(tmp_path, head, config)
-    with pytest.raises(CheckpointError, match=r"confidence_head_with_markov=True, and .* is \(1, 32\)"):
-        load_head("dspark", tmp_path, target.config, target.dtype, target.device)
-
-
-def test_a_head_over_some_words_is_read(tmp_path: Path) -> None:
-    target = CausalTarget(tiny_llama())
-    head = head_for(target, "dflash, noise of the target")
-    words, width = 10, head.config.hidden_size
-    tokens = 3 + 2 * torch.arange(words)
-    more = {"lm_head.weight": torch.randn(words, width), "d2t": tokens - torch.arange(words)}
-    more["t2d"] = torch.zeros(64, dtype=torch.bool).scatter(0, tokens, True)
-    config = config_of(head, "speculators") | {"draft_vocab_size": words}
-    publish(tmp_path, head, config, **more)
-    read: Any = load_head("dflash", tmp_path, target.config, target.dtype, target.device)
-    assert torch.equal(read.draft_tokens, tokens)
-    run = decode(target, PROMPTS, DFlashDrafter(read).fit(target), max_new_tokens=12)
-    assert run.outputs == [generate(target.model, prompt, 12) for prompt in PROMPTS]
-    sampled = decode(
-        target, PROMPTS, DFlashDrafter(read).fit(target), sampler=Sampler(0.9), max_new_tokens=12
-    )
-    assert sampled.outputs == decode(target, PROMPTS, sampler=Sampler(0.9), max_new_tokens=12).outputs
-
-
-def test_taps_that_are_not_named_are_spread_as_published(tmp_path: Path) -> None:
-    target = CausalTarget(tiny_llama(layers=8))
-    head = head_for(target, "dflash, noise of the target", num_layers=2, taps=[2, 6])
-    config = config_of(head, "z-lab")
-    del config["dflash_config"]["target_layer_ids"]
-    publish(tmp_path, head, config)
-    read: Any = load_head("dflash", tmp_path, target.config, target.dtype, target.device)
-    assert read.taps == (2, 6)  # outputs of layers 1 and 5
 
 
 def test_heads_of_others_are_refused_by_name_and_size(tmp_path: Path) -> None:

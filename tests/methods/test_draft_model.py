@@ -11,7 +11,7 @@ from mmspec.core.loop import speculate
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
-from mmspec.methods.draft_model.drafter import DraftModelDrafter, fit_vocabulary
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget
 from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS, llama
@@ -45,13 +45,6 @@ def test_a_draft_vocabulary_may_be_padded_differently(vocabulary: int, sampling:
     assert max(map(max, PROMPTS)) >= 48, "some tokens of the prompts are unknown to the smallest draft"
     run = decode(llama(), PROMPTS, DraftModelDrafter(small, 3, sampling), max_new_tokens=24)
     assert run.outputs == expected and run.stats.draft_faults == 0
-
-
-def test_a_fitted_vocabulary_gives_no_mass_to_what_the_draft_lacks() -> None:
-    assert fit_vocabulary(torch.zeros(2, 5), 3).shape == (2, 3)
-    assert fit_vocabulary(torch.zeros(1, 3), 5).softmax(-1).tolist() == [
-        [pytest.approx(1 / 3)] * 3 + [0.0, 0.0]
-    ]
 
 
 def test_a_draft_may_read_a_prompt_of_its_own() -> None:

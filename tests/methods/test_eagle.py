@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassClassValidationError
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModel, LlamaConfig
+from transformers import LlamaConfig
 
-from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.heads.model import Prompts
 from mmspec.methods.eagle.head import EagleConfig, EagleHead
 from mmspec.visual_tokens.boxes import raster
 from mmspec.visual_tokens.spans import ImageSpan
 from mmspec.visual_tokens.splice import PromptRows
-from tests.contracts.checks import llama
 
 WIDTH, LONGEST = 16, 15
 LENGTHS = [15, 8]
@@ -81,17 +76,6 @@ def test_all_text_stays_at_its_places(kind: str) -> None:
                 torch.testing.assert_close(made.rows[row, place], alone[0, 0], msg=f"{row}, {t}")
 
 
-def test_a_vispec_head_begins_as_if_it_were_told_nothing() -> None:
-    model, plain = head(**KINDS["vispec"]), head(visual="embedded")
-    plain.fc.load_state_dict(model.fc.state_dict())
-    made, expected = read(model), read(plain)
-    for row in range(2):
-        text = made.source[row] >= 0, expected.source[row] >= 0
-        assert torch.equal(made.rows[row][text[0]], expected.rows[row][text[1]])
-    fused = model.fuse(states(1), states(2), torch.randn(2, WIDTH))
-    assert torch.equal(fused, plain.fuse(states(1), states(2)))
-
-
 def test_text_is_told_of_its_newest_image() -> None:
     """By hand: rows before the first image hear of none, later ones of the last that has begun."""
     model = told()
@@ -121,35 +105,3 @@ def test_rows_after_a_gap_see_those_before_it() -> None:
     changed = rows.clone()
     changed[:, 0] += 1
     assert not torch.isclose(model(rows, places)[:, 3], model(changed, places)[:, 3]).all()
-
-
-def test_a_head_comes_back_from_its_folder(tmp_path: Path) -> None:
-    saved = told()
-    saved.save_pretrained(tmp_path)
-    parts = {key.split(".")[0] for key in load_file(tmp_path / "model.safetensors")}
-    assert parts == {"fc", "decoder", "compressor", "img_fc"}
-    torch.testing.assert_close(read(AutoModel.from_pretrained(tmp_path)).rows, read(saved).rows)
-
-
-def test_a_prompt_of_one_token_has_no_row() -> None:
-    for settings in KINDS.values():
-        short = Prompts(states(1)[:, :1], states(2)[:, :1], [1, 1], [[], []], torch.tensor([0, 0]))
-        made = head(**settings).read_prompts(short)
-        assert made.rows.shape == (2, 0, WIDTH) and made.lengths == [0, 0]
-
-
-def test_readings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="embedded") as caught:
-        head(compressor="vispec")
-    assert caught.value.argument == "visual"
-    with pytest.raises((ValueError, StrictDataclassClassValidationError), match="visual"):
-        head(visual="decoupled")
-
-
-def test_layers_without_a_norm_in_front_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = EagleConfig.for_target(llama().config, 64, input_norm=False)
-    decoder = AutoModel.from_config(config.layer_config())
-    del decoder.layers[0].input_layernorm
-    monkeypatch.setattr(AutoModel, "from_config", lambda _: decoder)
-    with pytest.raises(UnsupportedModelError, match="LlamaModel have no norm"):
-        EagleHead(config)

@@ -99,19 +99,6 @@ def test_what_is_written_reads_as_the_same_head(
     assert again.config.mrope_interleaved == head.config.mrope_interleaved == (family == "qwen3_vl")
 
 
-def test_layers_are_numbered_as_each_engine_does() -> None:
-    head = head_of(TARGETS["llama"])
-    config, tensors = export_head(head, "speculators", "a/target", TARGETS["llama"])
-    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
-    verifier = {"name_or_path": "a/target", "architectures": ["LlamaForCausalLM"]}
-    assert config["speculators_config"]["verifier"] == verifier
-    assert "norm_before_residual" in config  # its absence means one thing to speculators, another to vLLM
-    assert "layers.0.hidden_norm.weight" in tensors and "d2t" in tensors
-    config, tensors = export_head(head, "specforge", "a/target", TARGETS["llama"])
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
-    assert "midlayer.hidden_norm.weight" in tensors
-
-
 @pytest.mark.parametrize(
     ("layout", "settings"),
     [

@@ -105,16 +105,6 @@ def test_heads_and_their_norms_say_what_the_release_says(
     assert head.draft_tokens is not None and torch.equal(head.draft_tokens, CHOSEN)
 
 
-def test_a_table_that_was_left_out_is_made_and_a_full_vocabulary_needs_none(tmp_path: Path) -> None:
-    weights = published()
-    full = weights | {"lm_head.weight": torch.randn(WORDS, WIDTH)}
-    del weights["t2d"]
-    head = read_eagle3(store(tmp_path, weights, EAGLE), TARGET)
-    assert head is not None and head.t2d is not None and torch.equal(head.t2d.nonzero()[:, 0], CHOSEN)
-    head = read_eagle3(store(tmp_path, full, EAGLE), TARGET)
-    assert head is not None and head.d2t is None and head.draft_tokens is None
-
-
 def nested(*ids: int, name: str = "eagle_aux_hidden_state_layer_ids") -> dict[str, Any]:
     return {"eagle_config": {"use_aux_hidden_state": True, name: list(ids)}}
 

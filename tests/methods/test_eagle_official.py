@@ -88,13 +88,6 @@ def test_eagle_is_read(tmp_path: Path, bias: bool, norm: bool) -> None:
     torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_padded_vocabulary_is_the_same_and_another_is_not(tmp_path: Path) -> None:
-    store(tmp_path, published(), CONFIG)
-    for more, known in ((64, WORDS + 64), (127, WORDS + 127), (128, WORDS), (-1, WORDS)):
-        target = LlamaConfig(**CONFIG | {"vocab_size": WORDS + more})
-        assert read(tmp_path, target).config.vocabulary == known
-
-
 @pytest.mark.parametrize(
     ("folder", "config", "visual"),
     [
@@ -175,16 +168,6 @@ def publish(folder: Path, head: EagleHead, config: dict[str, Any]) -> Path:
     weights = {replace_prefix(name, theirs): each.float() for name, each in head.state_dict().items()}
     weights["imadpt.q"] = weights["imadpt.q"].transpose(0, 1).contiguous()
     return store(folder, weights, config)
-
-
-def test_vispec_of_one_axis_runs_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    target = target_of("qwen2_5_vl")
-    options = {"visual": "embedded", "compressor": "vispec", "compressor_options": {"tokens": 1, "heads": 4}}
-    config = target.config.to_dict()
-    config["text_config"] |= {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    with caplog.at_level("WARNING"):
-        read(publish(tmp_path / "head", head_for(target, **options), config), target.config)
-    assert "positions of one axis" in caplog.text
 
 
 def test_vispec_for_qwen2_5_vl_counts_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -92,8 +92,3 @@ def test_models_that_see_all_places_are_refused() -> None:
     for bad in (1, 65, 2.0):
         with pytest.raises(InputError, match="states"):
             build_accelerator("freedave", states=bad)
-
-
-def test_promise() -> None:
-    made = build_accelerator("freedave", states=4)
-    assert made.exactness == "exact" and "surest" in made.keeps

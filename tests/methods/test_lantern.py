@@ -52,37 +52,8 @@ def test_released_lantern_of_deterministic_siblings_equals_the_loop(limit: str, 
         torch.testing.assert_close(output[row].tolist(), expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("limit", "siblings"), [("delta", 2), ("delta 1", 1), ("lam", 2)])
-def test_released_lantern_of_sampled_siblings_equals_the_loop(limit: str, siblings: int) -> None:
-    rule = checks.rule_of("lantern", syntax=1, neighbours=2, reference=True, **LIMITS[limit])
-    assert isinstance(rule, Lantern)
-    p, q = checks.random_distributions(6)
-    output = exact_distribution(rule, p, q, siblings, WITHOUT).output
-    for case in range(6):
-        draws = draws_without_replacement(q[case].tolist(), siblings)
-        expected = torch.zeros(6, dtype=torch.float64)
-        for tokens, weight in draws:
-            output_of_draw = slow_rules.released_lantern(
-                p[case].tolist(), tokens, q[case].tolist(), rule.nearest.tolist(), 2, limit_of(rule)
-            )
-            expected += weight * torch.tensor(output_of_draw, dtype=torch.float64)
-        torch.testing.assert_close(output[case], expected, rtol=0, atol=1e-9)
-
-
 def limit_of(rule: Lantern):  # type: ignore[no-untyped-def]
     return lambda p_x: rule.delta if rule.lam is None else (rule.lam - 1) * p_x
-
-
-def draws_without_replacement(q: list[float], siblings: int) -> list[tuple[list[int], float]]:
-    if siblings == 0:
-        return [([], 1.0)]
-    draws = []
-    for x, weight in enumerate(q):
-        if weight > 0:
-            left = slow_rules.scaled([0.0 if v == x else q[v] for v in range(len(q))], [0.0] * len(q))
-            rest = draws_without_replacement(left, siblings - 1)
-            draws += [([x, *tokens], weight * other) for tokens, other in rest]
-    return draws
 
 
 def test_released_lantern_at_temperature_zero_takes_what_its_neighbours_make_the_likeliest() -> None:

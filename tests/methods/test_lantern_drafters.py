@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mmspec.accelerator import Accelerator
 from mmspec.core.interfaces import Request
 from mmspec.errors import CheckpointError
-from mmspec.families.images import image_target
 from mmspec.families.llamagen import caption_prompt, null_caption_prompt
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.eagle.published import read_eagle
-from mmspec.models.official_files import replace_prefix
 from mmspec.pipelines.image_prompts import image_requests
 from tests.families import official_layout
 from tests.families.naive_llama import feed_forward
 from tests.families.naive_llamagen import rotated
 from tests.families.official_layout import Changes, changed
-from tests.methods.eagle_checks import Examined, Gullible, head_for
+from tests.methods.eagle_checks import Examined, Gullible
 from tests.methods.naive_eagle import NaiveEagle, read_whole
 from tests.methods.naive_eagle import Path as Tokens
 from tests.targets.image_loop import draw
-from tests.tiny_models import tiny_llama, tiny_lumina
+from tests.tiny_models import tiny_llama
 from tests.tiny_models.llamagen import tiny_llamagen
 
 WIDTH, HEADS, INNER, CODES, GRID, EPS = 32, 2, 40, 48, 4, 1e-6
@@ -153,23 +149,3 @@ def test_drafters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for config, changes, fields, named in cases:
         with pytest.raises(CheckpointError, match=named):
             read_eagle(store(tmp_path, changed(published(), changes), "caption", **fields), config)
-
-
-def test_one_for_lumina_is_read_with_norms_that_heads_share(tmp_path: Path) -> None:
-    """Its file holds one norm for all heads, its target counts codes and syntax alone."""
-    model, _ = tiny_lumina()
-    target = image_target(model, family="lumina_mgpt")
-    made = head_for(target)
-    weights = {replace_prefix(name, {"decoder.": ""}): each for name, each in made.state_dict().items()}
-    shared = [name for name in weights if "_norm." in name]
-    weights |= {name: weights[name][:1].contiguous() for name in shared}
-    described = model.config.to_dict() | {"num_hidden_layers": 1, "dropout": 0.05, "model_parallel_size": 1}
-    (tmp_path / "config.json").write_text(json.dumps(described))
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    head = read_eagle(tmp_path, model.config)
-    assert head is not None and len(shared) == 4
-    read = head.state_dict()
-    assert all(
-        torch.equal(read[f"decoder.{name}"], weights[name].expand_as(read[f"decoder.{name}"]))
-        for name in shared
-    )

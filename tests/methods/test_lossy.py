@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmspec.core.distributions import Categorical, Scores
+from mmspec.core.distributions import Scores
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
@@ -13,7 +13,6 @@ from mmspec.methods.cool.rule import Cool
 from mmspec.methods.suffix.rule import Suffix
 from mmspec.methods.top_beta.rule import TopBeta
 from mmspec.methods.typical.rule import Typical
-from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.contracts.toy import dirichlet
@@ -124,18 +123,3 @@ def test_joint_runs_equal_the_loop() -> None:
     assert accepted.tolist() == [slow_rules.joint_runs(*row, 0.8) for row in rows]
     exact = ((u * q_x <= p_x) & (p_x > 0)).long().cumprod(-1).sum(-1)
     assert (accepted >= exact).all() and (accepted > exact).sum() > 20
-
-
-def test_where_probabilities_fall_joint_runs_are_speculative_sampling() -> None:
-    rows, steps, vocabulary = 200, 4, 5
-    p, q = dirichlet(2, rows, steps + 1, vocabulary, seed=7)
-    tokens = p[:, :-1].argmax(-1)
-    p_x = p[:, :-1].gather(-1, tokens[..., None])[..., 0]
-    order = p_x.argsort(-1, descending=True)
-    p = torch.cat([p[:, :-1].gather(1, order[..., None].expand(-1, -1, vocabulary)), p[:, -1:]], 1)
-    tokens = torch.cat([torch.zeros(rows, 1, dtype=torch.long), tokens.gather(1, order)], 1)
-    draft, scores = Tree.chain(tokens, IID, Categorical(q[:, 1:])), Scores(p.log(), False)
-    random, emitted = RandomStream.from_seed(1, rows), torch.ones(rows, dtype=torch.long)
-    exact, joint = (rule.verify(draft, scores, random, emitted) for rule in (SpeculativeSampling(), Suffix()))
-    assert torch.equal(exact.accepted, joint.accepted) and torch.equal(next_token(exact), next_token(joint))
-    assert len(set(exact.accepted.tolist())) > 2

@@ -19,7 +19,6 @@ from mmspec.methods.draft_model.masked import LengthControl, MaskedModelDrafter,
 from mmspec.targets import CausalTarget
 from mmspec.targets.vision_language import VisionLanguageTarget
 from tests.contracts.running import Run, decode
-from tests.families.naive_masked import scores_of
 from tests.targets.loop import decode as decode_inputs
 from tests.tiny_models import MASKED_MODELS, encode, tiny_images, tiny_llava, tiny_lm, user_message
 
@@ -49,18 +48,6 @@ def test_output_is_that_of_plain_decoding(kind: str, sampler: Sampler) -> None:
     fast = run_of(made, sampler, [0, 1, 2])
     assert fast.outputs == plain.outputs and sum(fast.stats.drafted) > 0
     assert run_of(made, sampler, [1]).outputs == plain.outputs[1:2]
-
-
-@pytest.mark.parametrize("kind", ["llada", "dream"])
-def test_what_is_predicted_is_that_of_a_row_of_masks(kind: str) -> None:
-    model = MASKED_MODELS[kind](WORDS)
-    drafter: Any = MaskedModelDrafter(MaskedTarget(model)).fit(target())
-    shift = int(model.config.predicts == "next")
-    slow = scores_of(model, [*PROMPTS[0], *[WORDS - 1] * 4])[len(PROMPTS[0]) - shift :][:4]
-    prompt = drafter.model.embed_prompt({"input_ids": torch.tensor([PROMPTS[0][:4]])})
-    found = drafter.predict(prompt, PROMPTS[0][4:], 4)
-    torch.testing.assert_close(found[:, : WORDS - 1], torch.tensor(slow)[:, : WORDS - 1].float())
-    assert found[:, WORDS - 1].isinf().all()
 
 
 @torch.inference_mode()
@@ -106,13 +93,6 @@ def test_the_search_finds_the_best_path() -> None:
     assert search_path(log_p, ngrams, frozenset(), most=1) == likeliest
     assert search_path(log_p, ngrams, frozenset(), weight=1.0, beam=1) == likeliest
     assert search_path(log_p, ngrams, frozenset({likeliest[1]}), most=1) == likeliest[:2]
-
-
-def test_ngrams_back_off() -> None:
-    ngrams = NgramModel()
-    ngrams.extend([1, 2, 3, 1, 2, 4, 1, 2, 3])
-    assert ngrams.log_score([1, 2], 3) > ngrams.log_score([1, 2], 4) > ngrams.log_score([1, 2], 1)
-    assert ngrams.log_score([9, 1], 2) > ngrams.log_score([9, 1], 3)
 
 
 def test_lengths_follow_what_is_accepted() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from mmspec.errors import CheckpointError
-from mmspec.heads.checkpoint import load_head
 from mmspec.methods.mtp.published import read_mtp
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.targets import CausalTarget
 from tests.contracts.running import random_prompts
 from tests.methods.mtp_checks import head_for, save_with_head
-from tests.tiny_models import tiny_images, tiny_llama, tiny_qwen3_5, tiny_qwen3_5_vl
+from tests.tiny_models import tiny_images, tiny_qwen3_5, tiny_qwen3_5_vl
 from tests.versions import OLDEST
 
 PROMPTS = [random_prompts(1, shortest=n, longest=n, seed=n)[0] for n in (1, 5, 20)]
@@ -60,20 +58,6 @@ def test_published_layouts_are_read(layout: str, tmp_path: Path) -> None:
     assert all(torch.equal(found.state_dict()[name], own) for name, own in head.state_dict().items())
 
 
-def test_shards_are_found_by_the_index(tmp_path: Path) -> None:
-    target = CausalTarget(tiny_qwen3_5())
-    save_with_head(target.model, head_for(target), tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    (tmp_path / "model.safetensors").unlink()
-    files = {name: "mtp.safetensors" if name.startswith("mtp.") else "model.safetensors" for name in tensors}
-    for file in set(files.values()):
-        part = {name: tensor for name, tensor in tensors.items() if files[name] == file}
-        save_file(part, tmp_path / file, metadata={"format": "pt"})
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    assert read_mtp(tmp_path, target.config) is not None
-
-
 def test_a_damaged_layer_is_named(tmp_path: Path) -> None:
     target = CausalTarget(tiny_qwen3_5())
     save_with_head(target.model, head_for(target), tmp_path)
@@ -86,13 +70,6 @@ def test_a_damaged_layer_is_named(tmp_path: Path) -> None:
     save_file({**tensors, "mtp.fc.weight": fusion[:, :-1].contiguous()}, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"wrong shapes: fc\.weight"):
         read_mtp(tmp_path, target.config)
-
-
-def test_a_checkpoint_without_one_is_refused(tmp_path: Path) -> None:
-    target = CausalTarget(tiny_llama())
-    target.model.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="a checkpoint of the target that holds one"):
-        load_head("mtp", tmp_path, target.config, target.dtype, target.device)
 
 
 def test_the_weights_of_the_checkpoint_draft_for_images(tmp_path: Path) -> None:

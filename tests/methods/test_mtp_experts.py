@@ -155,18 +155,6 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
             read_mtp(save(changed(whole, changes), tmp_path), target.config)
 
 
-def test_a_layer_without_experts_is_read_for_a_target_that_has_them(tmp_path: Path) -> None:
-    target = target_of("glm4_moe")
-    made = head_for(target)
-    tensors = {name: own for name, own in stored("glm4_moe", made).items() if ".mlp." not in name}
-    dense = {"gate_proj": (48, HIDDEN), "up_proj": (48, HIDDEN), "down_proj": (HIDDEN, 48)}
-    tensors |= {f"model.layers.3.mlp.{name}.weight": torch.randn(shape) for name, shape in dense.items()}
-    found = read(save(tensors, tmp_path), target.config).state_dict()
-    assert torch.equal(
-        found["decoder.layers.0.mlp.up_proj.weight"], tensors["model.layers.3.mlp.up_proj.weight"]
-    )
-
-
 def test_buffers_keep_their_precision_in_a_target_of_half(tmp_path: Path) -> None:
     """Rounded, rotary frequencies place tokens elsewhere, and a router's bias chooses other experts."""
     target = target_of("deepseek_v3")

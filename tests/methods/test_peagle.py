@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from mmspec.core.sampling import Sampler
-from mmspec.errors import CheckpointError
 from mmspec.heads.checkpoint import load_head
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.eagle3.head import ParallelConfig, ParallelHead
-from mmspec.methods.eagle3.published import read_eagle3
 from mmspec.targets import CausalTarget
 from mmspec.visual_tokens.spans import find_images
 from tests.contracts.running import decode, generate, random_prompts
@@ -140,35 +138,6 @@ def test_drafts_are_those_of_the_release(
     run = decode(target, prompts, drafter, max_new_tokens=10)
     assert run.outputs == [generate(target.model, prompt, 10) for prompt in prompts]
     assert run.stats.draft_passes <= run.stats.target_forwards
-
-
-def test_what_a_mask_needs_is_named(tmp_path: Path) -> None:
-    target, weights = target_of(), weights_of()
-    config = CONFIGS["speculators"]
-    for changes, named in (
-        ({"mask_token_id": None}, "mask_token_id: got None"),
-        ({"mask_token_id": WORDS}, "from 0 to 12"),
-        (
-            {"transformer_layer_config": {**LAYERS, "layer_types": ["sliding_attention", "full_attention"]}},
-            "layer_types of one kind",
-        ),
-    ):
-        with pytest.raises(CheckpointError, match=named):
-            read_eagle3(store(tmp_path, weights, config | changes), target.config)
-    del weights["layers.1.mlp.up_proj.weight"]
-    with pytest.raises(CheckpointError, match=r"missing keys: decoder\.layers\.1\.mlp\.up_proj"):
-        read_eagle3(store(tmp_path, weights, config), target.config)
-
-
-def test_a_head_without_an_embedding_takes_the_targets(tmp_path: Path) -> None:
-    target, weights = target_of(), weights_of()
-    del weights["embed_tokens.weight"]
-    head = read_eagle3(store(tmp_path, weights, CONFIGS["speculators"]), target.config)
-    assert isinstance(head, ParallelHead) and head.embed_tokens is None
-    head.save_pretrained(tmp_path / "saved")
-    again = load_head("eagle3", tmp_path / "saved", target.config, target.dtype, target.device)
-    assert isinstance(again, ParallelHead)
-    assert all(torch.equal(again.state_dict()[name], own) for name, own in head.state_dict().items())
 
 
 def test_a_prompt_with_images_keeps_their_rows() -> None:

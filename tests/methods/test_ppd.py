@@ -18,9 +18,7 @@ from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
 from tests.contracts.checks import PROMPTS, llama, precise
 from tests.contracts.running import decode, generate
-from tests.methods.flash_checks import answer, inputs_of, target_of
 from tests.methods.heads_checks import randomise
-from tests.targets import loop
 from tests.tiny_models import tiny_llama
 from tests.trees.length_checks import paced
 
@@ -74,13 +72,6 @@ def test_sampled_output_is_bitwise_that_of_plain_decoding(sampling: str) -> None
         decode(precise(), PROMPTS, drafter, **rows).outputs
         == decode(precise(), PROMPTS, NoDrafter(), **rows).outputs
     )
-
-
-def test_answers_about_images_are_those_of_generate() -> None:
-    target, inputs = target_of("llava"), inputs_of("llava")
-    cases = ["one image", "no image", "two images"]
-    run = answer(target, drafter_for(target), [inputs[case] for case in cases], Sampler(), 12)
-    assert run.outputs() == [loop.generate(target.model, inputs[case], 12) for case in cases]
 
 
 def test_levels_are_what_the_target_says_of_its_output_and_the_prompt_tokens() -> None:

@@ -66,13 +66,6 @@ def test_another_rule_takes_the_place_of_the_presets_own() -> None:
         build_accelerator("gsd", acceptance="speculative_sampling", relaxation="omega")
 
 
-def test_without_a_budget_a_preset_is_sjd_token_for_token() -> None:
-    exact = draw(build_accelerator("sjd"))
-    for name in ("gsd", "lantern"):
-        run = draw(build_accelerator(name, delta=0.0))
-        assert run.outputs == exact.outputs and run.stats.rounds == exact.stats.rounds
-
-
 def test_a_budget_saves_forwards_and_more_saves_more() -> None:
     exact = sum(draw(build_accelerator("sjd")).stats.rounds)
     for name in ("gsd", "lantern"):

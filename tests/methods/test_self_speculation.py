@@ -102,15 +102,6 @@ def test_drafts_are_what_a_block_of_masks_says_behind_the_accepted_tokens() -> N
     assert checked > 5
 
 
-def test_sampled_drafts_are_judged_by_rejection() -> None:
-    made = build_accelerator("self_speculation", sampling="sampled", num_draft_tokens=3)
-    assert made.exactness == "exact" and type(made.rule).__name__ == "RecursiveRejection"
-    run = run_of(made, Sampler(1.0), [0, 1, 2])
-    assert all(len(output) == LENGTH for output in run.outputs) and sum(run.stats.accepted) > 0
-    greedy = run_of(made, Sampler(), [0, 1, 2])
-    assert greedy.outputs == run_of(build_accelerator("none"), Sampler(), [0, 1, 2]).outputs
-
-
 def test_the_joint_distribution_of_two_tokens_is_the_targets() -> None:
     """Many rows of one prompt, by the total variation to the exact distribution."""
     rows, sampler = 3000, Sampler(1.0, top_k=4)

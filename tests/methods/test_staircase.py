@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core import cache as cache_module
@@ -18,7 +17,6 @@ from mmspec.core.image_grid import Grammar, ImageGrid
 from mmspec.core.interfaces import PromptOutput, TargetOutput
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.zipar.drafter import StaircaseDrafter
 from mmspec.targets import ImageTokenTarget
@@ -179,13 +177,6 @@ def test_a_judged_first_token_has_the_distribution_of_the_wider_window(
     assert fit.p_value > distributions.ALARM, fit
 
 
-def test_published_counts() -> None:
-    """2412.04062: 24 x 24 at s = 8 and Lumina's 48 x 48 at s = 16 (syntax is free), raster order at s = C."""
-    assert [StaircaseDrafter().lag(columns) for columns in (24, 48, 2)] == [8, 16, 1]
-    shapes = [(24, 24, 8), (48, 48, 16), (16, 16, 16)]
-    assert [steps_of(*shape) for shape in shapes] == [208, 800, 256]
-
-
 @pytest.mark.parametrize(
     ("rows", "sampler", "adaptive"),
     [
@@ -215,28 +206,6 @@ def test_additive_masks_and_sliding_windows_reach_the_places(attention: str) -> 
     plain, _ = draw(target, build_accelerator("none"), requests, Sampler())
     assert draw(target, zipar(target.grid.columns), requests, Sampler())[0] == plain
     equals_naive(target, 2, Sampler(0.7), sliding=model.config.sliding_window)
-
-
-def test_an_adaptive_window_lies_between_two_fixed_ones() -> None:
-    requests = requests_of(rasters(), 3)
-    narrow, wide = (draw(rasters(), zipar(window), requests)[1].target_forwards for window in (2, 3))
-    forwards = draw(rasters(), zipar(2, adaptive=True), requests)[1].target_forwards
-    assert narrow <= forwards <= wide
-
-
-def test_an_image_cut_short_is_the_beginning_of_the_whole() -> None:
-    requests = requests_of(lines(), 2)
-    whole, _ = draw(lines(), zipar(2), requests)
-    assert draw(lines(), zipar(2), requests, tokens=8)[0] == [row[:8] for row in whole]
-
-
-def test_a_batch_is_refused_before_its_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LlamaGenTarget, "prefill", None)
-    requests = requests_of(rasters(), 1)
-    with pytest.raises(InputError, match="max_new_tokens"):
-        draw(rasters(), zipar(2), requests, tokens=17)
-    with pytest.raises(InputError, match="logits_processor"):
-        draw(rasters(), zipar(2), requests, Sampler(processors=[LogitsProcessorList()]))
 
 
 def test_a_cell_whose_logits_are_no_numbers_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,14 +77,6 @@ def test_a_round_of_masked_blocks(mode: str) -> None:
         check(call, name, 3, copied=BOUNDS if mode == "blocks" else 0)
 
 
-@pytest.mark.slow
-def test_a_round_of_images() -> None:
-    pipe: Any = MMSpecPipeline.from_pretrained(find_assets() / "scenes-llamagen", accelerator="none")
-    for name in IMAGES:
-        pipe.set_accelerator(name)
-        check(pipe.prepare("a red ring", {"seed": 0, "output_type": "latent"}), name, 4)
-
-
 @pytest.mark.parametrize("model", VECTORS)
 @pytest.mark.every(2)
 def test_a_round_of_continuous_tokens(model: str) -> None:

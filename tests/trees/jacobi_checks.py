@@ -29,7 +29,6 @@ from tests.contracts.running import Run, decode
 from tests.contracts.toy import TableState, TableTarget, dirichlet
 from tests.tiny_models import tiny_lm
 
-rule_for = default_rule  # the name in ../shared/cases
 PROMPTS = ((1, 2), (0, 4))  # conditional, unconditional; the first token says which table
 CELLS = ImageGrid(rows=2, columns=2, codebook_size=5, row_end=5)
 

@@ -61,35 +61,3 @@ def test_k_sequential_accepts_with_one_minus_the_kth_power_and_grows_with_k() ->
         rates.append(exact_distribution(KSequential(), p, q, k, IID).acceptance)
         assert torch.allclose(rates[-1], 1 - (1 - b) ** k, rtol=0, atol=1e-11)
     assert (rates[0] <= rates[1] + 1e-12).all() and (rates[1] <= rates[2] + 1e-12).all()
-
-
-def test_the_known_figures_of_two_candidates_come_out() -> None:
-    """p = (1, 0), q = (.5, .5), two candidates, worked out by hand."""
-    p, q = rows([1.0, 0.0]), rows([0.5, 0.5])
-    figures = {
-        0.75: exact_distribution(KSequential(), p, q, 2, IID),
-        0.75 + 1e-15: exact_distribution(RecursiveRejection(), p, q, 2, IID),
-        1.0: exact_distribution(RecursiveRejection(), p, q, 2, WITHOUT),
-    }
-    for expected, outcome in figures.items():
-        assert abs(float(outcome.acceptance) - expected) < 1e-11
-    assert abs(float(KSequential().solve(p, q, rows([2.0]))) - 1.5) < 1e-9
-
-
-def test_without_replacement_accepts_most_and_every_further_sibling_helps() -> None:
-    p, q = random_distributions(20)
-    single = exact_distribution(SpeculativeSampling(), p, q, 1, IID).acceptance.mean()
-    recursive = exact_distribution(RecursiveRejection(), p, q, 3, IID).acceptance.mean()
-    sequential = exact_distribution(KSequential(), p, q, 3, IID).acceptance.mean()
-    without = exact_distribution(RecursiveRejection(), p, q, 3, WITHOUT).acceptance.mean()
-    assert single < recursive < sequential < without
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_distributions_never_divide_by_zero(dtype: torch.dtype) -> None:
-    """transformers' `_speculative_sampling` gives NaN here."""
-    p = torch.tensor([[0.1, 0.2, 0.7], [1.0, 0.0, 0.0]], dtype=dtype)
-    from mmspec.kernels.chain import residual
-
-    assert torch.equal(residual(p, p.clone()), p)
-    assert residual(p, p.roll(1, 0)).sum(-1).allclose(torch.ones(2, dtype=dtype))

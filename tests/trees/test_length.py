@@ -25,8 +25,6 @@ from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.targets.causal import CausalTarget
 from mmspec.trees.pacing import (
     DEFAULT_PACING,
-    Calibration,
-    Candidate,
     PacedDrafter,
     PruningPolicy,
     SizePolicy,
@@ -94,16 +92,6 @@ def test_the_size_that_pays_best_is_taken(rate, best, rows):
     assert model.speedup(best) == pytest.approx(pays[best], rel=0.25)
 
 
-def test_depths_that_were_never_reached_are_guessed_from_those_that_were():
-    model = SizePolicy((8, 2))
-    for _ in range(TRIALS):
-        model.record(0, [1], 1.0)
-    for _ in range(40):
-        model.record(2, [3], 1.2)  # all that a short draft can give
-    model.record(1, [9], 1.5)
-    assert model.speedup(1) > 1.5 * model.speedup(2)
-
-
 def test_nothing_is_drafted_where_nothing_pays_and_trials_get_rarer():
     model, device = SizePolicy((4, 1)), Device((1.0, 5.0, 1.5), 0.3)
     begin = device.run(model, TRIALS + LONG_TRIAL + PAUSE)
@@ -127,42 +115,6 @@ def test_the_first_round_of_a_size_may_take_long(prepared: float) -> None:
         model.record(choice, [1 + model.depths[choice]], seconds)
     assert model.cost(1) == pytest.approx(1.8) and model.cost(2) == pytest.approx(1.2)
     assert model.choose() == 1
-
-
-@pytest.mark.parametrize("drafting", [0.0, 0.2])
-def test_the_first_kept_candidates_of_a_size_may_take_long(drafting: float) -> None:
-    def run(prepared: float) -> list[int]:
-        rounds = Rounds(lambda nodes: 1.0 + 0.1 * nodes, drafting, (0.9,))
-        seen = set[int]()
-
-        def seconds(nodes: int) -> float:
-            extra = 0.0 if nodes in seen else prepared
-            seen.add(nodes)
-            return 1.0 + 0.1 * nodes + extra
-
-        rounds.seconds = seconds
-        return rounds.run(PruningPolicy((8, 4, 2, 1)), 100)[0]
-
-    kept = run(400.0)
-    assert kept.count(0) < 10, "drafting does not pause"
-    assert fmean(kept) > 0.9 * fmean(run(0.0))
-
-
-def test_what_is_accepted_rarely_but_at_length_has_its_chance():
-    model, choices = SizePolicy((8,)), []
-    for index in range(200):
-        choices.append(model.choose())
-        found = choices[-1] == 1 and index % 11 == 10
-        model.record(choices[-1], [9 if found else 1], 1.1 if choices[-1] else 1.0)
-    assert choices.count(1) > 150
-
-
-def test_drafting_is_taken_up_again_when_it_pays():
-    model, hard, easy = SizePolicy((8, 2)), Device((1.0, 2.0, 1.3), 0.05), Device((1.0, 2.0, 1.3), 0.95)
-    assert hard.run(model, 100)[-40:].count(0) >= 38
-    assert easy.run(model, 200)[-40:].count(1) >= 38
-    assert hard.run(model, 120)[-30:].count(0) >= 28  # the text changed: nothing is accepted any more
-    assert easy.run(model, 200)[-40:].count(1) >= 38
 
 
 class Rounds:
@@ -205,14 +157,6 @@ def test_as_many_candidates_are_kept_as_pay_in_a_round():
         Rounds(steps, 0.0, rounds.shares).run(Always(model.nodes[1:], size), 400)[1] for size in (1, 2, 4)
     ]
     assert speed > 1.15 * max(fixed), "no size does as well in all rounds"
-
-
-def test_what_a_plain_round_costs_is_measured_again():
-    """The context has grown, and all rounds take twice as long as those that were measured first."""
-    model = PruningPolicy((2, 1))
-    Rounds(lambda nodes: 1.0 + 0.1 * nodes, 0.0, (0.9,)).run(model, 100)
-    Rounds(lambda nodes: 2.0 + 0.2 * nodes, 0.0, (0.9,)).run(model, 300)
-    assert model.cost(1) == pytest.approx(1.2) and model.cost.plain(2.0) == pytest.approx(1.0)
 
 
 class Always(PruningPolicy):
@@ -274,18 +218,6 @@ def test_a_pause_is_longer_after_a_trial_for_which_long_prompts_were_read(read: 
     assert len(rests) == pause
 
 
-def test_drafting_that_pays_goes_on_where_other_work_stops_a_round():
-    """A round in ten takes 40 seconds more; where all of them do, drafting rests."""
-
-    def plain_rounds(stalls: int) -> int:
-        model, rounds, drafted = PruningPolicy((8, 4, 2, 1)), Rounds(steps, 0.3, (0.9,)), count()
-        rounds.run(model, 50)
-        rounds.seconds = lambda nodes: steps(nodes) + 40 * (nodes > 0 and next(drafted) % stalls == 0)
-        return rounds.run(model, 200)[0].count(0)
-
-    assert plain_rounds(stalls=10) < 20 and plain_rounds(stalls=1) > 140
-
-
 @pytest.mark.parametrize(("drafting", "pause"), [(0.0, 43), (0.5, 107)])
 def test_a_pause_is_longer_where_a_model_of_its_own_drafts(drafting: float, pause: int) -> None:
     """A trial that loses 4 plain rounds, of which drafting took none, or one."""
@@ -297,55 +229,6 @@ def test_a_pause_is_longer_where_a_model_of_its_own_drafts(drafting: float, paus
     model.record(1, [1], 2.5, drafting, int(drafting > 0))
     rests = list(takewhile(bool, (model.rests() for _ in range(2 * LONGEST_PAUSE))))
     assert len(rests) == pause
-
-
-def test_trials_get_rarer_on_a_machine_that_gets_faster():
-    """Plain rounds that take 3 % less each time do not make the drafts of the latest trial pay."""
-    model, seconds, pauses = PruningPolicy((4, 2, 1)), 1.0, []
-    for _ in range(TRIALS):
-        model.record(0, [1], seconds, 0.0, 0)
-    for _ in range(2):
-        assert not model.rests()
-        model.record(1, [1], 5 * seconds, 0.0, 0)
-        pauses.append(0)
-        while model.rests():
-            pauses[-1] += 1
-            seconds *= 0.97
-            model.record(0, [1], seconds, 0.0, 0)
-    assert pauses[1] > 1.5 * pauses[0]
-
-
-@pytest.mark.parametrize(("node", "share", "least"), [(0.2, 0.5, 0.96), (0.01, 0.8, 2.2)])
-def test_rounds_of_probes_alone_are_no_plain_ones(node: float, share: float, least: float) -> None:
-    """Probes give the candidates of the next round: they are read in all rounds but those of a pause."""
-    sizes, probes, dice = (4, 2, 1, 0), (7, 5, 4, 3), random.Random(0)
-    model, known, rests, tokens, time = PruningPolicy(sizes, probes), False, 0, 0, 0.0
-    for _ in range(2000):
-        choice = 0
-        if resting := model.rests():
-            rests += 1
-        else:
-            paths = [share**depth for depth in range(1, 5)] if known else []
-            choice = model.choose([list(accumulate(paths, initial=1.0))])
-            assert choice, "a round without probes leaves the next one without candidates"
-        nodes = model.nodes[choice] if known else 0
-        right = next((n for n in range(nodes) if dice.random() >= share), nodes)
-        seconds = 1.0 if resting else 1.0 + node * (model.nodes[choice] + probes[choice - 1])
-        model.record(choice, [1 + right], seconds, 0.0, levels=0)
-        known, tokens, time = not resting, tokens + 1 + right, time + seconds
-    assert model.cost(0) == model.cost.plain(1.0) == pytest.approx(1.0)
-    assert model.cost(len(sizes)) == pytest.approx(1 + 3 * node)
-    assert tokens / time > least and (rests > 1900 if least < 1 else rests < 120)
-
-
-def test_a_drafter_that_rates_itself_too_high_is_found_out():
-    calibrate = Calibration()
-    assert calibrate(0.95) == pytest.approx(0.95)
-    for token in range(40):
-        sure = [Candidate(1, 0, 7, 0.95, 0.95), Candidate(2, 1, 5, 0.95, 0.9), Candidate(3, 0, 9, 0.03, 0.03)]
-        calibrate.learn(sure, [7 if token % 4 == 0 else 9, 5])
-    assert calibrate(0.95) == pytest.approx(0.4, abs=0.1) and calibrate(0.03) == pytest.approx(0.7, abs=0.1)
-    assert calibrate(0.5) == pytest.approx(0.5), "of what was not seen nothing is learnt"
 
 
 def test_a_part_of_a_tree_keeps_its_paths() -> None:
@@ -465,17 +348,6 @@ def test_sizes_are_chosen_where_no_token_can_depend_on_them(
     assert chosen_by_cost(accelerator, Sampler(temperature), torch.device(device)) is expected
 
 
-def test_a_higher_threshold_drafts_less():
-    target, head = llama(), head_for(llama())
-    passes = [
-        decode(
-            target, PROMPTS, EagleDrafter(head).stopping_below(least).fit(target), max_new_tokens=24
-        ).stats.draft_passes
-        for least in (0.001, 0.5, 0.9)
-    ]
-    assert passes[0] > passes[1] > passes[2]
-
-
 @pytest.mark.parametrize(
     ("name", "family", "options"),
     [("flash", "llava", {"stop_below": 0.05}), ("draft_model", "qwen2_5_vl", {}), ("copy", "llava", {})],
@@ -523,10 +395,3 @@ def test_the_distribution_is_kept_where_chains_of_changing_sizes_stop_early() ->
     run = check_words(target, drafter, SpeculativeSampling(), Sampler(1.0), 6_000, length=4)
     drafted = sum(run.stats.drafted) / sum(run.stats.rounds)
     assert 0.1 < drafted < 2.5, "some chains were cut short, others were not"
-
-
-def test_the_draft_model_has_read_what_it_was_left_out_of() -> None:
-    """A model that drafts for itself has all its tokens accepted, after rounds left out too."""
-    drafter = paced(DraftModelDrafter(llama(), 3), (1, 0, 2, 0, 0, 3))
-    run = decode(llama(), PROMPTS, drafter, max_new_tokens=40)
-    assert min(run.stats.accepted) / max(run.stats.drafted) > 0.85  # the last round is cut

@@ -25,7 +25,7 @@ from tests.contracts.checks import PROMPTS, check_words, llama, precise
 from tests.contracts.running import FanOutTarget, decode, generate
 from tests.contracts.test_drafters import neighbour
 from tests.methods import eagle_checks
-from tests.tiny_models import tiny_lm, tiny_lm_v8
+from tests.tiny_models import tiny_lm_v8
 
 RECURSIVE, SEQUENTIAL = RecursiveRejection(), KSequential()
 #: What is drawn, the tree, the rule, and the probability below which no level is added.
@@ -62,14 +62,6 @@ def test_words_of_a_draft_models_siblings_are_the_targets(name: str) -> None:
     check_words(words(), draft_model(sampling, tree, stop_below), rule, Sampler(1.0), 4_000, length=4)
 
 
-@pytest.mark.parametrize("name", ["SpecTr", "EAGLE-1"])
-@torch.inference_mode()
-@pytest.mark.slow
-def test_words_of_a_heads_siblings_are_the_targets(name: str) -> None:
-    sampling, tree, rule, stop_below = DRAWN[name]
-    check_words(words(), eagle(sampling, tree, stop_below), rule, Sampler(0.8, top_k=6), 4_000, length=4)
-
-
 @pytest.mark.parametrize(("sampling", "tree", "rule"), [row[:3] for row in DRAWN.values()], ids=DRAWN)
 @pytest.mark.every(2)
 def test_greedy_output_is_that_of_generate_and_siblings_help(
@@ -79,19 +71,6 @@ def test_greedy_output_is_that_of_generate_and_siblings_help(
     drafter = DraftModelDrafter(neighbour(torch.float32), sampling=sampling, tree=tree)
     run = decode(llama(), PROMPTS, drafter, rule, max_new_tokens=24)
     assert run.outputs == expected and run.stats.acceptance_length > 1.0
-
-
-def test_rows_that_are_greedy_and_rows_that_are_not_stand_in_one_batch() -> None:
-    """Each as it is alone, wherever the others stop."""
-    seeds, temperatures = [3, 5, 8], (0.0, 0.9, 1.1)
-    small = CausalTarget(tiny_lm(seed=22))
-    for sampling, tree, rule in (("sampled", "3x1x1", SEQUENTIAL), ("without_replacement", "3x2", RECURSIVE)):
-        drafter = DraftModelDrafter(small, sampling=sampling, tree=tree).stopping_below(0.05)
-        how: dict[str, Any] = {"max_new_tokens": 16}
-        together = decode(precise(), PROMPTS, drafter, rule, Sampler(temperatures), seed=seeds, **how).outputs
-        for row in range(3):
-            one = [PROMPTS[row]], drafter, rule, Sampler(temperatures[row])
-            assert decode(precise(), *one, seed=seeds[row : row + 1], **how).outputs == [together[row]]
 
 
 def test_the_targets_noise_finds_what_both_agree_about() -> None:

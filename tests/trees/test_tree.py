@@ -135,12 +135,3 @@ def test_no_tree_is_worth_more(rates: Rates, nodes: int) -> None:
     best = sorted(every, reverse=True)[:nodes]
     assert len(got) == len(best) and math.isclose(sum(got), sum(best), rel_tol=1e-9)
     assert got == pytest.approx(sorted(got, reverse=True))
-
-
-def test_an_elder_sibling_comes_along_even_where_it_was_right_less_often() -> None:
-    shape = StaticTree(best_first([[0.1, 0.8]], 2))
-    assert (shape.num_draft_tokens, shape.max_children) == (2, 2)
-
-
-def test_nothing_known_gives_the_root_alone() -> None:
-    assert best_first([], 5) == best_first([[]], 5) == [0]

@@ -11,18 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core import cache, distributions
+from mmspec.core import cache
 from mmspec.core.canvas import Stopping, VectorCanvas
 from mmspec.core.interfaces import AcceptanceRule, Drafter, PromptOutput
 from mmspec.core.loop import speculate
 from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.statistics import DecodingStats
-from mmspec.errors import InputError
 from mmspec.families.nextstep import NextStepConfig, NextStepForImageGeneration
 from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.methods.draft_model.vectors import VectorModelDrafter
-from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.rejection import SpeculativeSampling
@@ -30,7 +28,6 @@ from mmspec.vectors.denoising import Denoising, DenoisingProcess, log_likelihood
 from mmspec.vectors.rules import CSpD, LastStep, Reflection, SharedNoise, reflect
 from mmspec.vectors.sampling import DenoisingSampler
 from tests.contracts.running import as_request, fan_out
-from tests.tiny_models import tiny_llama
 
 SIZE, ROWS, LENGTH, STEPS = 2, 3_000, 3, 3
 PROMPTS = [[1, 2, 3], [4], [5, 6]]
@@ -227,33 +224,11 @@ def test_joint_distribution_is_that_of_plain_decoding(name: str) -> None:
     distribution_holds(rule(), fixed, change)
 
 
-def test_a_round_makes_a_fixed_number_of_proposals_and_goes_on_in_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(distributions, "PROPOSALS", 1)
-    forwards = distribution_holds(LastStep(), False, 0.4)
-    assert forwards > LENGTH + 2, "some rows took rounds that decided nothing"
-
-
 def test_rows_of_a_batch_are_rows_alone() -> None:
     together = decode(PROMPTS, drafter(), LastStep(), length=9, seed=[1, 2, 3]).outputs()
     for row, prompt in enumerate(PROMPTS):
         alone = decode([prompt], drafter(), LastStep(), length=9, seed=[row + 1]).outputs()[0]
         torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-4)
-
-
-def test_normal_numbers_are_normal_and_keyed_by_place() -> None:
-    stream, places = RandomStream.from_seed(0, 200), torch.arange(50).expand(200, 50)
-    numbers = stream.normal(places, Purpose.DRAFT, 3, torch.float64)
-    ranks = torch.arange(1, numbers.numel() + 1) / numbers.numel()
-    assert (ranks - torch.special.ndtr(numbers.flatten().sort().values)).abs().max() < 0.015
-    assert torch.equal(numbers[:, 7:8], stream.normal(places[:, 7:8], Purpose.DRAFT, 3, torch.float64))
-    assert abs(torch.corrcoef(numbers.flatten(0, 1).T) - torch.eye(3)).max() < 0.05
-
-
-def test_models_of_tokens_are_no_target_of_a_drafter_of_vectors() -> None:
-    with pytest.raises(InputError, match="vectors of size 2"):
-        drafter().fit(CausalTarget(tiny_llama()))
 
 
 def at_mean(mean: float, rows: int, steps: int = 1) -> Denoising:
@@ -343,25 +318,3 @@ def test_shared_noise_without_tolerance_is_plain_decoding() -> None:
     for sampling in ("coupled", "sampled"):
         canvas = decode(prompts, drafter(sampling), SharedNoise())
         assert all(torch.equal(*pair) for pair in zip(canvas.outputs(), expected, strict=True))
-
-
-def test_a_tolerance_saves_forwards_and_moves_values_little() -> None:
-    prompts = [PROMPTS[0]] * 200
-    expected = torch.stack(decode(prompts).outputs())
-    forwards, drifts = [], []
-    for tolerance in (0.0, 0.2, 9.0):
-        canvas = decode(prompts, drafter("coupled"), SharedNoise(tolerance))
-        forwards.append(sum(canvas.stats.accepted))
-        drifts.append(float((torch.stack(canvas.outputs()) - expected).square().mean().sqrt()))
-    assert forwards[0] < forwards[1] < forwards[2] and drifts[0] == 0 < drifts[1] < drifts[2]
-
-
-def test_rules_refuse_heads_that_they_are_not_exact_for() -> None:
-    """Densities of a step without noise; one deviation where target and draft have two."""
-    without = replace(
-        sampler(True).source.process(torch.zeros(1, 2 * SIZE), None, 1.0, 1.0, None), is_noisy=False
-    )
-    with pytest.raises(InputError, match="noise"):
-        log_likelihood(without, torch.zeros(1, STEPS + 1, SIZE))
-    with pytest.raises(InputError, match="deviations"):
-        decode([PROMPTS[0]], drafter(), Reflection(), fixed=False)
