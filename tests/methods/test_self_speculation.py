@@ -104,7 +104,7 @@ def test_drafts_are_what_a_block_of_masks_says_behind_the_accepted_tokens() -> N
 
 def test_the_joint_distribution_of_two_tokens_is_the_targets() -> None:
     """Many rows of one prompt, by the total variation to the exact distribution."""
-    rows, sampler = 3000, Sampler(1.0, top_k=4)
+    rows, sampler = 1500, Sampler(1.0, top_k=4)
     target = CausalTarget(both())
     made = build_accelerator("self_speculation", sampling="sampled", num_draft_tokens=2).fit(target)
     prompts = [PROMPTS[1]] * rows
