@@ -12,9 +12,9 @@ from mmspec.core.draft import DraftKind
 from mmspec.errors import InputError
 from mmspec.plugins import METHODS
 from mmspec_extras.methods.cool.rule import Cool
-from tests.acceptance import relaxed_checks as checks
-from tests.acceptance import test_relaxation
-from tests.acceptance.exact_distribution import exact_distribution
+from tests.trees import relaxed_checks as checks
+from tests.trees import test_relaxation
+from tests.trees.exact_distribution import exact_distribution
 
 IID = DraftKind.IID
 

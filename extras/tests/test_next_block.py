@@ -14,8 +14,8 @@ from mmspec.plugins import family_of
 from mmspec_extras.families.ctf.modeling import CTFConfig
 from mmspec_extras.families.nbp.modeling import NBPConfig
 from mmspec_extras.families.nfig.modeling import NFIGConfig
-from tests.models.converted import convert_and_load
-from tests.targets import test_parallel_images
+from tests.families import test_parallel_images
+from tests.families.converted import convert_and_load
 
 
 @pytest.fixture

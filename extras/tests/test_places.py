@@ -13,11 +13,11 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec_extras.methods.learned.filter import CommitFilter, CommitFilterConfig
-from tests.acceptance import test_places
-from tests.acceptance.test_places import END, LENGTH, PROMPTS, At, Pick, Seen, model_of, noise_of, see, surest
 from tests.contracts.running import decode
-from tests.decoding import test_callers_defaults
-from tests.targets.naive_masked import scores_of
+from tests.core import test_callers_defaults
+from tests.families.naive_masked import scores_of
+from tests.places import test_policies as test_places
+from tests.places.test_policies import END, LENGTH, PROMPTS, At, Pick, Seen, model_of, noise_of, see, surest
 
 
 def by_factor(factor: float) -> Pick:

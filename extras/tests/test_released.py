@@ -15,15 +15,16 @@ from mmspec.plugins import RULES
 from mmspec.trees.relaxed_sampling import RelaxedSampling
 from mmspec_extras.methods.released.grouped import ReleasedGrouped, cluster_codes, cluster_ratio
 from mmspec_extras.methods.released.lantern import ReleasedLantern
-from tests.acceptance import relaxed_checks as checks
-from tests.acceptance import slow_rules, test_relaxation
-from tests.acceptance.codes import fitted, random_codes
-from tests.acceptance.exact_distribution import exact_distribution, point_distribution
-from tests.acceptance.test_lantern import LIMITS
 from tests.contracts.toy import dirichlet
+from tests.methods import slow_rules
+from tests.methods.test_lantern import LIMITS
 from tests.oracles import next_token, tree_of
 from tests.pipelines import test_row_settings
 from tests.pipelines.test_row_settings import classes  # noqa: F401
+from tests.trees import relaxed_checks as checks
+from tests.trees import test_relaxation
+from tests.trees.codes import fitted, random_codes
+from tests.trees.exact_distribution import exact_distribution, point_distribution
 
 WITHOUT = DraftKind.WITHOUT_REPLACEMENT
 

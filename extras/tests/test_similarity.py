@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -58,17 +57,6 @@ def test_most_similar_equals_the_matrix_in_double_precision(both: Both, device: 
                 check_similarity(found, *arguments)
 
 
-def test_of_equally_similar_vectors_the_first_is_chosen(both: Both, device: torch.device) -> None:
-    """Vectors of 16 signs, whose norms and products are exact, so that many are equally similar."""
-    for dtype in FLOATS:
-        a, b, mask = (part.sign() for part in pairs(2, 9, 70, 16, device, dtype))
-        kernel, twin = both(most_similar, a, b, mask.bool())
-        matrix = cosines(a, b, mask.bool())
-        ties = (matrix == matrix.amax(-1, keepdim=True)) & mask.bool()[:, None]
-        assert ties[1].sum() > 2 * len(ties[1]) and torch.equal(twin[1], ties.int().argmax(-1))
-        assert torch.equal(kernel[0], twin[0]) and torch.equal(kernel[1], twin[1])
-
-
 def merged(sets: int, members: int, width: int, count: int, device: torch.device) -> Any:
     values = guarded(sets, members, width, seed=4)
     generator = torch.Generator().manual_seed(5)
@@ -102,14 +90,3 @@ def test_means_equal_a_loop_in_double_precision_and_mass_is_conserved() -> None:
     torch.testing.assert_close(total.sum(-1), kept.sum(-1))
     mass = (mean * total[..., None]).sum(1)
     torch.testing.assert_close(mass, (values.nan_to_num() * kept[..., None]).sum(1))
-
-
-def test_gradients_reach_what_was_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under every backend: where a gradient is wanted the torch form runs."""
-    monkeypatch.setenv("MMSPEC_BACKEND", "triton")
-    values = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
-    weights, target = torch.ones(2, 6), torch.tensor([[0, 1, 0, -1, 2, 2]]).expand(2, -1)
-    assert torch.autograd.gradcheck(lambda x: merge_vectors(x, weights.double(), target, 3)[0], values)
-    single = values.detach().float().requires_grad_()
-    merge_vectors(single, weights, target, 3)[0].sum().backward()
-    assert single.grad is not None and not single.grad[:, 3].any()

@@ -36,7 +36,7 @@ from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.jacobi_session import JacobiSession
 from tests.contracts.running import FanOutTarget, decode
 from tests.contracts.test_drafters import HEADS, OF_PLACES, OF_VECTORS, REGISTERED
-from tests.drafters import corrected_checks
+from tests.methods import corrected_checks
 from tests.tiny_models import tiny_lm_v8
 
 PROMPT, ROWS, LENGTH = (3, 1, 4), 600, 9

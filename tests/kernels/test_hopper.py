@@ -284,14 +284,3 @@ def faults(kernels: list[Kernel]) -> list[str]:
 def test_shipped_kernels_compile_for_hopper_without_spills():
     groups = (of_exact_sampling, of_sampling, of_trees, of_images, of_denoising, of_targets)
     assert not faults([kernel for group in groups for kernel in group()])
-
-
-@pytest.mark.slow
-def test_every_shape_compiles_for_hopper():
-    half = product((7, 64, 65), (32, 64, 80, 128, 256), (torch.bfloat16,))
-    shapes = [*half, (65, 128, torch.float16), *((64, size, torch.float32) for size in (32, 64, 128))]
-    found = [of_attention(*shape, split) for shape in shapes for split in (True, False)]
-    dtypes = ((torch.bfloat16, 16), (torch.bfloat16, 32), (torch.bfloat16, 64))
-    dtypes += ((torch.float16, 16), (torch.float32, 16), (torch.float32, 32))
-    found += [kernel for width in (1024, 1280, 1536) for kernel in of_denoising(width, dtypes)]
-    assert not faults(found)

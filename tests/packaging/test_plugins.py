@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
@@ -84,7 +83,7 @@ import torch
 from strangers.family import StrangersConfig, StrangersForCausalLM
 from transformers import AutoTokenizer
 
-folder, words = sys.argv[1:]
+folder, words, commands = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(words)
 config = StrangersConfig(
     vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
@@ -94,6 +93,22 @@ config = StrangersConfig(
 torch.manual_seed(0)
 StrangersForCausalLM(config).save_pretrained(folder)
 tokenizer.save_pretrained(folder)
+"""
+COMMANDS = """
+import contextlib
+import io
+import json
+
+from mmspec.cli import main
+
+for command in json.loads(commands):
+    sys.argv = ["mmspec", *command]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code, said.getvalue()
+    print(json.dumps(json.loads(said.getvalue())))
 """
 
 
@@ -127,7 +142,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def run(site: Path, *command: str) -> Any:
+def run(site: Path, *command: str) -> str:
     """Standard output of a Python that has the package installed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
@@ -135,36 +150,31 @@ def run(site: Path, *command: str) -> Any:
     return done.stdout
 
 
-def test_a_method_from_outside_is_listed_and_measured(site: Path) -> None:
-    listed = json.loads(run(site, "-m", "mmspec", "accelerators", "--json"))
-    (repeat,) = [row for row in listed if row["name"] == "repeat"]
-    assert repeat["exactness"] == "exact" and repeat["options"] == ["num_draft_tokens"]
-    how = ("--samples", "1", "--max-new-tokens", "12", "--repeats", "1", "--json")
-    named = ("--accelerators", "none,repeat:num_draft_tokens=3")
-    records = json.loads(run(site, "-m", "mmspec", "bench", *named, "--task", "caption", *how))["records"]
-    assert {row["accelerator"] for row in records} >= {"none", "repeat:num_draft_tokens=3"}
-    assert all(row["identical"] == 1 for row in records)
-
-
-def test_a_family_from_outside_is_loaded_and_measured(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "make.py").write_text(MODEL)
-    folder = str(tmp_path / "model")
-    run(site, str(tmp_path / "make.py"), folder, str(ROOT / "assets" / "scenes-llava"))
+def test_a_method_and_a_family_from_outside_are_listed_and_measured(site: Path, tmp_path: Path) -> None:
+    """By one Python that has the package installed: each command's output is a line."""
+    folder, words = str(tmp_path / "model"), str(ROOT / "assets" / "scenes-llava")
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a red ring left of a blue cross"}) + "\n")
     how = ("--samples", "1", "--max-new-tokens", "8", "--repeats", "1", "--json")
     prompts = ("--prompt-file", str(tmp_path / "prompts.jsonl"))
-    made = run(site, "-m", "mmspec", "bench", folder, *prompts, "--accelerators", "none,copy,repeat", *how)
-    records = json.loads(made)["records"]
-    assert {row["accelerator"] for row in records} == {"none", "copy", "repeat"}
-    assert all(row["identical"] == 1 for row in records)
+    commands = [
+        ["accelerators", "--json"],
+        ["bench", "--accelerators", "none,repeat:num_draft_tokens=3", "--task", "caption", *how],
+        ["bench", folder, *prompts, "--accelerators", "none,copy,repeat", *how],
+    ]
+    (tmp_path / "commands.py").write_text(MODEL + COMMANDS)
+    said = run(site, str(tmp_path / "commands.py"), folder, words, json.dumps(commands))
+    listed, scenes, own = map(json.loads, said.splitlines())
+    (repeat,) = [row for row in listed if row["name"] == "repeat"]
+    assert repeat["exactness"] == "exact" and repeat["options"] == ["num_draft_tokens"]
+    assert {row["accelerator"] for row in scenes["records"]} >= {"none", "repeat:num_draft_tokens=3"}
+    assert {row["accelerator"] for row in own["records"]} == {"none", "copy", "repeat"}
+    assert all(row["identical"] == 1 for row in (*scenes["records"], *own["records"]))
 
 
 def test_the_family_of_the_docs_draws(site: Path, tmp_path: Path) -> None:
     (tmp_path / "draw.py").write_text(DRAW)
-    drawn = run(
-        site, str(tmp_path / "draw.py"), str(tmp_path / "model"), str(ROOT / "assets" / "scenes-llava")
-    )
-    assert drawn.strip().endswith("torch.Size([2, 4, 4]) True")
+    script = (str(tmp_path / "draw.py"), str(tmp_path / "model"), str(ROOT / "assets" / "scenes-llava"))
+    assert run(site, *script).strip().endswith("torch.Size([2, 4, 4]) True")
 
 
 def test_records_name_what_exists() -> None:

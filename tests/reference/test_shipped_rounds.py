@@ -12,9 +12,9 @@ import pytest
 from mmspec.assets import find_assets
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.plugins import METHODS
-from tests.decoding.test_rounds import counted_copies, counted_reads
-from tests.drafters import eagle3_checks
-from tests.drafters.heads_checks import medusa_for
+from tests.core.test_rounds import counted_copies, counted_reads
+from tests.methods import eagle3_checks
+from tests.methods.heads_checks import medusa_for
 
 TEXT = ("none", "copy", "draft_model", "eagle", "eagle3", "flash", "medusa")
 HYBRID = ("none", "copy", "mtp", "dflash", "dspark")
@@ -74,14 +74,6 @@ def test_a_round_of_masked_blocks(mode: str) -> None:
         pipe.set_accelerator(name)
         call = pipe._prepare("Describe a red ring.", {"max_new_tokens": 48})
         check(call, name, 3, copied=BOUNDS if mode == "blocks" else 0)
-
-
-@pytest.mark.slow
-def test_a_round_of_images() -> None:
-    pipe: Any = MMSpecPipeline.from_pretrained(find_assets() / "scenes-llamagen", accelerator="none")
-    for name in IMAGES:
-        pipe.set_accelerator(name)
-        check(pipe.prepare("a red ring", {"seed": 0, "output_type": "latent"}), name, 4)
 
 
 @pytest.mark.parametrize("model", VECTORS)
