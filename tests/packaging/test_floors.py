@@ -15,6 +15,7 @@ GROUND = {
     "call_fields",
     "errors",
     "messages",
+    "open_types",
     "plugins",
     "registry",
     "text_file",
