@@ -28,6 +28,7 @@ from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.methods.cjd.drafter import CorrectedDrafter, CorrectedSession, StaleWindow
 from mmspec.methods.cjd.head import EXCLUDED, CorrectorHead
+from mmspec.open_types import Keywords
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import PromptData, TensorBatch, Trial
 from mmspec.training.losses.base import DrafterLoss, learnt_images
@@ -194,7 +195,7 @@ class CorrectorLoss(DrafterLoss):
         chosen = torch.randint(len(known), (LEARNT - 1,), generator=rng).tolist()
         return WindowBatch.join([rollout.records[-1], *(known[index] for index in chosen)])
 
-    def measure(self, batches: Iterable[Any]) -> dict[str, Any]:
+    def measure(self, batches: Iterable[Any]) -> Keywords:
         """Attributes of the config that name the images that the head has learnt from."""
         return learnt_images(self.target, self.rollouts[0].layout)
 

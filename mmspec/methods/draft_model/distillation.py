@@ -24,6 +24,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.frequent_output import draft_tokens_of
 from mmspec.heads.model import HIDDEN
+from mmspec.open_types import Keywords
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
 from mmspec.training.data.conversations import ConversationRows
@@ -221,7 +222,7 @@ def compare(
         return formula(log_p, log_q), accepted
 
     count = max(1, PIECE // size)
-    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    how: Keywords = {"use_reentrant": False, "preserve_rng_state": False}
     parts = [
         checkpoint(measure, *rows, **how)
         for rows in zip(target.split(count), draft.split(count), strict=True)

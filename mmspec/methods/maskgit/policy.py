@@ -10,7 +10,7 @@ import torch
 
 from mmspec.accelerator import Accelerator
 from mmspec.core.distributions import Scores
-from mmspec.core.interfaces import Rule, TargetOutput
+from mmspec.core.interfaces import AnyRule, TargetOutput
 from mmspec.core.promise import Level
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
@@ -22,7 +22,7 @@ __all__ = ["MaskGIT", "maskgit"]
 
 
 @dataclass(frozen=True)
-class MaskGIT(Rule[Any]):
+class MaskGIT(AnyRule):
     """Draw a token for every open cell, and decide the surest ones (MaskGIT, 2202.04200, section 3.2).
 
     The confidence of a token is the logarithm of its probability in the promised distribution, plus Gumbel
