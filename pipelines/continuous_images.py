@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.core.canvas import Canvas
+from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.families.images import check_same_latents, continuous_target
@@ -27,9 +27,10 @@ from mmspec.families.nextstep import (
 )
 from mmspec.models.checkpoint import check_source, load_config
 from mmspec.models.weights import execution_device, is_offloaded
+from mmspec.open_types import Keywords, Processor
 from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
-from mmspec.pipelines.image_settings import ContinuousSettings
+from mmspec.pipelines.image_settings import ContinuousSettings, VectorTarget
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.plugins import family_of
 from mmspec.validation import is_integer
@@ -62,27 +63,27 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
 
     default_accelerator = PLAIN
     settings = ContinuousSettings
-    target: Any
+    target: VectorTarget
     model: NextStepForImageGeneration | MARForImageGeneration
 
     def __init__(
         self,
         model: PreTrainedModel,
-        processor: Any = None,
+        processor: Processor = None,
         accelerator: str | None = None,
         *,
         vae: Any = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         self.vae = vae
         super().__init__(model, processor, accelerator, **options)
 
     @classmethod
-    def _reader(cls, found: Checkpoint, **reading: Any) -> Any:
+    def _reader(cls, found: Checkpoint, **reading: object) -> Processor:
         return None
 
     @classmethod
-    def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
+    def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> Keywords:
         config, how = found.model_config, found.how
         if found.adapter is not None:
             allowed = f"no adapter: none is known for {config.model_type}"
@@ -102,8 +103,8 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return target
 
     def _build_accelerator(
-        self, name: str, drafter: Drafter | None, options: dict[str, Any]
-    ) -> tuple[Accelerator, Any]:
+        self, name: str, drafter: Drafter | None, options: Keywords
+    ) -> tuple[Accelerator, Processor]:
         if drafter is None and (preset := self._preset(self.model.config, name)) != name:
             return replace(build_accelerator(preset, **options), name=name), None
         return super()._build_accelerator(name, drafter, options)
@@ -168,7 +169,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         normalize = bool(self.vae.config.get("encoder_norm"))
         return settings.sampler(self.target, prompts, grid.length, normalize)
 
-    def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
+    def sampling(self, keywords: Keywords) -> Keywords:
         """The sampling settings of a call with these keywords, the model's defaults included."""
         settings = ContinuousSettings.from_keywords(self.target, keywords)
         sampler = settings.sampler(self.target, 1, self.target.grid.length)
@@ -176,7 +177,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         described = {name: getattr(sampler, name) for name in names}
         return {**described, "num_inference_steps": sampler.schedule.steps}
 
-    def _find_grid(self, height: Any, width: Any) -> ImageGrid:
+    def _find_grid(self, height: int | None, width: int | None) -> ImageGrid:
         own: ImageGrid = self.target.grid
         sides: list[int] = []
         for name, value, cells in (("height", height, own.rows), ("width", width, own.columns)):
@@ -192,13 +193,13 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
             raise InputError("height, width", (height, width), allowed)
         return grid
 
-    def drawn(self, canvas: Canvas) -> list[Any]:
+    def drawn(self, canvas: Canvas) -> list[RowOutput]:
         """Vectors [N, d] of every row, NaN where a place is not decided."""
         count = canvas.stopping[0].max_new_tokens
         values, decided = canvas.tokens[:, :-1][:, :count], canvas.decided[:, :-1][:, :count]
         return list(values.masked_fill(~decided[..., None], torch.nan))
 
-    def latents(self, layout: Layout, rows: Sequence[Any]) -> Tensor:
+    def latents(self, layout: Layout, rows: Sequence[RowOutput]) -> Tensor:
         """Scaled latents [n, C, h, w] of the vectors of images; NaN where a place is not decided."""
         grid = layout.image
         shape = len(rows), grid.cells, self.target.vector_size
@@ -226,8 +227,8 @@ def draws_vectors(config: PreTrainedConfig) -> bool:
 def load_continuous(
     source: str,
     config: PreTrainedConfig,
-    where: dict[str, Any],
-    how: dict[str, Any],
+    where: Keywords,
+    how: Keywords,
     parts: dict[str, str | Path],
 ) -> tuple[Any, Any, Any]:
     """Load a model of continuous tokens: model, tokenizer and autoencoder, None where it has none."""
@@ -246,7 +247,7 @@ def load_continuous(
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(source, allow_patterns=list(NEEDED_FILES), **where))
-    model: Any
+    model: PreTrainedModel
     tokenizer = vae = None
     if config.model_type == "mar":
         model, vae = load_mar(folder, parts.get(VAE), **how)

@@ -19,32 +19,31 @@ from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.errors import InputError
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.families.mar.target import MARTarget
-from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.media import DEFAULT_LIMITS, MediaLimits, load_images
+from mmspec.pipelines.image_settings import ImageTarget
 from mmspec.pipelines.prompts import check_text
-from mmspec.targets.image_tokens import FORCED, ImageTokenTarget
+from mmspec.targets.image_tokens import FORCED
 from mmspec.validation import is_integer, require_number
 
 __all__ = ["find_grid", "image_requests"]
 
 
 def image_requests(
-    target: ImageTokenTarget | NextStepTarget | MARTarget,
+    target: ImageTarget,
     prompt: str | Sequence[str] | None = None,
     *,
     class_labels: int | None | Sequence[int | None] = None,
     negative_prompt: str | Sequence[str | None] | None = None,
     height: int | None = None,
     width: int | None = None,
-    control_image: Any = None,
+    control_image: object = None,
     control_strength: float | None = None,
     limits: MediaLimits = DEFAULT_LIMITS,
     grid: ImageGrid | None = None,
     guided: bool = True,
     num_images_per_prompt: int = 1,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    text_encoder: Any = None,
+    text_encoder: object = None,
 ) -> list[Request]:
     """Make requests of what users pass, `num_images_per_prompt` in a row for each prompt.
 
@@ -66,7 +65,7 @@ def image_requests(
         grid = find_grid(target, height, width)
     if prompt is not None and class_labels is not None:
         raise InputError("class_labels", class_labels, "either a prompt or class labels, not both")
-    asked: list[tuple[Any, str | None]]
+    asked: list[tuple[str | int | None, str | None]]
     if target.classes is None:
         if prompt is None:
             raise InputError("prompt", None, "a text, or several: this model is conditioned on text")
@@ -90,8 +89,8 @@ def image_requests(
 
 
 def read_control(
-    target: Any,
-    control_image: Any,
+    target: ImageTarget,
+    control_image: object,
     strength: float | None,
     prompts: int,
     grid: ImageGrid,

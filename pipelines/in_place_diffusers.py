@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.diffusion_gemma.renoise import Renoise
 from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
+from mmspec.open_types import AnyFunction, Keywords
 from mmspec.pipelines.drafter import FoundMethod
 from mmspec.pipelines.generate_inputs import PATCHES, check_mask, split_rows
 from mmspec.pipelines.outer_call import OuterCall, filled
@@ -71,12 +72,12 @@ class CanvasCall(OuterCall[Any]):
 
     owner = "diffusers"
     pipe: Any
-    own: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    own: AnyFunction
+    args: tuple[object, ...]
+    kwargs: Keywords
 
     @cached_property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> Keywords:
         """All arguments by name; InputError for one that would not act in our loop."""
         signature = inspect.signature(self.own)
         try:
@@ -136,7 +137,8 @@ class CanvasCall(OuterCall[Any]):
         for _ in self.pipe.progress_bar(call.rounds()):
             pass
         call.raise_errors()
-        rows, end, target = call.canvas.outputs(), self.end, call.target
+        rows, end = call.canvas.outputs(), self.end
+        target: Any = call.target  # of canvases
         sequences, texts = filled(rows, end or 0, target.device, target.canvas_length), None
         if self.given["output_type"] == "text":
             cut = [row[: row.index(end) + 1] if end in row else row for row in rows]
@@ -149,7 +151,7 @@ class CanvasCall(OuterCall[Any]):
         return self.own(*self.args, **self.kwargs)
 
 
-def settings_of(scheduler: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(scheduler: Any, given: Mapping[str, Any]) -> Keywords:
     """Settings of `Renoise`, as the scheduler and a call of the pipeline say them.
 
     Raises:
