@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +67,7 @@ def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
         raise CheckpointError("drafter", f"a head for a target whose layers are {meant}", allowed)
     obeyed = OBEYED | OF_DOMINO if DOMINO in tensors else OBEYED
     table = table_of_layer(found, (own, stored.get("transformer_layer_config") or {}), obeyed)
-    shape: Any = Qwen3Config(**{**table, "model_type": "qwen3"})
+    shape = Qwen3Config(**{**table, "model_type": "qwen3"})
     depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
     if (stated := table.get("num_hidden_layers")) not in (None, depth):
         raise CheckpointError(f"{file}: num_hidden_layers", stated, f"{depth}, as its weights")
@@ -119,7 +118,7 @@ def read_markov(own: Json, tensors: dict[str, Tensor]) -> Keywords:
 
 
 def read_attention(
-    file: Path, table: Json, shape: Any, layers: int
+    file: Path, table: Json, shape: Qwen3Config, layers: int
 ) -> tuple[list[str], int | None, list[bool]]:
     """Types of the layers, their window, and in which of them slots see those before them alone.
 

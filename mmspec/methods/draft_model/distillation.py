@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -176,7 +175,7 @@ class DraftModelLoss(nn.Module):
         """The same with the nats of reply tokens that the model drafts, and without figures."""
         ids = pad_sequence([each.inputs["input_ids"][0] for each in batch.examples], batch_first=True)[:, 1:]
         learnt = pad_sequence([each.learnt for each in batch.examples], batch_first=True)[:, 1:]
-        output: Any = self.model.get_output_embeddings()
+        output = self.model.get_output_embeddings()
         tokens = draft_tokens_of(self.model)
         tokens = (torch.arange(output.out_features) if tokens is None else tokens).to(ids.device)
         row, before = (learnt & torch.isin(ids, tokens)).nonzero(as_tuple=True)

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
-from mmspec.core.interfaces import AnyTarget, DraftSession, TargetOutput
+from mmspec.core.interfaces import AnyTarget, DraftSession, TargetOutput, TargetState
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import named
 from mmspec.core.session import ModelDrafter, PromptBatch
@@ -253,7 +253,7 @@ class DraftModelDrafter(ModelDrafter):
         return fitted
 
     def places(
-        self, prompts: Sequence[Mapping[str, Tensor]], batch: PromptBatch, state: Any
+        self, prompts: Sequence[Mapping[str, Tensor]], batch: PromptBatch, state: TargetState
     ) -> list[Tensor | None]:
         """The places of each prompt that the draft model is to read; None for all.
 

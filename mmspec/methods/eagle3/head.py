@@ -271,7 +271,7 @@ class ParallelHead(Eagle3Head):
         super().__init__(config)
         layer: Any = self.decoder.config
         layers: Any = self.decoder.layers
-        attention: Any = type(layers[0].self_attn)
+        attention = type(layers[0].self_attn)
         for index in range(1, config.num_layers):
             added = LlamaDecoderLayer(layer, index)
             output = added.self_attn.o_proj

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoConfig
 
@@ -42,7 +41,7 @@ def config_of(found: Found) -> Eagle3Config:
     kind = table.pop("model_type", None) or "llama"
     if kind not in LIKE_LLAMA:
         raise CheckpointError(f"{file}: model_type", kind, f"one of {', '.join(LIKE_LLAMA)}")
-    shape: Any = AutoConfig.for_model(kind, **table)
+    shape = AutoConfig.for_model(kind, **table)
     rope = getattr(shape, "rope_parameters", None) or {}
     section, given = rope.get("mrope_section"), getattr(found.text, "rope_parameters", None) or {}
     if section is not None and given.get("mrope_section") is None:

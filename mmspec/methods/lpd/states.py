@@ -26,7 +26,7 @@ from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
 from mmspec.families.parallel_images.cells import OrderedCellsDrafter, layout_of
-from mmspec.families.parallel_images.target import CellStates
+from mmspec.families.parallel_images.target import CellStates, ParallelImageTarget
 from mmspec.open_types import Keywords
 from mmspec.places.state_walk import CellWalk
 from mmspec.validation import is_integer
@@ -132,7 +132,7 @@ class CellStatesDrafter(OrderedCellsDrafter):
             raise InputError("states", states, f"an integer from 2 to {MAX_STATES}")
         self.states = states
 
-    def fitted(self, target: Any) -> CellStatesDrafter:
+    def fitted(self, target: ParallelImageTarget) -> CellStatesDrafter:
         fitted = super().fitted(target)
         if not isinstance(fitted, CellStatesDrafter):
             raise TypeError(type(fitted).__name__)

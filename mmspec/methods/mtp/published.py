@@ -52,8 +52,8 @@ PLACES = ("", "model.", "language_model.", "model.language_model.", "language_mo
 
 def scale_weights(path: Path, tensors: Mapping[str, Tensor], target: PreTrainedConfig) -> dict[str, Tensor]:
     """Multiply float8 weights by the scales of their blocks; that of `x` is `x_scale_inv` or `x_scale`."""
-    stored: Any = getattr(target, "quantization_config", None) or {}
-    table: Mapping[str, Any] = stored if isinstance(stored, Mapping) else vars(stored)
+    stored = getattr(target, "quantization_config", None) or {}
+    table: Mapping[str, object] = stored if isinstance(stored, Mapping) else vars(stored)
     given = table.get("weight_block_size")
     found = dict(tensors)
     for name, tensor in tensors.items():
