@@ -343,7 +343,7 @@ class MMSpecPipeline:
         return tokenizer_of(self.processor)
 
     @property
-    def components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, object]:
         """The parts, as diffusers names them."""
         return {"model": self.model, "processor": self.processor}
 

@@ -28,7 +28,7 @@ class CheckedCallback:
         self.callback = callback
         self._argument = argument
 
-    def call(self, *arguments: object) -> Any:
+    def call(self, *arguments: object) -> object:
         """Call the callback, and return its result."""
         try:
             return self.callback(*arguments)

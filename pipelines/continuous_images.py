@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from huggingface_hub import snapshot_download
@@ -42,6 +42,9 @@ NEEDED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "vae/*")
 PLAIN, MASKED = "none", "masked"
 FROM_HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
+#: An image tokenizer, diffusers' `AutoencoderKL`; None where there is none yet.
+Autoencoder: TypeAlias = Any
+
 
 class ContinuousImagePipeline(ImageGenerationPipeline):
     """Generates images of continuous tokens from prompts (NextStep-1) or class labels (MAR).
@@ -72,7 +75,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         processor: Processor = None,
         accelerator: str | None = None,
         *,
-        vae: Any = None,
+        vae: Autoencoder = None,
         **options: object,
     ) -> None:
         self.vae = vae
@@ -114,9 +117,9 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         is_any_order = config.model_type == MARConfig.model_type
         return MASKED if name == PLAIN and is_any_order else name
 
-    def _load_draft_model(self, drafter: Drafter) -> tuple[Any, Any]:
+    def _load_draft_model(self, drafter: Drafter) -> tuple[Any, Processor]:
         model: Any = drafter
-        vae: Any = None
+        vae: Autoencoder = None
         allowed = f"a draft model for {type(self.model).__name__}"
         if not isinstance(drafter, PreTrainedModel):
             source = check_source(drafter, "drafter")
@@ -151,7 +154,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return int(2 ** (len(self.vae.config.block_out_channels) - 1)) * self.patch
 
     @property
-    def components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, object]:
         """The parts, as diffusers names them."""
         parts = {"model": self.model, "vae": self.vae, "processor": self.processor}
         return {name: part for name, part in parts.items() if part is not None}
@@ -230,7 +233,7 @@ def load_continuous(
     where: Keywords,
     how: Keywords,
     parts: dict[str, str | Path],
-) -> tuple[Any, Any, Any]:
+) -> tuple[PreTrainedModel, Processor, Autoencoder]:
     """Load a model of continuous tokens: model, tokenizer and autoencoder, None where it has none."""
     if not draws_vectors(config):
         raise no_vectors_error(f"model type {config.model_type!r}")
@@ -261,7 +264,7 @@ def load_continuous(
     return model, tokenizer, vae
 
 
-def scaling(model: Any, vae: Any) -> tuple[float, float] | None:
+def scaling(model: PreTrainedModel, vae: Autoencoder) -> tuple[float, float] | None:
     """Factor and shift of a model's latents; None where neither autoencoder nor config says them."""
     config = model.config if vae is None else vae.config
     factor = getattr(config, "scaling_factor", None)

@@ -154,7 +154,9 @@ class HeadToLoad:
 FoundMethod = Accelerator | HeadToLoad
 
 
-def find_method(accelerator: Any, drafter: Drafter | None, options: Mapping[str, object]) -> FoundMethod:
+def find_method(
+    accelerator: str | Accelerator, drafter: Drafter | None, options: Mapping[str, object]
+) -> FoundMethod:
     """Find the method of `enable` or `accelerate`: an accelerator, or a name with its drafter and options.
 
     Raises:

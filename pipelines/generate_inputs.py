@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from mmspec.core.cache import check_layer_types
@@ -96,7 +96,7 @@ def check_cache(model_kwargs: Inputs) -> None:
             raise InputError(name, held, "None: an accelerated call keeps a cache of its own")
 
 
-def cached_tokens(cache: Any) -> int | None:
+def cached_tokens(cache: Cache) -> int | None:
     """Number of tokens that a cache has read; None if it does not tell."""
     if not hasattr(cache, "get_seq_length"):
         return None
@@ -185,7 +185,7 @@ def check_preparation(model: PreTrainedModel, input_ids: Tensor, model_kwargs: I
     PEFT brings prompts and prefixes in so, by a method of the instance. What a class outside of transformers
     does is seen by asking for the inputs of the first forward.
     """
-    family: Any = type(model)
+    family = type(model)
     usual, prepare = getattr(family, PREPARE), getattr(model, PREPARE)
     if getattr(prepare, "__func__", None) is not usual or prepare.__self__ is not model:
         allowed = (

@@ -11,7 +11,7 @@ import difflib
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch.distributed
 from transformers import GenerationConfig, PreTrainedModel
@@ -117,7 +117,7 @@ def resolve(
     return given_of(**found)
 
 
-def nearest(name: str, places: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[str, Any]:
+def nearest(name: str, places: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[str, object]:
     """The first value of a field that is not None, behind the prefix of its place; None if there is none."""
     found = ((prefix, values[name]) for prefix, values in places if values.get(name) is not None)
     return next(found, (OF_CALL, None))

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
 from transformers import (
@@ -55,6 +55,9 @@ NOT_OF_CONFIG = ("tokenizer", "assistant_tokenizer", "trust_remote_code")
 logger = logging.getLogger(__name__)
 #: Models whose `generate` runs: the calls that it makes of itself are its own, and stay as they are.
 RUNNING: ContextVar[tuple[int, ...]] = ContextVar("running", default=())
+
+#: What is called: a model with `generate`, or a pipeline of diffusers with a loop of its own.
+Called: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def enable(
     """
     method = find_method(accelerator, drafter, options)
     refused: list[str] = []
-    prepared: list[tuple[Any, nn.Module, Enabled]] = []
+    prepared: list[tuple[Called, nn.Module, Enabled]] = []
     for name, model in components(model_or_pipe).items():
         try:
             target = target_of(model)
@@ -235,7 +238,7 @@ def unwrapped(holder: object) -> PreTrainedModel | None:
     return None
 
 
-def target_of(called: Any) -> CausalTarget | DiffusionGemmaTarget:
+def target_of(called: Called) -> CausalTarget | DiffusionGemmaTarget:
     """The target that is decoded where this model or pipeline is called.
 
     Raises:
@@ -256,7 +259,7 @@ def mark_of(model: object) -> Enabled | None:
     return mark if isinstance(mark, Enabled) else None
 
 
-def enabled_of(model_or_pipe: object) -> list[tuple[Any, Enabled]]:
+def enabled_of(model_or_pipe: object) -> list[tuple[object, Enabled]]:
     """The models in an object that are accelerated, with their marks; InputError if none is."""
     marks = [(model, mark_of(model)) for model in components(model_or_pipe).values()]
     found = [(model, mark) for model, mark in marks if mark is not None]
@@ -275,7 +278,7 @@ def look_for_marks(called: object) -> None:
         return
 
     @functools.wraps(plain)
-    def marked(self: Any, *args: object, **kwargs: object) -> Any:
+    def marked(self: Called, *args: object, **kwargs: object) -> Any:
         mark = mark_of(self)
         if mark is None or id(self) in RUNNING.get():
             return plain(self, *args, **kwargs)
@@ -340,7 +343,7 @@ def bound(call: AnyFunction, args: tuple[object, ...], kwargs: Keywords) -> Keyw
     return arguments
 
 
-def config_of(model: Any, given: Keywords) -> GenerationConfig:
+def config_of(model: Called, given: Keywords) -> GenerationConfig:
     """All fields of a call: of its keywords, its config and the model's, as `generate` joins them."""
     signature = inspect.signature(GenerationMixin.generate).parameters
     keywords = {
@@ -350,7 +353,7 @@ def config_of(model: Any, given: Keywords) -> GenerationConfig:
     return config
 
 
-def with_stop_strings(model: Any, given: Keywords, config: GenerationConfig) -> Keywords:
+def with_stop_strings(model: Called, given: Keywords, config: GenerationConfig) -> Keywords:
     """The arguments of a call with its stop strings as a criterion.
 
     transformers loses a tokenizer on the way to any custom loop.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -44,14 +44,17 @@ SERVED = {
 }
 TYPES = "mm_token_type_ids"
 
+#: A pipeline, its scheduler or its output: not every version of diffusers has their classes.
+OfDiffusers: TypeAlias = Any
 
-def family_of_canvases(holder: object) -> type[Any] | None:
+
+def family_of_canvases(holder: object) -> type | None:
     """The class `DiffusionGemmaPipeline` if the object is one; None if it is not."""
-    family: type[Any] | None = getattr(sys.modules.get(MODULE), "DiffusionGemmaPipeline", None)
+    family: type | None = getattr(sys.modules.get(MODULE), "DiffusionGemmaPipeline", None)
     return family if family is not None and isinstance(holder, family) else None
 
 
-def target_of_canvases(pipe: Any) -> DiffusionGemmaTarget:
+def target_of_canvases(pipe: OfDiffusers) -> DiffusionGemmaTarget:
     """The target of a pipeline's model.
 
     Raises:
@@ -64,14 +67,14 @@ def target_of_canvases(pipe: Any) -> DiffusionGemmaTarget:
 
 
 @dataclass(frozen=True)
-class CanvasCall(OuterCall[Any]):
+class CanvasCall(OuterCall[OfDiffusers]):
     """A call of a pipeline, whose `model` is a DiffusionGemma, and its own `__call__`.
 
     A call's generator goes before the seed; each call with one draws another seed of it.
     """
 
     owner = "diffusers"
-    pipe: Any
+    pipe: OfDiffusers
     own: AnyFunction
     args: tuple[object, ...]
     kwargs: Keywords
@@ -129,7 +132,7 @@ class CanvasCall(OuterCall[Any]):
             sizes = (patches // config.vision_config.pooling_kernel_size**2).tolist()
         return split_rows(config, ids, {"attention_mask": mask, **media}, sizes)
 
-    def carry_out(self, call: Call) -> Any:
+    def carry_out(self, call: Call) -> OfDiffusers:
         """Return whole canvases, and texts up to an end token.
 
         Behind a row's end token there are end tokens; the pipeline leaves what it decoded there.
@@ -147,11 +150,11 @@ class CanvasCall(OuterCall[Any]):
             return sequences, texts
         return sys.modules[MODULE].DiffusionGemmaPipelineOutput(sequences=sequences, texts=texts)
 
-    def by_owner(self) -> Any:
+    def by_owner(self) -> OfDiffusers:
         return self.own(*self.args, **self.kwargs)
 
 
-def settings_of(scheduler: Any, given: Mapping[str, Any]) -> Keywords:
+def settings_of(scheduler: OfDiffusers, given: Keywords) -> Keywords:
     """Settings of `Renoise`, as the scheduler and a call of the pipeline say them.
 
     Raises:

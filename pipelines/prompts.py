@@ -173,7 +173,7 @@ def is_message_list(value: object) -> bool:
     return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
-def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> list[list[Any]]:
+def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> list[list[object]]:
     """Assign images or videos to rows: one list of sources per row."""
     if media is None:
         return [[] for _ in range(rows)]
@@ -207,7 +207,7 @@ def from_string(text: str, images: list[Image.Image], videos: list[Video]) -> Pr
 def from_messages(
     messages: Sequence[Message],
     where: str,
-    given: Mapping[str, Sequence[Any]],
+    given: Mapping[str, Sequence[object]],
     load: Loaders,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -284,7 +284,7 @@ def from_messages(
     return prompt
 
 
-def take_source(options: Json, named: str, place: str) -> Any:
+def take_source(options: Json, named: str, place: str) -> object:
     """Take the image or video out of the keys of a part; None if it has none.
 
     Raises:
