@@ -25,7 +25,7 @@ import typer
 from PIL import Image
 from tqdm import tqdm
 
-from mmspec.cli.choice import parse_options
+from mmspec.registry import parse_options
 from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +40,7 @@ DEFAULTS = {
         *(f"{n}:drafter={ASSETS}/scenes-llava-{n}" for n in ("eagle", "flash")),
     ],
     "scenes-llamagen": [
-        *("none", "sjd", "gsd", "lantern", "cool", "zipar"),
+        *("none", "sjd", "gsd", "lantern", "zipar"),
         f"eagle:drafter={ASSETS}/scenes-llamagen-eagle",
         f"cjd:drafter={ASSETS}/scenes-llamagen-cjd",
     ],

@@ -30,10 +30,7 @@ OPEN = -1
 CURVES: dict[str, list[dict[str, float]]] = {
     "low_confidence": [{"places_per_step": count} for count in (1, 2, 5, 10)],
     "threshold": [{"threshold": bar} for bar in (0.9, 0.5, 0.2, 0.0)],
-    "factor": [{"factor": factor} for factor in (0.5, 1.0, 4.0)],
     "entropy_bound": [{"entropy_bound": bound} for bound in (0.1, 1.0, 4.0)],
-    "prophet": [{"gap": gap} for gap in (7.5, 1.0)],
-    "ascending": [{}],
 }
 
 

@@ -34,9 +34,9 @@ from mmspec import MMSpecPipeline
 from mmspec.cli.console import note
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import scene_examples
+from mmspec.families.smollm2.language_model import gguf_file, write_folder
 from mmspec.heads.model import EMBEDDINGS, HIDDEN
 from mmspec.methods.copy.trigrams import Trigrams
-from mmspec.models.smollm2 import gguf_file, write_folder
 from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sources import open_target

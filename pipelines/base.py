@@ -21,7 +21,6 @@ from mmspec.accelerators.tuned import AUTO, check_tuned_for, find_tuned
 from mmspec.atomic_file import new_folder
 from mmspec.core.canvas import Canvas
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
-from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.heads.checkpoint import check_no_other, load_head, place_head
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
 from mmspec.models.adapters import load_adapter, save_model
@@ -217,7 +216,8 @@ class MMSpecPipeline:
     @classmethod
     def _preset(cls, config: PreTrainedConfig, name: str) -> str:
         """The name of the preset that an accelerator is run as, without a drafter, for such a model."""
-        return name
+        family = family_of(config)
+        return name if family is None else family.presets.get(name, name)
 
     @classmethod
     def _default_for(cls, config: PreTrainedConfig, mode: str | None = None) -> str:
@@ -236,7 +236,8 @@ class MMSpecPipeline:
     def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> Keywords:
         """Load the constructor's arguments; `parts` says where those lie that are not in the checkpoint."""
         config = found.model_config
-        if isinstance(config, LlamaGenConfig):
+        family = family_of(config)
+        if family is not None and family.draws == "tokens" and not family.answers:
             message = "a LlamaGen model draws and does not answer: use ImagePipeline, or mmspec generate"
             raise UnsupportedModelError(message)
         if parts:

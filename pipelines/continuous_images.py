@@ -17,29 +17,22 @@ from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
+from mmspec.families.image_parts import ModelSource, check_parts
 from mmspec.families.images import check_same_latents, continuous_target
-from mmspec.families.mar import MARConfig, MARForImageGeneration, load_mar
-from mmspec.families.nextstep import (
-    NextStepForImageGeneration,
-    load_nextstep,
-    load_nextstep_tokenizer,
-    load_nextstep_vae,
-)
 from mmspec.models.checkpoint import check_source, load_config
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.open_types import Keywords, Processor
 from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
-from mmspec.pipelines.image_settings import ContinuousSettings, VectorTarget
+from mmspec.pipelines.image_settings import ContinuousSettings
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.plugins import family_of
+from mmspec.plugins import family_of, load
 from mmspec.validation import is_integer
 from mmspec.vectors.sampling import DenoisingSampler
 
 VAE = "vae"
 GENERATION_CONFIG = "generation_config.json"
 NEEDED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "vae/*")
-PLAIN, MASKED = "none", "masked"
 FROM_HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
 #: An image tokenizer, diffusers' `AutoencoderKL`; None where there is none yet.
@@ -64,10 +57,10 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         >>> pipe("a red ring left of a small blue cross").images[0].save("image.png")  # doctest: +SKIP
     """
 
-    default_accelerator = PLAIN
+    default_accelerator = "none"
     settings = ContinuousSettings
-    target: VectorTarget
-    model: NextStepForImageGeneration | MARForImageGeneration
+    target: Any
+    model: Any
 
     def __init__(
         self,
@@ -91,13 +84,13 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         if found.adapter is not None:
             allowed = f"no adapter: none is known for {config.model_type}"
             raise InputError("model", str(found.adapter.folder), allowed)
-        model, processor, vae = load_continuous(found.source, config, found.where, how, parts)
-        if is_offloaded(model):
+        loaded = load_continuous(found.source, config, found.where, how, parts)
+        if is_offloaded(loaded["model"]):
             allowed = "one that keeps all of it in memory: such weights are read between forwards too"
             raise InputError("device_map", how["device_map"], allowed)
-        if vae is not None:
-            vae.to(execution_device(model))
-        return {"model": model, "processor": processor, "vae": vae}
+        if loaded[VAE] is not None:
+            loaded[VAE].to(execution_device(loaded["model"]))
+        return loaded
 
     def _adapt(self, model: PreTrainedModel) -> Any:
         target = continuous_target(model)
@@ -112,11 +105,6 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
             return replace(build_accelerator(preset, **options), name=name), None
         return super()._build_accelerator(name, drafter, options)
 
-    @classmethod
-    def _preset(cls, config: PreTrainedConfig, name: str) -> str:
-        is_any_order = config.model_type == MARConfig.model_type
-        return MASKED if name == PLAIN and is_any_order else name
-
     def _load_draft_model(self, drafter: Drafter) -> tuple[Any, Processor]:
         model: Any = drafter
         vae: Autoencoder = None
@@ -124,10 +112,11 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         if not isinstance(drafter, PreTrainedModel):
             source = check_source(drafter, "drafter")
             config = load_config(source, argument="drafter")
-            if not draws_vectors(config):
+            if getattr(family_of(config), "draws", "") != "vectors":
                 raise InputError("drafter", f"model type {config.model_type!r}", allowed)
             how = {"dtype": self.dtype, "device_map": {"": self.device}}
-            model, _, vae = load_continuous(source, config, {}, how, {})
+            loaded = load_continuous(source, config, {}, how, {})
+            model, vae = loaded["model"], loaded[VAE]
         draft = continuous_target(model)
         if draft is None:
             raise InputError("drafter", type(model).__name__, allowed)
@@ -210,9 +199,8 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         for image, row in zip(tokens, rows, strict=True):
             if len(row):
                 image[: len(row)] = row
-        if isinstance(self.model, MARForImageGeneration):
-            return self.model.unpatchify(tokens)
-        return self.model.unpatchify(tokens, grid.rows, grid.columns)
+        latents: Tensor = self.model.unpatchify(tokens, grid.rows, grid.columns)
+        return latents
 
     def _decode(self, grid: ImageGrid, latents: Tensor) -> tuple[Tensor, Tensor]:
         config, patch = self.vae.config, self.patch
@@ -221,25 +209,18 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return self.vae.decode(scaled.to(self.vae.dtype)).sample, is_drawn
 
 
-def draws_vectors(config: PreTrainedConfig) -> bool:
-    """Whether a model draws images of continuous tokens."""
-    family = family_of(config)
-    return family is not None and family.draws == "vectors"
-
-
 def load_continuous(
     source: str,
     config: PreTrainedConfig,
     where: Keywords,
     how: Keywords,
     parts: dict[str, str | Path],
-) -> tuple[PreTrainedModel, Processor, Autoencoder]:
-    """Load a model of continuous tokens: model, tokenizer and autoencoder, None where it has none."""
-    if not draws_vectors(config):
+) -> Keywords:
+    """Load what the pipeline of a model of continuous tokens is made of; `vae` is None where it has none."""
+    family = family_of(config)
+    if family is None or family.draws != "vectors" or family.load is None:
         raise no_vectors_error(f"model type {config.model_type!r}")
-    for name, part in parts.items():
-        if name != VAE:
-            raise InputError(name, part, f"nothing: this {config.model_type} has no such part")
+    check_parts(ModelSource(source, config, parts), VAE)
     for name in where.keys() - {"trust_remote_code", *FROM_HUB}:
         raise InputError(name, where[name], f"nothing: a {config.model_type} is a whole folder")
     if not how.get("use_safetensors", True):
@@ -250,18 +231,10 @@ def load_continuous(
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(source, allow_patterns=list(NEEDED_FILES), **where))
-    model: PreTrainedModel
-    tokenizer = vae = None
-    if config.model_type == "mar":
-        model, vae = load_mar(folder, parts.get(VAE), **how)
-    else:
-        model = load_nextstep(folder, **how)
-        tokenizer = load_nextstep_tokenizer(folder)
-        if VAE in parts or (folder / VAE).is_dir():
-            vae = load_nextstep_vae(parts.get(VAE, folder))
+    loaded: Keywords = load(family.load)(ModelSource(str(folder), config, parts, {}, how))
     if (folder / GENERATION_CONFIG).is_file():
-        model.generation_config = GenerationConfig.from_pretrained(str(folder))
-    return model, tokenizer, vae
+        loaded["model"].generation_config = GenerationConfig.from_pretrained(str(folder))
+    return loaded
 
 
 def scaling(model: PreTrainedModel, vae: Autoencoder) -> tuple[float, float] | None:

@@ -8,7 +8,7 @@ padded and none depends on others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,14 +18,17 @@ from transformers import PreTrainedTokenizerBase
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.errors import InputError
-from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.families.mar.target import MARTarget
+from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.media import DEFAULT_LIMITS, MediaLimits, load_images
-from mmspec.pipelines.image_settings import ImageTarget
 from mmspec.pipelines.prompts import check_text
-from mmspec.targets.image_tokens import FORCED
+from mmspec.targets.image_tokens import FORCED, ImageTokenTarget
 from mmspec.validation import is_integer, require_number
 
-__all__ = ["find_grid", "image_requests"]
+__all__ = ["ImageTarget", "find_grid", "image_requests"]
+
+#: Targets that draw.
+ImageTarget: TypeAlias = ImageTokenTarget | NextStepTarget | MARTarget
 
 
 def image_requests(
@@ -89,7 +92,7 @@ def image_requests(
 
 
 def read_control(
-    target: ImageTarget,
+    target: Any,
     control_image: object,
     strength: float | None,
     prompts: int,
@@ -103,7 +106,7 @@ def read_control(
     """
     factor = 1.0 if strength is None else strength
     require_number("control_strength", factor, 0, 100, "a number from 0 (no control) to 100")
-    if not (isinstance(target, LlamaGenTarget) and target.is_controlled):
+    if not target.is_controlled:
         for name, value in (("control_image", control_image), ("control_strength", strength or None)):
             if value is not None:
                 raise InputError(name, value, "None: this model is not controlled by an image")

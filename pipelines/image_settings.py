@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import torch
 
@@ -20,12 +20,11 @@ from mmspec.call_fields import (
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler, check_rows
 from mmspec.errors import InputError
-from mmspec.families.llamagen import LlamaGenConfig
-from mmspec.families.mar.target import MARTarget
-from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.open_types import Keywords
+from mmspec.pipelines.image_prompts import ImageTarget
 from mmspec.pipelines.settings import GenerationSettings, read_keywords, read_seeds
 from mmspec.pipelines.token_processors import shaping_of, truncation_of
+from mmspec.plugins import family_of
 from mmspec.targets import ImageTokenTarget
 from mmspec.validation import given_of, is_list
 from mmspec.vectors.denoising_head import DDPMSchedule, FlowSchedule
@@ -40,10 +39,6 @@ STEPS = {"flow": 20, "ddpm": 100}
 OWN = (
     "guidance_scale", "guidance_schedule", "temperature", "num_inference_steps", "shift", "clip_sample_range",
 )  # fmt: skip
-
-#: Targets that draw continuous tokens, and all that draw.
-VectorTarget: TypeAlias = NextStepTarget | MARTarget
-ImageTarget: TypeAlias = ImageTokenTarget | VectorTarget
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,8 @@ def sampling_defaults(target: ImageTarget) -> Keywords:
     stored = getattr(target.model, "generation_config", None)
     if target.vector_size:
         return {**target.published, **given_of(**{name: getattr(stored, name, None) for name in OWN})}
-    if not isinstance(target.config, LlamaGenConfig):
+    family = family_of(target.model.config)
+    if family is None or family.answers:
         return dict(target.published)
     own = GenerationSettings.from_keywords(stored, {})
     for name, value in (shaping_of(own) | truncation_of(own)).items():

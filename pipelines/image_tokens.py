@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mmspec.call_fields import SAMPLING
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.families.image_parts import (
+    RAW_CODEBOOK_FILE,
     TEXT_ENCODER,
     TOKENIZER,
     VQ,
-    load_chameleon_tokenizer,
-    load_codebook,
-    load_text_encoder,
-    load_vq,
+    ModelSource,
+    load_whole,
 )
 from mmspec.families.images import image_target
-from mmspec.families.llamagen import LlamaGenConfig
-from mmspec.families.llamagen.conversion import RAW_CODEBOOK_FILE
-from mmspec.families.parallel_images import VARConfig
-from mmspec.models.checkpoint import check_vocabulary, load_model, load_processor
+from mmspec.models.checkpoint import check_vocabulary, load_processor
 from mmspec.models.weights import execution_device
 from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.pipelines.loading import Checkpoint
-from mmspec.plugins import FAMILIES, family_of
+from mmspec.plugins import FAMILIES, family_of, load
 from mmspec.targets import CausalTarget, ImageTokenTarget
 
 UNDRAWN = -1
@@ -82,39 +79,25 @@ class ImagePipeline(ImageGenerationPipeline):
 
     @classmethod
     def _reader(cls, found: Checkpoint, **reading: Any) -> Any:
-        if isinstance(found.config, LlamaGenConfig):
+        family = family_of(found.model_config)
+        if family is not None and not family.answers:
             return None
         source, where = found.reader
         return load_processor(source, found.model_config, words_only=True, **where, **reading)
 
     @classmethod
     def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
-        source, config, where, how = found.source, found.model_config, found.where, found.how
+        config = found.model_config
         family = family_of(config)
         if family is None or family.draws != "tokens":
             raise no_images_error(f"model type {config.model_type!r}")
-        is_llamagen = isinstance(config, LlamaGenConfig)
-        taken = {VQ: family.vq_apart, TEXT_ENCODER: reads_captions(config)}
-        for name, part in parts.items():
-            if not taken[name]:
-                raise InputError(name, part, f"nothing: this {config.model_type} has no such part")
-        loaded: dict[str, Any] = {}
-        if is_llamagen:
-            loaded["vq"] = load_vq(source, parts.get(VQ), isinstance(config, VARConfig), **where)
-            loaded["codebook"] = load_codebook(source, parts.get(VQ), **where)
-        if isinstance(config, LlamaGenConfig) and reads_captions(config):
-            loaded["text_encoder"], loaded["processor"] = load_text_encoder(
-                source, config, parts.get(TEXT_ENCODER), how.get("dtype", "auto"), **where
-            )
-        if not is_llamagen:
-            loaded["processor"] = cls._reader(found, **found.reading)
-        model = load_model(source, config, surplus_allowed=not is_llamagen, **where, **how)
-        if taken[VQ] and not is_llamagen:  # it may lie among the weights of the model, which are here by now
-            loaded["vq"] = load_chameleon_tokenizer(source, parts.get(VQ), **where)
-        for name in (VQ, TEXT_ENCODER):
-            if name in loaded:
-                loaded[name].to(execution_device(model))
-        return {"model": model, **loaded}
+        opened = load_whole if family.load is None else load(family.load)
+        read = partial(cls._reader, found, **found.reading)
+        where = ModelSource(found.source, config, parts, found.where, found.how, read)
+        loaded: dict[str, Any] = opened(where)
+        for name in {VQ, TEXT_ENCODER} & loaded.keys():
+            loaded[name].to(execution_device(loaded["model"]))
+        return loaded
 
     def _adapt(self, model: PreTrainedModel) -> ImageTokenTarget:
         codebook = (
@@ -131,7 +114,7 @@ class ImagePipeline(ImageGenerationPipeline):
 
     def _check_parts(self) -> None:
         family = family_of(self.model.config)
-        if self.vq is None and family is not None and family.vq_apart:
+        if self.vq is None and family is not None and family.vq is not None:
             raise CheckpointError(VQ, None, "the image tokenizer, which turns tokens into pixels")
         if self.processor is not None:
             reader = self.model if self.text_encoder is None else self.text_encoder
@@ -182,11 +165,6 @@ class ImagePipeline(ImageGenerationPipeline):
 
     def _decode(self, grid: ImageGrid, latents: Tensor) -> tuple[Tensor, Tensor]:
         return self.target.decode_part(latents.flatten(1).to(self.target.device), grid)
-
-
-def reads_captions(config: PreTrainedConfig) -> bool:
-    """True for a LlamaGen of captions."""
-    return isinstance(config, LlamaGenConfig) and config.condition_type == "caption"
 
 
 def no_images_error(name: str) -> UnsupportedModelError:

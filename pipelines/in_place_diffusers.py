@@ -22,6 +22,7 @@ from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.families.diffusion_gemma import MODEL_TYPE
 from mmspec.families.diffusion_gemma.renoise import Renoise
 from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
 from mmspec.open_types import AnyFunction, Keywords
@@ -61,7 +62,7 @@ def target_of_canvases(pipe: OfDiffusers) -> DiffusionGemmaTarget:
         InputError: it is no DiffusionGemma.
     """
     kind = getattr(getattr(pipe.model, "config", None), "model_type", None)
-    if kind != "diffusion_gemma":
+    if kind != MODEL_TYPE:
         raise InputError("pipe.model", type(pipe.model).__name__, "a DiffusionGemma of transformers")
     return DiffusionGemmaTarget(pipe.model)
 

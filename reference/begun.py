@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, T5EncoderModel
 
 from mmspec.errors import InputError
 from mmspec.families.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
-from mmspec.families.llamagen import LlamaGenForCausalLM
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.autoencoders import encode_image
 from mmspec.training.record import float8_matrices, save_trained
 from mmspec.training.run import Training

@@ -43,9 +43,9 @@ pipe = MMSpecPipeline.from_pretrained("{folder}")
 print(pipe("describe the picture.", images=image).text[0])
 ```
 
-This folder has no language model: that is in the package. `mmspec.models.smollm2.complete("{folder}")`
-puts both together, once, in ~/.cache/mmspec, and returns a folder that plain transformers loads. Its layout
-is that of Aya Vision, with the processor of LLaVA.
+This folder has no language model: that is in the package. `complete("{folder}")` of
+`mmspec.families.smollm2.language_model` puts both together, once, in ~/.cache/mmspec, and returns a folder
+that plain transformers loads. Its layout is that of Aya Vision, with the processor of LLaVA.
 """
 #: transformers replaces the tokenizer of such a folder by its family's own, and keeps the vocabulary alone.
 OWN_TOKENIZER = 'processor.tokenizer = PreTrainedTokenizerFast.from_pretrained("{folder}")  # not Qwen\'s\n'

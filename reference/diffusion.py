@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from mmspec.errors import InputError
-from mmspec.models.masked_language import LLaDAConfig
+from mmspec.families.masked_language.modeling import LLaDAConfig
 from mmspec.scenes import training_seeds
 from mmspec.scenes.world import CANVAS
 from mmspec.training.record import RECORD, float8_matrices, save_trained

@@ -11,7 +11,7 @@ from typing import Any
 from nltk.metrics.distance import edit_distance
 from tqdm.auto import tqdm
 
-from mmspec.cli.choice import AcceleratorChoice
+from mmspec.cli.loading import AcceleratorChoice
 from mmspec.errors import InputError
 from mmspec.evaluation.machine import environment
 from mmspec.evaluation.speed.record import ratio_interval

@@ -18,7 +18,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the first scene.")]
 Card = Annotated[bool, typer.Option("--card", help="Write the model card with the figures.")]
 
 THRESHOLDS = (0.99, 0.9, 0.7, 0.5)
-RULES = "factor,entropy_bound,low_confidence:denoising_steps=4,sequential:places_per_step=4,ascending,prophet"
+RULES = "entropy_bound,low_confidence:denoising_steps=4,sequential:places_per_step=4"
 BLOCKS = ",".join(["none,freedave:states=17", *(f"threshold:threshold={each}" for each in THRESHOLDS), RULES])
 
 evaluate_app = typer.Typer(help="Score models.", no_args_is_help=True)
@@ -93,7 +93,7 @@ def diffusion(
     Example:
         python -m reference evaluate diffusion my-scenes-diffusion --scenes 32
     """
-    from mmspec.cli.choice import parse_choices
+    from mmspec.cli.loading import parse_choices
     from mmspec.evaluation.tables import figures
     from reference.diffusion_scores import aup, score_modes
 

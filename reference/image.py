@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from mmspec.errors import CheckpointError
 from mmspec.families.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
-from mmspec.families.llamagen import LlamaGenForCausalLM
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.autoencoders import encode_image
 from mmspec.scenes import COLOURS, SHAPES
 from mmspec.scenes.reader import load_reader

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.scenes.reader import label_heads
 from mmspec.training.data.scenes import CAPTION_LENGTH
 from reference.image_data import CAPTION_CLASSES, CLASSES, GRID, ImageBatch

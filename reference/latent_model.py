@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from mmspec.families.mar import MARConfig, MARForImageGeneration
-from mmspec.families.nextstep import SPECIAL_TOKENS, NextStepConfig, NextStepForImageGeneration
+from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration
+from mmspec.families.nextstep.modeling import SPECIAL_TOKENS, NextStepConfig, NextStepForImageGeneration
 from mmspec.scenes.reader import label_heads
 from mmspec.vectors.denoising_head import FlowSchedule
 from reference.image_data import CAPTION_CLASSES, CLASSES, GRID, ImageBatch

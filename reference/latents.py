@@ -18,7 +18,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from mmspec.errors import CheckpointError, InputError
-from mmspec.families.nextstep import load_nextstep
+from mmspec.families.nextstep.loading import load_nextstep
 from mmspec.models.autoencoders import load_autoencoder
 from mmspec.scenes.reader import load_reader
 from mmspec.training.record import save_trained, taken_over

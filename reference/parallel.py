@@ -23,7 +23,7 @@ from transformers import T5EncoderModel
 
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.random_stream import RandomStream
-from mmspec.families.parallel_images import LPDConfig, LPDForCausalLM
+from mmspec.families.lpd.modeling import LPDConfig, LPDForCausalLM
 from mmspec.families.parallel_images.orders import (
     DecodingOrder,
     cells_by_forward,

@@ -23,7 +23,7 @@ from transformers import (
 
 from mmspec.assets import reference_models
 from mmspec.errors import CheckpointError, InputError
-from mmspec.models import smollm2
+from mmspec.families.smollm2 import language_model as smollm2
 from mmspec.scenes import training_seeds
 from mmspec.training.record import taken_over
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
@@ -74,7 +74,8 @@ def train_smol(
         how: see `RunOptions`; by default 240 minutes of 16 rows a step and process.
 
     Returns:
-        The folder. `mmspec.models.smollm2.complete` makes it whole; so does everything that loads it.
+        The folder. `complete` of `mmspec.families.smollm2.language_model` makes it whole; so does everything
+        that loads it.
 
     Raises:
         MissingDependencyError: the package of the language model is not installed.

@@ -30,7 +30,7 @@ from transformers import (
     TokenizersBackend,
 )
 
-from mmspec.models.smollm2 import MARKER, PACKAGE, rename_token
+from mmspec.families.smollm2.language_model import MARKER, PACKAGE, rename_token
 from mmspec.scenes.language import ORDINALS
 from mmspec.scenes.reader import label_heads
 from mmspec.scenes.world import BACKGROUNDS, CANVAS
@@ -95,7 +95,10 @@ def save_smol(
     folder: Path,
     record: Mapping[str, Any],
 ) -> None:
-    """Save all but the language model, matrices in float8; `mmspec.models.smollm2` makes it whole again."""
+    """Save all but the language model, matrices in float8.
+
+    `mmspec.families.smollm2.language_model` makes it whole again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     matrices = {"vision_tower": "encoder.layers.", "multi_modal_projector": "linear_"}
     weights = {

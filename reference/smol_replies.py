@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.real_language import read_rows, write_replies
 from mmspec.errors import InputError
-from mmspec.models.smollm2 import gguf_file
+from mmspec.families.smollm2.language_model import gguf_file
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import (
     DESCRIPTION_PROMPTS,

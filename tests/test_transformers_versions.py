@@ -7,7 +7,8 @@ import torch
 from transformers import Cache, DynamicCache, LlamaModel
 
 from mmspec import transformers_versions
-from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.targets import adapt
 from mmspec.transformers_versions import CACHE, CACHE_NAMES, cache_name, describe, warn_of_untested
 from tests.tiny_models import tiny_llama

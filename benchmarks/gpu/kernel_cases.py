@@ -71,8 +71,6 @@ FEW = {"rows": 2, "vocabulary": 40}
 TREES, TREE = ({"rows": 1, "nodes": 64}, {"rows": 16, "nodes": 64}), {"rows": 2, "nodes": 7}
 HEADS = ({"rows": 2, "width": 1024}, {"rows": 2, "width": 1536}, {"rows": 64, "width": 1536})
 HEAD = {"rows": 2, "width": 16}
-IMAGES = ({"rows": 1, "tokens": 2880, "width": 1024}, {"rows": 8, "tokens": 2880, "width": 1024})
-IMAGE = {"rows": 2, "tokens": 6, "width": 8}
 
 
 def _key() -> Tensor:
@@ -199,17 +197,6 @@ def _two(rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 def _token(rows: int, vocabulary: int) -> Tensor:
     return torch.arange(rows)[:, None] % vocabulary
-
-
-def _images(rows: int, tokens: int, width: int) -> Arguments:
-    a, b = torch.randn(2, rows, tokens, width)
-    return a, b, torch.ones(rows, tokens, dtype=torch.bool)
-
-
-def _merged(rows: int, tokens: int, width: int) -> Arguments:
-    values, _, mask = _images(rows, tokens, width)
-    target = (torch.arange(tokens) // 2).expand(rows, -1).contiguous()
-    return values, mask.float(), target, tokens // 2
 
 
 def _chains(rows: int, nodes: int, count: int) -> Arguments:
@@ -425,24 +412,6 @@ CASES = (
         arguments=lambda **shape: (*_two(**shape), _token(**shape), 14),
         least=lambda rows, vocabulary: Cost(4 * rows * (vocabulary + 1)),
         floor="rows x vocabulary x 4 bytes: p",
-    ),
-    KernelCase(
-        op="most_similar",
-        shapes=IMAGES,
-        tiny=IMAGE,
-        arguments=_images,
-        least=lambda rows, tokens, width: Cost(
-            rows * tokens * (8 * width + 12), 2 * rows * tokens**2 * width
-        ),
-        floor="rows x tokens^2 x width x 2 operations; rows x tokens x width x 8 bytes",
-    ),
-    KernelCase(
-        op="merge_vectors",
-        shapes=IMAGES,
-        tiny=IMAGE,
-        arguments=_merged,
-        least=lambda rows, tokens, width: Cost(rows * tokens * (6 * width + 14)),
-        floor="rows x tokens x width x 6 bytes: vectors, and half as many",
     ),
     KernelCase(
         op="verify_chain",

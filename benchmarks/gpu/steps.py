@@ -19,7 +19,8 @@ from transformers import Qwen2_5_VLForConditionalGeneration as QwenVL
 from benchmarks.gpu.ceilings import Ceilings, attempt
 from benchmarks.gpu.rounds import RoundShape, cost_of_round, measure_round, random_requests
 from mmspec.core.sampling import Sampler
-from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.cjd.drafter import CorrectedDrafter
 from mmspec.methods.cjd.head import CorrectorConfig, CorrectorHead

@@ -57,8 +57,7 @@ def train_judge(
     Example:
         mmspec-extras train-judge my-model --prompt-file prompts.jsonl --samples 64 --out my-judge
     """
-    from mmspec.cli.choice import parse_choice
-    from mmspec.cli.loading import with_drafter
+    from mmspec.cli.loading import parse_choice, with_drafter
     from mmspec.cli.subject import load_subject
     from mmspec_extras.methods.judge import training
 
@@ -79,3 +78,46 @@ def train_judge(
     )
     use = f"use it: --accelerator {accelerator}:acceptance=judge:judge={folder}"
     print_result({"folder": str(folder)}, use, how.as_json)
+
+
+@app.command()
+@unpack_options
+def train_filter(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    block_length: Annotated[
+        int | None, typer.Option(min=1, help="Places of a block.", show_default="the model's own")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Steps, each on all that was seen.")] = 2000,
+    threshold: Annotated[float, typer.Option(help="By which wrong places are counted.")] = 0.96,
+    learn: Annotated[
+        str, typer.Option(help="right (for learned:filter=...), or order (for spot:head=...).")
+    ] = "right",
+    *,
+    asked: Question,
+    how: ModelOptions,
+) -> None:
+    """Train a filter for a masked model, on its own outputs: which places are right, or come next.
+
+    Takes minutes: every prompt is decoded plainly once, and for the former once by
+    an oracle that knows the output.
+
+    Example:
+        mmspec-extras train-filter my-sdar --prompt-file prompts.txt --samples 64 --out my-filter
+    """
+    from mmspec.cli.subject import load_subject
+    from mmspec_extras.methods.learned import training
+
+    subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
+    calls = subject.first_calls(**subject.settings)
+    use = "spot:head" if learn == "order" else "learned:filter"
+    folder = training.train_filter(
+        subject.pipe,
+        calls,
+        out,
+        block_length=block_length,
+        epochs=epochs,
+        threshold=threshold,
+        learn=learn,
+        record={"target": Path(asked.source).name, **subject.described},
+    )
+    print_result({"folder": str(folder)}, f"use it: --accelerator {use}={folder}", how.as_json)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import T5EncoderModel
 
-from mmspec.cli.choice import parse_choice
+from mmspec.cli.loading import parse_choice
 from mmspec.errors import InputError
 from mmspec.evaluation.quality.attributes import AttributeJudge
 from mmspec.scenes import HELD_OUT_SEEDS, IMAGE_TOKENS, caption, sample_scene
@@ -28,8 +28,8 @@ from mmspec.scenes.render import animate, render_clip
 from mmspec.training.data.images import DROPPED
 from mmspec.training.data.scenes import PromptedScenes
 from mmspec.training.run import RunOptions, Training, flush_subnormals
-from mmspec_extras.families.nbp import NBPConfig, NBPForCausalLM
 from mmspec_extras.families.nbp.drift import video_drift
+from mmspec_extras.families.nbp.modeling import NBPConfig, NBPForCausalLM
 from reference.begun import Kept, shape_of, trained_llamagen
 from reference.image_data import IMAGE_SIZE, STRIDE, ImageBatch
 from reference.image_model import BESIDE_OBJECT, caption_vectors

@@ -19,7 +19,7 @@ from transformers import T5EncoderModel
 from mmspec.errors import InputError
 from mmspec.training.data.images import DROPPED
 from mmspec.training.run import RunOptions, Training, flush_subnormals
-from mmspec_extras.families.ctf import CTFConfig, CTFForCausalLM
+from mmspec_extras.families.ctf.modeling import CTFConfig, CTFForCausalLM
 from reference.begun import Kept, evenly_spread, shape_of, trained_llamagen
 from reference.image_data import ImageBatch, image_batch
 from reference.image_model import BESIDE_OBJECT, beside_objects, caption_vectors

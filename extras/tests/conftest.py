@@ -10,6 +10,7 @@ from tests.conftest import (  # noqa: F401
     pytest_runtest_setup,
     pytest_terminal_summary,
 )
+from tests.kernels.conftest import both, device, launched  # noqa: F401
 from tests.reference.conftest import start  # noqa: F401
 
 distribution("mmspec-extras")  # without it no method here has a name: stop before every test fails

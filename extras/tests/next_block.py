@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmspec_extras.families.nbp import NBPConfig, NBPForCausalLM
+from mmspec_extras.families.nbp.modeling import NBPConfig, NBPForCausalLM
 
 
 def next_block_model(par: Any, frames: int = 1) -> NBPForCausalLM:

@@ -17,9 +17,9 @@ from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import contender, image_examples
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from tests.models.converted import convert_and_load
-from tests.models.official_layout import GRID, VOCABULARY
-from tests.models.parallel_layout import naive_groups, par_state
+from tests.families.converted import convert_and_load
+from tests.families.official_layout import GRID, VOCABULARY
+from tests.families.parallel_layout import naive_groups, par_state
 from tests.tiny_models.llamagen import STRIDE, tiny_vq
 
 FRAMES, SCALE = 2, 2.5

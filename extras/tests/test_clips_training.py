@@ -17,7 +17,7 @@ from mmspec.errors import InputError
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import IMAGE_TOKENS, sample_scene
 from mmspec.scenes.render import animate, render_clip, sample_clip
-from mmspec_extras.families.nbp import NBPForCausalLM
+from mmspec_extras.families.nbp.modeling import NBPForCausalLM
 from reference.image_model import SHAPES_BY_SIZE, build_caption_tokenizer
 
 TINY = SHAPES_BY_SIZE["tiny"]

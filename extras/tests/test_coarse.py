@@ -17,8 +17,7 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.drafter import train_drafter
-from mmspec_extras.families.ctf import CTFForCausalLM
-from mmspec_extras.families.ctf.modeling import CTFRefiner
+from mmspec_extras.families.ctf.modeling import CTFForCausalLM, CTFRefiner
 from reference.image_data import image_batch
 from reference.image_model import SHAPES_BY_SIZE
 from reference.image_scores import score_image_model

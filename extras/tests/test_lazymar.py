@@ -19,8 +19,8 @@ from mmspec.core.loop import speculate
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
-from mmspec.families.mar import MARConfig, MARForImageGeneration
 from mmspec.families.mar.cells import CellOrderDrafter
+from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration
 from mmspec.families.mar.target import MARSampler, MARTarget
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.trees.matching import SampleAndMatch

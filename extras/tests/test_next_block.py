@@ -11,11 +11,11 @@ import torch
 from extras.tests.next_block import next_block_model
 from mmspec.families.images import image_target
 from mmspec.plugins import family_of
-from mmspec_extras.families.ctf import CTFConfig
-from mmspec_extras.families.nbp import NBPConfig
-from mmspec_extras.families.nfig import NFIGConfig
-from tests.models.converted import convert_and_load
-from tests.targets import test_parallel_images
+from mmspec_extras.families.ctf.modeling import CTFConfig
+from mmspec_extras.families.nbp.modeling import NBPConfig
+from mmspec_extras.families.nfig.modeling import NFIGConfig
+from tests.families import test_parallel_images
+from tests.families.converted import convert_and_load
 
 
 @pytest.fixture

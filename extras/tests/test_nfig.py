@@ -9,10 +9,10 @@ import pytest
 
 from mmspec.errors import InputError
 from mmspec.pipelines import MMSpecPipeline
-from mmspec_extras.families.nfig import NFIGConfig, NFIGForCausalLM
-from tests.models.official_layout import HEADS, VOCABULARY, WIDTH
-from tests.models.scale_layout import LABELS, LATENTS
-from tests.targets.test_scales import folder, pipe  # noqa: F401
+from mmspec_extras.families.nfig.modeling import NFIGConfig, NFIGForCausalLM
+from tests.families.official_layout import HEADS, VOCABULARY, WIDTH
+from tests.families.scale_layout import LABELS, LATENTS
+from tests.families.test_scales import folder, pipe  # noqa: F401
 from tests.tiny_models import randomise
 
 

@@ -21,8 +21,8 @@ from mmspec.core.sampling import Sampler
 from mmspec_extras.methods.ssd.drafter import VerticalDrafter, VerticalSession, read_below
 from tests.contracts.checks import check_words
 from tests.contracts.running import FanOutTarget, decode
-from tests.drafters.jacobi_checks import images
 from tests.tiny_models import tiny_lm_v8
+from tests.trees.jacobi_checks import images
 
 PROMPT = (3, 1, 4)
 GRID = ImageGrid(rows=3, columns=2, codebook_size=8)

@@ -25,14 +25,15 @@ from mmspec_extras.methods.ssd.drafter import VerticalDrafter
 from mmspec_extras.methods.ssd.head import VerticalConfig
 from tests.contracts import test_honest_q
 from tests.contracts.checks import precise
-from tests.decoding import test_layouts
-from tests.drafters import test_refusals, test_windows
-from tests.drafters.jacobi_checks import draw, images
+from tests.core import test_layouts
+from tests.methods import test_refusals
 from tests.reference import test_shipped_models, test_shipped_rounds
 from tests.targets.image_loop import draw as draw_images
 from tests.tiny_models import tiny_emu3
 from tests.tiny_models.llamagen import tiny_llamagen
 from tests.training import test_prompted_images
+from tests.trees import test_windows
+from tests.trees.jacobi_checks import draw, images
 
 
 def ssd(window: int, coupling: str = "maximal", **tree: Any) -> WindowDrafter:

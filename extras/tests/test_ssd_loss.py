@@ -16,9 +16,9 @@ from mmspec.training.recipes import RECIPES
 from mmspec_extras.methods.ssd import loss as ssd
 from mmspec_extras.methods.ssd.loss import CellBatch, VerticalLoss
 from tests.contracts.checks import PROMPTS
-from tests.drafters.jacobi_checks import GRID, images
 from tests.tiny_models.llamagen import tiny_llamagen
 from tests.training.test_cjd_loss import Prompts
+from tests.trees.jacobi_checks import GRID, images
 
 GUIDANCE = 3.0
 

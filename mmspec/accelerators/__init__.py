@@ -147,6 +147,7 @@ class DraftToCome:
 
     vector_size: int = 0
     any_order: bool = False
+    fills_masks: bool = False
     model: nn.Module = field(default_factory=WithoutLayers)
 
 
@@ -162,8 +163,7 @@ def option_names(name: str, acceptance: str | None = None) -> set[str]:
     elif method.needs is None:
         rules = [type(make(method).rule)]
     else:  # which rule suits what is drafted, the loaded drafter says
-        of_vectors = () if method.head is not None else ("reflection", "shared_noise", "cspd")
-        rules = [RULES[rule] for rule in (*DEFAULT_RULES, *of_vectors)]
+        rules = [RULES[rule] for rule in (*DEFAULT_RULES, *method.judged_by)]
     of_rules = set().union(*map(keywords, rules))
     return options_of(method) | of_rules | {"acceptance", "length", "stop_below"}
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mmspec.cli.console import print_result
 from mmspec.cli.options import AsJson
+from mmspec.open_types import Json
 
 __all__ = ["accelerators", "markdown_table"]
 
@@ -19,7 +18,7 @@ def accelerators(as_json: AsJson = False) -> None:
     from mmspec.accelerators import options_of, promise_of
     from mmspec.plugins import METHODS
 
-    rows: list[dict[str, Any]] = [
+    rows: list[Json] = [
         {"name": name, "exactness": promise_of(method)[0], "summary": method.summary}
         | {"source": method.source, "needs": method.needs, "options": sorted(options_of(method))}
         for name, method in METHODS.items()

@@ -11,11 +11,10 @@ from mmspec.cli.accelerators import accelerators
 from mmspec.cli.bench import bench_app
 from mmspec.cli.caption import caption
 from mmspec.cli.check import check
-from mmspec.cli.convert import convert
+from mmspec.cli.convert import convert, export
 from mmspec.cli.demo import demo_app
 from mmspec.cli.doctor import doctor
 from mmspec.cli.evaluate import evaluate_app
-from mmspec.cli.export import export
 from mmspec.cli.generate import generate
 from mmspec.cli.scenes import scenes
 from mmspec.cli.serve import serve

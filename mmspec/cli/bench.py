@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.compared import ALL, Search, default_groups, find_best, groups_of
 from mmspec.cli.console import Interruptible, line_width, note, print_result, progress
-from mmspec.cli.loading import own_drafters
+from mmspec.cli.loading import AcceleratorChoice, own_drafters
 from mmspec.cli.options import AsJson, ModelOptions, Plot, Table, TopK, TopP, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mmspec.evaluation.contenders import Contender
     from mmspec.evaluation.examples import Example
     from mmspec.evaluation.quality.image_scores import Scorer
-    from mmspec.evaluation.speed.html_report import Sample
     from mmspec.evaluation.speed.peers import Peers
+    from mmspec.evaluation.speed.plots import Sample
     from mmspec.evaluation.speed.record import Record
     from mmspec.evaluation.speed.timing import TimedRun
 
@@ -149,7 +149,7 @@ def bench(
     choices, tried = find_best(groups, subject, searched, asked.batch_size, how)
     batches = batches_of(subject.examples, asked.batch_size)
     contenders = {choice.label: subject.contender(choice) for choice in choices}
-    own: dict[str, dict[str, Any]] = {}
+    own: dict[str, Keywords] = {}
     for choice in choices:
         accelerator, others = contenders[choice.label].accelerator, tried.get(choice.label)
         about = {"drafter": choice.options.get("drafter"), "parameters": count_parameters(accelerator)}
@@ -199,7 +199,7 @@ def bench(
     if files.plot is not None:
         note(f"written: {draw_bench(files.plot, records, parts)}")
     if files.html is not None:
-        from mmspec.evaluation.speed.html_report import WIDTH, html_report
+        from mmspec.evaluation.speed.plots import WIDTH, html_report
 
         samples = samples_of(subject, contenders, runs, batches, how.seed)
         page = html_report(records, shown(records, parts, subject.draws, WIDTH), samples)
@@ -237,12 +237,12 @@ def find_peers(
 
 
 def summarised(
-    runs: Sequence[TimedRun], own: dict[str, dict[str, Any]], settings: dict[str, Any], block: Interruptible
+    runs: Sequence[TimedRun], own: dict[str, Keywords], settings: Keywords, block: Interruptible
 ) -> tuple[list[Record], list[Record]]:
     """Records of all prompts, and of each category where there are several; none if interrupted early."""
     from mmspec.evaluation.speed.record import summarise
 
-    how: dict[str, Any] = {"settings": settings, "own": own}
+    how: Keywords = {"settings": settings, "own": own}
     try:
         records = summarise(runs, list(own), **how)
     except InputError:
@@ -315,7 +315,7 @@ def samples_of(
 ) -> list[Sample]:
     """The first prompts with what every accelerator made of them; images are drawn once more for it."""
     from mmspec.evaluation.contenders import subject_of
-    from mmspec.evaluation.speed.html_report import Sample
+    from mmspec.evaluation.speed.plots import Sample
     from mmspec.media import load_image
 
     firsts = [run for run in runs if run.repeat == 0 and run.accelerator in contenders]

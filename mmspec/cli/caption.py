@@ -14,6 +14,7 @@ from mmspec.cli.loading import choose, load_pipeline, reference_model
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, items_of
 from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, Temperature, unpack_options
 from mmspec.errors import InputError
+from mmspec.open_types import Json, Keywords, Processor
 
 if TYPE_CHECKING:
     from mmspec.evaluation.contenders import Contender
@@ -100,7 +101,7 @@ def caption(
     accelerated = contender(pipe, choice.name, **choice.options)
 
     settings |= {"seed": how.seed}
-    records: list[dict[str, Any]] = []
+    records: list[Json] = []
     with Interruptible() as block:
         if compare:  # the first call of a process takes longer, and would be one of those compared
             short = {**settings, "max_new_tokens": min(WARM_UP_TOKENS, max_new_tokens)}
@@ -130,7 +131,7 @@ def caption(
 class Echo:
     """A transformers streamer that writes text to stdout as soon as it is whole, turn after turn."""
 
-    tokenizer: Any
+    tokenizer: Processor
     deltas: TextDeltas | None = None
 
     def put(self, tokens: Any) -> None:
@@ -150,7 +151,7 @@ class Echo:
 
 
 def _decode(
-    contender: Contender, example: Example, settings: dict[str, Any], *, streamed: bool = False
+    contender: Contender, example: Example, settings: Keywords, *, streamed: bool = False
 ) -> Iterator[TextOutput]:
     """Decode the turns of one example, with their text streamed to stdout if asked."""
     from mmspec.evaluation.contenders import converse
@@ -159,7 +160,7 @@ def _decode(
     return converse(pipe, example, streamer=Echo(pipe.tokenizer) if streamed else None, **settings)
 
 
-def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> None:
+def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Processor) -> None:
     """Draw the image beside its text, with the tokens of the draft told apart."""
     from mmspec.evaluation.tables import draw_decoding
     from mmspec.media import load_image
@@ -172,9 +173,9 @@ def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Any) -> N
     draw_decoding(path, load_image(example.images[0]), pieces, output.drafted[0], remark)
 
 
-def _record(example: Example, number: int, output: TextOutput, expected: TextOutput | None) -> dict[str, Any]:
+def _record(example: Example, number: int, output: TextOutput, expected: TextOutput | None) -> Json:
     stats = output.stats
-    record: dict[str, Any] = {"image": example.identifier, "prompt": example.turns[number]}
+    record: Json = {"image": example.identifier, "prompt": example.turns[number]}
     record |= {"turn": number} if len(example.turns) > 1 else {}
     record["text"] = output.text[0]
     record |= {"finish_reason": output.finish_reasons[0], "new_tokens": stats.new_tokens[0]}

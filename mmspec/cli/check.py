@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmspec.cli.choice import parse_choice
 from mmspec.cli.compared import image_accelerators
 from mmspec.cli.console import Interruptible, print_result, progress
-from mmspec.cli.loading import choose
+from mmspec.cli.loading import choose, parse_choice
 from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
 from mmspec.cli.subject import Question, load_subject
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 
 if TYPE_CHECKING:
     from mmspec.evaluation.identity.comparison import Comparison
@@ -64,7 +64,6 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
         reference_of,
     )
     from mmspec.evaluation.identity.comparison import identity_report
-    from mmspec.families.masked_language.target import MaskedTarget
 
     source = asked.source
     choose(accelerator, source, how.drafter)  # what is missing should not cost a load
@@ -75,7 +74,7 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
     accelerated, target, reference = subject.contender(choice), subject.pipe.target, "none"
     if subject.draws and target.vector_size:
         reference = reference_of(accelerated.accelerator, target.grid.cells)
-    common: dict[str, Any] = {
+    common: Keywords = {
         "accelerated": accelerated,
         "plain": subject.contender(parse_choice(reference)),
         "examples": subject.examples,
@@ -91,7 +90,7 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
     elif asked.guidance_scale is not None:
         raise InputError("--guidance", asked.guidance_scale, "nothing: text is compared without guidance")
     else:
-        kind = MaskedCheck if isinstance(target, MaskedTarget) else IdentityCheck
+        kind = MaskedCheck if target.fills_masks else IdentityCheck
         identity = kind(**common, **subject.settings)
     comparisons: list[Comparison] = []
     with Interruptible() as block, progress(quiet=how.as_json) as bar:

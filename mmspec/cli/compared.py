@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.console import progress
-from mmspec.cli.loading import compared_choices, default_choices, own_drafters
+from mmspec.cli.loading import AcceleratorChoice, compared_choices, default_choices, own_drafters
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.subject import Subject
 from mmspec.errors import InputError, MMSpecError
@@ -20,6 +19,7 @@ from mmspec.registry import alternatives
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
     from mmspec.plugins import Method
+    from mmspec.targets import AnyTarget
 
 __all__ = ["ALL", "Search", "default_groups", "find_best", "groups_of", "image_accelerators"]
 
@@ -115,16 +115,10 @@ def find_best(
 
 def image_accelerators(target: Any) -> list[str]:
     """Accelerators of images to compare where none are named, as on the command line; the first leads."""
-    if target.by_blocks and not target.vector_size:
-        return ["lpd", "maskgit"] if target.any_cells else ["none"]
-    if not target.vector_size:
-        return ["sjd", "gsd", "lantern", "zipar"]
-    if target.any_order:
-        return ["masked:iterations=20:order=checkerboard", "masked:iterations=32"]
-    return ["shared_noise", "shared_noise:tolerance=0"]
+    return list(target.compared) or ["sjd", "gsd", "lantern", "zipar"]
 
 
-def image_methods(target: Any, source: str, drafter: str | None) -> str:
+def image_methods(target: AnyTarget, source: str, drafter: str | None) -> str:
     """All ways of decoding images with this model, each with the settings that its best is searched among."""
     from mmspec.heads.checkpoint import head_of
     from mmspec.plugins import METHODS
@@ -137,7 +131,7 @@ def image_methods(target: Any, source: str, drafter: str | None) -> str:
     return ",".join(found)
 
 
-def fits(method: Method, target: Any) -> bool:
+def fits(method: Method, target: AnyTarget) -> bool:
     """Whether a method without a head decodes with this model."""
     from mmspec.accelerators import make
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -37,7 +37,7 @@ class Interruptible:
             raise typer.Exit(130 if self.interrupted else code)
 
 
-def print_result(value: Any, shown: RenderableType, as_json: bool) -> None:
+def print_result(value: object, shown: RenderableType, as_json: bool) -> None:
     """Write a result to stdout: its value as JSON, or the table or text that shows it."""
     if as_json:
         shown = json.dumps(value, indent=2, ensure_ascii=False, default=str)

@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli import main
-from mmspec.cli.choice import parse_choice
 from mmspec.cli.console import note, print_result
-from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, choose, load_pipeline, reference_model
+from mmspec.cli.loading import (
+    REFERENCE,
+    REFERENCE_IMAGE,
+    choose,
+    load_pipeline,
+    parse_choice,
+    reference_model,
+)
 from mmspec.cli.options import Accelerator, Host, ModelOption, ModelOptions, Port, unpack_options
 from mmspec.cli.serve import check_installed, listen
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 
 if TYPE_CHECKING:
     import gradio
@@ -156,7 +163,7 @@ def launch(blocks: gradio.Blocks, host: str, port: int, *, share: bool = False) 
     from mmspec.demo.theme import STYLE, theme
     from mmspec.demo.uploads import UPLOAD_LIMITS
 
-    settings: dict[str, Any] = {
+    settings: Keywords = {
         "theme": theme(),
         "css_paths": STYLE,
         "footer_links": [],

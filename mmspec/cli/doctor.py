@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mmspec.cli.console import print_result
 from mmspec.cli.options import AsJson
+from mmspec.open_types import Json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +33,7 @@ def doctor(
         mmspec doctor assets/scenes-llava
     """
     if model is not None:
-        from mmspec.evaluation.model_support import examine_model
+        from mmspec.evaluation.machine import examine_model
 
         found = examine_model(model)
         print_result(found, _model_table(found), as_json)
@@ -45,7 +46,7 @@ def doctor(
     print_result(findings, _table(findings), as_json)
 
 
-def _table(findings: dict[str, Any]) -> Table:
+def _table(findings: Json) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -68,7 +69,7 @@ def _table(findings: dict[str, Any]) -> Table:
     return table
 
 
-def _detail(title: str, found: dict[str, Any]) -> str:
+def _detail(title: str, found: Json) -> str:
     """Words about a finding, by the kind of it."""
     if title in ("package", "optional"):
         said = found["version"] if found["ok"] else f"{found['for']}: {found['remedy']}"
@@ -81,7 +82,7 @@ def _detail(title: str, found: dict[str, Any]) -> str:
     return str(found["problem" if title == "accelerator" else "detail"])
 
 
-def _model_table(found: dict[str, Any]) -> Table:
+def _model_table(found: Json) -> Table:
     from rich import box
     from rich.table import Table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.evaluate_images import images
 from mmspec.cli.loading import compared_choices, default_choices, load_pipeline, reference_model
 from mmspec.cli.options import BatchSize, Model, ModelOptions, Temperature, unpack_options
+from mmspec.open_types import Json, Keywords
 
 if TYPE_CHECKING:
     from mmspec.evaluation.quality.text_scores import Referenced
@@ -84,8 +85,8 @@ def text(
     pipe = load_pipeline(VisionLanguagePipeline, source, how)
     if accelerator is None:
         choices = default_choices(source, how.drafter, pipe.target)
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
-    rows: dict[str, dict[str, Any]] = {}
+    settings: Keywords = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    rows: dict[str, Json] = {}
     plain: dict[str, list[list[int]]] = {}
     with Interruptible() as block, progress(quiet=how.as_json) as bar:
         work = bar.add_task("decoding", total=len(choices) * len(items))
@@ -93,7 +94,7 @@ def text(
             bar.update(work, description=choice.label)
             decode = contender(pipe, choice.name, **choice.options).decoder(how.seed, **settings)
             decoded: dict[str, list[list[int]]] = {}
-            row: dict[str, Any] = {}
+            row: Json = {}
             for task, examples in loaded.items():
                 decoded[task] = []
                 for start in range(0, len(examples), batch_size):
@@ -136,7 +137,7 @@ def check_counts(tasks: dict[str, list[Referenced]], prompt_file: Path | None) -
             raise InputError(name, f"{len(items)} questions", "at least 3 of each category")
 
 
-def compare(decoded: dict[str, list[list[int]]], plain: dict[str, list[list[int]]]) -> dict[str, Any]:
+def compare(decoded: dict[str, list[list[int]]], plain: dict[str, list[list[int]]]) -> Json:
     """Share of answers that are plain decoding's token for token, and where the others differ first."""
     from mmspec.evaluation.quality.intervals import proportion
     from mmspec.evaluation.quality.text_scores import first_differences
@@ -149,7 +150,7 @@ def compare(decoded: dict[str, list[list[int]]], plain: dict[str, list[list[int]
     }
 
 
-def report(rows: dict[str, dict[str, Any]], settings: dict[str, Any], as_json: bool) -> None:
+def report(rows: dict[str, Json], settings: Keywords, as_json: bool) -> None:
     """Print the figures: a row for each accelerator."""
     from mmspec.evaluation.quality.intervals import jsonable
     from mmspec.evaluation.tables import figures

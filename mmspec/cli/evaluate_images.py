@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, progress
 from mmspec.cli.image_scoring import SCENES, Scoring, Session, report
-from mmspec.cli.loading import REFERENCE_IMAGE, load_pipeline, reference_model, with_drafter
+from mmspec.cli.loading import (
+    REFERENCE_IMAGE,
+    load_pipeline,
+    parse_choice,
+    parse_choices,
+    reference_model,
+    with_drafter,
+)
 from mmspec.cli.many import RayOptions, decode_many
 from mmspec.cli.options import GuidanceScale, HeadSteps, Model, ModelOptions, unpack_options
 from mmspec.errors import InputError
+from mmspec.open_types import Json
 from mmspec.validation import given_of
 
 if TYPE_CHECKING:
@@ -115,7 +122,7 @@ def images(
         is_drawn=rival is not None,
     )
     sampling = given_of(guidance_scale=guidance_scale, num_inference_steps=num_inference_steps)
-    scores: dict[str, dict[str, Any]] = {}
+    scores: dict[str, Json] = {}
     if many.ray and out is not None:
         items = [
             Item(index, one, label=what.get("class_labels")) for index, (one, what) in enumerate(subjects)

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import Interruptible, note, print_result, progress
-from mmspec.cli.loading import REFERENCE_IMAGE, choose, load_pipeline, reference_model, with_drafter
+from mmspec.cli.loading import (
+    REFERENCE_IMAGE,
+    AcceleratorChoice,
+    choose,
+    load_pipeline,
+    parse_choice,
+    parse_choices,
+    reference_model,
+    with_drafter,
+)
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, located
 from mmspec.cli.options import (
     GuidanceScale,
@@ -26,6 +34,7 @@ from mmspec.cli.options import (
     unpack_options,
 )
 from mmspec.errors import InputError
+from mmspec.open_types import Json, Keywords
 from mmspec.validation import given_of
 
 if TYPE_CHECKING:
@@ -73,7 +82,7 @@ class ImageOptions:
     last_step_noise: LastStepNoise = False
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Keywords:
         """The keywords of every call that are given."""
         control = None if self.control_image is None else located(self.control_image)
         given = {"control_image": control, "last_step_noise": self.last_step_noise or None}
@@ -148,7 +157,7 @@ def generate(
     pipe = pipe or load_pipeline(ImageGenerationPipeline, source, how)
     if not prompts and not classes:
         prompts, classes = samples(pipe, how.seed)
-    what: dict[str, Any] = {"prompt": prompts or None, "class_labels": classes or None, "seed": how.seed}
+    what: Keywords = {"prompt": prompts or None, "class_labels": classes or None, "seed": how.seed}
     n = asked.num_images_per_prompt
     titles = [*(prompts or []), *(f"class {label}" for label in classes or [])]
     titles = [title for title in titles for _ in range(n)]
@@ -265,7 +274,7 @@ def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput]
         raise InputError("--out", str(path), f"a file that can be written ({error})") from error
 
 
-def record(output: ImageOutput, first: ImageOutput, titles: Sequence[str]) -> dict[str, Any]:
+def record(output: ImageOutput, first: ImageOutput, titles: Sequence[str]) -> Json:
     """The figures of one accelerator; `identical` counts the images with the same tokens as the first's."""
     stats = output.stats
     figures = {name: getattr(stats, name) for name in FIGURES}
@@ -287,7 +296,7 @@ def is_same(tokens: Any, others: Any) -> bool:
     return bool(tokens == others) if isinstance(tokens, list) else bool((tokens == others).all())
 
 
-def table(records: Sequence[dict[str, Any]]) -> rich.table.Table:
+def table(records: Sequence[Json]) -> rich.table.Table:
     """The records as people read them."""
     from mmspec.evaluation.tables import figures
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from mmspec.cli.console import note, print_result
 from mmspec.cli.loading import check_device
 from mmspec.cli.options import ModelOptions
 from mmspec.errors import CheckpointError, InputError
+from mmspec.open_types import Json, Keywords
 
 if TYPE_CHECKING:
     from mmspec.evaluation.quality.image_folder import ImageSet
@@ -165,7 +166,7 @@ class Session:
             note(f"fid is to the mu and sigma of {path.name}, of images whose number it does not say")
         return reference
 
-    def score(self, images: ImageSet, reference: Reference | None) -> dict[str, Any]:
+    def score(self, images: ImageSet, reference: Reference | None) -> Json:
         """Figures of a set."""
         from mmspec.evaluation.quality.image_scores import score_images
 
@@ -179,10 +180,10 @@ class Session:
 
 def report(
     session: Session,
-    scores: dict[str, dict[str, Any]],
+    scores: dict[str, Json],
     reference: Reference | None,
     count: int,
-    sampling: dict[str, Any] | None = None,
+    sampling: Keywords | None = None,
 ) -> None:
     """Print the figures: a row for each, a column for each set of images."""
     from mmspec.evaluation.quality.intervals import jsonable
@@ -203,6 +204,6 @@ def report(
     print_result(value, table, session.as_json)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A figure with its interval, or a word."""
     return f"{value:.1f}" if isinstance(value, float) else str(value)

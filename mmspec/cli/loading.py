@@ -1,24 +1,29 @@
-"""Loads the models and drafters that the command line names, or those that a reference model has."""
+"""Reads the accelerators that the command line names, and loads its models and drafters.
+
+An accelerator is written as `copy`, or as `draft_model:num_draft_tokens=3`.
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choice, parse_choices
 from mmspec.cli.console import note
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
+from mmspec.open_types import Keywords
+from mmspec.registry import did_you_mean, parse_options
 
 if TYPE_CHECKING:
     import torch
 
     from mmspec.cli.options import ModelOptions
     from mmspec.pipelines import MMSpecPipeline
+    from mmspec.targets.model_target import ModelTarget
 
 __all__ = [
+    "AcceleratorChoice",
     "absolute_options",
     "absolute_source",
     "check_device",
@@ -27,6 +32,8 @@ __all__ = [
     "default_choices",
     "load_pipeline",
     "own_drafters",
+    "parse_choice",
+    "parse_choices",
     "read_dtype",
     "reference_model",
     "with_drafter",
@@ -35,7 +42,6 @@ __all__ = [
 Pipeline = TypeVar("Pipeline", bound="MMSpecPipeline")
 
 REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
-UNMASKING_METHODS = "none,low_confidence:places_per_step=2,threshold,entropy_bound"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -85,7 +91,7 @@ def absolute_source(source: str) -> str:
     return str(Path(source).absolute()) if Path(source).is_dir() else source
 
 
-def absolute_options(choice: AcceleratorChoice) -> dict[str, Any]:
+def absolute_options(choice: AcceleratorChoice) -> Keywords:
     """The options of a choice, a drafter's folder by its whole path."""
     return {
         key: absolute_source(str(value)) if key == "drafter" else value
@@ -100,14 +106,12 @@ def compared_choices(accelerators: str, model: str, drafter: str | None) -> list
     return choices if has_plain else [parse_choice("none"), *choices]
 
 
-def default_choices(model: str, drafter: str | None, target: object) -> list[AcceleratorChoice]:
+def default_choices(model: str, drafter: str | None, target: ModelTarget[Any]) -> list[AcceleratorChoice]:
     """The accelerators to compare on a target where none are named: plain decoding, and all that drafts here.
 
     That is copying and the drafters that are there; of a masked model, several places a forward.
     """
-    from mmspec.families.masked_language.target import MaskedTarget
-
-    without = UNMASKING_METHODS if isinstance(target, MaskedTarget) else "none,copy"
+    without = ",".join(target.compared) or "none,copy"
     drafted = own_drafters(model).values() if drafter is None else [choice_of(drafter, model)]
     return [*parse_choices(without), *drafted]
 
@@ -193,3 +197,45 @@ def check_device(device: str) -> None:
         raise InputError(
             "--device", device, f"a device that works here; see mmspec doctor ({reason})"
         ) from error
+
+
+if TYPE_CHECKING:
+    from mmspec.plugins import Method
+
+
+@dataclass(frozen=True)
+class AcceleratorChoice:
+    """An accelerator with its options.
+
+    Attributes:
+        label: as the user wrote it.
+        name: of the method, known to exist; or "auto".
+        options: of its drafter and rule.
+    """
+
+    label: str
+    name: str
+    options: Keywords = field(default_factory=dict)
+
+    @property
+    def method(self) -> Method | None:
+        """The method of that name; None for "auto", which is one that `mmspec tune` has found."""
+        from mmspec.accelerators.tuned import AUTO
+        from mmspec.plugins import METHODS
+
+        return None if self.name == AUTO else METHODS[self.name]
+
+
+def parse_choice(text: str) -> AcceleratorChoice:
+    """Read `name[:option=value]...`, as of `parse_options`."""
+    choice = AcceleratorChoice(text.strip(), *parse_options("accelerator", text))
+    _ = choice.method  # a typo should not cost a load
+    return choice
+
+
+def parse_choices(text: str) -> list[AcceleratorChoice]:
+    """Read a list separated by commas; repeated entries count once."""
+    written = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not written:
+        raise InputError("accelerators", text, "names separated by commas, such as none,copy")
+    return [parse_choice(part) for part in written]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +14,10 @@ from mmspec.atomic_file import atomic_file
 from mmspec.cli.console import Interruptible, note, progress
 from mmspec.cli.loading import absolute_options, absolute_source, read_dtype
 from mmspec.errors import InputError
+from mmspec.open_types import Json, Keywords
 
 if TYPE_CHECKING:
-    from mmspec.cli.choice import AcceleratorChoice
+    from mmspec.cli.loading import AcceleratorChoice
     from mmspec.cli.options import ModelOptions
     from mmspec.many.work import Item
 
@@ -58,7 +59,7 @@ def items_of(prompt_file: str | None, images: Sequence[str] = (), prompt: str | 
     return [Item(index, prompt, (located(image),)) for index, image in enumerate(images)]
 
 
-def located(image: Any) -> str:
+def located(image: object) -> str:
     """A path that workers find from another folder; an address as it is."""
     path = Path(str(image))
     return str(path.absolute()) if path.is_file() else str(image)
@@ -68,13 +69,13 @@ def decode_many(
     source: str,
     choice: AcceleratorChoice,
     items: Sequence[Item],
-    settings: dict[str, Any],
+    settings: Keywords,
     out: Path,
     asked: RayOptions,
     how: ModelOptions,
     *,
     draws: bool,
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """Decode all items with many workers into a folder; returns a record for each.
 
     Beside a file for each item stands `images.jsonl` or `texts.jsonl` with all records, once all are done.

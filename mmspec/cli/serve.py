@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmspec.cli.choice import parse_choice
 from mmspec.cli.console import note
-from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, choose, load_pipeline, reference_model
+from mmspec.cli.loading import (
+    REFERENCE,
+    REFERENCE_IMAGE,
+    choose,
+    load_pipeline,
+    parse_choice,
+    reference_model,
+)
 from mmspec.cli.options import Accelerator, Host, ModelOptions, Port, unpack_options
 from mmspec.errors import InputError, MissingDependencyError
 

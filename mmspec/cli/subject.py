@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.call_fields import CALL_FIELDS
-from mmspec.cli.choice import AcceleratorChoice
 from mmspec.cli.console import note
-from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, load_pipeline, reference_model
+from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, AcceleratorChoice, load_pipeline, reference_model
 from mmspec.cli.options import (
     BatchSize,
     GuidanceScale,
@@ -22,6 +21,7 @@ from mmspec.cli.options import (
     setting,
 )
 from mmspec.errors import InputError
+from mmspec.open_types import Json, Keywords
 from mmspec.validation import given_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Question:
         return self.model or reference_model(REFERENCE_IMAGE if self.task == "generate" else REFERENCE)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Keywords:
         """The keywords of every call that are given."""
         own = {name: value for name, value in vars(self).items() if name in CALL_FIELDS}
         del own["batch_size"]  # of calls that this command makes, of text too
@@ -115,17 +115,17 @@ class Subject:
     pipe: Any
     draws: bool
     examples: list[Example]
-    settings: dict[str, Any]
-    described: dict[str, Any]
+    settings: Keywords
+    described: Json
     others: Callable[[int], list[Example]] | None = None
-    form: dict[str, Any] = field(default_factory=dict)
+    form: Keywords = field(default_factory=dict)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Tokens of an answer as text, without special tokens."""
         text: str = self.pipe.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
-    def first_calls(self, **settings: Any) -> list[dict[str, Any]]:
+    def first_calls(self, **settings: object) -> list[Keywords]:
         """Keywords of a call for the first turn of each example; a note counts the turns left out."""
         from mmspec.evaluation.examples import later_turns
 
@@ -142,7 +142,7 @@ class Subject:
         return contender(self.pipe, choice.name, **choice.options)
 
 
-def load_subject(source: str, asked: Question, how: ModelOptions, defaults: dict[str, Any]) -> Subject:
+def load_subject(source: str, asked: Question, how: ModelOptions, defaults: Keywords) -> Subject:
     """Load a model and bring together what it is asked; `defaults` are the task and settings of text."""
     from mmspec.evaluation.contenders import GENERATE, load_images
     from mmspec.evaluation.examples import read_tasks, scene_examples

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli.console import note, print_result
-from mmspec.cli.options import AsJson, ModelOptions, unpack_options
-from mmspec.cli.subject import Question
+from mmspec.cli.options import AsJson, unpack_options
+from mmspec.open_types import Keywords
 
 __all__ = ["Start", "TrainingOptions", "train_app"]
 
@@ -39,7 +39,7 @@ class TrainingOptions:
     as_json: AsJson = False
 
     @property
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Keywords:
         """The keywords of a trainer that are given, see `RunOptions`."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "as_json"}
 
@@ -237,46 +237,3 @@ def draft_model(
         **training.plan,
     )
     training.report(folder, "use it: --accelerator draft_model --drafter", divergence=divergence)
-
-
-@train_app.command("filter")
-@unpack_options
-def commit_filter(
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    block_length: Annotated[
-        int | None, typer.Option(min=1, help="Places of a block.", show_default="the model's own")
-    ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Steps, each on all that was seen.")] = 2000,
-    threshold: Annotated[float, typer.Option(help="By which wrong places are counted.")] = 0.96,
-    learn: Annotated[
-        str, typer.Option(help="right (for learned:filter=...), or order (for freedave:head=...).")
-    ] = "right",
-    *,
-    asked: Question,
-    how: ModelOptions,
-) -> None:
-    """Train a filter for a masked model, on its own outputs: which places are right, or come next.
-
-    Takes minutes: every prompt is decoded plainly once, and for the former once by
-    an oracle that knows the output.
-
-    Example:
-        mmspec train filter my-sdar --prompt-file prompts.txt --samples 64 --out my-filter
-    """
-    from mmspec.cli.subject import load_subject
-    from mmspec.methods.learned.training import train_filter
-
-    subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
-    calls = subject.first_calls(**subject.settings)
-    use = "freedave:head" if learn == "order" else "learned:filter"
-    folder = train_filter(
-        subject.pipe,
-        calls,
-        out,
-        block_length=block_length,
-        epochs=epochs,
-        threshold=threshold,
-        learn=learn,
-        record={"target": Path(asked.source).name, **subject.described},
-    )
-    print_result({"folder": str(folder)}, f"use it: --accelerator {use}={folder}", how.as_json)

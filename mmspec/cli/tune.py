@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmspec.cli.choice import AcceleratorChoice, parse_choice
 from mmspec.cli.console import Interruptible, note, print_result, progress
-from mmspec.cli.loading import absolute_options, own_drafters, with_drafter
+from mmspec.cli.loading import AcceleratorChoice, absolute_options, own_drafters, parse_choice, with_drafter
 from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
+from mmspec.open_types import Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mmspec.evaluation.speed.tuning import Trial
+    from mmspec.targets import AnyTarget
 
 __all__ = ["tune"]
 
@@ -112,7 +119,7 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
     return found
 
 
-def windows(target: Any, tv: float) -> list[str]:
+def windows(target: AnyTarget, tv: float) -> list[str]:
     """Names of the methods without a head that draft image tokens in windows and keep to the allowed TV."""
     from mmspec.accelerators import promise_of
     from mmspec.cli.compared import fits
@@ -129,7 +136,7 @@ def windows(target: Any, tv: float) -> list[str]:
     ]
 
 
-def shown(trials: Any, best: str, described: dict[str, Any]) -> Any:
+def shown(trials: Sequence[Trial], best: str, described: Json) -> Table:
     """The evidence as a table."""
     from mmspec.evaluation.tables import figures, with_interval
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib.metadata import entry_points
 from typing import Any
 
 from mmspec.compressors.interface import Compressor
@@ -14,19 +15,21 @@ __all__ = ["COMPRESSORS", "Compressor", "build_compressor"]
 
 COMPRESSORS = Located(
     "compressor",
-    lambda: {
-        "none": "mmspec.compressors.pooling:NoTokens",
-        "identity": "mmspec.compressors.pooling:Identity",
-        "latent": "mmspec.compressors.queries:Latent",
-        "pooling": "mmspec.compressors.pooling:Pooling",
-        "attention_pruning": "mmspec.compressors.pruning:AttentionPruning",
-        "similarity_pruning": "mmspec.compressors.pruning:SimilarityPruning",
-        "merging": "mmspec.compressors.merging:Merging",
-        "convolution": "mmspec.compressors.pooling:Convolution",
-        "resampler": "mmspec.compressors.queries:Resampler",
-        "gate": "mmspec.compressors.gate:Gate",
-        "vispec": "mmspec.compressors.queries:ViSpec",
-    },
+    lambda: (
+        {
+            "none": "mmspec.compressors.pooling:NoTokens",
+            "identity": "mmspec.compressors.pooling:Identity",
+            "latent": "mmspec.compressors.queries:Latent",
+            "pooling": "mmspec.compressors.pooling:Pooling",
+            "attention_pruning": "mmspec.compressors.pruning:AttentionPruning",
+            "similarity_pruning": "mmspec.compressors.pruning:SimilarityPruning",
+            "convolution": "mmspec.compressors.pooling:Convolution",
+            "resampler": "mmspec.compressors.queries:Resampler",
+            "gate": "mmspec.compressors.gate:Gate",
+            "vispec": "mmspec.compressors.queries:ViSpec",
+        }
+        | {point.name: point.value for point in entry_points(group="mmspec.compressors")}
+    ),
 )
 
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from mmspec.compressors.interface import Compressor, check_tokens
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
-from mmspec.visual_tokens.boxes import overlap, raster, square_grid
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import VisualTokens, overlap, raster, square_grid
 
 __all__ = ["Convolution", "Identity", "NoTokens", "Pooling", "pool"]
 

@@ -9,8 +9,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from mmspec.compressors.interface import Compressor, check_tokens
 from mmspec.errors import InputError
-from mmspec.visual_tokens.boxes import BOX, whole
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import BOX, VisualTokens, whole
 
 __all__ = ["Latent", "QueryAttention", "Resampler", "ViSpec"]
 

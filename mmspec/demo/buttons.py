@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import gradio as gr
 
 from mmspec.errors import MMSpecError
+from mmspec.open_types import AnyFunction, Keywords
 
 __all__ = ["MESSAGED", "QUICK", "Stops", "connect"]
 
@@ -38,19 +38,19 @@ class Stops:
         self._flags.pop(request.session_hash or "", None)
 
 
-PRIVATE: dict[str, Any] = {"api_visibility": "private"}
+PRIVATE: Keywords = {"api_visibility": "private"}
 #: Keywords of events that may end in a message to the visitor, which only queued ones can send.
-MESSAGED: dict[str, Any] = {**PRIVATE, "show_progress": "hidden"}
+MESSAGED: Keywords = {**PRIVATE, "show_progress": "hidden"}
 #: Keywords of events that do not touch the model, and so need not wait in line.
-QUICK: dict[str, Any] = {**PRIVATE, "queue": False, "show_progress": "hidden"}
+QUICK: Keywords = {**PRIVATE, "queue": False, "show_progress": "hidden"}
 
 
 def connect(
     stops: Stops,
-    triggers: Sequence[Callable[..., Any]],
-    work: Callable[..., Iterator[Any]],
-    inputs: list[Any],
-    outputs: list[Any],
+    triggers: Sequence[AnyFunction],
+    work: Callable[..., Iterator[object]],
+    inputs: Sequence[gr.components.Component],
+    outputs: Sequence[gr.components.Component],
     buttons: tuple[gr.Button, gr.Button],
     others: Sequence[gr.Button] = (),
 ) -> None:
@@ -66,15 +66,15 @@ def connect(
     """
     run, stop = buttons
 
-    def buttons_while(running: bool) -> list[Any]:
+    def buttons_while(running: bool) -> list[gr.Button]:
         found = [gr.Button(visible=not running), gr.Button(visible=running)]
         return found + [gr.Button(interactive=not running)] * len(others)
 
-    def begin(request: gr.Request) -> list[Any]:
+    def begin(request: gr.Request) -> list[gr.Button]:
         stops.begin(request)
         return buttons_while(True)
 
-    def do(request: gr.Request, *values: Any) -> Iterator[Any]:
+    def do(request: gr.Request, *values: object) -> Iterator[object]:
         flag = stops.flag(request)
         if flag.is_set():  # while it waited in line
             yield [gr.skip()] * len(outputs)
@@ -85,7 +85,7 @@ def connect(
             raise gr.Error(str(error), title="That did not work", print_exception=False) from error
 
     changed = [run, stop, *others]
-    line: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", **PRIVATE}
+    line: Keywords = {"concurrency_limit": 1, "concurrency_id": "model", **PRIVATE}
     for trigger in triggers:
         began = trigger(begin, None, changed, **QUICK)
         done = began.then(do, inputs, outputs, show_progress="minimal", **line)

@@ -18,6 +18,7 @@ from mmspec.demo.talk import EMPTY, Lane, race, transcript, turn
 from mmspec.demo.theme import heading, page
 from mmspec.demo.uploads import UPLOAD_LIMITS, Upload, read_upload
 from mmspec.errors import InputError, MMSpecError
+from mmspec.open_types import Json
 from mmspec.pipelines import VisionLanguagePipeline
 
 __all__ = ["Captioning", "Conversation", "picture_examples"]
@@ -40,7 +41,7 @@ class Conversation:
     """
 
     upload: Upload | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Json] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
 
 
@@ -61,7 +62,7 @@ class Captioning:
             pipe("a", max_new_tokens=8)
 
     def choose(
-        self, kind: str, payload: Mapping[str, Any] | None, talk: Conversation | None
+        self, kind: str, payload: Mapping[str, object] | None, talk: Conversation | None
     ) -> tuple[Any, Conversation | None, str]:
         """Take an upload, with which a new conversation begins; one that cannot be read is removed."""
         try:

@@ -1,4 +1,4 @@
-"""One image at work: which forward committed which cells, what there is of it, and its figures."""
+"""One image at work: which forward committed which cells, what there is of it, and its figures as HTML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from PIL import Image
 
 from mmspec.accelerators import options_of
 from mmspec.core.image_grid import FREE, Layout
-from mmspec.demo.theme import title
+from mmspec.demo.theme import figures, tags, title
 from mmspec.errors import MMSpecError
 from mmspec.evaluation.contenders import describe_accelerator
 from mmspec.media.images import data_url
+from mmspec.open_types import Json, Keywords
 from mmspec.pipelines import ContinuousImagePipeline, ImageGenerationPipeline
 from mmspec.plugins import METHODS
 
@@ -24,11 +26,21 @@ if TYPE_CHECKING:
     from mmspec.accelerator import Accelerator
     from mmspec.pipelines.image_generation import ImageCall
 
-__all__ = ["CommitMap", "Drawing", "Methods", "draw", "heat_image", "heat_map"]
+__all__ = [
+    "CommitMap",
+    "Drawing",
+    "Methods",
+    "NOTHING",
+    "draw",
+    "gallery",
+    "heat_image",
+    "heat_map",
+    "report",
+]
 
 OPEN = -1
 #: Methods with other options, which draw other images of the same seed.
-ORDERS: dict[str, tuple[str, dict[str, Any]]] = {
+ORDERS: dict[str, tuple[str, Json]] = {
     "lpd:order=diagonal": ("lpd", {"order": "diagonal"}),
     "lpd:order=raster": ("lpd", {"order": "raster"}),
     "maskgit:iterations=16": ("maskgit", {"iterations": 16}),
@@ -145,10 +157,10 @@ class Methods:
     """The accelerators that fit a pipeline, with the user's own drafters; what one loads is loaded once."""
 
     def __init__(
-        self, pipe: ImageGenerationPipeline, drafters: Mapping[str, Mapping[str, Any]] | None = None
+        self, pipe: ImageGenerationPipeline, drafters: Mapping[str, Mapping[str, object]] | None = None
     ) -> None:
         self._pipe, self._drafters = pipe, dict(drafters or {})
-        self._made: dict[str, tuple[dict[str, Any], Accelerator]] = {}
+        self._made: dict[str, tuple[Json, Accelerator]] = {}
         self.names = [name for name in METHODS if self._fits(name)]
         self.names += [label for label, (name, _) in ORDERS.items() if name in self.names]
 
@@ -186,7 +198,7 @@ class Methods:
         return True
 
 
-def preset_of(method: str) -> tuple[str, dict[str, Any]]:
+def preset_of(method: str) -> tuple[str, Keywords]:
     """The preset of a method, and the options that it is given."""
     return ORDERS.get(method, (method, {}))
 
@@ -195,8 +207,8 @@ def draw(
     pipe: ImageGenerationPipeline,
     methods: Methods,
     method: str,
-    options: Mapping[str, Any],
-    what: Mapping[str, Any],
+    options: Mapping[str, object],
+    what: Mapping[str, object],
     flag: threading.Event,
 ) -> Iterator[Drawing]:
     """Draw one image, yielding it after every forward and once when it has ended.
@@ -223,3 +235,52 @@ def draw(
     if drawing is not None:
         drawing.state = "done" if drawing.state == "running" else drawing.state
         yield drawing
+
+
+NOTHING = '<p class="mm-empty">Choose methods and compare: the same seed, drawn by each in turn.</p>'
+NOTE = (
+    "One prompt, one seed. Heat: cells committed by the forward that committed each. Seconds are those of "
+    "the model, one method after another on this machine, without the decoder to pixels."
+)
+
+
+def gallery(drawings: Sequence[Drawing], *, whole: bool) -> str:
+    """Show drawings beside each other, their heat maps on one scale.
+
+    Args:
+        drawings: the first is what the others are compared with, where it is plain decoding.
+        whole: whether there are no more to come.
+    """
+    if not drawings:
+        return NOTHING
+    most = max(int(one.commits.counts.max(initial=1)) for one in drawings)
+    plain = drawings[0] if drawings[0].method == "none" and drawings[0].state == "done" else None
+    cards = "".join(card(one, plain, most) for one in drawings)
+    done = ' data-done=""' if whole else ""
+    return f'<div{done}><div class="mm-cards mm-small">{cards}</div><p class="mm-note">{NOTE}</p></div>'
+
+
+def card(drawing: Drawing, plain: Drawing | None, most: int) -> str:
+    """Show one drawing with its heat map and its figures."""
+    compared = ""
+    if plain is not None and plain is not drawing and drawing.state == "done":
+        share, times = drawing.forwards / plain.forwards, plain.seconds / max(drawing.seconds, 1e-9)
+        won = " mm-won" if times >= 1 else ""
+        compared = f'<span class="mm-tag{won}">{share:.0%} of the forwards, {times:.2g}x the speed</span>'
+    alt = escape(f"drawn by {drawing.title}")
+    url = data_url(drawing.picture(), "WEBP", quality=92)  # small: it is sent many times
+    picture = f'<img class="mm-picture" alt="{alt}" src="{url}">'
+    return report(
+        drawing, compared, f'<div class="mm-pair">{picture}{heat_map(drawing.commits.counts, most)}</div>'
+    )
+
+
+def report(drawing: Drawing, compared: str = "", picture: str = "") -> str:
+    """Show the figures of a drawing, with a tag and a picture above them."""
+    marks = tags([drawing.promise, *(["stopped"] if drawing.state == "stopped" else [])]) + compared
+    bar = f'<div class="mm-bar"><i style="width: {drawing.share:.0%}"></i></div>'
+    shown = picture + (bar if drawing.state != "done" or not picture else "") + figures(drawing.figures())
+    return (
+        f'<section class="mm-card" data-method="{escape(drawing.title)}" data-state="{drawing.state}">'
+        f"<header><b>{escape(drawing.title)}</b>{marks}</header>{shown}</section>"
+    )

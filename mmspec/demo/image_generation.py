@@ -12,16 +12,17 @@ import gradio as gr
 from PIL import Image
 
 from mmspec.demo.buttons import QUICK, Stops, connect
-from mmspec.demo.drawing import ORDERS, Drawing, Methods, draw, heat_map
-from mmspec.demo.gallery import NOTHING, gallery, report
+from mmspec.demo.drawing import NOTHING, ORDERS, Drawing, Methods, draw, gallery, heat_map, report
 from mmspec.demo.theme import heading, page
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline
 
 __all__ = ["ImageGeneration"]
 
 SAID = "Many tokens in one forward of the model (NFE): watch which, and what a method promises."
 MOST_CHARACTERS, MOST_SEED, MOST_METHODS = 1000, 2**31 - 1, 8
+Subject = str | float  # a prompt, or the number of a class
 COMPARED = ("none", "sjd", "gsd", "lantern", "zipar", "shared_noise", "masked", "maskgit", *ORDERS)
 OPTIONS = {"window": "places drafted in a forward", "delta": "total variation allowed per token"}
 SECONDS_BETWEEN_UPDATES = 0.15
@@ -37,7 +38,7 @@ class ImageGeneration:
         model: str,
         prompts: Sequence[str] = (),
         method: str | None = None,
-        drafters: Mapping[str, Mapping[str, Any]] | None = None,
+        drafters: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.pipe, self.model, self.prompts = pipe, model, list(prompts)
         self.methods = Methods(pipe, drafters)
@@ -53,8 +54,8 @@ class ImageGeneration:
             pass
 
     def settings(
-        self, subject: Any, guidance: float | None, temperature: float | None, seed: int
-    ) -> dict[str, Any]:
+        self, subject: Subject, guidance: float | None, temperature: float | None, seed: int
+    ) -> Keywords:
         """Keywords of the pipeline's call.
 
         Raises:
@@ -68,7 +69,7 @@ class ImageGeneration:
         given = {"guidance_scale": guidance, "temperature": temperature}
         return what | {"seed": seed} | {name: value for name, value in given.items() if value is not None}
 
-    def draw(self, subject: Any, method: str, *settings: Any) -> Iterator[tuple[Image.Image, str, str]]:
+    def draw(self, subject: Subject, method: str, *settings: Any) -> Iterator[tuple[Image.Image, str, str]]:
         """Draw one image, yielding what there is of it, its heat map and its figures as they grow.
 
         Args:
@@ -81,7 +82,7 @@ class ImageGeneration:
         for drawing in self._updates(subject, method, *settings):
             yield drawing.picture(), heat_map(drawing.commits.counts), report(drawing)
 
-    def compare(self, subject: Any, methods: Sequence[str], *settings: Any) -> Iterator[str]:
+    def compare(self, subject: Subject, methods: Sequence[str], *settings: Any) -> Iterator[str]:
         """Draw one seed by several methods, yielding the gallery as it grows; arguments as of `draw`.
 
         Raises:
@@ -102,7 +103,7 @@ class ImageGeneration:
 
     def _updates(
         self,
-        subject: Any,
+        subject: Subject,
         method: str,
         window: int,
         delta: float,
@@ -181,7 +182,7 @@ class ImageGeneration:
         delta = gr.Slider(0, 0.5, 0.1, step=0.01, label="Delta", info=says["delta"], visible=shown["delta"])
         return window, delta
 
-    def _subject(self) -> Any:
+    def _subject(self) -> gr.components.Component:
         """Build the place for what is to be drawn."""
         if self.draws_classes:
             last = self.pipe.model.config.num_classes - 1

@@ -7,9 +7,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmspec.demo.theme import figures, tags, title
+from mmspec.open_types import Processor
 from mmspec.pipelines.text_stream import TextDeltas
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Lane:
 
     name: str
     rounds: Generator[TextOutput, None, None]
-    tokenizer: Any
+    tokenizer: Processor
     output: TextOutput | None = None
     pieces: list[str] = field(default_factory=list)
     finished: bool = False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mmspec.errors import MediaError
 from mmspec.media import MediaLimits, load_image, load_video
+from mmspec.open_types import Keywords
 
 __all__ = ["UPLOAD_LIMITS", "Upload", "read_upload"]
 
@@ -30,7 +30,7 @@ class Upload:
     path: str
     frames: int = 1
 
-    def media(self, frames: int, *, takes_videos: bool) -> dict[str, Any]:
+    def media(self, frames: int, *, takes_videos: bool) -> Keywords:
         """Arguments of a pipeline's call; models without an input for videos see so many frames as images."""
         if self.kind == "image":
             return {"images": [self.path]}
@@ -40,7 +40,7 @@ class Upload:
         return {"images": list(load_video(self.path, num_frames=count, limits=UPLOAD_LIMITS).frames)}
 
 
-def read_upload(kind: str, payload: Mapping[str, Any] | None) -> Upload | None:
+def read_upload(kind: str, payload: Mapping[str, object] | None) -> Upload | None:
     """Check a file that Gradio received, as an event without preprocessing gets it; None if there is none.
 
     Raises:

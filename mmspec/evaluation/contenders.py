@@ -6,7 +6,7 @@ A pipeline is known by `AnyPipeline` alone: evaluation stands on a floor below p
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from mmspec.evaluation.examples import Example, held_out_captions
 from mmspec.evaluation.quality.variation import OverlapMeter, VariationMeter, needs_meter
 from mmspec.evaluation.speed.timing import Decode, Decoded
 from mmspec.media import load_image
+from mmspec.open_types import Json, Keywords, Processor
 from mmspec.scenes import COLOURS, SHAPES
 
 __all__ = [
@@ -47,9 +48,11 @@ class AnyPipeline(Protocol):
 
     model: Any
     target: Any
-    accelerator: Any
-    processor: Any
-    draft_processor: Any
+    accelerator: Accelerator
+    processor: Processor
+    draft_processor: Processor
+
+    def __call__(self, *args: Any, **settings: Any) -> Any: ...
 
     def set_accelerator(self, accelerator: str, **options: Any) -> Any: ...
 
@@ -60,7 +63,7 @@ class AnyPipeline(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     @property
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> Processor: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Contender:
 
     pipe: Any
     accelerator: Any
-    draft_processor: Any
+    draft_processor: Processor
     steps: Any
 
     def enter(self) -> Any:
@@ -84,16 +87,16 @@ class Contender:
         self.pipe.target.steps = self.steps
         return self.pipe
 
-    def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
+    def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: object) -> Decoded:
         """Decode a batch with this accelerator: answer it, or draw it."""
         decode = decode_images if draws(self.pipe) else decode_conversations
         return decode(self.enter(), batch, seeds=seeds, **settings)
 
-    def decoder(self, seed: int = 0, **settings: Any) -> Decode:
+    def decoder(self, seed: int = 0, **settings: object) -> Decode:
         """Make a function that decodes a batch with this accelerator; every example has its own noise."""
         return lambda batch: self.decode(batch, seeds=seeds_of(batch, seed), **settings)
 
-    def watch(self, batches: Sequence[Sequence[Example]], seed: int = 0, **settings: Any) -> dict[str, Any]:
+    def watch(self, batches: Sequence[Sequence[Example]], seed: int = 0, **settings: object) -> Json:
         """Draw once more, and measure what neither rules nor `decode` do; nothing where that is known.
 
         Returns:
@@ -117,7 +120,7 @@ class Contender:
                 variation.finish(call.calls[-1])
             finished.append(call.calls[-1].stats)
         stats = merge_stats(finished)
-        found: dict[str, Any] = {}
+        found: Json = {}
         if is_lossy and stats.tv_mean is not None:
             found["tv"] = {"mean": stats.tv_mean, "max": stats.tv_max}
         if overlap.mean is not None:
@@ -125,7 +128,7 @@ class Contender:
         return found
 
 
-def contender(pipe: AnyPipeline, name: str, **options: Any) -> Contender:
+def contender(pipe: AnyPipeline, name: str, **options: object) -> Contender:
     """Set an accelerator up on a pipeline; its draft model, if it has one, is loaded here and only here."""
     pipe.set_accelerator(name, **options)
     return Contender(pipe, pipe.accelerator, pipe.draft_processor, pipe.target.steps)
@@ -179,7 +182,7 @@ def decode_conversations(
     return Decoded(tokens, stats)
 
 
-def converse(pipe: Any, example: Example, **settings: Any) -> Iterator[Any]:
+def converse(pipe: AnyPipeline, example: Example, **settings: Any) -> Iterator[Any]:
     """Decode one conversation, yielding the output of each turn; later turns see the answers to earlier ones.
 
     Args:
@@ -195,7 +198,7 @@ def converse(pipe: Any, example: Example, **settings: Any) -> Iterator[Any]:
         yield output
 
 
-def reference_inputs(pipe: AnyPipeline, example: Example) -> dict[str, Any]:
+def reference_inputs(pipe: AnyPipeline, example: Example) -> Keywords:
     """Arguments of transformers' `model.generate` for the first turn, made without any code of ours.
 
     Raises:
@@ -209,7 +212,7 @@ def reference_inputs(pipe: AnyPipeline, example: Example) -> dict[str, Any]:
 
 def encode_prompts(
     pipe: AnyPipeline, prompts: Sequence[Any], images: Sequence[Any], **padding: Any
-) -> dict[str, Any]:
+) -> Keywords:
     """Encode prompts as arguments of `model.generate`, by the model's processor alone.
 
     Args:
@@ -236,7 +239,7 @@ def encode_prompts(
     }
 
 
-def _with_images(messages: Sequence[Mapping[str, Any]], images: Any, is_text: bool) -> list[dict[str, Any]]:
+def _with_images(messages: Sequence[Json], images: Sequence[object] | None, is_text: bool) -> list[Json]:
     """Chat messages with their images in their places; for models of text alone, with strings as contents."""
     if is_text:
         return [{**one, "content": "".join(part["text"] for part in one["content"])} for one in messages]
@@ -256,11 +259,11 @@ def _with_images(messages: Sequence[Mapping[str, Any]], images: Any, is_text: bo
 class _Conversation:
     """A conversation so far: chat messages, or running text for a model without a chat template."""
 
-    def __init__(self, example: Example, processor: Any) -> None:
+    def __init__(self, example: Example, processor: Processor) -> None:
         self.has_template = getattr(processor, "chat_template", None) is not None
         kinds = ["image"] * len(example.images) + ["video"] * len(example.videos)
         self._first = [{"type": kind} for kind in kinds]
-        self._messages: list[dict[str, Any]] = []
+        self._messages: list[Json] = []
         self._text = ""
         if not self.has_template and self._first:
             token = getattr(processor, "image_token", None)
@@ -269,7 +272,7 @@ class _Conversation:
                 raise InputError("images", example.identifier, allowed)
             self._text = token * len(example.images) + "\n"
 
-    def add_turn(self, turn: str) -> Any:
+    def add_turn(self, turn: str) -> str | list[Json]:
         """Add a user turn; return the prompt."""
         if not self.has_template:
             self._text += turn
@@ -284,17 +287,18 @@ class _Conversation:
         self._messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
 
 
-def decode_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Decoded:
+def decode_images(
+    pipe: AnyPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
+) -> Decoded:
     """Draw all examples of a batch together: prompts, or classes; with a seed for each."""
     prompt, what = subject_of(batch)
     output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
     return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds, output.images)
 
 
-def as_list(row: Any) -> list[Any]:
+def as_list(row: Tensor | list[Any]) -> list[Any]:
     """Tokens of an image as a list, of ids or of vectors."""
-    values: list[Any] = row.tolist() if isinstance(row, Tensor) else row
-    return values
+    return list(row.tolist()) if isinstance(row, Tensor) else row
 
 
 def prepare_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Any:
@@ -303,7 +307,7 @@ def prepare_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int],
     return pipe.prepare(prompt, {"seed": list(seeds), "batch_size": len(batch), **settings}, **what)
 
 
-def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, dict[str, Any]]:
+def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, Keywords]:
     """Prompts of a batch, or None and the classes where it has some."""
     labels = [example.label for example in batch]
     if None in labels:
@@ -342,7 +346,7 @@ def count_parameters(accelerator: Accelerator) -> int:
     return 0 if model is None else sum(weights.numel() for weights in model.parameters())
 
 
-def describe_accelerator(accelerator: Accelerator) -> dict[str, Any]:
+def describe_accelerator(accelerator: Accelerator) -> Json:
     """Describe a fitted accelerator's window and promise, which a report states beside its figures.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Report on this machine: versions, devices, optional packages and accelerators."""
+"""Reports on this machine (versions, devices, packages, accelerators) and on a model by its config."""
 
 from __future__ import annotations
 
@@ -6,19 +6,36 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+import transformers
+from transformers import MODEL_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
+
 from mmspec import __version__
 from mmspec.accelerators import promise_of
+from mmspec.core.cache import check_layer_types
+from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.models.checkpoint import check_source, first_line, split_gguf
+from mmspec.open_types import Json
+from mmspec.plugins import family_of, load, register_families
+from mmspec.targets.admission import check_model
+from mmspec.targets.memory import cached_bytes, measure_states
 
 if TYPE_CHECKING:
     import torch
 
     from mmspec.plugins import Method
 
-__all__ = ["OPTIONAL", "REQUIRED", "environment", "examine"]
+__all__ = ["OPTIONAL", "REQUIRED", "environment", "examine", "examine_model"]
 
 REQUIRED = (
     *("torch", "torchvision", "transformers", "diffusers", "accelerate", "safetensors", "timm", "einops"),
@@ -43,7 +60,7 @@ OPTIONAL = {
 }
 
 
-def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
+def examine(accelerators: Mapping[str, Method]) -> Json:
     """List versions, devices, packages, kernels and the given methods."""
     return {
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
@@ -57,7 +74,7 @@ def examine(accelerators: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def environment(device: torch.device, dtype: torch.dtype) -> Json:
     """Device, number format and versions that figures were measured with."""
     import torch
     import transformers
@@ -75,7 +92,7 @@ def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _package(name: str, purpose: str, remedy: str) -> dict[str, Any]:
+def _package(name: str, purpose: str, remedy: str) -> Json:
     version: str | None
     try:
         version, remedy_needed = importlib.metadata.version(name), None
@@ -90,7 +107,7 @@ def _package(name: str, purpose: str, remedy: str) -> dict[str, Any]:
     }
 
 
-def _noted(package: dict[str, Any]) -> dict[str, Any]:
+def _noted(package: Json) -> Json:
     """Add to transformers what is known of its version."""
     if package["name"] != "transformers" or not package["ok"]:
         return package
@@ -99,7 +116,7 @@ def _noted(package: dict[str, Any]) -> dict[str, Any]:
     return package | {"note": describe(package["version"])}
 
 
-def _devices() -> list[dict[str, Any]]:
+def _devices() -> list[Json]:
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -123,7 +140,7 @@ def _devices() -> list[dict[str, Any]]:
     return devices
 
 
-def _kernels() -> list[dict[str, Any]]:
+def _kernels() -> list[Json]:
     """The ops of `mmspec.kernels`, and what they run as on the device at hand."""
     import torch
 
@@ -158,7 +175,7 @@ def processor_name() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def _accelerator(name: str, method: Method) -> dict[str, Any]:
+def _accelerator(name: str, method: Method) -> Json:
     try:
         exactness, problem = promise_of(method)[0], None  # asking imports the plug-in
     except Exception as error:  # a plug-in that does not import is a finding, not a crash
@@ -171,3 +188,66 @@ def _accelerator(name: str, method: Method) -> dict[str, Any]:
         "needs": f"--drafter: {method.needs}" if method.needs else None,
         "problem": problem,
     }
+
+
+def examine_model(source: str) -> Json:
+    """Examine the model of a folder, hub id or GGUF file by its config alone, on the meta device.
+
+    Returns:
+        `ok`, and `problem` if it is not; else its layers by kind, the bytes that a token, a row and a drafted
+        token take, and its recurrent mixers with how they are computed over a draft. Of a model that draws
+        images in any order (MAR), which caches nothing, there are no layers and no bytes.
+
+    Raises:
+        CheckpointError: there is no such model, or none of transformers.
+    """
+    place, inside = split_gguf(source)
+    folder = check_source(place)
+    try:
+        register_families()
+        config = AutoConfig.from_pretrained(folder, **inside)
+    except (OSError, ValueError) as error:
+        allowed = f"a folder or hub id with a config ({first_line(error)})"
+        raise CheckpointError("model", source, allowed) from error
+    found = {"name": type(config).__name__, "ok": True, "problem": None}
+    try:
+        model = skeleton(config)
+        found["name"] = type(model).__name__
+        family = family_of(config)
+        if family is not None and load(family.target).any_order:
+            sizes = dict.fromkeys(("token_bytes", "row_bytes", "node_bytes"), 0)
+            return found | {"layers": {}, "mixers": []} | sizes
+        check_model(model)
+    except UnsupportedModelError as error:
+        return found | {"ok": False, "problem": str(error)}
+    states = measure_states(model)
+    mixers = Counter((one.mixer, one.is_closed, one.row, one.node) for one in states)
+    return found | {
+        "layers": dict(Counter(check_layer_types(config.get_text_config(decoder=True)))),
+        "token_bytes": cached_bytes(config, model.dtype),
+        "row_bytes": sum(one.row for one in states),
+        "node_bytes": sum(one.node for one in states),
+        "mixers": [
+            {"name": name, "count": count, "closed_form": is_closed, "row_bytes": row, "node_bytes": node}
+            for (name, is_closed, row, node), count in mixers.items()
+        ],
+    }
+
+
+def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
+    """Build the model of a config on the meta device, in the config's dtype."""
+    usual = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")  # a GGUF file does not say
+    (name, *_) = getattr(config, "architectures", None) or [usual]
+    model_class: Any = None
+    family = family_of(config)
+    if family is not None and (family.draws or family.own_code):  # published with other names of classes
+        kinds: Any = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING)
+        model_class = next(kind[type(config)] for kind in kinds if type(config) in kind)
+    model_class = model_class or getattr(transformers, name, None)
+    if model_class is None:
+        allowed = "a model of text, of text and images, or one that draws images"
+        raise CheckpointError("model", name or type(config).__name__, allowed)
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class._from_config(config, dtype=config.dtype or torch.float32)
+    model.eval()
+    return model

@@ -29,6 +29,7 @@ from typing import Any
 
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
+from mmspec.open_types import Json
 from mmspec.text_file import json_lines, read_text
 
 __all__ = ["json_rows", "read_prompt_file"]
@@ -167,7 +168,7 @@ def _even_rows(path: Path, text: str, count: int | None) -> Iterable[Example]:
         yield _conversation(entry, where, path.parent, categories[place])
 
 
-def _category(entry: Any) -> str:
+def _category(entry: object) -> str:
     known = entry if isinstance(entry, dict) else {}
     return str(known.get("category") or known.get("topic") or known.get("tag") or "")
 
@@ -189,7 +190,7 @@ def chosen_evenly(categories: Sequence[str], count: int) -> list[int]:
     return sorted(place for _, place in sorted(turns)[:count])
 
 
-def _conversation(entry: Any, where: str, folder: Path, category: str) -> Example:
+def _conversation(entry: object, where: str, folder: Path, category: str) -> Example:
     entry = {"prompt": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict) or not entry.keys() & {"turns", "prompt"}:
         raise InputError(where, entry, "an object with the key 'turns' or 'prompt'")
@@ -218,7 +219,7 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _captioned_images(path: Path, whole: dict[str, Any]) -> Iterable[Example]:
+def _captioned_images(path: Path, whole: Json) -> Iterable[Example]:
     """Each image of COCO captions, with the prompt that FLASH asks of them."""
     split = path.stem.removeprefix("captions_")
     folders = (path.parent.parent / split, path.parent / split, path.parent / "images", path.parent)

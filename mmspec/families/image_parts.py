@@ -1,107 +1,74 @@
-"""Opening the parts of an image model: tokenizer of images, code vectors, text encoder.
-
-They lie in subfolders of the transformer's folder, or where the caller says.
-"""
+"""Opening models that draw images; parts of theirs lie in subfolders, or where the caller says."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
-from diffusers.utils.constants import SAFETENSORS_WEIGHTS_NAME
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5EncoderModel
-from transformers.utils.hub import cached_file
 
-from mmspec.errors import CheckpointError
-from mmspec.families.llamagen import LlamaGenConfig
-from mmspec.families.llamagen.conversion import RAW_CODEBOOK_FILE
-from mmspec.models.autoencoders import load_chameleon_vq
-from mmspec.models.checkpoint import (
-    check_source,
-    check_vocabulary,
-    first_line,
-    load_checked,
-)
-from mmspec.models.scale_vq import ScaleVQModel
+from mmspec.errors import CheckpointError, InputError
+from mmspec.models.checkpoint import check_source, load_checked, load_model
+
+__all__ = [
+    *("RAW_CODEBOOK_FILE", "TEXT_ENCODER", "TOKENIZER", "VQ"),
+    *("ModelSource", "check_parts", "load_vq", "load_whole", "part_of"),
+]
 
 VQ, TEXT_ENCODER, TOKENIZER = "vq", "text_encoder", "tokenizer"
+RAW_CODEBOOK_FILE = "raw_codebook.safetensors"  # key "codebook"; neighbour tables use unnormalised distances
 
 
-def load_vq(source: str, vq: str | Path | None = None, scales: bool = False, **where: Any) -> Any:
+class ModelSource(NamedTuple):
+    """Where a model is, and how it is loaded.
+
+    Attributes:
+        source: folder or hub id.
+        config: of the model.
+        parts: where parts lie that the caller names.
+        where, how: transformers' keywords: which files, and how the model is put into memory.
+        read: loads the processor.
+    """
+
+    source: str
+    config: Any
+    parts: Mapping[str, str | Path] = {}
+    where: dict[str, Any] = {}
+    how: dict[str, Any] = {}
+    read: Callable[[], Any] = lambda: None
+
+
+def load_whole(found: ModelSource) -> dict[str, Any]:
+    """Load a model that holds its image tokenizer, and the processor that reads its prompts; see `Family`."""
+    check_parts(found)
+    return {
+        "processor": found.read(),
+        "model": load_model(found.source, found.config, **found.where, **found.how),
+    }
+
+
+def check_parts(found: ModelSource, *known: str) -> None:
+    """Raise InputError if the caller says where a part lies that such a model does not have."""
+    for name, part in found.parts.items():
+        if name not in known:
+            raise InputError(name, part, f"nothing: this {found.config.model_type} has no such part")
+
+
+def load_vq(source: str, vq: str | Path | None = None, kind: type[Any] = VQModel, **where: Any) -> Any:
     """The image tokenizer, in single precision: of the folder `vq` if there is one, else a subfolder.
 
     Args:
         source, vq, where: the model's folder or hub id; the tokenizer's; and keywords of transformers.
-        scales: whether it is one of several scales, a `ScaleVQModel`, and no `VQModel`.
+        kind: class of the tokenizer.
 
     Raises:
         CheckpointError: there is none, or weights are missing, surplus, of another shape, or not finite.
     """
     folder, where = part_of(source, VQ, vq, where)
     where.pop("trust_remote_code", None)
-    kind = ScaleVQModel if scales else VQModel
     return load_checked(kind, folder, VQ, "image tokenizer", torch_dtype=torch.float32, **where)
-
-
-def load_chameleon_tokenizer(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
-    """The image tokenizer of a Chameleon, in single precision.
-
-    It is in a subfolder of the model's or among its weights (Anole), or in `vq`: Meta's `vqgan.ckpt`, a
-    folder of such weights, or one of diffusers.
-
-    Raises:
-        CheckpointError: there is none with a decoder, or it is damaged.
-    """
-    place = Path(source if vq is None else vq)
-    saved = place / VQ if vq is None else place
-    if (saved / SAFETENSORS_WEIGHTS_NAME).is_file():
-        loaded: VQModel = load_vq(source, vq, **where)
-        return loaded
-    if vq is None and not place.is_dir():  # a hub id, whose files are in the cache
-        place = Path(str(cached_file(source, "config.json", **where))).parent
-    model: VQModel = load_chameleon_vq(place).float().eval()
-    return model
-
-
-def load_codebook(source: str, vq: str | Path | None = None, **where: Any) -> Tensor | None:
-    """[K, d] the code vectors as they were trained, where the image tokenizer keeps them beside itself."""
-    folder, where = part_of(source, VQ, vq, where)
-    try:
-        path = cached_file(folder, RAW_CODEBOOK_FILE, _raise_exceptions_for_missing_entries=False, **where)
-        return None if path is None else load_file(path)["codebook"]
-    except (OSError, KeyError, SafetensorError) as error:
-        raise CheckpointError(VQ, folder, f"no usable {RAW_CODEBOOK_FILE}: {first_line(error)}") from error
-
-
-def load_text_encoder(
-    source: str,
-    config: LlamaGenConfig,
-    text_encoder: str | Path | None = None,
-    dtype: torch.dtype | str = "auto",
-    **where: Any,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The T5 encoder of captions and its tokenizer: of one folder or hub id, else of two subfolders.
-
-    Raises:
-        CheckpointError: one of them is missing or damaged, or they do not fit the model or each other.
-    """
-    folder, inside = part_of(source, TEXT_ENCODER, text_encoder, where)
-    words = where if text_encoder is not None else {**where, "subfolder": TOKENIZER}
-    model = load_checked(T5EncoderModel, folder, TEXT_ENCODER, "T5 encoder", dtype=dtype, **inside)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **words)
-    except Exception as error:  # the same for its files
-        raise CheckpointError(TEXT_ENCODER, folder, f"no usable T5 encoder: {first_line(error)}") from error
-    if model.config.d_model != config.caption_dim:
-        allowed = f"an encoder of width {config.caption_dim}, with which the model was trained"
-        raise CheckpointError(TEXT_ENCODER, f"width {model.config.d_model}", allowed)
-    check_vocabulary(tokenizer, model)
-    return model, tokenizer
 
 
 def part_of(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Self
+from typing import Self
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+
+from mmspec.open_types import Keywords
 
 __all__ = [
     "check_taps",
@@ -61,7 +63,7 @@ class HeadConfig(PreTrainedConfig):
             raise ValueError(f"frequent_tokens: got {asked}; 0 (all) to {most}, the vocabulary")
 
     @classmethod
-    def for_target(cls, config: PreTrainedConfig, vocabulary: int, **settings: Any) -> Self:
+    def for_target(cls, config: PreTrainedConfig, vocabulary: int, **settings: object) -> Self:
         """Make the config of a head for a target.
 
         Args:
@@ -75,7 +77,7 @@ class HeadConfig(PreTrainedConfig):
         return cls(**cls.sizes_for(config.get_text_config(decoder=True), vocabulary) | settings)
 
     @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         """Attributes that follow from the config of the target's language model."""
         return {"vocabulary": vocabulary, "target_layers": int(text.num_hidden_layers)}
 
@@ -88,7 +90,7 @@ class SizedHeadConfig(HeadConfig):
     hidden_size: int = 4096
 
     @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         sizes = {"target_type": text.model_type, "hidden_size": int(text.hidden_size)}
         return super().sizes_for(text, vocabulary) | sizes
 

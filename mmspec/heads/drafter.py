@@ -18,19 +18,28 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.indexing import pick, put, take
-from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.interfaces import DraftSession, TargetOutput
 from mmspec.core.rows import named
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.heads.model import HIDDEN, DraftingHead, WindowHead
+from mmspec.targets import AnyTarget
 from mmspec.targets.causal import CacheState, CausalTarget
 from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable
 from mmspec.trees.siblings import DRAWN, SiblingDraws, kind_of
 from mmspec.validation import MAX_DRAFT_TOKENS
 
-__all__ = ["NEWEST", "CachingSession", "HeadDrafter", "HeadSession", "StateSession", "TrainedDrafter"]
+__all__ = [
+    "CachingSession",
+    "HeadDrafter",
+    "HeadSession",
+    "LevelDrafter",
+    "NEWEST",
+    "StateSession",
+    "TrainedDrafter",
+]
 
 EVERYWHERE, NEWEST = slice(None), slice(-1, None)
 
@@ -48,7 +57,7 @@ class TrainedDrafter(SessionDrafter):
     title: ClassVar[str]
     target: CausalTarget | None = None
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         """Raise an InputError unless the head was trained for a target of this kind and size."""
         config: Any = self.model.config
         if target.config is None:
@@ -72,7 +81,7 @@ class TrainedDrafter(SessionDrafter):
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model.to(*args, **kwargs)
 
-    def fit(self, target: Target[Any]) -> Self:
+    def fit(self, target: AnyTarget) -> Self:
         self.check(target)
         fitted = copy.copy(self)
         fitted.target = target  # type: ignore[assignment]  # checked
@@ -143,14 +152,14 @@ class HeadDrafter(TrainedDrafter):
         """The deepest level of which the head can predict tokens, and what that is, for messages."""
         return MAX_DRAFT_TOKENS, "the most nodes of a tree"
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         super().check(target)
         known = self.model.draft_tokens
         most = target.vocabulary if known is None else len(known)
         if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
             raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
 
-    def fit(self, target: Target[Any]) -> Self:
+    def fit(self, target: AnyTarget) -> Self:
         fitted = super().fit(target)
         fitted.read_out = fitted.fitted_target.head_of(self.model.rows_read)
         return fitted
@@ -287,3 +296,15 @@ class CachingSession(HeadSession):
         self.state.cache.commit(None, accepted + 1)
         self.state.cache.longest += read
         self.state.tighten(canvas.length_bounds)
+
+
+class LevelDrafter(HeadDrafter):
+    """A tree by one head for each of its levels, so that it is at most as deep as there are heads.
+
+    Args: as of `HeadDrafter`; `tree` may be "measured" too, the best static one of its size by what the
+        training measured.
+    """
+
+    @property
+    def deepest(self) -> tuple[int, str]:
+        return self.model.config.num_heads, "the number of heads"

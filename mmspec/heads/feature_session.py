@@ -1,13 +1,13 @@
 """Drafters and sessions of heads that read a row for every token: EAGLE, FLASH, Hydra++.
 
-A drafter of this kind adds a session that says how its head proposes; everything about reading is here.
+A drafter of this kind adds a session that says how its head proposes; everything about reading is here, and
+the trees that a head grows by one pass a level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from torch.nn.functional import pad
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
-from mmspec.core.draft import DraftKind, Nodes, Tree
-from mmspec.core.indexing import take
+from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
+from mmspec.core.image_grid import Grammar, exclude
+from mmspec.core.indexing import pick, take
 from mmspec.core.interfaces import TargetOutput
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
@@ -30,7 +31,7 @@ from mmspec.targets.steps import CapturedForward, CompiledForward
 from mmspec.visual_tokens.spans import find_images
 from mmspec.visual_tokens.splice import PromptRows
 
-__all__ = ["FeatureDrafter", "FeatureSession"]
+__all__ = ["FeatureDrafter", "FeatureSession", "GrownTreeDrafter", "GrownTreeSession"]
 
 
 class FeatureDrafter(HeadDrafter):
@@ -40,7 +41,7 @@ class FeatureDrafter(HeadDrafter):
     more_taps = (EMBEDDINGS,)
     steps: CapturedForward | CompiledForward | None = None
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
+    def to(self, *args: object, **kwargs: object) -> None:
         super().to(*args, **kwargs)
         self.steps = None
 
@@ -151,7 +152,46 @@ class FeatureSession(CachingSession):
             return step(inputs, cache)
 
 
-def read_nodes(head: FeatureHead, inputs: Mapping[str, Any], cache: RaggedCache) -> Tensor:
+def read_nodes(head: FeatureHead, inputs: Mapping[str, object], cache: RaggedCache) -> Tensor:
     """Run a head on new nodes, whose rows, positions and mask are given; its state [R, n, d] at them."""
     hidden: Tensor = head(inputs["rows"], inputs["positions"], inputs["attention_mask"], cache)
     return hidden
+
+
+class GrownTreeSession(FeatureSession):
+    """A head that grows a tree by one pass a level."""
+
+    row_fields = named("grammar")
+
+    def __init__(self, drafter: FeatureDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        layouts = [request.layout for request in batch.requests if request.layout is not None]
+        forced = [layout.forced for layout in layouts]
+        self.grammar = Grammar(forced, self.target.device) if layouts else None
+        self.codes = layouts[0].codebook_size if layouts else 0
+
+    def propose(self, canvas: Canvas) -> Draft:
+        growth = self.growth(canvas)
+        hidden = self._read_committed(canvas)[:, None]  # [R, w, d] at the nodes expanded last
+        while True:
+            parent = growth.grow(self._log_probabilities(self._logits(hidden, canvas.emitted + growth.level)))
+            if growth.is_grown:
+                return self.rated(growth)
+            before = pick(hidden, self._copied(parent))
+            hidden = self._read(before, growth.nodes(growth.tokens))
+
+    def _logits(self, hidden: Tensor, index: Tensor) -> Tensor:
+        """[B, w, V'] logits, by states [R, w, d], of the tokens at output index [B]."""
+        logits = self._guided(self.head.logits(hidden, self.read_out))
+        if self.grammar is None:
+            return logits
+        return exclude(logits, self.grammar.at(index[:, None]), self.codes, self.names)
+
+
+class GrownTreeDrafter(FeatureDrafter):
+    """A tree of continuations by a head that predicts hidden states.
+
+    Args: as of `HeadDrafter`.
+    """
+
+    session: Callable[..., GrownTreeSession] = GrownTreeSession

@@ -24,6 +24,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRotaryEmbeddin
 
 from mmspec.errors import UnsupportedModelError
 from mmspec.heads.configuration import HeadConfig, SizedHeadConfig
+from mmspec.open_types import Keywords
 from mmspec.plugins import register_families
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -74,7 +75,7 @@ class LlamaLayerConfig(SizedHeadConfig):
         if groups < 1 or heads % groups:
             raise ValueError(f"num_key_value_heads: got {groups}; a divisor of the {heads} heads")
 
-    def layer_settings(self) -> dict[str, Any]:
+    def layer_settings(self) -> Keywords:
         """Settings of the layer by the names of Llama's config."""
         return {name: getattr(self, name) for name in BY_LLAMAS_NAMES} | {
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
@@ -82,7 +83,7 @@ class LlamaLayerConfig(SizedHeadConfig):
         }
 
     @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         width, heads = int(text.hidden_size), int(text.num_attention_heads)
         return super().sizes_for(text, vocabulary) | {
             "intermediate_size": int(getattr(text, "intermediate_size", None) or 4 * width),
@@ -111,7 +112,7 @@ class PublishedLayerConfig(LlamaLayerConfig):
         attention_bias, mlp_bias: whether the projections of the attention, of the feed-forward, have one.
     """
 
-    rotary: dict[str, Any] = field(default_factory=dict)
+    rotary: Keywords = field(default_factory=dict)
     sliding_window: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -134,7 +135,7 @@ class PublishedLayerConfig(LlamaLayerConfig):
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ValueError(f"sliding_window: got {self.sliding_window}; 1 or more tokens, or None")
 
-    def layer_settings(self) -> dict[str, Any]:
+    def layer_settings(self) -> Keywords:
         rope = {"rope_type": "default", "rope_theta": self.rope_theta, **self.rotary}
         known = rope.get(KNOWN)
         reach = {} if known is None else {"max_position_embeddings": int(known * rope["factor"])}
@@ -150,10 +151,10 @@ class TargetLayerConfig(HeadConfig):
         layer: the config of the target's language model, with one layer; as a plain table.
     """
 
-    layer: dict[str, Any] = field(default_factory=dict)
+    layer: Keywords = field(default_factory=dict)
 
     @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         layer = text.to_dict() | {"num_hidden_layers": 1}
         types = getattr(text, "layer_types", None)
         if types is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class DraftingHead(PreTrainedModel):
         known = config.draft_size
         self.register_buffer("d2t", torch.zeros(known, dtype=torch.long) if known else None)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         config = vars(cls).get("config_class")  # its own, not that of a class above
         super().__init_subclass__(**kwargs)
         if config is not None:
@@ -203,7 +203,7 @@ class FeatureHead(DraftingHead):
         position_ids: Tensor,
         attention_mask: Tensor | dict[str, Tensor] | None = None,
         cache: Cache | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Tensor:
         """Run the layer.
 

@@ -32,6 +32,7 @@ from mmspec.models.official_files import (
     read_config,
     tensor_names,
 )
+from mmspec.open_types import Json, Keywords
 from mmspec.validation import is_integer
 
 __all__ = ["Found", "Layout", "add_words", "level_sizes", "read_layer", "read_windows", "table_of_layer"]
@@ -91,7 +92,7 @@ class Found:
     """
 
     path: Path
-    stored: dict[str, Any]
+    stored: Json
     tensors: dict[str, Tensor]
     target: PreTrainedConfig
 
@@ -204,9 +205,7 @@ class Layout:
         return name
 
 
-def table_of_layer(
-    found: Found, parts: Sequence[Mapping[str, Any]], obeyed: Collection[str]
-) -> dict[str, Any]:
+def table_of_layer(found: Found, parts: Sequence[Mapping[str, object]], obeyed: Collection[str]) -> Keywords:
     """A copy of the config of a head's layers, after a look at all fields but those of `obeyed`.
 
     Where each type of layers has rotary positions of its own (`rope_parameters` of Gemma or Laguna, copied
@@ -226,7 +225,7 @@ def table_of_layer(
         elif value and not {name} & {*LAYER, *NO_EFFECT} and not name.endswith("_id"):
             allowed = "a head without this field, which is not known here and may change what it computes"
             raise CheckpointError(f"{found.file}: {name}", value, allowed)
-    table: dict[str, Any] = deepcopy(dict(found.stored.get("transformer_layer_config", found.stored)))
+    table: Json = deepcopy(dict(found.stored.get("transformer_layer_config", found.stored)))
     for name in ("rope_parameters", "rope_scaling"):
         rope = table.get(name)
         if rope is not None and not isinstance(rope, dict):
@@ -237,7 +236,7 @@ def table_of_layer(
     return table
 
 
-def read_layer(file: Path, shape: Any) -> dict[str, Any]:
+def read_layer(file: Path, shape: Any) -> Keywords:
     """Settings of a `PublishedLayerConfig` by the config of transformers that describes the layer."""
     rope = dict(getattr(shape, "rope_parameters", None) or {})
     kind, theta = rope.pop("rope_type", None) or "default", rope.pop("rope_theta", None)
@@ -266,9 +265,7 @@ def read_layer(file: Path, shape: Any) -> dict[str, Any]:
     }
 
 
-def read_windows(
-    file: Path, table: Mapping[str, Any], shape: Any, layers: int
-) -> tuple[list[str], int | None]:
+def read_windows(file: Path, table: Json, shape: Any, layers: int) -> tuple[list[str], int | None]:
     """Type of each layer, `FULL` or `SLIDING`, and the window, None where no layer has one.
 
     A number in `sliding_window` says nothing alone: configs copy the target's. `layer_types` says which
@@ -317,7 +314,7 @@ def add_words(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
         raise CheckpointError("drafter", f"t2d of {path.parent.name}", "the tokens that d2t leads to")
 
 
-def level_sizes(found: Found) -> dict[str, Any]:
+def level_sizes(found: Found) -> Keywords:
     """Settings of heads for one level each (Medusa, Hydra), which have output matrices of their own."""
     return {
         "vocabulary": found.size(LEVEL_OUTPUT),

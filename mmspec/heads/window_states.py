@@ -14,7 +14,7 @@ from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.image_grid import FREE, ImageGrid
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import Request, Target, TargetOutput
+from mmspec.core.interfaces import Request, TargetOutput
 from mmspec.core.rows import RowField, Rows, named
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import PromptBatch
@@ -22,6 +22,7 @@ from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.heads.drafter import TrainedDrafter
 from mmspec.heads.model import WindowHead
+from mmspec.targets import AnyTarget
 from mmspec.trees.jacobi_session import JacobiSession, WindowDrafter
 
 __all__ = ["Read", "StateWindowDrafter", "StateWindowSession", "codebook_sample"]
@@ -100,7 +101,7 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
         super().__init__(model.config.window if window is None else window, *settings)
         self.model, self.taps = model, model.taps
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         WindowDrafter.check(self, target)
         super().check(target)
         learnt = self.model.config.codebook
@@ -121,7 +122,7 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
                 raise InputError("image size", str(layout), f"{learnt}; `mmspec train drafter` takes --width")
 
 
-def codebook_sample(target: Target[Any]) -> Tensor:
+def codebook_sample(target: AnyTarget) -> Tensor:
     """The first numbers of a target's codebook, in float32 on the CPU; zeros without one."""
     if target.codebook is None:
         return torch.zeros(SAMPLED, dtype=torch.float32, device="cpu")

@@ -22,6 +22,7 @@ from mmspec.errors import InputError, MissingDependencyError
 from mmspec.evaluation.contenders import converse
 from mmspec.evaluation.examples import Example
 from mmspec.many.work import Item, Work, finished, open_folder, result_file
+from mmspec.open_types import Json
 from mmspec.pipelines import ImageGenerationPipeline, VisionLanguagePipeline
 
 __all__ = [
@@ -65,7 +66,7 @@ class PipelineWorker:
     def decode(self, item: Item) -> None:
         """Decode one item; its record is written last."""
         seed = self.work.seed + item.index
-        record: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "seed": seed}
+        record: Json = {"index": item.index, "prompt": item.prompt, "seed": seed}
         if self.work.draws:
             what = {"prompt": item.prompt} if item.label is None else {"class_labels": [item.label]}
             output = self.pipe(**what, seed=[seed], output_type="pil", **self.work.settings)
@@ -105,7 +106,7 @@ def run_many(
     items: Sequence[Item],
     workers: int | None = None,
     on_done: Callable[[int], None] = lambda count: None,
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """Decode all items that have no result yet; results of a worker that dies are decoded by another.
 
     Args:

@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mmspec.atomic_file import atomic_file
 from mmspec.errors import InputError
+from mmspec.open_types import Json, Keywords
 
 __all__ = ["Item", "Work", "finished", "open_folder", "result_file"]
 
@@ -53,8 +53,8 @@ class Work:
     model: str
     draws: bool
     accelerator: str
-    options: dict[str, Any]
-    settings: dict[str, Any]
+    options: Keywords
+    settings: Keywords
     seed: int
     dtype: str
     folder: str
@@ -100,7 +100,7 @@ def open_folder(work: Work, items: Sequence[Item]) -> list[Item]:
     return [item for item in items if not result_file(folder, item.index).is_file()]
 
 
-def finished(work: Work, items: Sequence[Item]) -> list[dict[str, Any]]:
+def finished(work: Work, items: Sequence[Item]) -> list[Json]:
     """The records of all items that are done, in their order."""
     paths = [result_file(work.folder, item.index) for item in items]
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]

@@ -16,7 +16,6 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -197,12 +196,12 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def data_url(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
+def data_url(image: Image.Image, kind: str = "PNG", **options: object) -> str:
     """Encode an image as a `data:` URL; arguments as of `encode_image`."""
     return f"data:image/{kind.lower()};base64,{encode_image(image, kind, **options)}"
 
 
-def encode_image(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
+def encode_image(image: Image.Image, kind: str = "PNG", **options: object) -> str:
     """Encode an image as the base64 of a file of Pillow's format `kind`; options are of its `save`."""
     file = io.BytesIO()
     image.save(file, kind, **options)

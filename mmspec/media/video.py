@@ -27,6 +27,7 @@ from mmspec.media.images import load_image
 from mmspec.media.limits import DEFAULT_LIMITS, Described, MediaLimits, check_size
 from mmspec.media.pixels import is_array
 from mmspec.media.source import file_format, read_source
+from mmspec.open_types import Keywords
 
 __all__ = ["Video", "load_video", "sample_indices"]
 
@@ -174,7 +175,7 @@ class Video:
     backend: str
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Keywords:
         """Metadata of the video, as transformers' video processors take it by `video_metadata`.
 
         They compute times from numbers of frames and a rate. Where the rate is uneven, that would be other

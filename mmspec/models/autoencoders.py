@@ -1,12 +1,7 @@
-"""Image tokenizers and autoencoders in the classes of diffusers, read from the files of their authors.
+"""Image tokenizers and autoencoders in the classes of diffusers: what reading their authors' files shares.
 
-Two layouts of names are known. LlamaGen's (2406.06525) is of a `VQModel` whose codebook is normalised on
-every use: here it is stored normalised, with which the same indices and images come out of the class as it
-is. That of taming-transformers (2012.09841) and latent diffusion (2112.10752) is of the tokenizers of
-Chameleon and Emu3.5 (`VQModel`; in Meta's `vqgan.ckpt` and, behind `model.vqmodel.`, in checkpoints that
-draw, such as Anole), of MAR's KL-16 and NextStep-1's tokenizer (`AutoencoderKL`), and of VAR's tokenizer of
-several scales, whose attention has q, k and v in one tensor. Chameleon's is tested
-on random files, against the encoder of transformers and another decoder; not on the published weights.
+The layout of names of taming-transformers (2012.09841) and latent diffusion (2112.10752) is that of
+most: of Chameleon and Emu3.5 (`VQModel`), of MAR's KL-16 and NextStep-1 (`AutoencoderKL`), and of VAR.
 """
 
 from __future__ import annotations
@@ -19,16 +14,12 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.autoencoders.vq_model import VQModel
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import check_source, load_checked
-from mmspec.models.official_files import check_layout, find_tensors, measure, open_checkpoint
-from mmspec.models.scale_vq import ScaleVQModel
+from mmspec.models.official_files import check_layout, measure
 
-PREFIX = "model.vqmodel."
 CODEBOOK = "quantize.embedding.weight"
 # usage statistics; the discriminator of a training file, and its averages
 NOT_NEEDED = r"quantize\.(codebook_used|ema_vocab_hit_SV)|loss\..*|model_ema\..*"
@@ -43,15 +34,6 @@ RENAMES = (
     (r"\.upsamplers\.0\.", ".upsample."),
     (r"\.conv_norm_out\.", ".norm_out."),
 )
-# in LlamaGen's; decoder blocks are in the same order, lowest resolution first
-VQ_RENAMES = (
-    (r"\.(?:down|up)_blocks\.", ".conv_blocks."),
-    (r"\.mid_block\.resnets\.0\.", ".mid.0."),
-    (r"\.mid_block\.attentions\.0\.", ".mid.1."),
-    (r"\.mid_block\.resnets\.1\.", ".mid.2."),
-    (r"\.resnets\.", ".res."),
-    (r"\.attentions\.", ".attn."),
-)
 # in that of latent diffusion, whose decoder levels run the other way
 LDM_RENAMES = (
     (r"\.down_blocks\.", ".down."),
@@ -61,81 +43,13 @@ LDM_RENAMES = (
     (r"\.resnets\.", ".block."),
     (r"\.attentions\.", ".attn."),
 )
-# in VAR's, behind those of latent diffusion: one convolution for each scale, some scales, or all of them
-SMOOTHING = r"quantize\.quant_resi\.(?:qresi_ls\.|qresi\b|)(\d*)\.?(weight|bias)"
-STACKED = r"(.*attn(?:_1|\.\d+))\.qkv\.(weight|bias)"
-
-
-def is_vq(tensors: Mapping[str, Tensor]) -> bool:
-    """True if this is an image tokenizer of LlamaGen."""
-    return any(name.startswith(("encoder.conv_blocks.", "decoder.conv_blocks.")) for name in tensors)
-
-
-def vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> tuple[VQModel, Tensor]:
-    """The tokenizer of a state dict of LlamaGen, and the codebook [entries, width] as it was trained."""
-    widths = _widths(path, tensors, r"\w+\.conv_blocks", r"encoder\.conv_blocks\.{}\.res")
-    attends = [level == len(widths) - 1 for level in range(len(widths))]  # the last level alone
-    settings = _vq_settings(path, tensors, widths, attends) | {"layers_per_block": 2}
-    vq: VQModel = _build(VQModel, settings, path, tensors, _vq_name)
-    codebook = tensors[CODEBOOK].clone()
-    vq.load_state_dict({CODEBOOK: normalize(codebook.double(), dim=-1).to(codebook.dtype)}, strict=False)
-    return vq, codebook
-
-
-def is_scale_vq(tensors: Mapping[str, Tensor]) -> bool:
-    """True if this is an image tokenizer of several scales, such as VAR's."""
-    return any(name.startswith("quantize.quant_resi.") for name in tensors)
-
-
-def scale_vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> ScaleVQModel:
-    """The tokenizer of a state dict of VAR (2404.02905), in which nothing says how large the scales are."""
-    own: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if match := re.fullmatch(SMOOTHING, name):
-            own[f"quantize.smoothing.{match[1] or 0}.{match[2]}"] = tensor
-        elif match := re.fullmatch(STACKED, name):
-            parts = zip("qkv", tensor.chunk(3), strict=False)
-            own |= {f"{match[1]}.{part}.{match[2]}": each for part, each in parts}
-        else:
-            own[name] = tensor
-    widths, attends, layers = _levels(path, own)
-    settings = _vq_settings(path, own, widths, attends) | {"layers_per_block": layers}
-    del settings["vq_embed_dim"]  # that of the latents
-    settings["convolutions"] = sum(bool(re.fullmatch(r"quantize\.smoothing\.\d+\.weight", n)) for n in own)
-    vq: ScaleVQModel = _build(ScaleVQModel, settings, path, own, lambda name: ldm_name(name, len(widths)))
-    return vq.requires_grad_(False)
-
-
-def load_chameleon_vq(path: str | Path) -> VQModel:
-    """The image tokenizer of a file or folder.
-
-    Args:
-        path: Meta's `vqgan.ckpt`, or a folder of safetensors that holds the tokenizer with its decoder.
-
-    Raises:
-        CheckpointError: there is none, or keys are missing, unknown, or of another shape.
-    """
-    path = Path(path)
-    if path.is_dir():
-        return vq_from_taming(path, _read_shards(path))
-    tensors = find_tensors(path, open_checkpoint(path), ("state_dict",))
-    inner = {n.removeprefix(PREFIX): tensor for n, tensor in tensors.items() if n.startswith(PREFIX)}
-    return vq_from_taming(path, inner or tensors)
-
-
-def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
-    """The tokenizer of a state dict of Chameleon; `path` names the file in messages."""
-    widths, attends, layers = _levels(path, tensors)
-    settings = _vq_settings(path, tensors, widths, attends) | {"layers_per_block": layers}
-    vq: VQModel = _build(VQModel, settings, path, tensors, lambda name: ldm_name(name, len(widths)))
-    return vq.requires_grad_(False)
 
 
 def autoencoder_from_ldm(
     path: Path, tensors: Mapping[str, Tensor], scaling_factor: float, shift_factor: float | None = None
 ) -> AutoencoderKL:
     """The autoencoder of a state dict, with sizes of its shapes; tokens are (latents - shift) * scaling."""
-    widths, attends, layers = _levels(path, tensors)
+    widths, attends, layers = measure_levels(path, tensors)
     settings = {
         "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),
         "up_block_types": ("UpDecoderBlock2D",) * len(widths),  # levels of the decoder do not attend
@@ -147,7 +61,7 @@ def autoencoder_from_ldm(
         "scaling_factor": scaling_factor,
         "shift_factor": shift_factor,
     }
-    vae: AutoencoderKL = _build(
+    vae: AutoencoderKL = build_autoencoder(
         AutoencoderKL, settings, path, tensors, lambda name: ldm_name(name, len(widths))
     )
     return vae.requires_grad_(False)
@@ -166,7 +80,7 @@ def load_autoencoder(source: str | Path, argument: str = "vae", **where: Any) ->
     return loaded.requires_grad_(False)
 
 
-def _build(
+def build_autoencoder(
     model_class: type[Any],
     settings: Mapping[str, Any],
     path: Path,
@@ -185,13 +99,6 @@ def _build(
     return model.eval()
 
 
-def _vq_name(name: str) -> str:
-    """LlamaGen's name of a weight that diffusers calls so."""
-    for pattern, replacement in (*VQ_RENAMES, *RENAMES):
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
 def ldm_name(name: str, levels: int) -> str:
     """The name in latent diffusion of a weight of diffusers, of an autoencoder with so many levels."""
     for pattern, replacement in (*LDM_RENAMES, *RENAMES):
@@ -207,7 +114,7 @@ def ldm_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape, 1, 1) if is_projection else shape
 
 
-def _widths(path: Path, tensors: Mapping[str, Tensor], place: str, blocks: str) -> list[int]:
+def measure_widths(path: Path, tensors: Mapping[str, Tensor], place: str, blocks: str) -> list[int]:
     """Channels of the levels of an encoder, from patterns of names: of a level, and of its blocks."""
     levels = [int(match[1]) for name in tensors if (match := re.match(rf"{place}\.(\d+)\.", name))]
     return [
@@ -216,9 +123,9 @@ def _widths(path: Path, tensors: Mapping[str, Tensor], place: str, blocks: str) 
     ]
 
 
-def _levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int], list[bool], int]:
+def measure_levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int], list[bool], int]:
     """Channels of the levels of latent diffusion's encoder, which of them attend, and blocks of each."""
-    widths = _widths(path, tensors, r"encoder\.down", r"encoder\.down\.{}\.block")
+    widths = measure_widths(path, tensors, r"encoder\.down", r"encoder\.down\.{}\.block")
     attends = [
         any(name.startswith(f"encoder.down.{level}.attn.") for name in tensors)
         for level in range(len(widths))
@@ -229,7 +136,7 @@ def _levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int], list[
     return widths, attends, 1 + max(blocks, default=0)
 
 
-def _vq_settings(
+def vq_settings(
     path: Path, tensors: Mapping[str, Tensor], widths: list[int], attends: list[bool]
 ) -> dict[str, Any]:
     """Arguments of `VQModel`; the decoder attends at the levels of the encoder."""
@@ -241,21 +148,6 @@ def _vq_settings(
         "num_vq_embeddings": measure(path, tensors, re.escape(CODEBOOK)),
         "vq_embed_dim": measure(path, tensors, r"quant_conv\.(weight|bias)"),
     }
-
-
-def _read_shards(folder: Path) -> dict[str, Tensor]:
-    """The tensors behind `model.vqmodel.` in a folder's safetensors files."""
-    tensors = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as content:
-                names = [name for name in content.keys() if name.startswith(PREFIX)]  # noqa: SIM118
-                tensors.update({name.removeprefix(PREFIX): content.get_tensor(name) for name in names})
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError("vq", str(file), f"a complete safetensors file ({error})") from error
-    if not tensors:
-        raise CheckpointError("vq", str(folder), f"a folder whose safetensors files hold {PREFIX}*")
-    return tensors
 
 
 @torch.no_grad()

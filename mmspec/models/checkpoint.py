@@ -36,10 +36,8 @@ from transformers.utils.import_utils import is_gguf_available
 
 from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedModelError
 from mmspec.models.local_paths import advice, is_path, nearest
-from mmspec.models.masked_language import MASKED_MODELS
-from mmspec.models.smollm2 import complete, is_without
 from mmspec.models.weights import is_finite, stored_weights
-from mmspec.plugins import register_families
+from mmspec.plugins import FAMILIES, load, register_families
 from mmspec.registry import did_you_mean
 
 SUFFIX, MAGIC = ".gguf", b"GGUF"
@@ -51,8 +49,6 @@ MAX_INDEX_BYTES = 100_000_000
 MAX_DIMENSION = 10_000_000
 MAX_LAYERS = 10_000
 SHARDS = "names of files in the same folder"
-# published with code, which is not run: this package has its own
-OWN_CODE = frozenset({"nextstep", "Emu3", *(config.model_type for config in MASKED_MODELS)})
 
 
 def split_gguf(source: object) -> tuple[object, dict[str, str]]:
@@ -82,11 +78,11 @@ def check_gguf(folder: Path, name: str) -> None:
 def check_source(source: object, argument: str = "model") -> str:
     """The name of a local folder or hub id, as a string.
 
-    Of a model that was saved without its language model it is the folder of the whole, which is made.
+    Of a model that was saved without a part (`Family.complete`) it is the folder of the whole, which is made.
 
     Raises:
         CheckpointError: it cannot be a name of either, or is the path of a folder that does not exist.
-        MissingDependencyError: the package that has the language model is not installed.
+        MissingDependencyError: the package that has the part is not installed.
     """
     allowed = "a folder that holds a checkpoint, or a hub id such as 'llava-hf/llava-1.5-7b-hf'"
     if not isinstance(source, str | Path) or not str(source) or "\0" in str(source):
@@ -94,7 +90,9 @@ def check_source(source: object, argument: str = "model") -> str:
     name, folder = str(source), Path(source)
     try:
         if folder.is_dir():
-            return str(complete(folder)) if is_without(folder) else name
+            for family in FAMILIES.values():
+                folder = folder if family.complete is None else load(family.complete)(folder)
+            return name if folder == Path(source) else str(folder)
         if not folder.exists():
             # other capitals than those of a folder are a slip, not the name of a repository
             same = "/" not in name and any(one.name.lower() == name.lower() for one in Path().iterdir())
@@ -170,9 +168,10 @@ def check_folder(
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(argument, str(folder), "a folder with a config.json")
+    ours = {kind for family in FAMILIES.values() if family.own_code for kind in family.types}
     for file in sorted(folder.glob("*config.json")):
         table = read_json(file, MAX_CONFIG_BYTES) if file.is_file() else None
-        own = isinstance(table, dict) and table.get("model_type") in OWN_CODE
+        own = isinstance(table, dict) and table.get("model_type") in ours
         if has_key(table, "auto_map") and not trust_remote_code and not own:
             allowed = "it runs code from the checkpoint: pass trust_remote_code=True if you trust it"
             raise CheckpointError(str(file), "auto_map", allowed)

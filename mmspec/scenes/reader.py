@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, PreTrainedConfig, PreTrainedModel
 
 from mmspec.errors import CheckpointError
+from mmspec.open_types import Keywords
 
 __all__ = ["AttributeReader", "AttributeReaderConfig", "ImageReading", "label_heads", "load_reader"]
 
@@ -48,7 +48,7 @@ class AttributeReaderConfig(PreTrainedConfig):
     attribute_values: tuple[tuple[str, ...], ...] | list[list[str]] = ()
     backgrounds: tuple[str, ...] | list[str] = ()
     max_objects: int = 2
-    vision: dict[str, Any] = field(default_factory=dict)
+    vision: Keywords = field(default_factory=dict)
 
     @property
     def classes(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from mmspec.errors import MMSpecError
+from mmspec.open_types import Json
 from mmspec.pipelines.settings import DEFAULT_NEW_TOKENS
 from mmspec.serving.chat_settings import chat_names, chat_settings, read_messages
 from mmspec.serving.engine import Ticket
@@ -109,7 +110,7 @@ class ChatAnswer:
             if text or reason:
                 yield index, text, reason
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Json:
         """The answer at once."""
         texts, reasons = [""] * len(self._texts), [""] * len(self._texts)
         async for index, text, reason in self._deltas():
@@ -148,10 +149,10 @@ class ChatAnswer:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
         return self._event({"choices": [choice]})
 
-    def _event(self, content: dict[str, Any]) -> bytes:
+    def _event(self, content: Json) -> bytes:
         return encode_event({**self._head, "object": "chat.completion.chunk", **content})
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> Json:
         """Tokens of all choices; the prompt is counted once."""
         stats = [output.stats for output in self._outputs]
         new = sum(sum(one.new_tokens) for one in stats)
@@ -169,6 +170,6 @@ class ChatAnswer:
         }
 
 
-def encode_event(content: dict[str, Any]) -> bytes:
+def encode_event(content: Json) -> bytes:
     """A server-sent event."""
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode()

@@ -10,12 +10,13 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from mmspec.errors import InputError, MMSpecError, NoRoomError
+from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline
 from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics
@@ -31,7 +32,7 @@ class Row:
     """One row of the batch that a request asks for: the arguments of `enter`."""
 
     prompt: Any
-    settings: dict[str, Any]
+    settings: Keywords
     ticket: Ticket
     index: int
 
@@ -51,7 +52,7 @@ class Ticket:
     """
 
     def __init__(
-        self, prompt: Any, settings: Sequence[dict[str, Any]], names: Mapping[str, str] | None = None
+        self, prompt: Any, settings: Sequence[Keywords], names: Mapping[str, str] | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
@@ -174,7 +175,7 @@ class Engine:
         self.name, self.pipeline, self.rows, self.metrics = name, pipeline, rows, metrics
         self.draws = isinstance(pipeline, ImageGenerationPipeline)
         self.waiting = WaitingRows(max_waiting)
-        self._running: dict[Any, Row] = {}
+        self._running: dict[Hashable, Row] = {}
         self._thread = threading.Thread(target=self._work, name=f"mmspec {name}", daemon=True)
         metrics.watch(lambda: len(self._running), lambda: len(self.waiting))
 
@@ -194,7 +195,7 @@ class Engine:
             self._thread.join(seconds)
 
     def submit(
-        self, prompt: Any, settings: Sequence[dict[str, Any]], names: Mapping[str, str] | None = None
+        self, prompt: object, settings: Sequence[Keywords], names: Mapping[str, str] | None = None
     ) -> Ticket:
         """Let a request wait for places in the batch: one row for each of the settings.
 
@@ -265,7 +266,7 @@ class Engine:
             row.tell(event)
         return True
 
-    def _hand_out(self, handle: Any, event: Event) -> None:
+    def _hand_out(self, handle: Hashable, event: Event) -> None:
         row = self._running.get(handle)
         if row is None:
             return

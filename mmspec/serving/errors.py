@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fastapi.responses import JSONResponse
 
 from mmspec.errors import InputError, MMSpecError, NumericalError, UnsupportedModelError
+from mmspec.open_types import Json
 
 __all__ = [
     "RequestError",
@@ -44,7 +44,7 @@ class RequestError(MMSpecError):
         self.param = None if param is None else without_surrogates(param)
         super().__init__(without_surrogates(message))
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Json:
         """The answer's body, in OpenAI's shape."""
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
@@ -79,7 +79,7 @@ def error_response(error: BaseException) -> JSONResponse:
     return JSONResponse(answer.body(), answer.status, headers)
 
 
-def field_error(problems: Sequence[Any], body: Any) -> RequestError:
+def field_error(problems: Sequence[Json], body: object) -> RequestError:
     """The error for a body in which pydantic has found problems; the deepest of them is told.
 
     Where a field may have several forms there is a problem for each form; those of the same value are told
@@ -96,7 +96,7 @@ def field_error(problems: Sequence[Any], body: Any) -> RequestError:
     return RequestError(400, f"{where or 'body'}: {text}", where or None, code)
 
 
-def find_path(problem: Any, body: Any) -> list[str | int]:
+def find_path(problem: Json, body: object) -> list[str | int]:
     """The keys and indices that lead to a problem, without pydantic's names of the forms of a value."""
     path: list[str | int] = []
     value = body

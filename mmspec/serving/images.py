@@ -9,6 +9,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 
 from mmspec.media.images import encode_image
+from mmspec.open_types import Json
 from mmspec.serving.chat_settings import same_fields, seeded
 from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError
@@ -24,7 +25,7 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/images/generations")
-    async def generate(body: ImageRequest, request: Request) -> dict[str, Any]:
+    async def generate(body: ImageRequest, request: Request) -> Json:
         engine = models.find(body.model, draws=True)
         check_at_most("n", body.n, "max_choices", limits.max_choices)
         check_size(body.size, engine)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mmspec.core.statistics import DecodingStats
+from mmspec.open_types import Keywords
 
 __all__ = ["REASONS", "Metrics", "ModelMetrics"]
 
@@ -37,7 +37,7 @@ class Metrics:
         self.cancelled = self._counter(
             "rows_cancelled", "Rows that were taken out of the batch", "", "mmspec"
         )
-        own: dict[str, Any] = {"labelnames": ["model_name"], "registry": self.registry}
+        own: Keywords = {"labelnames": ["model_name"], "registry": self.registry}
         latency = "From a request's arrival to the end of a row"
         self.seconds = Histogram("vllm:e2e_request_latency_seconds", latency, buckets=SECONDS, **own)
         self.running = Gauge("vllm:num_requests_running", "Rows in the batch", **own)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fastapi import APIRouter, Request
 
+from mmspec.open_types import Json, Keywords
 from mmspec.serving.engine import Engine, Ticket
 from mmspec.serving.errors import RequestError
 from mmspec.serving.guard import END
@@ -46,8 +46,8 @@ class Models:
         self,
         request: Request,
         engine: Engine,
-        prompt: Any,
-        settings: Sequence[dict[str, Any]],
+        prompt: object,
+        settings: Sequence[Keywords],
         names: Mapping[str, str] | None = None,
     ) -> Ticket:
         """Let a request wait for places in the batch, from which it is taken when its client goes."""
@@ -60,15 +60,15 @@ def model_routes(models: Models) -> APIRouter:
     """The routes that list models."""
     routes, created = APIRouter(), int(time.time())
 
-    def shown(engine: Engine) -> dict[str, Any]:
+    def shown(engine: Engine) -> Json:
         return {"id": engine.name, "object": "model", "created": created, "owned_by": "mmspec"}
 
     @routes.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
+    async def list_models() -> Json:
         return {"object": "list", "data": [shown(engine) for engine in models.engines]}
 
     @routes.get("/v1/models/{name:path}")
-    async def find_model(name: str) -> dict[str, Any]:
+    async def find_model(name: str) -> Json:
         for engine in models.engines:
             if engine.name == name:
                 return shown(engine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,14 +39,14 @@ class TextRows:
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._deltas: dict[Any, TextDeltas] = {}
+        self._deltas: dict[Hashable, TextDeltas] = {}
 
     @property
     def free(self) -> int:
         """Places that are left."""
         return int(self._batch.free)
 
-    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Any, Event]:
+    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Hashable, Event]:
         """Read a prompt and let its row in; returns its handle, and its first event.
 
         Raises:
@@ -59,11 +59,11 @@ class TextRows:
             self._deltas[handle] = rules.deltas(batch.pipe, batch.text_before(handle))
         return handle, Event(prompt_tokens=batch.prompt_tokens(handle))
 
-    def step(self) -> list[tuple[Any, Event]]:
+    def step(self) -> list[tuple[Hashable, Event]]:
         """Take one round, and return the handles of rows with their news; rows that ended have left."""
         return [(update.handle, self._event(update)) for update in self._batch.step()]
 
-    def cancel(self, handle: Any) -> None:
+    def cancel(self, handle: Hashable) -> None:
         """Take a row out."""
         self._batch.cancel(handle)
         self._deltas.pop(handle, None)

@@ -10,7 +10,6 @@ import inspect
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -106,7 +105,7 @@ def check_module(model: PreTrainedModel, name: str, module: nn.Module) -> None:
 
 def check_rope_index(model: PreTrainedModel, more: frozenset[str]) -> None:
     """Raise UnsupportedModelError if positions are made of more than the grids of images and videos."""
-    parts: list[Any] = [model, getattr(model, "model", None)]
+    parts: list[object] = [model, getattr(model, "model", None)]
     rope_index = next((part.get_rope_index for part in parts if hasattr(part, "get_rope_index")), None)
     if rope_index is None:
         return

@@ -9,7 +9,7 @@ CPU it is torch's own attention that stands there, which reads shared keys where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.core.cache import MASKABLE_LAYERS, RaggedCache
 from mmspec.core.draft import Nodes
@@ -25,6 +25,7 @@ from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import tree_attention
 from mmspec.kernels.backend import use_triton
 from mmspec.models.replaced import replaced_attention
+from mmspec.open_types import AnyFunction
 
 __all__ = ["PLAIN_ATTENTION", "attends_plainly", "attention_on_tree", "mask_dtype", "tree_mask"]
 
@@ -67,7 +68,7 @@ PLAIN_ATTENTION = frozenset(
 EXPRESSED = {"is_causal", "position_ids", "sliding_window", "use_cache"}
 
 
-def unexpressed(kwargs: Mapping[str, Any]) -> set[str]:
+def unexpressed(kwargs: Mapping[str, object]) -> set[str]:
     """Names of the keywords that ask attention functions for more than the mask expresses."""
     return {name for name, wish in kwargs.items() if wish is not None and wish is not False} - EXPRESSED
 
@@ -114,7 +115,7 @@ def attention_on_tree(
         yield cache.attention_mask(nodes, additive)
         return
 
-    def on_tree(own: Callable[..., Any]) -> Callable[..., Any]:
+    def on_tree(own: AnyFunction) -> AnyFunction:
         def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
             is_of_decoder = getattr(module, "config", None) is config
             ours = attend if by_kernel else partial(attend_grouped, own)
@@ -126,14 +127,14 @@ def attention_on_tree(
         yield tree_mask(cache, nodes) if by_kernel else cache.attention_mask(nodes, additive)
 
 
-def shares_keys(config: Any) -> bool:
+def shares_keys(config: PreTrainedConfig) -> bool:
     """Whether several query heads of a decoder read the keys of one (grouped-query attention)."""
     heads = getattr(config, "num_attention_heads", None)
     return heads != getattr(config, "num_key_value_heads", heads)
 
 
 def attend_grouped(
-    own: Callable[..., Any],
+    own: AnyFunction,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -141,7 +142,7 @@ def attend_grouped(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attention function of transformers on a CPU, where `own` copies keys for each head that reads them.
 
@@ -193,7 +194,7 @@ def attend(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attention function of transformers over a mask by `tree_mask`.
 

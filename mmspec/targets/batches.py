@@ -7,14 +7,14 @@ the model leaves them out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.core.rows import lengthen
+from mmspec.open_types import Inputs
 from mmspec.targets.prefix import TOKENS, is_causal, media_of
 from mmspec.targets.rotary import change_of
 from mmspec.visual_tokens.spans import find_images
@@ -28,7 +28,7 @@ LEAST_SHARE = 0.75  # of the longest sequence, for padding costs as much as toke
 GLOBAL_ROPE = ("dynamic", "longrope")  # frequencies depend on the longest sequence of a forward
 
 
-def batches(model: PreTrainedModel, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def batches(model: PreTrainedModel, rows: Sequence[Inputs]) -> list[list[int]]:
     """Find the sequences that can be read in one forward.
 
     Together are those of about the same length whose arguments have the same names, and differ in nothing but
@@ -46,7 +46,7 @@ def batches(model: PreTrainedModel, rows: Sequence[Mapping[str, Any]]) -> list[l
     if change_of(model.config)[1] in GLOBAL_ROPE:
         return [[index] for index in range(len(rows))]
     lengths = [inputs["position_ids"].shape[-1] for inputs in rows]
-    alike: dict[Any, list[list[int]]] = {}
+    alike: dict[tuple[object, ...] | int, list[list[int]]] = {}
     for index in sorted(range(len(rows)), key=lambda row: -lengths[row]):
         told = {name: value for name, value in rows[index].items() if name != EMBEDDINGS}
         joinable = is_causal(model, told) and (not media_of(told) or find_images(model.config, told))
@@ -57,7 +57,7 @@ def batches(model: PreTrainedModel, rows: Sequence[Mapping[str, Any]]) -> list[l
     return [together for found in alike.values() for together in found]
 
 
-def join(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+def join(rows: Sequence[Inputs]) -> dict[str, Tensor]:
     """Join the arguments of sequences that `batches` put together."""
     joined = {}
     for name in rows[0]:
@@ -70,7 +70,7 @@ def join(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     return joined
 
 
-def _form(inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+def _form(inputs: Inputs) -> tuple[object, ...]:
     """All that has to be alike in sequences that are read together."""
     form = []
     for name, value in sorted(inputs.items()):
@@ -80,7 +80,7 @@ def _form(inputs: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(form)
 
 
-def _dims(name: str, inputs: Mapping[str, Any]) -> tuple[int, int | None]:
+def _dims(name: str, inputs: Inputs) -> tuple[int, int | None]:
     """The dim of an argument along which sequences are joined, and the one that is padded before."""
     if name in TOKENS:
         return -2, -1

@@ -22,6 +22,7 @@ from mmspec.core.verdict import Fill, Verdict
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.linear_layers import Product
 from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear
+from mmspec.open_types import Inputs, Keywords
 from mmspec.targets.admission import check_model, takes
 from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
@@ -231,20 +232,20 @@ class CausalTarget(ModelTarget[Any]):
                         states[tap][row] = padded[: lengths[row]]
         return {tap: pad_sequence(found, batch_first=True) for tap, found in states.items()}
 
-    def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
+    def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[Keywords, int]:
         """The model's arguments for a prompt alone, and the offset of the positions that follow it."""
         inputs = to_device(prompt, self.device)
         positions, offset = self.positions(inputs)
         inputs.pop("attention_mask", None)  # rows are never padded, and plain causal attention is faster
         return {**inputs, "position_ids": positions}, offset
 
-    def joinable(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def joinable(self, inputs: Keywords) -> Keywords:
         """The arguments of one sequence in a form that `join` can put beside others."""
         return inputs
 
     def _read_prompt(
         self,
-        inputs: Mapping[str, Any],
+        inputs: Inputs,
         cache: RaggedCache,
         row: int,
         taps: Sequence[int],
@@ -279,9 +280,7 @@ class CausalTarget(ModelTarget[Any]):
         memory.keep(prompt, attended, hidden, [layer.row_states(row) for layer in cache.recurrent])
         return logits, hidden, 0 if known is None else known.length
 
-    def _read_rest(
-        self, inputs: Mapping[str, Any], known: Prefix, cache: RaggedCache, row: int, whole: bool
-    ) -> Tensor:
+    def _read_rest(self, inputs: Inputs, known: Prefix, cache: RaggedCache, row: int, whole: bool) -> Tensor:
         """Read a prompt from where it is not known any more, as a chain is scored, in a cache of its own.
 
         Returns:
@@ -291,7 +290,7 @@ class CausalTarget(ModelTarget[Any]):
         alone = RaggedCache(self.config, 1, length, self.device)
         alone.begin_prefill(0, known.length)
         alone.load(known.states)
-        rest: dict[str, Any] = rest_of(inputs, known)
+        rest: Keywords = rest_of(inputs, known)
         chain = Tree.chain(rest["input_ids"], DraftKind.POINT)
         alone.begin_score(chain.nodes.slots, length - known.length)
         mask = alone.attention_mask(chain.nodes, mask_dtype(self._decoder))
@@ -326,7 +325,7 @@ class CausalTarget(ModelTarget[Any]):
             check_draft(cache.rows, nodes.extent, self.node_bytes, self.device)
             state.most_nodes = nodes.extent
         cache.begin_score(nodes.slots, nodes.extent)
-        inputs: dict[str, Any] = {"position_ids": self.next_positions(state, nodes)}
+        inputs: Keywords = {"position_ids": self.next_positions(state, nodes)}
         if len(state.queries):
             inputs["inputs_embeds"] = self._embed_queries(state.queries, nodes.tokens)
         else:
@@ -363,12 +362,12 @@ class CausalTarget(ModelTarget[Any]):
         after: Tensor = state.cache.lengths + state.offset
         return after[:, None] + nodes.depth
 
-    def further_inputs(self, state: Any, nodes: Nodes) -> dict[str, Any]:
+    def further_inputs(self, state: Any, nodes: Nodes) -> Keywords:
         """Arguments that only this kind of model takes, for a scoring forward."""
         return {}
 
     def forward(
-        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
+        self, inputs: Mapping[str, object], cache: RaggedCache, keep: int = 0, whole: bool = False
     ) -> Tensor:
         """Run the model: how tokens are embedded, and which head reads the hidden states.
 
@@ -389,11 +388,11 @@ class CausalTarget(ModelTarget[Any]):
         logits: Tensor = output.logits[:, -keep:]
         return logits
 
-    def told(self, cache: RaggedCache) -> dict[str, Any]:
+    def told(self, cache: RaggedCache) -> Keywords:
         """Arguments of the model, or of its decoder, by which it reads and writes the cache."""
         return {self._cache_name: cache, "use_cache": True}
 
-    def _step(self, inputs: Mapping[str, Any], cache: RaggedCache, taps: HiddenStates) -> Tensor:
+    def _step(self, inputs: Mapping[str, object], cache: RaggedCache, taps: HiddenStates) -> Tensor:
         """Run a scoring forward, in which the hooks of `taps` read."""
         return self.forward(inputs, cache)
 

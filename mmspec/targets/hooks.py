@@ -22,6 +22,7 @@ from torch.nn.modules import module as of_all
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.verdict import Path
 from mmspec.models.replaced import Confined, forward_name
+from mmspec.open_types import AnyFunction
 
 __all__ = ["hooks_of_users", "names_of", "treats_alike"]
 
@@ -36,9 +37,9 @@ ROUNDING = 1e-3  # root mean square over the spread of logits, in float32
 TRIED: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], bool]] = WeakKeyDictionary()
 
 
-def hooks_of_users(model: nn.Module) -> dict[int, Any]:
+def hooks_of_users(model: nn.Module) -> dict[int, AnyFunction]:
     """Hooks and replaced forwards of a model's modules that code outside `LIBRARIES` has set, by id."""
-    found: dict[int, Any] = {**of_all._global_forward_hooks, **of_all._global_forward_pre_hooks}
+    found: dict[int, AnyFunction] = {**of_all._global_forward_hooks, **of_all._global_forward_pre_hooks}
     for module in model.modules():
         if module._forward_hooks or module._forward_pre_hooks:
             found |= {**module._forward_hooks, **module._forward_pre_hooks}
@@ -50,7 +51,7 @@ def hooks_of_users(model: nn.Module) -> dict[int, Any]:
     return {key: hook for key, hook in found.items() if not is_of_library(hook)}
 
 
-def is_of_library(code: Any) -> bool:
+def is_of_library(code: object) -> bool:
     """True if a function, and all that it wraps, was written in one of `LIBRARIES`."""
     if isinstance(code, functools.partial):
         written = is_of_library(code.func)
@@ -62,7 +63,7 @@ def is_of_library(code: Any) -> bool:
     return written and (wrapped is None or is_of_library(wrapped))
 
 
-def names_of(hooks: Mapping[int, Any]) -> str:
+def names_of(hooks: Mapping[int, AnyFunction]) -> str:
     """The names of hooks, for messages."""
     names = {getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks.values()}
     return ", ".join(sorted(names))

@@ -26,6 +26,7 @@ from mmspec.core.rows import named
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.weights import execution_device, stored_weight
+from mmspec.open_types import Keywords, Processor
 from mmspec.targets.causal import CausalState, CausalTarget
 
 __all__ = ["CODEBOOK", "FORCED", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride", "stride_of"]
@@ -81,7 +82,7 @@ class ImageTokenTarget(CausalTarget, ABC):
     grid: ImageGrid
     only_size: ClassVar[str] = "the only size that this model draws"
     no_vq: ClassVar[str] = "an image tokenizer, which turns tokens into pixels"
-    published: Mapping[str, Any] = {}
+    published: Mapping[str, object] = {}
     classes: int | None = None
     sampler: ClassVar[type[Sampler]] = Sampler
 
@@ -133,7 +134,12 @@ class ImageTokenTarget(CausalTarget, ABC):
 
     @abstractmethod
     def encode_prompt(
-        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+        self,
+        asked: object,
+        negative: str | None,
+        grid: ImageGrid,
+        tokenizer: Processor,
+        text_encoder: object = None,
     ) -> PromptPair:
         """Encode a prompt, and the unconditional one.
 
@@ -202,7 +208,7 @@ class ImageTokenTarget(CausalTarget, ABC):
         output = replace(output, logits=self.constrain(output.logits, grammar.forced[:, :1]))
         return ImageState(**vars(state), grammar=grammar), output
 
-    def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
+    def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[Keywords, int]:
         """The model's arguments for a prompt alone, without the layout of its output."""
         return super().arguments({name: value for name, value in prompt.items() if name != FORCED})
 
@@ -232,7 +238,7 @@ def stride_of(vq: Any) -> int:
     return int(2 ** (len(vq.config.block_out_channels) - 1))
 
 
-def check_stride(vq: Any, stride: int) -> None:
+def check_stride(vq: object, stride: int) -> None:
     """Raise CheckpointError unless an image tokenizer has cells of that many pixels."""
     if (found := stride_of(vq)) != stride:
         raise CheckpointError("vq", f"{found} pixels per token", f"{stride}, as the model expects")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.draft import DraftKind, Tree
@@ -27,7 +27,7 @@ __all__ = ["MemoryPlan", "StateMemory", "cached_bytes", "check_draft", "measure_
 TABLES = 4  # of numbers for every token of the vocabulary at a node: logits, their warped form, p, q
 
 
-def cached_bytes(config: Any, dtype: torch.dtype) -> int:
+def cached_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     """Bytes of keys and values that one token of one row takes in the layers that cache any."""
     text = config.get_text_config(decoder=True)
     count, numbers = text.num_hidden_layers, 0

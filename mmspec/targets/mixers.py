@@ -30,11 +30,12 @@ from mmspec.transformers_versions import cache_name
 __all__ = ["CLOSED_FORMS", "find_mixers", "mixers_in_turn", "mixers_on_tree"]
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+Mixer = Any  # a module of transformers, whose parts its class names
 Projections = tuple[Tensor, Tensor, Tensor, Tensor]
 """Queries, keys and values [B, n, C], unconvolved; gates [B, n, d]; step sizes and decays [B, n, heads]."""
 
 
-def qwen3_5(mixer: Any, hidden: Tensor) -> Projections:
+def qwen3_5(mixer: Mixer, hidden: Tensor) -> Projections:
     """Projections of Qwen3.5: one each."""
     return (
         mixer.in_proj_qkv(hidden),
@@ -44,7 +45,7 @@ def qwen3_5(mixer: Any, hidden: Tensor) -> Projections:
     )
 
 
-def qwen3_next(mixer: Any, hidden: Tensor) -> Projections:
+def qwen3_next(mixer: Mixer, hidden: Tensor) -> Projections:
     """Projections of Qwen3-Next: two, in an order that the module undoes."""
     *qkv, gate, beta, decay = mixer.fix_query_key_value_ordering(
         mixer.in_proj_qkvz(hidden), mixer.in_proj_ba(hidden)
@@ -53,8 +54,8 @@ def qwen3_next(mixer: Any, hidden: Tensor) -> Projections:
 
 
 def gated_delta_net(
-    project: Callable[[Any, Tensor], Projections],
-    mixer: Any,
+    project: Callable[[Mixer, Tensor], Projections],
+    mixer: Mixer,
     layer: RecurrentLayer,
     paths: Paths,
     hidden: Tensor,
@@ -73,15 +74,15 @@ def gated_delta_net(
     return projected
 
 
-def falcon_h1(mixer: Any, hidden: Tensor) -> Tensor:
+def falcon_h1(mixer: Mixer, hidden: Tensor) -> Tensor:
     """Projection of Falcon-H1, which scales each of its parts."""
     projected: Tensor = mixer.in_proj(hidden * mixer.ssm_in_multiplier) * mixer.mup_vector
     return projected
 
 
 def mamba2(
-    project: Callable[[Any, Tensor], Tensor],
-    mixer: Any,
+    project: Callable[[Mixer, Tensor], Tensor],
+    mixer: Mixer,
     layer: RecurrentLayer,
     paths: Paths,
     hidden: Tensor,
@@ -104,7 +105,7 @@ def mamba2(
     return projected
 
 
-def short_convolution(mixer: Any, layer: RecurrentLayer, paths: Paths, hidden: Tensor) -> Tensor:
+def short_convolution(mixer: Mixer, layer: RecurrentLayer, paths: Paths, hidden: Tensor) -> Tensor:
     """Gated short convolution of LFM2 (2511.23404)."""
     before, after, x = mixer.in_proj(hidden).chunk(3, -1)
     projected: Tensor = mixer.out_proj(after * convolve(mixer.conv, layer.convolved(before * x, paths)))

@@ -8,7 +8,6 @@ import marshal
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import is_dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,13 +69,13 @@ class ModelReading:
     """
 
     def __init__(self) -> None:
-        self.plain: list[Any] = []
+        self.plain: list[object] = []
         self.tensors: list[Tensor] = []
         self.modules: list[nn.Module] = []
         self.numbers: dict[int, int] = {}
         self.open: set[int] = set()
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         """Add a module, an attribute of one, or what such an attribute holds."""
         kind = type(value)
         if kind in PLAIN:
@@ -98,7 +97,7 @@ class ModelReading:
         else:
             self.plain.append(kind.__name__)
 
-    def add_all(self, container: Any, values: list[Any]) -> None:
+    def add_all(self, container: object, values: list[object]) -> None:
         """Add a container with its values, but for one that stands in itself."""
         self.plain += type(container).__name__, len(values)
         if id(container) not in self.open:
@@ -128,7 +127,7 @@ class ModelReading:
     @torch.inference_mode()
     def hash(self) -> int:
         """Hash of all of it; the host waits once for each device that has tensors."""
-        where: list[Any] = []
+        where: list[object] = []
         runs: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for tensor in self.tensors:
             where.append(None if tensor.is_inference() else tensor._version)

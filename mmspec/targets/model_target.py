@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,9 +19,16 @@ class ModelTarget(Target[State]):
 
     Attributes:
         model: the loaded model.
+        compared: accelerators that `mmspec bench` compares where none are named, the first of which
+            `mmspec check` takes; () for those of the command.
+        fills_masks: whether open places hold a mask token, and a forward predicts any of them.
+        is_controlled: whether an image controls what is drawn.
     """
 
     model: Any
+    compared: Sequence[str] = ()
+    fills_masks: bool = False
+    is_controlled: bool = False
 
     @property
     def packing(self) -> Packing:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 from mmspec.core.cache import RowStates
 from mmspec.core.recurrent import States
 from mmspec.errors import InputError
+from mmspec.open_types import Inputs, Keywords
 from mmspec.validation import is_integer
 from mmspec.visual_tokens.spans import find_images
 
@@ -192,7 +192,7 @@ class PrefixCache:
         return sum(entry.nbytes() for entry in self.entries)
 
 
-def identify(model: PreTrainedModel, inputs: Mapping[str, Any], state: int) -> PromptIdentity | None:
+def identify(model: PreTrainedModel, inputs: Inputs, state: int) -> PromptIdentity | None:
     """Identify a prompt by all that its keys depend on; None if it cannot be read in two parts.
 
     That is so if images attend to what follows them (Gemma 3 and PaliGemma say so by `token_type_ids`,
@@ -218,12 +218,12 @@ def identify(model: PreTrainedModel, inputs: Mapping[str, Any], state: int) -> P
     )
 
 
-def media_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def media_of(inputs: Mapping[str, object]) -> Keywords:
     """The arguments that are not as long as the prompt: images, clips and their sizes."""
     return {name: value for name, value in inputs.items() if name not in TOKENS}
 
 
-def is_causal(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
+def is_causal(model: PreTrainedModel, inputs: Mapping[str, object]) -> bool:
     """True if a prompt's arguments are known, and none marks an image that attends to what follows it."""
     media = media_of(inputs)
     known = media.keys() <= MEDIA and all(isinstance(value, Tensor) for value in media.values())
@@ -231,7 +231,7 @@ def is_causal(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
     return known and not typed
 
 
-def rest_of(inputs: Mapping[str, Any], known: Prefix) -> dict[str, Tensor]:
+def rest_of(inputs: Inputs, known: Prefix) -> dict[str, Tensor]:
     """Arguments for the rest of a prompt: tokens, positions and images behind a known beginning."""
     media = known.prompt.media
     rest = {

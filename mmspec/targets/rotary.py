@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.models.replaced import Replacement, rebound, replaced_forwards, twin
+from mmspec.open_types import AnyFunction
 
 __all__ = ["change_of", "find_changing", "turned"]
 
@@ -97,9 +98,7 @@ def turn_each(
     return tuple(whole.unflatten(-2, sizes.shape) for whole in found)
 
 
-def turned_by(
-    module: Any, turning: Callable[..., tuple[Tensor, ...]], own: Callable[..., Any]
-) -> Callable[..., Any]:
+def turned_by(module: Any, turning: Callable[..., tuple[Tensor, ...]], own: AnyFunction) -> AnyFunction:
     """The other forward of one module, whose frequencies are those of a fresh one before each turn."""
 
     def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:

@@ -23,10 +23,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from mmspec.core.cache import RaggedCache, mask_width
 from mmspec.core.graphs import Graph, Side, can_capture, capture
 from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.open_types import AnyFunction, Inputs, Keywords
 
 __all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "HiddenStates", "StaticCaches"]
 
-NOTHING: Mapping[str, Any] = {}
+NOTHING: Inputs = {}
 MAX_GRAPHS = 32
 MAX_CACHES = 4
 LEAST_CAPACITY = 1024
@@ -50,16 +51,16 @@ class CompiledForward:
         is_dynamic: one form for all sizes; else one for each, which is faster on a CPU.
     """
 
-    def __init__(self, name: str, forward: Callable[..., Any], is_dynamic: bool = True) -> None:
+    def __init__(self, name: str, forward: AnyFunction, is_dynamic: bool = True) -> None:
         self.name, self._eager, self._is_dynamic = name, forward, is_dynamic
         known = inspect.signature(torch.compile).parameters
-        settings: dict[str, Any] = {name: value for name, value in FORMS.items() if name in known}
-        self._compiled: Callable[..., Any] | None = torch.compile(forward, dynamic=is_dynamic, **settings)
+        settings: Keywords = {name: value for name, value in FORMS.items() if name in known}
+        self._compiled: AnyFunction | None = torch.compile(forward, dynamic=is_dynamic, **settings)
 
-    def __reduce__(self) -> tuple[type[CompiledForward], tuple[str, Callable[..., Any], bool]]:
+    def __reduce__(self) -> tuple[type[CompiledForward], tuple[str, AnyFunction, bool]]:
         return type(self), (self.name, self._eager, self._is_dynamic)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if self._compiled is not None:
             try:
                 return self._compiled(*args, **kwargs)
@@ -167,7 +168,7 @@ class CapturedForward:
         caches: the pool.
     """
 
-    def __init__(self, model: nn.Module, forward: Callable[[Any, RaggedCache], Tensor]) -> None:
+    def __init__(self, model: nn.Module, forward: Callable[[Inputs, RaggedCache], Tensor]) -> None:
         self._model, self._forward = model, forward
         self._graphs: OrderedDict[Hashable, Captured | None] = OrderedDict()
         self._side: Side | None = None
@@ -177,7 +178,7 @@ class CapturedForward:
         return type(self), (self._model, self._forward)
 
     def __call__(
-        self, inputs: Mapping[str, Any], cache: RaggedCache, taps: HiddenStates | None = None
+        self, inputs: Mapping[str, object], cache: RaggedCache, taps: HiddenStates | None = None
     ) -> Tensor:
         """Score the nodes that the cache was told of by `begin_score`; arguments as of `forward`."""
         if not can_capture(cache.lengths.device):
@@ -203,7 +204,7 @@ class CapturedForward:
         return captured.graph.output.clone()
 
     def _try_capture(
-        self, leaves: list[Any], structure: TreeSpec, cache: RaggedCache, taps: HiddenStates | None
+        self, leaves: list[object], structure: TreeSpec, cache: RaggedCache, taps: HiddenStates | None
     ) -> Captured | None:
         def forward(*tensors: Tensor) -> Tensor:
             given = iter(tensors)
@@ -243,7 +244,7 @@ class StaticCaches:
 
     def __init__(self) -> None:
         self._caches: list[RaggedCache] = []
-        self._owners: dict[int, weakref.ref[Any]] = {}
+        self._owners: dict[int, weakref.ref[object]] = {}
 
     def take(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> RaggedCache:
         """Return an empty cache that nobody decodes in, of the pool or new; arguments as of `RaggedCache`."""
@@ -270,7 +271,7 @@ class StaticCaches:
         return owner is None or owner() is None
 
 
-def tensors_of(leaves: list[Any]) -> list[Tensor]:
+def tensors_of(leaves: list[object]) -> list[Tensor]:
     """Return the tensors among leaves, in order."""
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 

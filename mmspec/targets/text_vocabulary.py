@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mmspec.core.cache import RaggedCache
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
+from mmspec.open_types import Inputs, Processor
 from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair
 
 __all__ = [
@@ -38,11 +39,16 @@ class TextPromptTarget(ImageTokenTarget):
     """An image-token target whose decoder is asked for hidden states: embed, layers, head."""
 
     @abstractmethod
-    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Processor) -> IdsPair:
         """The tokenizer's ids of a prompt, and of the unconditional one; see `encode_prompt`."""
 
     def encode_prompt(
-        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+        self,
+        asked: Any,
+        negative: str | None,
+        grid: ImageGrid,
+        tokenizer: Processor,
+        text_encoder: Any = None,
     ) -> PromptPair:
         """Encode a prompt, and the unconditional one; ids are counted from the target's own vocabulary on."""
         ids, negative_ids = self.prompt_ids(asked, negative, grid, tokenizer)
@@ -57,9 +63,7 @@ class TextPromptTarget(ImageTokenTarget):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, n, K + S] of final hidden states [B, n, d], the grammar not yet applied."""
 
-    def forward(
-        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
-    ) -> Tensor:
+    def forward(self, inputs: Inputs, cache: RaggedCache, keep: int = 0, whole: bool = False) -> Tensor:
         """Logits [B, n or 1, K + S], the grammar not yet applied."""
         others = {name: value for name, value in inputs.items() if name != "input_ids"}
         output = self.model.get_decoder()(
@@ -86,7 +90,7 @@ class TextVocabularyTarget(TextPromptTarget):
         codes: Sequence[int],
         syntax_ids: Sequence[int],
         stride: int,
-        vq: Any,
+        vq: object,
         codebook: Tensor | None,
     ) -> None:
         super().__init__(model, grid, len(syntax_ids), stride, vq, codebook)

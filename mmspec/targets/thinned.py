@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.errors import UnsupportedModelError
 from mmspec.models.replaced import Replacement, replaced_attention, replaced_forwards
+from mmspec.open_types import AnyFunction, Keywords
 
 __all__ = ["attention_behind", "guided_and_even", "reading_only"]
 
@@ -56,13 +56,13 @@ def reading_only(decoder: nn.Module, places: Tensor | None) -> AbstractContextMa
     if places is None:
         return nullcontext()
 
-    def cut(own: Callable[..., Any]) -> Callable[..., Any]:
+    def cut(own: AnyFunction) -> AnyFunction:
         return lambda *args, **given: own(*args, **thinned(given, places))
 
     return replaced_forwards([Replacement(decoder, cut)])
 
 
-def thinned(given: dict[str, Any], places: Tensor) -> dict[str, Any]:
+def thinned(given: Keywords, places: Tensor) -> Keywords:
     """Keyword arguments of a decoder, cut to some places [K]."""
     embeddings, positions = given.get("inputs_embeds"), given.get("position_ids")
     if embeddings is None or positions is None:
@@ -107,8 +107,8 @@ def attention_behind(target: Any, state: Any, tokens: Tensor) -> Tensor:
     decoder = target.model.get_decoder()
     found: list[Tensor] = []
 
-    def keeping(own: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **given: Any) -> Any:
+    def keeping(own: AnyFunction) -> AnyFunction:
+        def forward(*args: object, **given: object) -> Any:
             output = own(*args, **given)
             found.extend(each for each in output[1:2] if each is not None and each.dim() == 4)
             return output
@@ -124,10 +124,10 @@ def attention_behind(target: Any, state: Any, tokens: Tensor) -> Tensor:
     return torch.stack([each[:, :, -1].float().mean(1) for each in found]).mean(0)
 
 
-def eagerly(own: Callable[..., Any]) -> Callable[..., Any]:
+def eagerly(own: AnyFunction) -> AnyFunction:
     """The attention function by which a module tells its weights, of its modelling file; else `own`."""
 
-    def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
+    def attention(module: nn.Module, *args: object, **given: object) -> Any:
         files = (sys.modules[each.__module__] for each in type(module).__mro__)
         function = next((getattr(file, EAGER) for file in files if hasattr(file, EAGER)), own)
         return function(module, *args, **given)

@@ -27,13 +27,14 @@ from mmspec.models.checkpoint import (
     load_model,
     load_processor,
 )
+from mmspec.open_types import Json
 from mmspec.targets import CausalTarget, adapt
 from mmspec.training.data.conversations import ConversationRows, tokenizer_of
 from mmspec.training.data.sequences import acceptance_length
 from mmspec.training.data.sources import Rows, is_language_model, open_target, pick_dtype
 from mmspec.training.data.states import StoredStates
 from mmspec.training.drafter import drafter_training
-from mmspec.training.losses.vocabulary import token_counts
+from mmspec.training.losses.base import token_counts
 from mmspec.training.record import training_record, write_record
 from mmspec.training.run import RunOptions, Stage, flush_subnormals
 from mmspec.validation import is_integer, require_number
@@ -179,7 +180,7 @@ def train_draft_model(
             "frequent-tokens": frequent_tokens or None,
             "accumulate": accumulate if accumulate > 1 else None,
         }
-        about: dict[str, Any] = {"target": Path(target).name, "target_dtype": str(teacher.dtype)[6:]}
+        about: Json = {"target": Path(target).name, "target_dtype": str(teacher.dtype)[6:]}
         about |= {"skipped_rows": source.left_out} if source.left_out else {}
         record = training_record("mmspec train draft-model", options, training, model, **about)
         model.to(saved or teacher.dtype).save_pretrained(out)

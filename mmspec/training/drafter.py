@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
+from mmspec.open_types import Json, Keywords
 from mmspec.targets import CausalTarget
-from mmspec.training.data.sequences import DrafterData, acceptance_length
+from mmspec.training.data.sequences import DrafterBatch, DrafterData, acceptance_length
 from mmspec.training.data.sources import MakeData, Rows, open_target
 from mmspec.training.data.states import StoredStates
 from mmspec.training.recipes import RECIPES, check_method, written
@@ -32,7 +33,7 @@ def train_drafter(
     data: Rows | MakeData,
     *,
     method: str = "eagle",
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     max_length: int | None = None,
     regenerate: int = 0,
     learn_prompts: bool = False,
@@ -83,7 +84,7 @@ def train_drafter(
     out = Path(out)
     training = drafter_training(out, how, accumulate, log_dir)
     accelerator = training.accelerator
-    reading: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
+    reading: Keywords = {"dtype": dtype, "max_length": max_length, "regenerate": regenerate}
     reading |= {"states": states, "learn_prompts": learn_prompts}
     reading["image_method"] = method if RECIPES[method].record.of_images else None
     teacher, source = open_target(
@@ -111,7 +112,7 @@ def train_drafter(
             "accumulate": accumulate if accumulate > 1 else None,
             "from": start,
         }
-        about: dict[str, Any] = {
+        about: Json = {
             "method": method,
             "target": Path(target).name,
             "target_dtype": str(teacher.dtype)[6:],
@@ -144,7 +145,7 @@ def train_on(
     method: str,
     target: CausalTarget,
     data: DrafterData,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     stored: StoredStates | None = None,
 ) -> None:
     """Train a model by a method on data, and write what is measured then into its config."""
@@ -152,7 +153,7 @@ def train_on(
     learner.stored = stored
     device, halved = training.accelerator.device, target.dtype != torch.float32
 
-    def make(step: int) -> Any:
+    def make(step: int) -> DrafterBatch:
         return learner.make(data, step, training.accelerator.process_index)
 
     def check(module: nn.Module) -> dict[str, float]:
@@ -162,7 +163,7 @@ def train_on(
         model.train()
         return {"acceptance": round(length, 3)}
 
-    rates: dict[str, Any] = {"slow": "head.", "slow_factor": learner.rate, "outer": learner.outer}
+    rates: Keywords = {"slow": "head.", "slow_factor": learner.rate, "outer": learner.outer}
     training.train(Stage(method, learner, make, check, **rates, halved=halved))
     unseen = (make(training.step + ahead).to(device) for ahead in range(MEASURED_BATCHES))
     with torch.autocast(device.type, torch.bfloat16, enabled=halved):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from mmspec.open_types import Keywords
 
 __all__ = ["Muon", "learning_rate", "muon_and_adamw", "orthogonalize"]
 
@@ -78,7 +79,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.95, weight_decay: float = 0.01
+        self, params: Iterable[Keywords], lr: float = 1e-3, momentum: float = 0.95, weight_decay: float = 0.01
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 

@@ -16,7 +16,7 @@ from mmspec.core.interfaces import Drafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.plugins import HEADS, Head
 from mmspec.registry import did_you_mean
-from mmspec.targets import CausalTarget, ImageTokenTarget
+from mmspec.targets import CausalTarget
 from mmspec.training.losses.base import DrafterLoss
 
 __all__ = ["RECIPES", "Recipe", "check_method", "written"]
@@ -35,7 +35,7 @@ class Recipe:
     """
 
     accelerator: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     loss: str | None = None
 
     @property
@@ -61,13 +61,13 @@ class Recipe:
         drafter: Drafter = self.record.load("drafter")(model)
         return drafter
 
-    def build(self, target: CausalTarget, **settings: Any) -> PreTrainedModel:
+    def build(self, target: CausalTarget, **settings: object) -> PreTrainedModel:
         """Make the model for a target, with random weights.
 
         Raises:
             InputError: a value that it cannot be built with.
         """
-        of_images = self.record.image_settings if isinstance(target, ImageTokenTarget) else {}
+        of_images = self.record.image_settings if target.grid is not None else {}
         made = {**self.settings, **of_images, **settings}
         shape = {name: value for name, value in made.items() if name in self.of_head()}
         config: Any = self.head.config_class
@@ -76,7 +76,7 @@ class Recipe:
         except StrictDataclassError as error:
             raise InputError("settings", made, str(error.__cause__ or error)) from error
 
-    def learn(self, model: nn.Module, target: CausalTarget, **settings: Any) -> DrafterLoss:
+    def learn(self, model: nn.Module, target: CausalTarget, **settings: object) -> DrafterLoss:
         """Make the module that trains the model."""
         made = {**self.settings, **settings}
         own = {name: value for name, value in made.items() if name in self.of_learner()}
@@ -103,7 +103,7 @@ RECIPES = {name: Recipe(name) for name, head in HEADS.items() if head.loss is no
 """By name: that of the head, or of a variant of its training."""
 
 
-def check_method(name: str, settings: Mapping[str, Any]) -> None:
+def check_method(name: str, settings: Mapping[str, object]) -> None:
     """Refuse an unknown method or setting, before anything is loaded.
 
     Raises:
@@ -118,7 +118,7 @@ def check_method(name: str, settings: Mapping[str, Any]) -> None:
             raise UnknownArgumentError(f"setting of {name}", setting, did_you_mean(setting, known))
 
 
-def written(name: str, settings: Mapping[str, Any]) -> str:
+def written(name: str, settings: Mapping[str, object]) -> str:
     """A method with its settings as the command line takes them: `flash:block=10:compressor=latent`."""
     parts = [name]
     for setting, value in settings.items():

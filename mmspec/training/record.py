@@ -6,13 +6,13 @@ import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.errors import CheckpointError
+from mmspec.open_types import Json
 from mmspec.training.run import Training
 
 __all__ = [
@@ -29,12 +29,12 @@ RECORD = "training.json"
 
 def training_record(
     command: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     training: Training,
     model: nn.Module,
-    before: Sequence[Mapping[str, Any]] = (),
-    **more: Any,
-) -> dict[str, Any]:
+    before: Sequence[Mapping[str, object]] = (),
+    **more: object,
+) -> Json:
     """The record of a training: its command, seed, batch size, stages, device and versions.
 
     Args:
@@ -64,7 +64,7 @@ def training_record(
 def save_trained(
     model: PreTrainedModel,
     folder: Path,
-    training: Mapping[str, Any] | None = None,
+    training: Mapping[str, object] | None = None,
     parts: Sequence[str] = (),
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
@@ -88,7 +88,7 @@ def save_trained(
         write_record(folder, training)
 
 
-def write_record(folder: Path, training: Mapping[str, Any]) -> None:
+def write_record(folder: Path, training: Mapping[str, object]) -> None:
     """Write the record of a training into the model's folder."""
     (folder / RECORD).write_text(json.dumps(training, indent=2) + "\n")
 
@@ -112,9 +112,7 @@ def float8_matrices(model: nn.Module, within: str) -> dict[str, torch.Tensor]:
     return stored
 
 
-def taken_over(
-    start: str | Path | None, allowed: str, load: Callable[[Path], object]
-) -> list[dict[str, Any]]:
+def taken_over(start: str | Path | None, allowed: str, load: Callable[[Path], object]) -> list[Json]:
     """Load the weights of a trained folder, if there is one; returns the stages of its training.
 
     Raises:
@@ -123,14 +121,14 @@ def taken_over(
     if start is None:
         return []
     try:
-        stages: list[dict[str, Any]] = json.loads((Path(start) / RECORD).read_text())["stages"]
+        stages: list[Json] = json.loads((Path(start) / RECORD).read_text())["stages"]
         load(Path(start))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError("start", str(start), allowed) from error
     return stages
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """An option's value on the command line."""
     if isinstance(value, float):
         return f"{value:g}"

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import Protocol, TypedDict, TypeVar
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
@@ -29,6 +29,7 @@ from tqdm.auto import tqdm
 
 from mmspec.atomic_file import atomic_file
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError
+from mmspec.open_types import Json
 from mmspec.training.optimizers import learning_rate, muon_and_adamw
 
 __all__ = [
@@ -156,8 +157,8 @@ class Training:
         self.accelerator = open_accelerator(accumulate, None if log_dir is None else (log_dir, out.name))
         self.path = Path(options.get("state") or out.with_name(f"{out.name}.training.pt"))
         self.stage, self.step, self.seconds = 0, 0, 0.0
-        self.finished: list[dict[str, Any]] = []
-        self.restored: dict[str, Any] | None = None
+        self.finished: list[Json] = []
+        self.restored: Json | None = None
         if options.get("resume"):
             self.restored = read_state(self.path)
             self.stage, self.finished = self.restored["stage"], self.restored["finished"]
@@ -285,7 +286,7 @@ class Training:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights, moments = get_state_dict(trained, optimizers, options=options)
         if self.accelerator.is_main_process:
-            state: dict[str, Any] = {name: getattr(self, name) for name in STATE & vars(self).keys()}
+            state: Json = {name: getattr(self, name) for name in STATE & vars(self).keys()}
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(self.path) as temporary:
                 torch.save(state | {"weights": weights, "optimizers": moments}, temporary)
@@ -305,7 +306,7 @@ class Training:
         self.step, self.seconds = state["step"], state["seconds"]
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> Json:
     """Read a state of tensors and plain values; nothing in the file is executed.
 
     Raises:
@@ -330,7 +331,7 @@ def twin(module: M) -> M:
     return deepcopy(module, {id(target): target})
 
 
-def scalars(figures: Any) -> dict[str, float]:
+def scalars(figures: object) -> dict[str, float]:
     """Figures as numbers to log, by name; entries of a vector are named by their index."""
     if not isinstance(figures, dict):
         return {}

@@ -11,14 +11,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 
-from mmspec.visual_tokens.boxes import nowhere, raster
+from mmspec.visual_tokens.tokens import nowhere, raster
 
 __all__ = ["ImageSpan", "find_images"]
 
@@ -90,7 +89,7 @@ def _place(runs: list[tuple[int, int]], layouts: list[Tensor]) -> Iterator[Image
             remaining[:1] = [rest] if len(rest) else []
 
 
-def _image_layouts(config: Any, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+def _image_layouts(config: PreTrainedConfig, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """The boxes of every image, by what its family passes to the model."""
     if (grids := inputs.get("image_grid_thw")) is not None:
         return _grids(config, grids)
@@ -115,7 +114,9 @@ def _image_layouts(config: Any, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     ]
 
 
-def _video_layouts(config: Any, inputs: Mapping[str, Tensor], runs: list[tuple[int, int]]) -> list[Tensor]:
+def _video_layouts(
+    config: PreTrainedConfig, inputs: Mapping[str, Tensor], runs: list[tuple[int, int]]
+) -> list[Tensor]:
     """The boxes of every frame."""
     if (grids := inputs.get("video_grid_thw")) is not None:
         return _grids(config, grids)
@@ -129,7 +130,7 @@ def _video_layouts(config: Any, inputs: Mapping[str, Tensor], runs: list[tuple[i
     return [*[frame] * (frames - 1), torch.cat([frame, nowhere(left)])] * clips
 
 
-def _grids(config: Any, grids: Tensor) -> list[Tensor]:
+def _grids(config: PreTrainedConfig, grids: Tensor) -> list[Tensor]:
     """Qwen-VL: time, height and width in patches, merged in squares; a step of time is a frame."""
     merge = int(config.vision_config.spatial_merge_size)
     return [
@@ -137,7 +138,7 @@ def _grids(config: Any, grids: Tensor) -> list[Tensor]:
     ]
 
 
-def _with_class_token(config: Any, rows: int, columns: int) -> Tensor:
+def _with_class_token(config: PreTrainedConfig, rows: int, columns: int) -> Tensor:
     grid = raster(rows, columns)
     keeps_it = getattr(config, "vision_feature_select_strategy", "default") == "full"
     has_one = getattr(config.vision_config, "model_type", "").startswith("clip")
@@ -155,7 +156,7 @@ def _square_or_strip(tokens: int) -> Tensor:
     return raster(1, tokens)
 
 
-def _tiles(config: Any, size: tuple[int, int], side: int, patches: int) -> Tensor:
+def _tiles(config: PreTrainedConfig, size: tuple[int, int], side: int, patches: int) -> Tensor:
     """The unpadded grid of all tiles with a newline after each row (LLaVA-NeXT, LLaVA-OneVision)."""
     height, width = size
     best = select_best_resolution(size, config.image_grid_pinpoints)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.visual_tokens.boxes import BOX
 from mmspec.visual_tokens.spans import ImageSpan
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import BOX, VisualTokens
 
 __all__ = ["PromptRows", "Spliced", "compress_images", "gather_images", "splice"]
 

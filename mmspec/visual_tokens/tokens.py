@@ -1,14 +1,22 @@
-"""The visual tokens of several images, padded into one tensor."""
+"""The visual tokens of several images, padded into one tensor, and their boxes.
+
+A box is the place of a token in its image, so that every grid is one case: (top, left, bottom, right) in
+units of the image, from 0 to 1. Tokens that stand for no place (newlines, class tokens) have an empty box. A
+base view with its tiles is then simply two layers of boxes.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["VisualTokens"]
+__all__ = ["BOX", "VisualTokens", "nowhere", "overlap", "raster", "square_grid", "whole"]
+
+BOX = 4
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,7 @@ class VisualTokens:
     Attributes:
         features: [P, N, d].
         mask: [P, N] True where there is a token.
-        boxes: [P, N, 4] float32, where in the image it lies (`boxes.py`).
+        boxes: [P, N, 4] float32, where in the image it lies.
         summary: [P, d] one vector for the whole image, for drafters that hand it to every text row
             (ViSpec's global vector); None from all other compressors.
     """
@@ -40,3 +48,36 @@ class VisualTokens:
         return VisualTokens(
             pad(self.features, (0, 0, 0, more)), pad(self.mask, (0, more)), pad(self.boxes, (0, 0, 0, more))
         )
+
+
+def raster(rows: int, columns: int) -> Tensor:
+    """[rows * columns, 4] boxes of a grid in raster order."""
+    sides = [torch.arange(side, dtype=torch.float32, device="cpu") / side for side in (rows, columns)]
+    top, left = torch.meshgrid(sides, indexing="ij")
+    return torch.stack([top, left, top + 1 / rows, left + 1 / columns], -1).flatten(0, 1)
+
+
+def nowhere(count: int) -> Tensor:
+    """[count, 4] empty boxes."""
+    return torch.zeros(count, BOX, dtype=torch.float32, device="cpu")
+
+
+def whole(like: Tensor) -> Tensor:
+    """[..., 4] boxes of the whole image, for as many tokens as `like` [..., d] has."""
+    box = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float32, device=like.device)
+    return box.expand(*like.shape[:-1], BOX)
+
+
+def square_grid(cells: int) -> tuple[int, int]:
+    """The grid of exactly that many cells that is nearest to a square: rows <= columns."""
+    rows = next(rows for rows in range(math.isqrt(cells), 0, -1) if cells % rows == 0)
+    return rows, cells // rows
+
+
+def overlap(boxes: Tensor, cells: Tensor) -> Tensor:
+    """[..., N, 4] boxes and [C, 4] cells -> [..., C, N] shares of each cell's area that the boxes cover."""
+    ours, theirs = cells[:, None, :], boxes[..., None, :, :]
+    first = torch.maximum(ours[..., :2], theirs[..., :2])
+    last = torch.minimum(ours[..., 2:], theirs[..., 2:])
+    area = (last - first).clamp_min(0.0).prod(-1)
+    return area / (ours[..., 2:] - ours[..., :2]).prod(-1)

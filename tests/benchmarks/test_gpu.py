@@ -18,12 +18,11 @@ from benchmarks.gpu.commands import (
     language_commands,
     model_commands,
     reference_commands,
-    run_all,
 )
 from benchmarks.gpu.commands import test_commands as commands_of_tests
 from benchmarks.gpu.kernel_cases import CASES
 from benchmarks.gpu.kernel_times import time_kernels
-from benchmarks.gpu.steps import SHAPES, StepShape, time_correctors, time_steps
+from benchmarks.gpu.steps import SHAPES, time_steps
 from mmspec.errors import InputError
 
 CPU = torch.device("cpu")
@@ -72,32 +71,6 @@ def test_steps_are_timed_against_generate(name):
         assert row["target"] > 0 and row["verify"] > 0 and row["rest"] >= 0
 
 
-def test_correctors_are_timed_beside_their_target():
-    rows = list(time_correctors(CPU, torch.float32, tiny=True))
-    assert [(row["batch"], row["method"]) for row in rows[:3]] == [
-        *((1, name) for name in ("sjd", "cjd, passes=1", "cjd, passes=2"))
-    ]
-    assert len(rows) == 8
-    for row in rows:
-        assert row["ms"] > 0 and row["draft_over_target"] == pytest.approx(row["draft"] / row["target"]), row
-
-
-def test_shapes_are_those_that_were_published(monkeypatch):
-    built = {}
-    for name, shape in SHAPES.items():
-        with torch.device("meta"):
-            built[name] = shape.build(False)
-    assert isinstance(next(iter(SHAPES.values())), StepShape)
-    heads = {}
-    for name, model in built.items():
-        text = model.config.get_text_config()
-        decoder = sum(one.numel() for one in model.get_decoder().parameters())
-        heads[name] = (text.num_hidden_layers, round(decoder / 1e9, 2))
-    assert heads["llava-1.5-7b"] == (32, 6.61)
-    assert heads["qwen2.5-vl-7b"] == (28, 7.07)
-    assert heads["llamagen-xl"][0] == 36
-
-
 def test_the_program_writes_every_part_and_names_those_that_failed(tmp_path, monkeypatch, capsys):
     def broken(setting):
         yield {"op": "first", "floor": 1.0}
@@ -119,14 +92,6 @@ def test_the_program_writes_every_part_and_names_those_that_failed(tmp_path, mon
     assert (tmp_path / "kernels.png").exists()
     with pytest.raises(InputError, match="--tiny"):
         program.main(["--out", str(tmp_path)])
-
-
-def test_commands_run_one_after_the_other_and_keep_their_output():
-    failing, working = run_all([["-c", "print('a'); raise SystemExit(3)"], ["-c", "print('b')"]], 60.0)
-    assert (failing["code"], failing["output"]) == (3, "a\n")
-    assert (working["code"], working["output"]) == (0, "b\n")
-    (late,) = run_all([["-c", "import time; time.sleep(60)"]], 0.5)
-    assert late["code"] is None
 
 
 def test_the_commands_name_files_and_options_that_there_are(tmp_path):

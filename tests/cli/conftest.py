@@ -31,7 +31,7 @@ def llamagens(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def heads(tmp_path_factory) -> dict[str, Path]:
     """Folders of heads of random weights for the tiny checkpoint, by accelerator."""
-    from tests.drafters import eagle_checks, flash_checks
+    from tests.methods import eagle_checks, flash_checks
 
     target, folder = flash_checks.target_of("llava"), tmp_path_factory.mktemp("heads")
     made = {"eagle": eagle_checks.head_for(target), "flash": flash_checks.head_for(target)}

@@ -41,25 +41,6 @@ def test_records_have_all_fields(run_json, tiny_folder, tmp_path):
     assert drafted["drafter"] == str(tiny_folder) and drafted["parameters"] > plain["parameters"] == 0
 
 
-def test_a_file_of_the_mmspec_benchmark_in_batches(bench, tiny_folder, images, tmp_path):
-    lines = [
-        {"id": "a", "image": images[0], "turns": ["what is there ?", "how many ?"], "category": "chart"},
-        {"id": "b", "image": images[1], "turns": ["what is there ?"], "category": "chart"},
-        {"id": "c", "image": images[1], "turns": ["which colour ?"], "category": "table"},
-    ]
-    path = tmp_path / "bench.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    records = bench(
-        tiny_folder, "--accelerators", "copy", "--prompt-file", path, "--batch-size", 2, *FAST[2:]
-    )
-    assert [(one["category"], one["accelerator"], one["samples"]) for one in records] == [
-        *[("", "none", 3), ("", "copy", 3), ("chart", "none", 2), ("chart", "copy", 2)],
-        *[("table", "none", 1), ("table", "copy", 1)],
-    ]
-    assert [one["new_tokens"] for one in records[:2]] == [4 * 12] * 2
-    assert all(one["identical"] == 1.0 for one in records)
-
-
 def test_peers_run_beside_our_accelerators(run, run_json, tiny_folder, with_drafters):
     model = with_drafters({"draft_model": ("draft_model", tiny_folder)})
     asked = ["--prompt", "what is there ?", "--prompt", "how many ?", *FAST[2:]]
@@ -75,42 +56,6 @@ def test_peers_run_beside_our_accelerators(run, run_json, tiny_folder, with_draf
     assert "generate assisted did not run: the model's folder names no draft model" in shown
     for word in ("none", "copy", "exact", "100%", "speed-up", "memory", "where the time goes", "verify"):
         assert word in shown, "rows that lose stay in the table"
-
-
-def test_every_accelerator_has_a_drafter_of_its_own_and_samples_the_same_tokens(bench, tiny_folder, heads):
-    flash = f"drafter={heads['flash']}"
-    named = f"flash:{flash},draft_model:num_draft_tokens=2,flash:block=1:{flash}"
-    asked = ("--accelerators", named, "--drafter", tiny_folder, "--temperature", "0.7", *FAST)
-    records = bench(tiny_folder, *asked)
-    drafters = [str(one) for one in (heads["flash"], tiny_folder, heads["flash"])]
-    assert [record["drafter"] for record in records] == [None, *drafters]
-    assert [record["identical"] for record in records] == [1.0] * 4
-
-
-def test_a_model_whose_folder_names_its_drafters_needs_no_more_than_its_name(
-    bench, fails, tiny_folder, heads, with_drafters
-):
-    named = {"draft_model": ("draft_model", tiny_folder)} | {name: (name, heads[name]) for name in heads}
-    model = with_drafters({**named, "medusa": ("medusa", tiny_folder.parent / "no-such-head")})
-    records = bench(model, *FAST)
-    assert [one["accelerator"] for one in records] == ["none", "copy", "draft_model", "eagle", "flash"]
-    drafters = [str(one) for one in (tiny_folder, heads["eagle"], heads["flash"])]
-    assert [record["drafter"] for record in records] == [None, None, *drafters]
-    assert [record["identical"] for record in records] == [1.0] * 5
-    assert "no-such-head is not" in fails("bench", model, "--accelerators", "medusa")
-
-
-def test_a_report_result_lines_and_a_comparison(run, run_json, tiny_folder, tmp_path):
-    pytest.importorskip("matplotlib")
-    page, lines, saved = tmp_path / "page.html", tmp_path / "lines", tmp_path / "a.json"
-    asked = ("bench", tiny_folder, "--accelerators", "copy", *FAST)
-    result = run(*asked, "--html", page, "--results", lines, "--json")
-    assert result.exit_code == 0, result.output
-    assert page.read_text().count("<img") >= 4
-    assert sorted(path.name for path in lines.iterdir()) == ["copy.jsonl", "none.jsonl"]
-    saved.write_text(result.stdout)
-    compared = run_json("bench", "compare", saved, saved)
-    assert [one["ratio"] for one in compared["compared"]] == [1.0, 1.0] and not compared["differs"]
 
 
 def test_tasks_with_a_search_and_a_plot(run_json, tiny_folder, heads, tmp_path):

@@ -65,27 +65,6 @@ def test_later_turns_are_decoded_behind_the_answers_to_earlier_ones(run, run_jso
     assert [line.split(": ", 1)[1] for line in plain.splitlines()] == [text.strip("\n") for text in wanted]
 
 
-def test_workers_decode_all_turns_of_a_conversation(run_json, tiny_folder, two_turns, tmp_path):
-    from mmspec.cli.many import items_of
-    from mmspec.many.pool import PipelineWorker
-    from mmspec.many.work import Work, finished
-
-    records = run_json(
-        "caption", "--prompt-file", two_turns, "--model", tiny_folder, "--max-new-tokens", 6,
-        "--accelerator", "copy",
-    )  # fmt: skip
-    items = items_of(str(two_turns))
-    settings = {"max_new_tokens": 6, "temperature": 0.0}
-    work = Work(str(tiny_folder), False, "copy", {}, settings, 0, "auto", str(tmp_path))
-    PipelineWorker(work)({"item": [json.dumps(vars(item)) for item in items]})
-    talk, single = finished(work, items)
-    texts = [record["text"] for record in records]
-    assert [turn["text"] for turn in talk["turns"]] == texts[:2] and talk["text"] == texts[1]
-    assert [turn["prompt"] for turn in talk["turns"]] == ["describe", "what colour"]
-    assert talk["new_tokens"] == records[0]["new_tokens"] + records[1]["new_tokens"]
-    assert single["text"] == texts[2] and "turns" not in single
-
-
 def test_turns_that_are_not_decoded_are_refused_or_counted(
     run_json, fails, capsys, tiny_folder, llamagens, two_turns
 ):

@@ -2,9 +2,8 @@
 
 import pytest
 
-from mmspec.cli.choice import parse_choice, parse_choices
+from mmspec.cli.loading import parse_choice, parse_choices
 from mmspec.errors import InputError
-from mmspec.registry import alternatives
 
 
 def test_options_are_typed_and_entries_of_a_table_are_written_with_a_dot():
@@ -25,7 +24,7 @@ def test_ways_of_drawing_siblings_are_choices_of_one_run() -> None:
     """SpecTr, MCSD, EAGLE-1 and a chain, as a table compares them."""
     from mmspec.accelerators import build_accelerator
     from tests.contracts.checks import llama
-    from tests.drafters import eagle_checks
+    from tests.methods import eagle_checks
 
     asked = {
         "draft_model:tree=4x1x1x1:sampling=sampled:acceptance=k_sequential": "KSequential",
@@ -40,9 +39,3 @@ def test_ways_of_drawing_siblings_are_choices_of_one_run() -> None:
     for choice in parse_choices(",".join(asked)):
         made = build_accelerator(choice.name, model=models[choice.name], **choice.options)
         assert type(made.rule).__name__ == asked[choice.label] and made.exactness == "exact"
-
-
-def test_alternatives_are_written_out() -> None:
-    assert alternatives("sjd") == ["sjd"]
-    assert alternatives("sjd:window=8|16:init=edge") == ["sjd:window=8:init=edge", "sjd:window=16:init=edge"]
-    assert len(alternatives("cjd:window=16|32:passes=2|3|4")) == 6

@@ -70,13 +70,3 @@ def test_bench_reads_images_beside_plain_decoding(run: Run, run_json: Run, kind:
     assert fast["quality"]["kid"] != plain["quality"]["kid"]
     assert (fast["drift"] is None) == (kind == "mar")
     assert "steps of the head" in run(*asked, "--samples", 1).stdout
-
-
-def test_exact_drafts_are_shown_beside_the_optimum(run_json: Run) -> None:
-    drafts = [folder_of(name) for name in ("nextstep", "nextstep-draft")]
-    methods = ",".join(f"draft_model:drafter={draft}:num_draft_tokens=2" for draft in drafts)
-    options = ("--samples", 3, "--repeats", 1, "--accelerators", methods, *STEPS, "--last-step-noise")
-    _, own, other = run_json("bench", drafts[0], *options)["records"]
-    assert own["exactness"] == other["exactness"] == "exact"
-    assert own["overlap"] > 0.99, "a model has everything in common with itself"
-    assert other["overlap"] < 0.9 and other["rollbacks"] > 0

@@ -4,17 +4,7 @@ import pytest
 from PIL import Image
 
 from mmspec.errors import CheckpointError
-from mmspec.families.llamagen import LlamaGenConfig
-from mmspec.families.mar import MARConfig
-from mmspec.families.nextstep import NextStepConfig
-from mmspec.families.parallel_images import LPDConfig, NARConfig, PARConfig, VARConfig
-from mmspec.plugins import FAMILIES
 from tests.tiny_models import (
-    tiny_anole,
-    tiny_emu3,
-    tiny_emu3_5,
-    tiny_janus,
-    tiny_lumina,
     tiny_minimax,
     tiny_qwen3_5,
 )
@@ -85,20 +75,3 @@ def test_doctor_looks_at_a_model_by_its_config(run, run_json, tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match="a folder"):
             run("doctor", folder)
-
-
-def test_doctor_looks_at_models_of_all_families_that_draw_images(run, run_json, tmp_path):
-    own = (LlamaGenConfig, LPDConfig, NARConfig, PARConfig, VARConfig)
-    configs = [kind() for kind in (*own, MARConfig)] + [NextStepConfig(num_hidden_layers=2)]
-    configs += [made()[0].config for made in (tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina)]
-    drawing = [family for family in FAMILIES.values() if family.draws]
-    types = {kind for family in drawing for kind in family.model_types or (family.name,)}
-    assert {config.model_type for config in configs} == types
-    for place, config in enumerate(configs):
-        config.architectures = ["NameThatItsAuthorsGaveIt"]
-        config.save_pretrained(tmp_path / str(place))
-        found = run_json("doctor", tmp_path / str(place))
-        assert found["ok"], found
-        assert bool(found["token_bytes"]) == bool(found["layers"]) == (config.model_type != "mar")
-    shown = run("doctor", tmp_path / str(len(own))).stdout
-    assert "MARForImageGeneration" in shown and "none: it draws in any order" in shown

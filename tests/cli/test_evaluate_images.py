@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from mmspec.evaluation.examples import held_out_captions
 from mmspec.evaluation.quality.image_folder import real_scenes
-from tests.tiny_models.continuous import folder_of
 from tests.tiny_models.llamagen import GRID
 
 COUNT = 12
@@ -82,61 +79,3 @@ def test_accelerators_draw_and_plain_decoding_with_other_seeds_is_what_they_are_
     again = run_json("evaluate", "images", *asked)
     assert again["rows"][0]["kid"] == plain["kid"]
     assert again["rows"][0]["entropy_tokens"] == plain["entropy_tokens"]
-
-
-def test_classes_own_prompts_and_vectors_are_drawn(run_json, llamagens, tmp_path):
-    asked = ("evaluate", "images", llamagens["class"], "--n", 4, "--metrics", "attributes")
-    assert 0 <= run_json(*asked)["rows"][0]["attributes"]["value"] <= 1
-    prompts = tmp_path / "prompts.txt"
-    asked = ("evaluate", "images", llamagens["caption"], "--prompt-file", prompts, "--n", 4)
-    prompts.write_text("a red ring\na blue star\n")
-    report = run_json(*asked)
-    assert "kid" in report["left_out"] and "attributes" in report["rows"][0]  # scenes are not all rings
-    prompts.write_text("anything\nat all\n")
-    report = run_json(*asked)
-    assert "kid" in report["left_out"] and "attributes" in report["left_out"]
-    assert report["settings"]["against"] is None and "diversity" in report["rows"][0]
-    asked = ("--n", 4, "--steps", 2, "--metrics", "entropy", "--accelerator", "masked:iterations=4")
-    (row,) = run_json("evaluate", "images", folder_of("mar"), *asked)["rows"]
-    assert row["promise"] == "approximate" and row["forwards per image"] == 4
-    assert "entropy_tokens" not in row and row["entropy_colours"]["value"] > 0
-
-
-def test_folders_that_do_not_fit_are_refused_in_one_line(fails, folders, tmp_path):
-    few, prompts = save_scenes(tmp_path / "few", 0, 5), tmp_path / "prompts.txt"
-    asked = ("evaluate", "images", "--folder", folders[0])
-    assert "with 5 images" in fails(*asked, "--metrics", "kid", "--against", few)
-    assert "at least 129 images" in fails(*asked, "--metrics", "fid", "--against", folders[0])
-    for count in (1, 13):
-        prompts.write_text("a red ring\n" * count)
-        assert "one for each of the 12" in fails(*asked, "--prompt-file", prompts)
-    (few / "001.png").write_bytes(b"no image")
-    assert "001.png" in fails(*asked[:-1], few, "--metrics", "entropy")
-
-
-def test_published_npz_files_are_samples_and_references(evaluate, fails, folders, tmp_path):
-    one, two = (
-        np.stack([np.asarray(Image.open(file)) for file in sorted(folder.glob("*.png"))])
-        for folder in folders
-    )
-    np.savez(tmp_path / "one.npz", arr_0=one, arr_1=np.zeros(COUNT))
-    np.savez(tmp_path / "two.npz", arr_0=two, mu=np.zeros(2048), sigma=np.eye(2048))
-    (plain,) = evaluate("--folder", folders[0], "--against", folders[1])["rows"]
-    (row,) = evaluate("--folder", tmp_path / "one.npz", "--against", tmp_path / "two.npz")["rows"]
-    assert {**row, "images": "one"} == {**plain, "images": "one"}
-    np.savez(tmp_path / "mu.npz", mu=np.zeros(128), sigma=np.eye(128))
-    asked = ("--folder", folders[0], "--against", tmp_path / "mu.npz")
-    assert {"kid", "precision_recall", "density_coverage"} <= set(evaluate(*asked)["left_out"])
-    assert "mu and sigma alone" in fails("evaluate", "images", *asked, "--metrics", "kid")
-    np.savez(tmp_path / "mu.npz", mu=np.zeros(2048), sigma=np.eye(2048))
-    assert "--features inception" in fails("evaluate", "images", *asked, "--metrics", "kid")
-
-
-def test_images_that_scenes_do_not_come_in_have_no_distances_to_them(run_json, fails, tmp_path):
-    for name in ("a", "b", "c"):
-        Image.new("RGB", (40, 30), "red" if name > "a" else 0).save(tmp_path / f"{name}.png")
-    (tmp_path / "prompts.txt").write_text("a red ring\n" * 3)
-    asked = ("evaluate", "images", "--folder", tmp_path, "--prompt-file", tmp_path / "prompts.txt")
-    report = run_json(*asked)
-    assert "kid" in report["left_out"] and "attributes" in report["rows"][0]
-    assert "square images of 16 to 128" in fails(*asked, "--against", "scenes", "--metrics", "kid")

@@ -11,7 +11,7 @@ from mmspec.methods.eagle3.published import read_eagle3
 from mmspec.methods.mtp.published import read_mtp
 from mmspec.targets import CausalTarget
 from tests.contracts.running import generate
-from tests.drafters.mtp_checks import head_for
+from tests.methods.mtp_checks import head_for
 from tests.tiny_models import tiny_llama, tiny_qwen3_5
 
 LLAVA = "assets/scenes-llava"
@@ -31,19 +31,6 @@ def test_a_head_is_written_and_drafts_as_before(run, tmp_path, eagle3_head, layo
     assert all(torch.equal(stored[name], weight) for name, weight in again.state_dict().items())
     asked = ("--accelerator", "eagle3", "--drafter", out, "--compare", "--max-new-tokens", 6)
     assert run("caption", *asked).exit_code == 0
-
-
-def test_a_draft_model_is_one_that_transformers_generates_with(run, tmp_path):
-    from transformers import AutoModelForImageTextToText
-
-    out = tmp_path / "out"
-    assert run("export", "assets/scenes-llava-small", out, "--to", "transformers").exit_code == 0
-    small, target = (AutoModelForImageTextToText.from_pretrained(one) for one in (out, LLAVA))
-    ids = torch.tensor([[1, 20, 30, 40]])
-    expected = target.generate(ids, max_new_tokens=8, do_sample=False)
-    assert torch.equal(
-        target.generate(ids, max_new_tokens=8, do_sample=False, assistant_model=small), expected
-    )
 
 
 def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:

@@ -1,7 +1,5 @@
 """`mmspec generate`."""
 
-import json
-
 import pytest
 from PIL import Image
 
@@ -27,23 +25,6 @@ def test_one_image_is_written_as_it_is(run, llamagens, out):
     assert 1 < float(mean) == int(most) <= CELLS
 
 
-def test_several_images_become_a_sheet(run_json, llamagens, out):
-    (record,) = run_json(
-        "generate", "a red circle", "a blue star", "--model", llamagens["caption"], "--n", 3, "--out", out,
-        "--accelerator", "sjd:window=8:coupling=gumbel", "--batch-size", 4,
-    )  # fmt: skip
-    assert [one["title"] for one in record["images"]] == ["a red circle"] * 3 + ["a blue star"] * 3
-    assert [one["new_tokens"] for one in record["images"]] == [CELLS] * 6
-    forwards = [one["nfe"] for one in record["images"]]
-    assert record["nfe_max"] == max(forwards)
-    assert record["nfe_mean"] == pytest.approx(sum(forwards) / 6)
-    assert record["step_compression"] == pytest.approx(CELLS * 6 / sum(forwards))
-    with Image.open(out) as sheet:  # a line for each prompt
-        width, height = sheet.size
-    assert 3 * 192 < width < 4 * 192
-    assert 2 * 192 < height < 3 * 192
-
-
 def test_compared_accelerators_draw_the_same_seeds_side_by_side(run_json, llamagens, out):
     records = run_json(
         "generate", "--class", 1, "--class", 3, "--model", llamagens["class"], "--out", out, "--seed", 5,
@@ -60,17 +41,6 @@ def test_compared_accelerators_draw_the_same_seeds_side_by_side(run_json, llamag
         width, height = sheet.size
     assert 3 * 192 < width < 4 * 192
     assert 2 * 192 < height < 3 * 192
-
-
-@pytest.mark.parametrize(("condition", "titles"), [("class", "class 0"), ("caption", "a ")])
-def test_without_a_prompt_there_are_samples(run, llamagens, out, condition, titles):
-    result = run(
-        "generate", "--model", llamagens[condition], "--out", out, "--accelerator", "sjd:window=8", "--json"
-    )
-    (record,) = json.loads(result.stdout)
-    assert len(record["images"]) == 4
-    assert record["images"][0]["title"].startswith(titles)
-    assert "no prompt" in result.stderr or "no class" in result.stderr
 
 
 def test_settings_reach_the_pipeline(run_json, llamagens, out, monkeypatch):

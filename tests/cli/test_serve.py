@@ -1,4 +1,4 @@
-"""`mmspec serve` and `mmspec demo` at work: what they say, and how Ctrl-C ends them."""
+"""`mmspec serve` at work: what it says, and how Ctrl-C ends it."""
 
 from __future__ import annotations
 
@@ -65,10 +65,3 @@ def test_the_folder_that_a_dot_stands_for_names_a_model(tmp_path):
         with chdir(within):
             assert name_of(source) == name
     assert [name_of(source) for source in ("org/model", str(tmp_path / "linked"))] == ["model", "linked"]
-
-
-def test_a_demo_serves_until_it_is_interrupted() -> None:
-    """In a process of its own: a page served within pytest's closed the files that pytest captures with."""
-    with told_to_stop("demo", "caption", "--accelerator", "copy", cwd=ROOT) as where:
-        assert where["model"] == "assets/scenes-llava"
-        assert fetch(where["url"] + "/config")["analytics_enabled"] is False

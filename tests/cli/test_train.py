@@ -56,24 +56,3 @@ def test_options_of_draft_models_are_those_of_the_trainer(run_json, monkeypatch,
     run_json(*asked, *more, "--rate", 0.5, "--save-dtype", "bfloat16", "--out", tmp_path)
     given = ["start", "divergence", "own_share", "new_tokens", "steps", "rate", "save_dtype", "out"]
     assert [called[name] for name in given] == ["layers:3", "tvd", 1, 9, 5, 0.5, "bfloat16", tmp_path]
-
-
-def test_the_help_names_every_method_of_drafters(run):
-    from mmspec.training.recipes import RECIPES
-
-    shown = " ".join(run("train", "drafter", "--help").stdout.split())
-    assert all(name in shown for name in RECIPES)
-
-
-def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch):
-    defaults = {}
-
-    def training(self, out, options, **own):
-        assert options == {"seed": 0, "resume": False}, "what is not given is left to the trainer"
-        defaults.update(own)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mmspec.training.run.Training.__init__", training)
-    run("train", "drafter", "--out", "x", "--target", "x")
-    shown = " ".join(run("train", "drafter", "--help").stdout.split())
-    assert f"{defaults['minutes']:g} minutes, {defaults['batch_size']} examples at once" in shown

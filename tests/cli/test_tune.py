@@ -11,7 +11,7 @@ from mmspec.accelerators.tuned import Tuned, find_tuned, fingerprint, save_tuned
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import Decoded, batches_of
-from mmspec.evaluation.speed.tuning import allowed_by, fastest, search, variants
+from mmspec.evaluation.speed.tuning import fastest, search
 from mmspec.pipelines import MMSpecPipeline
 from tests.evaluation.test_speed import Clock, stats
 from tests.tiny_models import tiny_llama
@@ -52,12 +52,6 @@ def test_the_fastest_wins_and_slow_ones_are_left_early():
     assert fastest(trials).label == "none", "nothing is faster"
 
 
-def test_only_bounds_within_the_allowance_are_tried():
-    assert allowed_by("exact", 0.0) and allowed_by("tv<=0.1", 0.1)
-    assert not allowed_by("tv<=0.1", 0.05) and not allowed_by("lossy", 1.0)
-    assert not allowed_by("approximate", 1.0)
-
-
 def test_a_text_model_is_tuned_and_auto_takes_the_winner(run_json, run, tiny_folder, cache):
     report = run_json("tune", tiny_folder, *SMALL)
     assert {trial["accelerator"] for trial in report["evidence"]} >= {"none", "copy"}
@@ -80,21 +74,6 @@ def test_options_and_drafters_of_a_winner_are_used(tiny_folder):
     assert (pipe.accelerator.name, pipe.accelerator.drafter.num_draft_tokens) == ("copy", 7)
 
 
-def test_wrong_options_of_auto_are_refused_before_a_model_is_loaded(tiny_folder, monkeypatch):
-    pipe = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="none")
-    monkeypatch.setattr("mmspec.pipelines.base.load_model", None)
-    for options, words in [
-        ({"window": 3}, "batch_size and tv"),
-        ({"drafter": "head"}, "'auto' has the one it was tuned with"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"tv": 1.5}, "tv: got 1.5"),
-    ]:
-        with pytest.raises(InputError, match=words):
-            pipe.set_accelerator("auto", **options)
-        with pytest.raises(InputError, match=words):
-            MMSpecPipeline.from_pretrained(tiny_folder, accelerator="auto", **options)
-
-
 def test_a_winner_is_of_its_weights_alone():
     one, other = tiny_llama(), tiny_llama()
     assert fingerprint(one) == fingerprint(other)
@@ -111,14 +90,3 @@ def test_a_winner_is_of_its_weights_alone():
         path.write_text(content)
         with pytest.raises(InputError, match="damaged"):
             find_tuned(one)
-
-
-def test_windows_fit_the_image():
-    class Drawing:
-        class grid:
-            length = 16
-
-    assert variants("sjd", Drawing, 0.0) == ["sjd:window=8", "sjd:window=16"]
-    assert variants("gsd", Drawing, 0.1) == ["gsd:delta=0.1:window=8", "gsd:delta=0.1:window=16"]
-    assert variants("cjd", Drawing, 0.0)[0] == "cjd:window=8:passes=2"
-    assert variants("none", Drawing, 0.0) == ["none"]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from mmspec.compressors import build_compressor, pooling
-from mmspec.compressors.gate import choose_branch
-from mmspec.compressors.merging import merge_once
 from mmspec.compressors.pruning import most_diverse
 from mmspec.compressors.queries import compress_latent
-from mmspec.visual_tokens.boxes import nowhere, overlap, raster, square_grid
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import VisualTokens, raster
 
 WIDTH = 6
 
@@ -44,29 +40,6 @@ def test_pooling_is_average_pooling_where_the_grids_divide() -> None:
     given.mask[0, 24:] = False
     due = avg_pool2d(given.features[0, :24].T.view(WIDTH, 4, 6), 2).flatten(1).T
     torch.testing.assert_close(pooling.pool(given, 2, 3).features[0], due)
-
-
-def test_pooling_halves_the_weight_between_a_base_view_and_its_tiles() -> None:
-    given = image(torch.cat([raster(1, 1), raster(2, 2), nowhere(2)]))
-    base, tiles = given.features[0, 0], given.features[0, 1:5]
-    torch.testing.assert_close(pooling.pool(given, 1, 1).features[0, 0], (base + tiles.mean(0)) / 2)
-    assert pooling.pool(image(nowhere(3)), 1, 2).mask.tolist() == [[False, False]]
-
-
-def test_overlap_of_grids_that_do_not_divide() -> None:
-    shares = overlap(raster(1, 3), raster(1, 2))
-    torch.testing.assert_close(shares, torch.tensor([[2 / 3, 1 / 3, 0], [0, 1 / 3, 2 / 3]]))
-
-
-@pytest.mark.parametrize(("cells", "grid"), [(7, (1, 7)), (12, (3, 4))])
-def test_grids_are_as_square_as_they_can_be(cells: int, grid: tuple[int, int]) -> None:
-    assert square_grid(cells) == grid
-
-
-def test_convolution_starts_as_pooling() -> None:
-    given, question = image(raster(6, 6)), torch.zeros(1, WIDTH)
-    convolution = build_compressor("convolution", WIDTH, tokens=9)
-    torch.testing.assert_close(convolution(given, question).features, pooling.pool(given, 3, 3).features)
 
 
 def test_attention_keeps_what_the_question_points_at_in_reading_order() -> None:
@@ -103,42 +76,3 @@ def test_the_gate_sends_each_image_through_the_branch_of_its_question() -> None:
         count = alone.features.shape[1]
         assert made.mask[row].sum() == count
         assert torch.equal(made.features[row, :count], alone.features[0])
-
-
-def test_the_gate_draws_its_branch_in_training_and_stays_one_hot() -> None:
-    torch.manual_seed(0)
-    weights = choose_branch(torch.tensor([[1.0, 0.0, 0.0]]).expand(4000, -1), training=True)
-    assert torch.equal(weights, weights.round()) and (weights.sum(-1) == 1).all()
-    share = torch.tensor([1.0, 0.0, 0.0]).softmax(-1)
-    torch.testing.assert_close(weights.mean(0), share, rtol=0, atol=0.04)  # five standard deviations
-
-
-def test_merging_makes_means_of_the_most_similar_pairs() -> None:
-    """One round by hand: even places against odd ones, six pairs of ten, the rest in reading order."""
-    given = image(raster(4, 5))
-    tokens, boxes = given.features[0], given.boxes[0]
-    unit = tokens / tokens.norm(dim=-1, keepdim=True)
-    cosine = unit[0::2] @ unit[1::2].T
-    best = {2 * row: 2 * int(cosine[row].argmax()) + 1 for row in range(10)}
-    merged = sorted(best, key=lambda token: -float(cosine[token // 2].max()))[:6]
-    left = [[token] for token in range(20) if token not in merged]
-    for token in merged:
-        next(group for group in left if group[0] == best[token]).append(token)
-    made = build_compressor("merging", WIDTH, tokens=14)(given, torch.zeros(1, WIDTH))
-    torch.testing.assert_close(made.features[0], torch.stack([tokens[group].mean(0) for group in left]))
-    torch.testing.assert_close(made.boxes[0], torch.stack([boxes[group].mean(0) for group in left]))
-    assert max(map(len, left)) > 2, "several tokens merged into one"
-
-
-def test_merging_conserves_the_sum_of_tokens_over_rounds() -> None:
-    given = image(raster(6, 7))
-    weights = given.mask.float()
-    total = (given.features * weights[..., None]).sum(1)
-    images, sizes = given, weights
-    while images.mask.shape[1] > 3:
-        images, sizes = merge_once(images, sizes, 3)
-        torch.testing.assert_close((images.features * sizes[..., None]).sum(1), total)
-        assert sizes.sum() == 42 and images.mask.all()
-    assert images.features.shape[1] == 3
-    same = build_compressor("merging", WIDTH, tokens=42)(given, total)
-    assert torch.equal(same.features, given.features) and torch.equal(same.boxes, given.boxes)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.visual_tokens.boxes import nowhere, raster
 from mmspec.visual_tokens.spans import find_images
+from mmspec.visual_tokens.tokens import nowhere, raster
 from tests.tiny_models import (
     HAS_VIDEO,
     VISION_LANGUAGE_FAMILIES,

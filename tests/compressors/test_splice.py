@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.compressors import Compressor
 from mmspec.visual_tokens import splice
-from mmspec.visual_tokens.boxes import nowhere, raster
 from mmspec.visual_tokens.spans import ImageSpan
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import VisualTokens, nowhere, raster
 
 WIDTH, LONGEST = 3, 24
 LENGTHS = [24, 9, 15, 12]
@@ -57,31 +55,6 @@ def test_splice_equals_the_naive_one() -> None:
             assert text == [t for t in range(LENGTHS[row]) if t not in inside], "all text stays, in order"
 
 
-def test_every_row_knows_its_newest_image() -> None:
-    made = splice.splice(ROWS, LENGTHS, SPANS, compressed([1] * 5, 1))
-    assert made.image[0, : made.lengths[0]].tolist() == [-1, -1, 0, 1] + [1] * 8 + [2] * 4
-    assert made.image[1, :9].tolist() == [-1] * 9
-    assert made.image[2, : made.lengths[2]].tolist() == [3]
-    assert made.image[3, : made.lengths[3]].tolist() == [-1] * 9 + [4]
-
-
-def test_visual_tokens_take_the_last_slots_of_their_image() -> None:
-    made = splice.splice(ROWS, LENGTHS, SPANS, compressed([3, 4, 1, 0, 4], 4))
-    before, after = list(range(12, 20)), list(range(21, 24))
-    assert made.slot[0, : made.lengths[0]].tolist() == [0, 1, 5, 6, 7, 8, 9, 10, 11, *before, 20, *after]
-    assert made.slot[3, : made.lengths[3]].tolist() == [*range(9), 9, 9, 10, 11], "four tokens of three"
-
-
-def test_images_are_compressed_for_their_own_question() -> None:
-    class Asked(Compressor):
-        def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
-            return VisualTokens(question[:, None], images.mask[:, :1], images.boxes[:, :1])
-
-    questions = torch.arange(4.0)[:, None].expand(-1, WIDTH)
-    made = splice.compress_images(Asked(WIDTH, 1), ROWS, SPANS, questions)
-    assert made.features[:, 0, 0].tolist() == [0, 0, 0, 2, 3]
-
-
 def test_gathered_images_are_the_rows_of_the_prompts() -> None:
     made = splice.gather_images(ROWS, SPANS)
     found = [(row, span) for row, spans in enumerate(SPANS) for span in spans]
@@ -100,11 +73,6 @@ def test_no_images_in_the_whole_batch() -> None:
     made = splice.splice(ROWS[:2], [24, 9], none, gathered)
     assert torch.equal(made.rows, ROWS[:2].where(made.source[..., None] >= 0, ROWS[0, 0]))
     assert made.lengths == [24, 9]
-
-
-def test_prompts_without_a_row() -> None:
-    made = splice.splice(ROWS[:2, :0], [0, 0], [[], []], splice.gather_images(ROWS[:2], [[], []]))
-    assert made.rows.shape == (2, 0, WIDTH) and made.slot.shape == (2, 0)
 
 
 def test_gradients_go_to_the_text_that_stayed_and_to_the_compressed_tokens() -> None:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mmspec.compressors import COMPRESSORS, Compressor, build_compressor
 from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.visual_tokens.boxes import nowhere, raster
-from mmspec.visual_tokens.tokens import VisualTokens
+from mmspec.visual_tokens.tokens import VisualTokens, nowhere, raster
 
 WIDTH = 8
 # name -> options; a newly registered compressor needs a line here
@@ -22,7 +21,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     "pooling": {"tokens": 6},
     "attention_pruning": {"tokens": 6},
     "similarity_pruning": {"tokens": 6},
-    "merging": {"tokens": 6},
     "convolution": {"tokens": 6},
     "resampler": {"tokens": 3, "heads": 2},
     "gate": {"branches": {"pooling": {"tokens": 4}, "latent": {"tokens": 3}, "none": {}}},

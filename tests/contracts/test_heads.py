@@ -1,8 +1,9 @@
-"""The contract of every head that drafts: answers about images, targets with windows, refusals, faults."""
+"""The contract of every head that drafts: answers about images, windows, folders, refusals, faults."""
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,14 @@ from mmspec import plugins
 from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.heads.checkpoint import load_head
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.targets import CausalTarget
-from tests.contracts.checks import PROMPTS, llama
+from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.running import decode, generate
 from tests.contracts.test_drafters import HEADS
-from tests.drafters.flash_checks import MESSAGES, answer, inputs_of, target_of
-from tests.drafters.visual_checks import KINDS as VISUAL
+from tests.heads.visual_checks import KINDS as VISUAL
+from tests.methods.flash_checks import MESSAGES, answer, inputs_of, target_of
 from tests.targets import loop
 from tests.tiny_models import tiny_llama, tiny_mistral_sliding
 
@@ -117,6 +119,23 @@ def test_another_target_is_refused_and_so_is_none(name: str) -> None:
             drafter.fit(CausalTarget(other))
     with pytest.raises(InputError, match="was fitted"):
         decode(llama(), PROMPTS, drafter)
+
+
+@pytest.mark.parametrize("name", HEAD)
+@torch.no_grad()
+def test_a_head_comes_back_from_its_folder(name: str, tmp_path: Path) -> None:
+    """All of its weights, and no more; with its vocabulary, where it drafts some tokens alone."""
+    kind, settings, _ = HEAD[name]
+    vocabularies: list[dict[str, int]] = [{}] if kind == "eagle3" else [{}, {"frequent_tokens": 20}]
+    for few in vocabularies:
+        head: Any = HEADS[kind][1](llama(), **settings, **few)
+        if few:
+            head.learn_vocabulary(VOCABULARY - 1 - 3 * torch.arange(20))
+        head.save_pretrained(tmp_path)
+        again: Any = load_head(kind, tmp_path, llama().config)
+        assert type(again) is type(head) and again.taps == head.taps
+        own, read = head.state_dict(), again.state_dict()
+        assert own.keys() == read.keys() and all(torch.equal(read[key], own[key]) for key in own)
 
 
 @pytest.mark.parametrize("name", [*KINDS, "flash, chain"])

@@ -36,7 +36,7 @@ from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.jacobi_session import JacobiSession
 from tests.contracts.running import FanOutTarget, decode
 from tests.contracts.test_drafters import HEADS, OF_PLACES, OF_VECTORS, REGISTERED
-from tests.drafters import corrected_checks
+from tests.methods import corrected_checks
 from tests.tiny_models import tiny_lm_v8
 
 PROMPT, ROWS, LENGTH = (3, 1, 4), 600, 9
@@ -188,8 +188,8 @@ def test_tokens_of_a_draft_come_as_often_as_its_q_says(name: str) -> None:
 def test_every_drafter_that_samples_is_counted_here() -> None:
     made = {name: REGISTERED[name](3, torch.float64) for name in REGISTERED}
     sampling = {name.split(",")[0] for name in made if made[name].kind in SAMPLED}
-    # joint distributions of these are tested beside them; the windows of three rules are those of `sjd`
-    others = {"assistant", "self_speculation", "ppd", "gsd", "lantern", "cool"}
+    # joint distributions of these are tested beside them; the windows of two rules are those of `sjd`
+    others = {"assistant", "self_speculation", "ppd", "gsd", "lantern"}
     unregistered = (
         set(METHODS) - {name.split(",")[0] for name in REGISTERED} - OF_PLACES - OF_VECTORS - others
     )

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.acceptance.exact_distribution import check_edges
 from tests.contracts import checks, edge_checks
 from tests.contracts.mutation import PlantedBug
+from tests.trees.exact_distribution import check_edges
 
 REJECTION, SAMPLING = "mmspec.trees.rejection", "mmspec.core.sampling"
 CACHE, TARGET = "mmspec.core.cache:RaggedCache", "mmspec.targets.causal"

@@ -16,19 +16,19 @@ from mmspec.core.sampling import Sampler
 from mmspec.core.verdict import Path
 from mmspec.plugins import RULES
 from mmspec.trees.rejection import SpeculativeSampling
-from tests.acceptance.codes import fitted
 from tests.contracts import distributions
 from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.running import decode, generate
 from tests.contracts.toy import dirichlet, toy_distribution, toy_target
 from tests.oracles import OracleDrafter, RandomTreeDrafter, SampledTreeDrafter, next_token, tree_of
+from tests.trees.codes import fitted
 
 IID, WITHOUT = DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT
 SOUND = [
     (name, kind)
     for name in RULES
-    # see tests/acceptance/test_denoising.py, tests/targets/test_masked.py and test_diffusion_gemma.py,
-    # and tests/drafters/test_states.py; rules that read hidden states have tests of their own
+    # see tests/vectors/test_rules.py, tests/families/test_masked.py and test_diffusion_gemma.py,
+    # and tests/methods/test_freedave.py; rules that read hidden states have tests of their own
     if issubclass(RULES[name], AcceptanceRule)
     and issubclass(Scores, RULES[name].distribution)
     and not RULES[name].taps

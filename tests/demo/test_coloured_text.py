@@ -4,10 +4,7 @@ import re
 from collections.abc import Iterator
 from html import unescape
 
-import gradio as gr
-
 from mmspec.core.statistics import DecodingStats
-from mmspec.demo.buttons import Stops
 from mmspec.demo.talk import EMPTY, Lane, coloured_text, race, transcript, turn
 from mmspec.pipelines import TextOutput
 
@@ -36,12 +33,6 @@ def rounds(seconds: float, size: int, letters: int) -> Iterator[TextOutput]:
 
 
 CLOSED: list[int] = []
-
-
-def test_neighbours_of_one_origin_share_a_mark() -> None:
-    assert coloured_text(["a", " red", " ring", "."], [False, True, True, False]) == (
-        '<span class="mm-own">a</span> <span class="mm-drafted">red ring</span><span class="mm-own">.</span>'
-    )
 
 
 def test_the_text_is_whole_and_no_markup_of_the_model_gets_through() -> None:
@@ -83,18 +74,3 @@ def test_a_turn_shows_question_answer_and_figures() -> None:
     assert "The same tokens in 3 forwards instead of 6, 6.0 times as fast." in html
     outputs[1].tokens = [[0]]
     assert "Other tokens" in turn("?", lanes)
-
-
-def test_a_stop_is_of_what_its_visitor_began_last() -> None:
-    stops, (a, b, nobody) = Stops(), (gr.Request(session_hash=name) for name in ("a", "b", "nobody"))
-    stops.begin(a)
-    stops.begin(b)
-    first = stops.flag(a)
-    stops.stop(a)
-    stops.stop(nobody)
-    assert first.is_set() and not stops.flag(b).is_set()
-    stops.begin(a)
-    assert not stops.flag(a).is_set()
-    second = stops.flag(a)
-    stops.leave(a)
-    assert second.is_set()

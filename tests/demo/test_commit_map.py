@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from mmspec.core.image_grid import ImageGrid
-from mmspec.demo.drawing import CommitMap, heat_image, heat_map
+from mmspec.demo.drawing import CommitMap, heat_map
 
 
 def test_every_cell_has_the_number_that_its_forward_committed() -> None:
@@ -23,13 +23,6 @@ def test_syntax_between_the_rows_is_no_cell() -> None:
     commits.add([1, 1, 1])
     commits.add([1] * 9)
     assert commits.counts.tolist() == [[2, 2], [2, 2]]
-
-
-def test_open_cells_are_clear_and_more_is_brighter() -> None:
-    pixels = np.asarray(heat_image(np.array([[0, 1, 4]]), most=4)).astype(int)
-    assert pixels[0, :, 3].tolist() == [0, 255, 255]
-    assert pixels[0, 1, :3].sum() < pixels[0, 2, :3].sum()
-    assert np.array_equal(np.asarray(heat_image(np.array([[1]]), most=1))[0, 0, :3], pixels[0, 1, :3])
 
 
 def test_the_map_is_an_image_of_a_pixel_a_cell_with_its_scale() -> None:

@@ -1,9 +1,7 @@
-"""The image page in a browser: load, run, fill in, compare, stop; desktop and phone, light and dark."""
+"""The image page in a browser: load, run, fill in, stop."""
 
 from __future__ import annotations
 
-import re
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,11 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mmspec.demo.drawing import ORDERS, draw
 from mmspec.demo.image_generation import ImageGeneration
-from mmspec.errors import InputError
 from mmspec.pipelines import ImagePipeline
-from tests.demo.conftest import PHONE, background, columns_fit, served, visiting
+from tests.demo.conftest import served, visiting
 
 PROMPT = "a red ring left of a small blue cross"
 
@@ -57,27 +53,6 @@ def test_an_image_is_drawn_as_the_pipeline_draws_it(browser, url, demo, tmp_path
     assert nfe == wanted.stats.target_forwards < 128
 
 
-@pytest.mark.slow
-def test_methods_are_compared_on_one_seed(browser, url, demo):
-    with visiting(browser, url) as page:
-        page.get_by_role("tab", name="Compare").click()
-        for name in demo.methods.names:
-            box = page.locator("#methods").get_by_label(name, exact=True)
-            box.set_checked(name in ("none", "sjd", "gsd"))
-        page.click("#compare")
-        page.wait_for_selector("#cards [data-done]")
-        cards = page.locator("#cards [data-method]")
-        assert [cards.nth(place).get_attribute("data-method") for place in range(cards.count())] == [
-            "plain decoding",
-            "sjd",
-            "gsd",
-        ]
-        assert cards.nth(0).locator("dd").nth(1).inner_text() == "256"
-        assert "exact" in cards.nth(1).inner_text() and "tv<=0.1" in cards.nth(2).inner_text()
-        assert "of the forwards" in cards.nth(1).inner_text()
-        assert cards.locator(".mm-heat img").count() == 3
-
-
 def test_the_image_fills_in_and_stop_ends_the_model_within_a_round(browser, url, demo, monkeypatch):
     counted: list[None] = []
     score = demo.pipe.target.score
@@ -108,20 +83,6 @@ def test_the_image_fills_in_and_stop_ends_the_model_within_a_round(browser, url,
         page.wait_for_selector("#draw")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_gets_one_column(browser, url, scheme):
-    with visiting(browser, url, PHONE, scheme) as page:
-        page.click("#draw")
-        state(page, "done")
-        page.wait_for_selector("#heat .mm-heat img")
-        assert columns_fit(page)
-        places = [page.locator(part).bounding_box() for part in ("#prompt", "#canvas", "#heat")]
-        assert places[0]["y"] < places[1]["y"] < places[2]["y"]
-        assert places[1]["y"] + places[1]["height"] <= places[2]["y"]
-        assert (background(page) > 128) == (scheme == "light")
-
-
 def test_only_methods_that_fit_are_offered_and_only_their_options_are_used(demo):
     assert {"none", "sjd", "gsd", "lantern", "zipar", "eagle"} <= set(demo.methods.names)
     assert not {"masked", "flash", "draft_model"} & set(demo.methods.names)
@@ -129,23 +90,3 @@ def test_only_methods_that_fit_are_offered_and_only_their_options_are_used(demo)
     assert "zipar" not in demo.methods.taking("window")
     assert demo.methods.enter("gsd", window=8, delta=0.3).exactness == "tv<=0.3"
     assert demo.methods.enter("none", window=8, delta=0.3).exactness == "exact"
-
-
-def test_what_the_pipeline_refuses_is_refused(demo):
-    what = {"prompt": PROMPT, "seed": 0}
-    with pytest.raises(InputError, match="window"):
-        next(draw(demo.pipe, demo.methods, "sjd", {"window": 1000}, what, threading.Event()))
-    with pytest.raises(InputError, match="methods"):
-        next(demo.compare(PROMPT, [], 16, 0.1, 4.0, 1.0, 0, threading.Event()))
-
-
-def test_orders_of_a_model_with_queries_are_compared_on_one_seed() -> None:
-    pipe = ImagePipeline.from_pretrained("assets/scenes-parallel", accelerator="none", dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-    demo = ImageGeneration(pipe, "scenes-parallel", [PROMPT])
-    assert {"none", "maskgit", *ORDERS} <= set(demo.methods.names) and "sjd" not in demo.methods.names
-    asked = ["maskgit:iterations=16", "lpd:order=diagonal", "none"]
-    *_, shown = demo.compare(PROMPT, asked, 16, 0.1, 4.0, 1.0, 0, threading.Event())
-    cards = re.findall(r'data-method="([^"]+)" data-state="done".*?<dt>NFE</dt><dd>(\d+)</dd>', shown)
-    assert cards == [("plain decoding", "20"), ("lpd:order=diagonal", "31"), ("maskgit:iterations=16", "16")]
-    assert len(set(re.findall(r'class="mm-picture"[^>]*src="([^"]+)"', shown))) == 3, "other images"

@@ -5,18 +5,11 @@ from typing import Any
 
 import pytest
 
-from mmspec.demo.uploads import Upload, read_upload
+from mmspec.demo.uploads import read_upload
 from mmspec.errors import MediaError
 from tests.media.files import clip
 
 SCENE = str(Path("assets/images/scene.png"))
-
-
-def test_a_picture_and_nothing() -> None:
-    upload = read_upload("image", {"path": SCENE, "orig_name": "mine.png"})
-    assert upload == Upload("image", SCENE)
-    assert upload.media(4, takes_videos=False) == {"images": [SCENE]}
-    assert read_upload("video", None) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 import mmspec
 from mmspec.accelerators import build_accelerator, options_of
-from mmspec.cli.choice import parse_choice
+from mmspec.cli.loading import parse_choice
 from mmspec.plugins import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]

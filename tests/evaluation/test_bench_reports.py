@@ -11,8 +11,7 @@ from rich.console import Console
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.bench_files import compare_benches, result_lines, write_result_lines
-from mmspec.evaluation.speed.html_report import Sample, html_report
-from mmspec.evaluation.speed.plots import draw_bench
+from mmspec.evaluation.speed.plots import Sample, draw_bench, html_report
 from mmspec.evaluation.speed.record import as_json, summarise
 from mmspec.evaluation.speed.report import bench_report, image_report
 from tests.evaluation.test_speed import run, stats
@@ -96,32 +95,6 @@ def test_benches_are_compared_by_their_ratios(written):
     assert copied.differs is True and copied.ratio == pytest.approx(9.0 / copied.before)
     (_, slower), _ = compare_benches(faster, before)
     assert slower.differs is True and slower.ratio == pytest.approx(slower.after / 9.0)
-
-
-def test_what_is_no_bench_and_benches_of_other_prompts_are_refused(written, tmp_path):
-    before, bad = written("a.json"), tmp_path / "bad.json"
-    for content, named in [
-        ("", "JSONDecodeError"),
-        ('{"settings": {}, "records": []}', "no record"),
-        ('{"settings": {}, "records": [{"accelerator": "x"}]}', "speedup"),
-    ]:
-        bad.write_text(content)
-        with pytest.raises(InputError, match=named):
-            compare_benches(before, bad)
-    with pytest.raises(InputError, match="batch_size"):
-        compare_benches(before, written("b.json", batch_size=4))
-    with pytest.raises(InputError, match="in common"):
-        compare_benches(before, written("b.json", accelerator="other"))
-
-
-@pytest.mark.parametrize("width", [80, 149, 150])
-def test_a_table_fits_its_screen(width):
-    name = "draft_model:num_draft_tokens=7"
-    found = summarise([run("none", 0, 2.0), run(name, 0, 4.0)], ["none", name], settings={"model": "m"})
-    shown = text(bench_report(found, found, width=width), width)
-    assert "…" not in shown
-    assert "0.50x" in shown  # the losing row
-    assert ("left out on a narrow screen" in shown) == (width < 150)
 
 
 def test_each_task_has_its_rows_and_its_panel(tmp_path):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
 from mmspec.evaluation.identity.distribution import (
     ALARM,
     BINS,
@@ -21,9 +20,7 @@ from mmspec.evaluation.identity.distribution import (
     mass_before,
     read_distributions,
 )
-from tests.contracts.checks import precise
-from tests.contracts.running import as_request, decode, random_prompts
-from tests.drafters.staircase_checks import SAMPLED, draw, lines, rasters, requests_of, zipar
+from tests.methods.staircase_checks import SAMPLED, draw, lines, rasters, requests_of, zipar
 
 GUIDED = Sampler(0.8, top_k=12, guidance_scale=2.0)
 
@@ -83,34 +80,11 @@ def test_zipar_is_found_out() -> None:
     assert not is_taken_for_plain(rasters(), zipar(1), SAMPLED, 40)
 
 
-def test_text_has_no_grid_and_may_be_tested_too() -> None:
-    target, sampler = precise(), Sampler(1.0)
-    prompts = random_prompts(4) * 3
-    outputs = decode(target, prompts, sampler=sampler, max_new_tokens=20, seed=3).outputs
-    assert check_distribution(target, sampler, [as_request(prompt) for prompt in prompts], outputs).passed
-
-
-def test_a_token_without_mass_fails_alone() -> None:
-    assert not DistributionTest(1000, 1, 0.5, 0.0).passed
-    assert DistributionTest(1000, 0, 0.5, -4.9).passed
-    assert not DistributionTest(1000, 0, 0.5, -5.1).passed
-    assert not DistributionTest(1000, 0, 1e-7, 0.0).passed
-
-
 def test_the_resolution_is_what_the_chi_square_can_see() -> None:
     half = torch.tensor([(BINS - 1) / 2, CRITICAL / 2], dtype=torch.float64)
     assert torch.special.gammaincc(half[0], half[1]).item() == pytest.approx(ALARM, rel=0.02)
     few, many = DistributionTest(1000, 0, 0.5, 0.0), DistributionTest(4000, 0, 0.5, 0.0)
     assert few.resolution == pytest.approx(2 * many.resolution) == pytest.approx(0.105, abs=0.001)
-
-
-def test_too_little_and_greedy_are_refused() -> None:
-    requests = requests_of(rasters(), 1)
-    outputs, _ = draw(rasters(), build_accelerator("none"), requests, SAMPLED)
-    with pytest.raises(InputError, match="samples"):
-        check_distribution(rasters(), SAMPLED, requests, outputs)
-    with pytest.raises(InputError, match="temperature"):
-        check_distribution(rasters(), Sampler(), requests, outputs)
 
 
 IMAGES, PLACES, SIZE = 48, 16, 4

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmspec.accelerators import build_accelerator
 from mmspec.core.statistics import DecodingStats
 from mmspec.evaluation.contenders import (
     contender,
-    decode_images,
-    describe_accelerator,
     image_examples,
     prepare_images,
 )
-from mmspec.evaluation.examples import Example
 from mmspec.evaluation.identity.checks import ImageCheck
 from mmspec.evaluation.identity.comparison import IdentityReport
 from mmspec.evaluation.quality.variation import VariationMeter
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.rejection import SpeculativeSampling
-from tests.drafters.staircase_checks import rasters
 from tests.evaluation.planted import accept_everything, stale_noise
 from tests.tiny_models.llamagen import GRID, save_llamagen
 
@@ -64,16 +58,6 @@ def test_exact_accelerators_pass(pipe: Any, name: str, options: dict[str, Any], 
     assert any("by design" in note for note in report.notes) == ("distribution" in modes)
 
 
-@pytest.mark.slow
-def test_a_staircase_is_lossy_by_its_own_account_and_its_gaps_are_no_ties(pipe: Any) -> None:
-    report = check(pipe, "zipar", zipar_window=2)
-    assert not report.passed and not all(one.passed for one in report.comparisons)
-    assert report.notes[0].startswith("StaircaseDrafter is lossy by its own account")
-    for difference in report.comparisons[0].differences:  # of the two best, noise included
-        assert difference.gap > 0 and difference.gap_ulp > 2 and difference.position >= 2
-    assert all(one.passed for one in check(pipe, "zipar", zipar_window=GRID).comparisons)
-
-
 def test_planted_bugs_are_found(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpeculativeSampling, "verify", accept_everything)
     greedy, distribution = check(pipe, "sjd", window=8).comparisons
@@ -108,25 +92,3 @@ def test_the_variation_is_that_of_the_distributions_used(pipe: Any, monkeypatch:
     for image in (measured[: GRID**2 - 1], measured[GRID**2 - 1 :]):
         assert max(image[: GRID - 1]) < 1e-5 and image[GRID - 1] > 1e-3
     assert contender(pipe, "none").watch([batch]) == {}
-
-
-def test_examples_are_classes_in_turn(pipe: Any) -> None:
-    examples = image_examples(pipe, 7, seed=4)
-    assert [example.label for example in examples] == [4, 0, 1, 2, 3, 4, 0]
-    assert len({example.identifier for example in examples}) == 7
-
-
-def test_promises_are_in_words() -> None:
-    assert describe_accelerator(build_accelerator("none")) == {"window": 1, "promise": "exact"}
-    zipar = build_accelerator("zipar", zipar_window=2).fit(rasters())  # 4 x 4 cells
-    assert describe_accelerator(zipar) == {"window": 3, "promise": "lossy, no bound"}
-    typical = describe_accelerator(build_accelerator("copy", acceptance="typical"))
-    assert typical["promise"].startswith("lossy, TV at most 1 - min(")
-
-
-def test_prompts_are_drawn_as_they_are_written(tmp_path: Path) -> None:
-    pipe: Any = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "captions", "caption"))
-    pipe.set_progress_bar_config(disable=True)
-    drawn = decode_images(pipe, [Example(("a red circle",))], seeds=[3], output_type="latent")
-    assert drawn.tokens == pipe("a red circle", seed=3, output_type="latent").tokens
-    assert len(image_examples(pipe, 2)) == 2

@@ -10,23 +10,18 @@ import torch
 from PIL import Image
 
 from mmspec.assets import reference_models
-from mmspec.errors import CheckpointError, InputError, MediaError
+from mmspec.errors import InputError, MediaError
 from mmspec.evaluation.examples import held_out_captions
 from mmspec.evaluation.quality.attributes import AttributeJudge, scenes_network
-from mmspec.evaluation.quality.feature_network import FeatureNetwork, check_network_name, load_network
+from mmspec.evaluation.quality.feature_network import FeatureNetwork, load_network
 from mmspec.evaluation.quality.image_folder import ImageSet, read_images, real_scenes
 from mmspec.evaluation.quality.image_scores import (
     METRICS,
     Scorer,
     chosen_metrics,
     clip_scorer,
-    code_counts,
-    colour_counts,
-    entropy_of,
-    missing_for,
     score_images,
 )
-from mmspec.evaluation.quality.intervals import student_quantile
 from mmspec.evaluation.quality.reference_statistics import read_published, read_statistics, reference_of
 from mmspec.scenes.reader import load_reader
 from tests.tiny_models.clip import save_clip
@@ -67,17 +62,6 @@ def scenes_of(count, seed=0):
     return ImageSet("scenes", real_scenes(count, (64, 64), seed), held_out_captions(count, seed))
 
 
-def test_features_are_those_of_the_judge_and_classes_are_colour_and_shape(judge):
-    network, images = scenes_network(judge), real_scenes(3, (64, 64))
-    assert torch.equal(network.features(images), judge.features(images))
-    logits = network.classify(images)
-    assert logits.shape == (3, 48)
-    for row, reading in zip(logits, judge.read(images), strict=True):
-        values = judge.reader.config.attribute_values
-        colour, shape = divmod(int(row.argmax()), len(values[3]))
-        assert (values[1][colour], values[3][shape]) == (reading.objects[0][1], reading.objects[0][3])
-
-
 def test_real_scenes_score_as_they_should_and_wrong_prompts_colours_and_repetitions_are_seen(judge):
     images, network = scenes_of(COUNT), scenes_network(judge)
     reference = reference_of("scenes", real_scenes(COUNT, (64, 64), 500), network, None)
@@ -105,27 +89,6 @@ def test_real_scenes_score_as_they_should_and_wrong_prompts_colours_and_repetiti
     assert found["attributes"].value == 1.0 and found["attributes"].low < 0.95  # 24 are no proof
     assert found["diversity"].value == pytest.approx(1.0, abs=1e-4)
     assert found["entropy_tokens"].value == pytest.approx(math.log(2))
-
-
-def test_colours_of_pixels():
-    image = Image.fromarray(np.array([[[0, 0, 0], [255, 255, 255], [16, 0, 1]]], dtype=np.uint8))
-    counts = colour_counts(image)
-    assert counts.nonzero().flatten().tolist() == [0, 256, 4095] and int(counts.sum()) == 3
-
-
-def slow_entropy(codes):
-    """Entropy in nats of the use of codes, code by code."""
-    used = [code for image in codes for code in image]
-    return -sum(used.count(code) / len(used) * math.log(used.count(code) / len(used)) for code in {*used})
-
-
-def test_entropy_of_counts_is_that_of_codes():
-    codes = torch.randint(9, (5, 40), generator=torch.Generator().manual_seed(0)).tolist()
-    found = entropy_of(code_counts(codes))
-    assert found.value == pytest.approx(slow_entropy(codes), rel=1e-12)
-    without = [slow_entropy([row for row in codes if row is not gone]) for gone in codes]
-    error = math.sqrt(4 / 5 * sum((one - sum(without) / 5) ** 2 for one in without))
-    assert found.high - found.value == pytest.approx(student_quantile(4) * error, rel=1e-9)
 
 
 def test_the_cache_is_used_and_renewed_when_a_pixel_the_network_or_its_preprocessing_changes(tmp_path):
@@ -184,89 +147,12 @@ def test_folders_that_cannot_be_used_are_refused(folder, tmp_path_factory):
         read_images(folder)
 
 
-def test_features_that_are_no_numbers_and_other_sizes_and_numbers_are_refused():
-    images, network = ImageSet("x", real_scenes(6, (16, 16))), Counting().network
-    nothing = FeatureNetwork("broken", 2, "a", "none", lambda images: torch.full((len(images), 2), math.nan))
-    with pytest.raises(InputError, match="finite features; those of x are not"):
-        score_images(images, None, ["entropy"], Scorer(nothing))
-    for others, expected in [
-        ((6, (32, 32)), "images of the same size"),
-        ((5, (16, 16)), "at least 6 of them"),
-    ]:
-        reference = reference_of("y", real_scenes(*others), network, None)
-        with pytest.raises(InputError, match=expected):
-            score_images(images, reference, ["kid"], Scorer(network))
-
-
 def test_metrics_are_named_or_refused():
     assert chosen_metrics("fid, kid") == (["fid", "kid", "entropy", "diversity"], True)
     every, named = chosen_metrics(None)
     assert set(METRICS) - set(every) == {"clip_score"} and not named
     with pytest.raises(InputError, match="did you mean 'fid'"):
         chosen_metrics("kid,fidd")
-
-
-def test_what_a_metric_lacks_is_known_beforehand():
-    for metric, count, prompts, lacks in [
-        ("fid", 2, None, "at least 3 images, not 2: the network 'means' has 2 features"),
-        ("fid", 3, None, None),
-        ("density_coverage", 11, None, "at least 12"),
-        ("inception_score", 9, None, "classes"),
-        ("clip_score", 9, None, "a prompt"),
-        ("attributes", 9, ["something else"] * 9, "objects of scenes"),
-        ("attributes", 9, ["a red ring"] * 9, None),
-    ]:
-        found = missing_for(metric, count, Counting().network, has_reference=True, prompts=prompts)
-        assert found is None if lacks is None else lacks in found
-    assert "--against" in missing_for("kid", 9, Counting().network, has_reference=False, prompts=None)
-
-
-def test_scoring_refuses_a_metric_that_lacks_something():
-    images = ImageSet("drawn", real_scenes(9, (32, 32)), ["a red ring"] * 9)
-    for metric, lacks in [("kid", "--against"), ("clip_score", "a CLIP model"), ("attributes", "a reader")]:
-        with pytest.raises(InputError, match=f"metrics: got '{metric}'.*{lacks}"):
-            score_images(images, None, [metric], Scorer(Counting().network))
-
-
-def save_timm(folder):
-    from transformers import TimmWrapperConfig, TimmWrapperImageProcessor, TimmWrapperModel
-
-    shown = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
-    config = TimmWrapperConfig.from_dict(
-        {"architecture": "resnet10t", "num_classes": 0, "pretrained_cfg": {**shown, "crop_pct": 1.0}}
-    )
-    TimmWrapperModel(config).save_pretrained(folder)
-    TimmWrapperImageProcessor(config.pretrained_cfg, architecture="resnet10t").save_pretrained(folder)
-
-
-@pytest.mark.parametrize(("save", "width"), [(save_timm, 512), (save_clip, None)])
-def test_networks_of_transformers_and_timm_give_one_vector_an_image(tmp_path, save, width):
-    save(tmp_path)
-    network, images = load_network(str(tmp_path)), real_scenes(3, (40, 40))
-    assert network.features(images).shape == (3, width or network.width)
-    assert torch.allclose(network.features(images)[:1], network.features(images[:1]), atol=1e-5)
-    assert network.classify is None
-    assert any(name in network.preprocessing for name in ("0.5", "shortest_edge", "image_mean"))
-
-
-def test_unknown_networks_are_refused():
-    for name in ["incepton", "scene", "nothing"]:
-        with pytest.raises(InputError, match="allowed: clip, dinov2, inception, scenes"):
-            check_network_name(name)
-
-
-def test_weights_that_cannot_be_had_are_named(tmp_path, monkeypatch):
-    with pytest.raises(CheckpointError, match="--features"):
-        load_network(str(tmp_path))
-    with pytest.raises(CheckpointError, match="--clip"):
-        clip_scorer(str(tmp_path))
-
-    def offline(*arguments, **options):
-        raise OSError("no network")
-
-    monkeypatch.setattr("torch_fidelity.feature_extractor_inceptionv3.load_state_dict_from_url", offline)
-    with pytest.raises(CheckpointError, match="torch-fidelity downloads"):
-        load_network("inception")
 
 
 def test_inception_is_that_of_torch_fidelity(monkeypatch):
@@ -363,23 +249,3 @@ def test_npz_files_that_are_no_reference_are_refused_by_what_is_wrong(tmp_path):
     for name in ("x.npz", "y.npz", "none.npz"):
         with pytest.raises(InputError, match=r"--against.*\.npz file"):
             read_published(tmp_path / name, Counting().network, 3, tmp_path)
-
-
-def test_samples_in_an_npz_file_are_images(tmp_path):
-    pixels = np.stack([np.asarray(image) for image in real_scenes(4, (32, 32))])
-    path = saved(tmp_path / "samples.npz", arr_0=pixels, arr_1=np.zeros(4))
-    found = read_images(path, 3)
-    assert found.size == (32, 32) and found.label == "samples.npz" and len(found.images) == 3
-    assert np.array_equal(np.asarray(found.images[2]), pixels[2])
-    with pytest.raises(InputError, match="at least 5 images"):
-        read_images(path, 5)
-    with pytest.raises(InputError, match="arr_0"):
-        read_images(saved(tmp_path / "mu.npz", mu=np.zeros(2), sigma=np.eye(2)))
-
-
-def test_images_are_in_the_order_of_their_numbers(tmp_path):
-    names = ["10.png", "2.png", "b.png", "1.png", "a-11.png", "a-9.png", "002.png"]
-    for index, name in enumerate(names):
-        Image.new("RGB", (8, 8), (index, 0, 0)).save(tmp_path / name)
-    order = ["1.png", "002.png", "2.png", "10.png", "a-9.png", "a-11.png", "b.png"]
-    assert [names[image.getpixel((0, 0))[0]] for image in read_images(tmp_path).images] == order

@@ -1,12 +1,10 @@
 """transformers' own `generate` beside our accelerators: the same tokens, counted forwards, stated gaps."""
 
 from copy import deepcopy
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import contender, image_examples, load_images
 from mmspec.evaluation.examples import Example
@@ -17,15 +15,10 @@ from mmspec.evaluation.speed.peers import (
     MTP,
     image_peers,
     text_peers,
-    watched,
 )
-from mmspec.evaluation.speed.record import summarise
-from mmspec.evaluation.speed.report import peer_table
 from mmspec.evaluation.speed.timing import PEER
-from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from tests.evaluation.test_bench_reports import text
-from tests.evaluation.test_speed import run
-from tests.tiny_models import save_family, tiny_images, tiny_janus, tiny_lm
+from mmspec.pipelines import MMSpecPipeline
+from tests.tiny_models import save_family, tiny_images
 from tests.tiny_models.llamagen import save_llamagen
 
 QUESTIONS = ("what is there ?", "how many are there and which colour ?")
@@ -93,35 +86,6 @@ def test_a_batch_is_padded_for_plain_generate_and_the_rest_says_why_it_does_not_
     assert peers.decoders[PEER](batch).tokens == ours
 
 
-def test_a_way_that_fails_is_reported_and_the_others_run(pipe, examples, monkeypatch):
-    generate = type(pipe.model).generate
-
-    def no_lookup(self, *args, prompt_lookup_num_tokens=None, **kwargs):
-        if prompt_lookup_num_tokens is not None:
-            raise NotImplementedError("not\nwith this model")
-        return generate(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(pipe.model), "generate", no_lookup)
-    peers = text_peers(pipe, examples[:1], None, max_new_tokens=4)
-    assert set(peers.decoders) == {PEER}
-    assert peers.missing[LOOKUP] == "NotImplementedError: not with this model"
-
-
-def test_a_temperature_is_refused(pipe, examples):
-    with pytest.raises(InputError, match="token for token"):
-        text_peers(pipe, examples[:1], None, max_new_tokens=4, temperature=0.5)
-
-
-def test_forwards_are_no_longer_counted_afterwards():
-    model, stats, tokens = tiny_lm(), DecodingStats(), torch.tensor([[3, 4, 5]])
-    with pytest.raises(RuntimeError, match="stop"), watched(model, None, stats, torch.device("cpu")):
-        model(tokens)
-        model(input_ids=tokens)
-        raise RuntimeError("stop")
-    model(tokens)
-    assert stats.target_forwards == 2
-
-
 @pytest.mark.parametrize(("condition", "scale"), [("class", 1.0), ("caption", 3.0)])
 def test_llamagen_draws_our_images_with_its_own_generate(tmp_path, condition, scale):
     pipe = MMSpecPipeline.from_pretrained(save_llamagen(tmp_path / "model", condition))
@@ -138,36 +102,3 @@ def test_llamagen_draws_our_images_with_its_own_generate(tmp_path, condition, sc
     with pytest.raises(InputError, match="--peers"):
         image_peers(pipe, batch, temperature=1.0)
     assert "--batch-size 1" in image_peers(pipe, batch * 2, **settings).missing[PEER]
-
-
-def test_janus_draws_our_images_with_its_own_generate():
-    model, tokenizer = tiny_janus()
-    pipe = ImagePipeline(model, tokenizer, "none")
-    pipe.set_progress_bar_config(disable=True)
-    batch = [Example(("a red circle",), identifier="a")]
-    settings = {"temperature": 0.0, "guidance_scale": 3.0}
-    peers = image_peers(pipe, batch, **settings)
-    assert peers.missing == {}
-    decoded = peers.decoders[PEER](batch)
-    assert decoded.tokens == contender(pipe, "none").decoder(output_type="pt", **settings)(batch).tokens
-    assert decoded.stats[0].target_forwards == len(decoded.tokens[0])
-
-
-def test_a_family_without_generate_says_so():
-    pipe = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(model_type="mar")))
-    assert image_peers(pipe, [Example(("x",))]).missing == {PEER: "mar has no `generate` that draws"}
-
-
-def test_ratios_to_generate_are_of_pairs_and_their_middle_half_is_shown():
-    ours, theirs = [1.0, 2.0, 1.0, 4.0, 1.0], [2.0, 2.0, 3.0, 4.0, 5.0]
-    runs = [run("none", i, 1.0) for i in range(5)]
-    runs += [run("copy", i, s) for i, s in enumerate(ours)]
-    runs += [run(PEER, i, s) for i, s in enumerate(theirs)]
-    plain, copy, generate = summarise(runs, ["none", "copy", PEER])
-    assert copy.over_generate == {"median": 2.0, "low": 1.0, "high": 3.0}
-    assert generate.over_generate == {"median": 1.0, "low": 1.0, "high": 1.0}
-    assert plain.over_generate == {"median": 3.0, "low": 2.0, "high": 4.0}
-    assert summarise(runs, ["none", "copy"])[1].over_generate is None
-    shown = text(peer_table([plain, copy, generate], {MTP: "no layers"}))
-    for part in ("2.00x (1.00-3.00)", "generate MTP did not run: no layers"):
-        assert part in shown

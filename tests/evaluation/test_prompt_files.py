@@ -1,15 +1,12 @@
 """Prompt sets in the formats in which they are published, and files that cannot be used."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from mmspec.errors import InputError
-from mmspec.evaluation.prompt_files import COCO_PROMPT, read_prompt_file
+from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.evaluation.quality.text_scores import read_references
-
-SHIPPED = Path("assets/prompts")
 
 
 def test_lines_of_a_file(tmp_path):
@@ -74,17 +71,6 @@ def test_prompts_are_taken_evenly_from_categories_and_those_of_spec_bench_are_si
     )
 
 
-def test_an_image_that_is_nowhere_is_refused_with_its_line_and_the_places(tmp_path):
-    path = tmp_path / "x.jsonl"
-    (tmp_path / "images").mkdir()
-    for image in ("b.png", "images", "", "x" * 5000, "b\0.png"):
-        path.write_text('{"turns": ["a"]}\n' + json.dumps({"turns": ["a"], "image": image}))
-        with pytest.raises(InputError, match=r"x\.jsonl:2: image: got") as caught:
-            read_prompt_file(path)
-        assert f"a file that is in {tmp_path} or in {tmp_path / 'images'}" in str(caught.value)
-        assert read_prompt_file(path, 1), "what is not asked for need not be there"
-
-
 BAD_LINES = ["{", "[]", "3", "{}", '{"turns": []}', '{"turns": [1]}', '{"turns": ["a"], "image": 3}']
 
 
@@ -111,23 +97,6 @@ def test_files_that_cannot_be_used_are_refused_and_bad_lines_by_their_number(tmp
     path.write_text("prompt,references\na,b\n")
     with pytest.raises(InputError, match=r"x\.jsonl:1"):
         read_references(path)
-
-
-def test_prompts_of_tables_and_text(tmp_path):
-    path = tmp_path / "prompts"
-    path.write_text('Prompt\tCategory\tChallenge\tNote\na bond\tAbstract\tBasic\t\n\nan "A"\tWorld\tB\t\n')
-    assert [(e.turns, e.category) for e in read_prompt_file(path)] == [
-        (("a bond",), "Abstract"),
-        (('an "A"',), "World"),
-    ]
-    path.write_text('Prompts,Category\n"A red car, and a white sheep.",Colors\n')
-    (example,) = read_prompt_file(path)
-    assert (example.turns, example.category) == (("A red car, and a white sheep.",), "Colors")
-    path.write_text('{"tag": "two_object", "include": [], "prompt": "a photo of a bench"}\n')
-    (example,) = read_prompt_file(path)
-    assert (example.turns, example.category) == (("a photo of a bench",), "two_object")
-    path.write_text("\na red ring, a blue cross\n  a star \n")
-    assert [e.turns[0] for e in read_prompt_file(path)] == ["a red ring, a blue cross", "a star"]
 
 
 def written(path, content):
@@ -198,21 +167,6 @@ def test_forms_that_are_not_known_are_refused_and_not_read_line_by_line(tmp_path
             read_prompt_file(written(tmp_path / name, content))
 
 
-def test_images_of_coco_captions_lie_beside_the_annotations(tmp_path):
-    path = tmp_path / "annotations" / "captions_val2017.json"
-    image = tmp_path / "val2017" / "000000000139.jpg"
-    for folder in (path.parent, image.parent):
-        folder.mkdir()
-    image.touch()
-    images = [{"id": 139, "file_name": image.name}]
-    path.write_text(json.dumps({"images": images, "annotations": [{"image_id": 139, "caption": "a room"}]}))
-    (example,) = read_prompt_file(path)
-    assert (example.turns, example.images, example.identifier) == ((COCO_PROMPT,), (str(image),), "139")
-    path.write_text(json.dumps({"images": [*images, {"file_name": "gone.jpg"}], "annotations": []}))
-    with pytest.raises(InputError, match=r"images\[1\]: got 'gone.jpg'"):
-        read_prompt_file(path)
-
-
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_lines_end_at_line_feeds_alone_and_quoted_line_breaks_stay(tmp_path, mark):
     path = tmp_path / "x"
@@ -235,9 +189,3 @@ def test_lines_end_at_line_feeds_alone_and_quoted_line_breaks_stay(tmp_path, mar
         assert [one.turns[0] for one in read_prompt_file(path)] == [odd, "two"]
     path.write_text("a" * 200_000)
     assert len(read_prompt_file(path)) == 1, "more than a cell of a table may have"
-
-
-def test_what_is_shipped_can_be_read():
-    kinds = {".csv", ".tsv", ".json", ".jsonl"}  # the compressed file holds replies, not prompts
-    for path in sorted(each for each in SHIPPED.rglob("*") if each.suffix in kinds):
-        assert len(read_prompt_file(path)) >= 4

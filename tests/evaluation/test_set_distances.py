@@ -8,7 +8,7 @@ import torch
 
 from mmspec.errors import InputError
 from mmspec.evaluation.quality import set_distances
-from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion, student_quantile
+from mmspec.evaluation.quality.intervals import jackknife, student_quantile
 from mmspec.evaluation.quality.set_distances import kernel_distance
 
 N, D = 60, 6
@@ -74,30 +74,6 @@ def test_neighbour_scores_are_the_definitions_point_by_point():
     assert found["density"].value == pytest.approx(density)
     assert found["coverage"].value == pytest.approx(coverage)
     assert all(value.low <= value.value <= value.high for value in found.values())
-
-
-def test_diversity_counts_what_has_nothing_in_common():
-    assert set_distances.diversity(torch.eye(4).repeat(5, 1)).value == pytest.approx(4.0)
-    assert set_distances.diversity(torch.ones(20, 4)).value == pytest.approx(1.0)
-    assert set_distances.diversity(torch.eye(30)).value == pytest.approx(30.0)
-
-
-@pytest.mark.parametrize("damage", ["collapse", "shift", "swap"])
-def test_each_figure_moves_when_images_do_what_it_is_there_to_see(damage):
-    reference, sound = features(11, count=200), features(12, count=200)
-    bad = {
-        "collapse": sound[:1] + 0.05 * sound,  # one image again and again
-        "shift": sound + 4.0,
-        "swap": torch.cat([sound[:100], sound[:100] + 4.0]),  # half of them are wrong
-    }[damage]
-    before, after = (set_distances.neighbour_scores(one, reference) for one in (sound, bad))
-    distances = [set_distances.frechet_distance(one, reference) for one in (sound, bad)]
-    assert distances[1].low > distances[0].high
-    assert kernel_distance(bad, reference).low > 0
-    for name in ("recall", "coverage") if damage == "collapse" else ("precision", "density"):
-        assert after[name].high < before[name].low
-    if damage == "collapse":
-        assert set_distances.diversity(bad).high < set_distances.diversity(sound).low
 
 
 @pytest.mark.parametrize("shapes", [((2, 3), (2, 3)), ((4, 3), (4, 2)), ((4, 3), (5, 3)), ((4, 3), (4,))])
@@ -187,38 +163,3 @@ def test_the_jackknife_of_a_mean_is_its_standard_error_and_holds_it_about_95_tim
         (found,) = jackknife(lambda rows, values=values: [float(values[rows].mean())], 50)
         inside += found.low <= 0.5 <= found.high
     assert 0.92 <= inside / 400 <= 0.98
-
-
-def test_intervals_contain_what_is_true_of_so_many_images():
-    """The mean over repeats stands for it; 60 of them tell 0.95 from 0.85."""
-    generator, found = torch.Generator().manual_seed(0), {}
-    for _ in range(60):
-        one, reference = torch.randn(2, 100, 4, generator=generator)
-        figures = {
-            "fid": set_distances.frechet_distance(one + 0.5, reference),
-            "diversity": set_distances.diversity(one + 0.5),
-            **set_distances.neighbour_scores(one + 0.5, reference),
-        }
-        for name, figure in figures.items():
-            found.setdefault(name, []).append(figure)
-    for name, figures in found.items():
-        mean = np.mean([figure.value for figure in figures])
-        assert np.mean([figure.low <= mean <= figure.high for figure in figures]) >= 0.88, name
-
-
-def test_quantiles_of_student_and_wilsons_interval_are_those_of_the_tables():
-    for freedom, quantile in [(4, 2.7764), (9, 2.2622), (19, 2.0930), (39, 2.0227)]:
-        assert student_quantile(freedom) == pytest.approx(quantile, abs=0.01)
-    found = proportion(8, 10)  # 0.4902 to 0.9433
-    assert (found.low, found.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-
-
-def test_shares_are_in_their_intervals_and_these_in_0_to_1():
-    for right, count in [(0, 5), (5, 5), (3, 7), (1, 1)]:
-        found = proportion(right, count)
-        assert 0.0 <= found.low <= found.value == right / count <= found.high <= 1.0
-        assert found.high - found.low > 0.1  # nothing is certain after so few
-    assert str(Estimate(0.51234, 0.4, 0.6)) == "0.5123 [0.4, 0.6]"
-    for nothing in (lambda: jackknife(lambda rows: [0.0], 2), lambda: proportion(0, 0)):
-        with pytest.raises(InputError):
-            nothing()

@@ -1,21 +1,16 @@
 """Timing with injected clocks, the figures made of runs with their intervals, memory and energy."""
 
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from mmspec.core.statistics import DecodingStats, merge_stats
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
-from mmspec.evaluation.speed import timing
-from mmspec.evaluation.speed.record import as_json, ratio_interval, speedup_interval, summarise
-from mmspec.evaluation.speed.timing import Decoded, TimedRun, batches_of, count_energy, measure, watch_memory
+from mmspec.evaluation.speed.record import as_json, speedup_interval, summarise
+from mmspec.evaluation.speed.timing import Decoded, TimedRun, measure, watch_memory
 from mmspec.evaluation.speed.tuning import best_of
 
 CPU = torch.device("cpu")
@@ -87,12 +82,6 @@ def test_the_ratio_is_of_medians_and_its_range_is_of_repeats():
     assert baseline.speedup == baseline.speedup_min == baseline.speedup_max == 1.0
 
 
-def test_the_share_of_identical_outputs_counts_every_repeat():
-    runs = [run("none", r, 1.0, batch=b) for r in range(2) for b in range(2)]
-    runs += [run("copy", r, 1.0, batch=b, tokens=(1, 2 + r * b)) for b in (1, 0) for r in range(2)]
-    assert [one.identical for one in summarise(runs, ["none", "copy"])] == [1.0, 0.75]
-
-
 def test_figures_come_from_one_repeat_and_times_from_all():
     parts = {"prompt_seconds": 0.5, "draft_seconds": 0.25, "target_seconds": 0.5, "verify_seconds": 0.25}
     counts = {"accepted": 5, "drafted": 8, "histogram": {0: 1, 1: 1, 2: 2}, "draft_passes": 12}
@@ -113,38 +102,12 @@ def test_figures_come_from_one_repeat_and_times_from_all():
     assert "settings" not in value["records"][1] and "own" not in value["records"][1]
 
 
-def test_categories_are_told_apart():
-    runs = []
-    for name, times in {"none": (1.0, 3.0), "copy": (1.0, 1.0)}.items():
-        runs += [run(name, 0, times[b], batch=b, category="ab"[b]) for b in range(2)]
-    assert [summarise(runs, ["none", "copy"], category=c)[1].speedup for c in "ab"] == [1.0, 3.0]
-    assert summarise(runs, ["none", "copy"])[1].speedup == 2.0
-
-
 def test_an_interrupted_measurement_keeps_whole_repeats():
     runs = [run(name, r, 1.0, batch=b) for r in range(2) for b in range(2) for name in ("none", "copy")]
     assert summarise(runs[:-1], ["none", "copy"])[1].repeats == 1  # the second repeat lacks one run
     assert summarise(runs[:3], ["none", "copy"])[1].samples == 1  # and now the first one lacks one
     with pytest.raises(InputError, match="finished"):
         summarise(runs[:1], ["none", "copy"])
-
-
-def test_batches_hold_one_category_each():
-    examples = [Example(("x",), category=c) for c in "ababa"]
-    batches = batches_of(examples, 2)
-    assert [[example.category for example in batch] for batch in batches] == [["a", "a"], ["a"], ["b", "b"]]
-    with pytest.raises(InputError):
-        batches_of(examples, 0)
-
-
-def test_merged_stats_are_those_of_one_call():
-    one = stats(10, 4, 5, 8, {0: 1, 2: 3}, draft_passes=3, target_seconds=0.5)
-    other = stats(7, 6, 0, 2, {0: 6}, draft_passes=4, target_seconds=0.25)
-    merged = merge_stats([one, other])
-    assert (merged.new_tokens, merged.target_forwards) == ([10, 7], 12)
-    assert merged.accepted_histogram == {0: 7, 2: 3}
-    assert merged.acceptance_length == (9 + 6) / 10
-    assert (merged.draft_passes, merged.target_seconds) == (7, 0.75)
 
 
 def test_decoding_is_timed_without_the_prompts_and_images_without_their_pixels():
@@ -189,64 +152,7 @@ def test_an_interval_covers_what_it_should():
     assert np.median(widths) == pytest.approx(normal, rel=0.1)
 
 
-def test_few_prompts_have_no_interval_and_equal_ones_none_to_speak_of():
-    assert speedup_interval([[1.0, 2.0]], [[1.0, 1.0]]) is None
-    assert speedup_interval([[2.0] * 4] * 3, [[1.0] * 4] * 3) == (2.0, 2.0)
-    assert ratio_interval([4, 4, 4], [0, 0, 0]) is None
-    low, high = ratio_interval([1, 5, 3], [1, 1, 1])
-    assert low < 3 < high
-
-
-def test_energy_is_what_the_driver_counts(monkeypatch):
-    counter = iter([5_000, 12_500])
-    library = SimpleNamespace(
-        NVMLError=LookupError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(counter),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="7"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    gpu = torch.device("cuda", 0)
-    assert count_energy(gpu)() == 7.5
-    assert count_energy(CPU)() is None
-    library.nvmlInit = lambda: {}["no driver"]
-    assert count_energy(gpu)() is None
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
-    assert count_energy(gpu)() is None
-
-
 # A process of its own: one that has run other tests holds memory that a new tensor may take over unseen.
-WATCH = """
-import torch
-from mmspec.evaluation.speed.timing import watch_memory
-
-kind, peak = watch_memory(torch.device("cpu"))
-before = peak()
-held = torch.ones(64 * 2**20 // 4)  # tracemalloc would not see it
-during = peak()
-del held
-print(kind, before, during, watch_memory(torch.device("cpu"))[1](), sep="|")
-"""
-
-
-@pytest.mark.slow
-def test_a_peak_is_seen_and_forgotten_again():
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True, check=True, cwd=root)
-    kind, *readings = done.stdout.split("|")
-    if kind != "resident set":
-        pytest.skip("this system cannot reset its peak")
-    before, during, after = map(int, readings)
-    assert during >= before + 60 * MEGABYTE
-    assert after < before + 32 * MEGABYTE
-
-
-def test_without_a_reset_the_number_says_what_it_is(monkeypatch, tmp_path):
-    monkeypatch.setattr(timing, "CLEAR", tmp_path / "none" / "clear_refs")
-    kind, peak = watch_memory(CPU)
-    assert kind == "resident set since start" and peak() > MEGABYTE
 
 
 @pytest.mark.gpu

@@ -39,9 +39,3 @@ def compare(both, scores, count):
 def test_the_kernel_gives_what_torch_gives(rows, size, count, both, device):
     for seed in range(2):
         compare(both, make(rows, size, seed, device), count)
-
-
-def test_numbers_that_are_none_come_first(both, device):
-    scores = torch.tensor([[0.0, math.nan, math.inf, math.nan, -1.0]], device=device)
-    compare(both, scores, 3)
-    assert best(scores, 3).tolist() == [[1, 3, 2]]

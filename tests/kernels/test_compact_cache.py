@@ -69,14 +69,6 @@ def test_every_place_gets_its_node_and_no_other_changes(case, both, device):
             assert_same(found, expected)
 
 
-def test_an_accepted_chain_moves_nothing(both, device):
-    made = Case(*CASES[2], device)
-    made.path = torch.arange(5, device=device).expand(3, 5)
-    made.counts = torch.tensor([5, 3, 0], device=device)
-    for memory in both(made.run):
-        assert_same(memory, made.memory)
-
-
 def test_buffers_that_were_allocated_anew_are_the_ones_that_move(both, device):
     """The table of addresses is kept from call to call; every call here has other buffers."""
     made = Case(*CASES[2], device)

@@ -65,10 +65,3 @@ def test_candidates_of_several_tiles_are_merged(
     """As a vocabulary of 184,622 is in tiles of 4096: with a ragged last one."""
     monkeypatch.setattr("mmspec.kernels.groups.TILE", 8)
     ranks_agree(both, device, SMALL_RANKS)
-
-
-def test_groups_larger_than_a_program_holds(
-    both: Both, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mmspec.kernels.groups.MEMBERS", 4)
-    ranks_agree(both, device, (((2, 23), 9),))

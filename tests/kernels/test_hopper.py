@@ -178,7 +178,7 @@ def of_sampling() -> Iterator[Kernel]:
 def of_trees() -> Iterator[Kernel]:
     for size, block in ((128, 64), (4096, 2)):
         sizes = {"ASCENDING": True, "SIZE": size, "BLOCK": block}
-        yield Kernel("best", "_best_kernel", longs("index"), sizes, warps=8)
+        yield Kernel("ordering", "_best_kernel", longs("index"), sizes, warps=8)
     for size, block in ((64, 32), (512, 4)):
         tile = {"NODES": size, "BLOCK": block}
         types = longs("parents", "depth", "children") | {"ancestors_ptr": "*i8", "valid_ptr": "*i8"}
@@ -213,20 +213,6 @@ def of_images() -> Iterator[Kernel]:
             sizes = {"BLOCK_TOKENS": tokens, "BLOCK_PLACES": places, "UNROLL": 4}
             yield Kernel("neighbours", "_every_token_kernel", types, absent | sizes)
         yield Kernel("neighbours", "_prefix_kernel", types, absent | {"BLOCK": 1024})
-    strides = ("width", "a_set_stride", "a_row_stride", "b_set_stride", "b_row_stride", "set_stride")
-    for dtype, block in (("*bf16", 64), ("*fp32", 32)):
-        types = dict.fromkeys(("a_ptr", "b_ptr", "values_ptr", "mean_ptr"), dtype) | {"mask_ptr": "*i1"}
-        types |= longs("index", "order", "starts")
-        sizes = {"ROWS": block, "COLUMNS": block, "DEPTH": block, "UPCAST": False}
-        held = [CONCURRENT, "wgmma"] if dtype == "*bf16" else [CONCURRENT]
-        yield Kernel("similarity", "_most_similar_kernel", types, sizes, held, strides)
-        yield Kernel(
-            "similarity",
-            "_merge_kernel",
-            types,
-            {"WIDTH": 256},
-            aligned=("width", "set_stride", "member_stride"),
-        )
 
 
 def of_denoising(width: int = 1536, tiles: Any = HALVES) -> Iterator[Kernel]:
@@ -298,14 +284,3 @@ def faults(kernels: list[Kernel]) -> list[str]:
 def test_shipped_kernels_compile_for_hopper_without_spills():
     groups = (of_exact_sampling, of_sampling, of_trees, of_images, of_denoising, of_targets)
     assert not faults([kernel for group in groups for kernel in group()])
-
-
-@pytest.mark.slow
-def test_every_shape_compiles_for_hopper():
-    half = product((7, 64, 65), (32, 64, 80, 128, 256), (torch.bfloat16,))
-    shapes = [*half, (65, 128, torch.float16), *((64, size, torch.float32) for size in (32, 64, 128))]
-    found = [of_attention(*shape, split) for shape in shapes for split in (True, False)]
-    dtypes = ((torch.bfloat16, 16), (torch.bfloat16, 32), (torch.bfloat16, 64))
-    dtypes += ((torch.float16, 16), (torch.float32, 16), (torch.float32, 32))
-    found += [kernel for width in (1024, 1280, 1536) for kernel in of_denoising(width, dtypes)]
-    assert not faults(found)

@@ -4,66 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
-from mmspec.compressors import build_compressor
 from mmspec.core.draft import DraftKind
 from mmspec.core.interfaces import AcceptanceRule, Drafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import UnsupportedModelError
-from mmspec.heads.checkpoint import load_head
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.typical.rule import Typical
-from mmspec.pipelines import MMSpecPipeline
-from mmspec.scenes import render, sample_scene
 from mmspec.targets import CausalTarget, attention
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.rejection import RecursiveRejection, SpeculativeSampling
 from tests.contracts.running import decode, random_prompts
-from tests.drafters.eagle_checks import head_for
+from tests.methods.eagle_checks import head_for
 from tests.oracles import RandomTreeDrafter, SampledTreeDrafter
 from tests.tiny_models import HYBRID_TEXT_MODELS, TEXT_MODELS, tiny_llama
 
-ASSETS = Path(__file__).parents[2] / "assets"
 Both = Callable[..., tuple[Any, Any]]
-
-
-def pipeline(name: str) -> Any:
-    return MMSpecPipeline.from_pretrained(str(ASSETS / name), accelerator="none", dtype=torch.float32)
-
-
-@pytest.mark.slow
-def test_an_image_in_a_window(both: Both, launched: Counter[str]) -> None:
-    pipe = pipeline("scenes-llamagen")
-    pipe.set_progress_bar_config(disable=True)
-    pipe.set_accelerator("sjd", window=4, coupling="maximal")
-
-    def stop(pipe: Any, step: int, *_: object) -> Any:
-        return pipe.interrupt() if step == 1 else None
-
-    how = {"seed": 3, "output_type": "latent", "callback_on_step_end": stop}
-    kernel, twin = both(pipe, "a red ring", **how)
-    assert kernel.tokens == twin.tokens and any(map(len, twin.tokens))
-    assert set(launched) >= {"warp", "verify_chain", "redraw"}
-
-
-def test_an_answer_by_a_head_that_merges_visual_tokens(both: Both, launched: Counter[str]) -> None:
-    pipe = pipeline("scenes-llava")
-    target = pipe.target
-    head = load_head("eagle", ASSETS / "scenes-llava-eagle", target.config, target.dtype, target.device)
-    head.compressor = build_compressor("merging", head.compressor.width, tokens=12)
-    pipe.set_accelerator("eagle", drafter=head, num_draft_tokens=4, depth=2, top_k=2)
-    picture = Image.fromarray(render(sample_scene(21_001)))
-    how = {"images": picture, "max_new_tokens": 3, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 3}
-    kernel, twin = both(pipe, "describe the picture.", **how)
-    assert kernel.tokens == twin.tokens and any(map(len, twin.tokens))
-    assert set(launched) >= {"sample", "most_similar", "merge_vectors", "tree_attention"}
 
 
 def head(target: CausalTarget) -> Drafter:
@@ -121,13 +82,6 @@ def test_trees_in_ragged_rows_say_the_same(name: str, both: Both, launched: Coun
     assert kernel == sdpa and launched["tree_attention"]
     assert bool(launched["gated_delta_tree"]) == (name == "qwen3_5")
     assert target.model.config._attn_implementation == "sdpa"
-
-
-def test_soft_caps_keep_the_attention_that_they_have(both: Both, launched: Counter[str]) -> None:
-    target = CausalTarget(TEXT_MODELS["gemma2"]())
-    prompts = random_prompts(1, shortest=5, longest=5, seed=2)
-    kernel, sdpa = both(lambda: decode(target, prompts, None, max_new_tokens=2).outputs)
-    assert kernel == sdpa and not launched["tree_attention"]
 
 
 def test_what_attention_cannot_express_is_an_error() -> None:

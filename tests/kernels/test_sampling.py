@@ -94,11 +94,6 @@ def test_the_kernels_give_what_torch_gives(both, device, path, name):
     compare(both, device, WARPINGS[name], 37)
 
 
-@pytest.mark.parametrize(("path", "size"), [("held", 1), ("held", 100), ("tiled", 33)], indirect=["path"])
-def test_rows_of_any_length(both, device, path, size):
-    compare(both, device, Warping((0.7,), (9,), (1.0,), (0.01,), (2.5,)), size)
-
-
 @pytest.mark.parametrize(
     ("path", "name"), [("held", "top-k"), ("held", "top-p"), ("tiled", "top-p")], indirect=["path"]
 )
@@ -132,20 +127,6 @@ def test_nodes_of_a_tree_share_the_noise_of_their_depth(both, device, path):
     for tokens, _ in both(sample_tokens, logits, Warping(), key, place, 0, 0, node):
         assert torch.equal(tokens[:, 1], tokens[:, 2]) and torch.equal(tokens[:, 0], tokens[:, 3])
         assert torch.equal(tokens[:, :2], sample_tokens(logits[:, :2], Warping(), key, place, 0)[0])
-
-
-def test_settings_of_ever_new_requests_do_not_pile_up(both):
-    pytest.importorskip("mmspec.kernels.sampling_triton")
-    caches = sampling._column, sys.modules["mmspec.kernels.sampling_triton"]._numbers
-    logits = torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]]])
-    for cache in caches:
-        cache.cache_clear()
-    for request in range(sampling.CACHED_SETTINGS + 10):
-        sampling.of_rows((1.0, 2.0 + request), logits)
-        caches[1](Warping((1.0, 2.0 + request)), logits.device)
-    assert [cache.cache_info().currsize for cache in caches] == [sampling.CACHED_SETTINGS] * 2
-    kernel, twin = both(warp_logits, logits, Warping((1.0, 2.0)))  # the first to go
-    assert torch.equal(kernel, twin) and torch.equal(twin[1], logits[1] / 2)
 
 
 def test_tokens_are_drawn_from_the_warped_distribution():

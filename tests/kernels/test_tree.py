@@ -58,11 +58,3 @@ def test_a_bound_above_the_depth_and_several_roots(both, device):
     ours, expected = both(tree_paths, parents, 6)
     assert_equal(ours, expected)
     assert expected[1].tolist() == [[0, 0, 0, 1, 1, 1, 2]]
-
-
-def test_parents_that_all_rows_share_are_read_as_such(both, device):
-    tree = make(1, 9, 0.5, device=device)
-    parents, valid = tree.parents.expand(3, 9), tree.valid.expand(3, 9)
-    assert_equal(*both(tree_paths, parents, tree.max_depth))
-    ours, expected = both(tree_children, parents, valid, tree.max_children)
-    assert torch.equal(ours, expected)

@@ -131,22 +131,6 @@ def test_a_row_is_the_same_in_any_batch(both):
     assert distance(together[2:], one) < 1e-6
 
 
-def test_integers_of_either_size_and_packed_masks_are_the_same(both):
-    query, key, value, first, lengths, visible, scale = inputs([64, 9], window=20)
-    kernel, _ = both(tree_attention, query, key, value, first, lengths, visible, scale)
-    packed = torch.cat([first[..., None], lengths[:, None, None].expand(-1, 5, 1), visible.long()], 2).int()
-    again, _ = both(
-        tree_attention, query, key, value, packed[..., 0], packed[:, 0, 1], packed[..., 2:], scale
-    )
-    assert torch.equal(kernel, again)
-
-
-def test_heads_that_do_not_divide_are_an_error():
-    query, key, *others = inputs([4], group=3)
-    with pytest.raises(ValueError, match="3 heads of queries"):
-        tree_attention(query, key.expand(-1, 2, -1, -1), *others)
-
-
 def test_parts_follow_from_shapes_and_fill_the_device():
     assert parts_of(1, 100) == 1
     assert parts_of(4, 4096) == 32  # one row of Qwen2.5-VL-7B: 4 heads of keys

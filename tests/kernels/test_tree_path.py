@@ -68,15 +68,6 @@ def test_the_path_to_a_node_ends_there(case):
         assert values[row, : len(expected)].tolist() == [*below, 100 + row]
 
 
-def test_vectors_match_where_all_their_numbers_do():
-    case = Case(3, 9, 0.3)
-    tokens, choice = (torch.stack([each, 1 - each], -1).float() for each in (case.tokens, case.choice))
-    path, accepted, values = match_path(tokens, choice, *case.match_arguments[2:])
-    ids = match_path(*case.match_arguments)
-    assert torch.equal(path, ids[0]) and torch.equal(accepted, ids[1])
-    assert torch.equal(values[..., 0], ids[2].float())
-
-
 def assert_equal(ours, expected):
     for one, other in zip(ours, expected, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)

@@ -1,6 +1,6 @@
 """Recursive rejection down a tree: the kernel against torch, its distribution, and planted bugs.
 
-That the torch form draws from the target is proved in tests/acceptance, exactly and in float64.
+That the torch form draws from the target is proved in tests/trees, exactly and in float64.
 """
 
 import pytest
@@ -65,13 +65,6 @@ def test_equal_distributions_leave_p_where_nothing_is_left(without_replacement, 
         assert_close(ours, expected)
         if each is above and not without_replacement:
             assert expected[0] == 0 and torch.equal(expected[1][0], p[0, 0])
-
-
-def test_q_may_be_a_part_of_larger_rows(both, device):
-    p, q, *rest = Case(*SHAPES[2], device=device).arguments(True)
-    inside = torch.nn.functional.pad(q, (0, 0, 1, 1), value=float("nan"))[:, 1:-1]
-    for ours in both(reject_tree, p, inside, *rest):
-        assert_close(ours, reject_tree(p, q, *rest))
 
 
 def test_no_rows(both, device):

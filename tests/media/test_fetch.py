@@ -83,13 +83,6 @@ def test_private_addresses_are_refused_before_connecting(connections: list[objec
         assert connections == [], host
 
 
-def test_public_addresses_pass_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    for address in ("8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"):
-        resolve_to(monkeypatch, [address])
-        with pytest.raises(OutsideWorldError):
-            fetch("http://example.test/a.png", limits=SHORT)
-
-
 def test_public_names_at_private_addresses_are_refused(
     monkeypatch: pytest.MonkeyPatch, connections: list[object]
 ) -> None:

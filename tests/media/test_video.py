@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib.util
 import itertools
 import json
@@ -15,15 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 from transformers.video_utils import VideoMetadata
 
 from mmspec.errors import MediaError, MissingDependencyError
 from mmspec.media import MediaLimits, Video, load_video
 from mmspec.media import video as video_module
 from mmspec.media.video import sample_indices
-from tests.media.files import clip, cut, fading_gif, laid, noise
+from tests.media.files import clip, fading_gif, laid, noise
 
 CLIP = clip()  # 12 frames at 10 a second, 64 x 48
 READERS = [
@@ -58,14 +55,6 @@ def test_frames_and_times_of_every_container(container: str, reader: str) -> Non
     assert np.allclose(video.timestamps, [0, 0.3, 0.6, 0.9], atol=1e-6)
 
 
-def test_paths_bytes_and_data_urls(tmp_path: Path) -> None:
-    path = tmp_path / "clip"
-    path.write_bytes(CLIP)
-    url = "data:video/mp4;base64," + base64.b64encode(CLIP).decode()
-    for source in (path, bytearray(CLIP), url):
-        assert shown(load_video(source, num_frames=2)) == [0, 6]
-
-
 def test_seeking_across_key_frames_finds_the_same_frames(reader: str) -> None:
     for gop in (1, 5, 30):
         video = load_video(clip(30, gop=gop), num_frames=7)
@@ -93,14 +82,6 @@ def test_display_matrices_turn_and_mirror_as_players_do(reader: str) -> None:
         assert np.array_equal(video.frames[0], same(plain)), matrix
 
 
-def test_the_movies_matrix_counts_and_other_angles_take_the_nearest(reader: str) -> None:
-    plain = load_video(CLIP, num_frames=1).frames[0]
-    both = laid(laid(CLIP, (0, 1, 1, 0)), (-1, 0, 0, 1), by_movie=True)  # as (0, 1, -1, 0)
-    for data in (both, laid(CLIP, (1, 5, -5, 1))):
-        assert np.array_equal(load_video(data, num_frames=1).frames[0], np.rot90(plain, 3))
-    assert np.array_equal(load_video(laid(CLIP, (0, 0, 0, 0)), num_frames=1).frames[0], plain)
-
-
 UNEVEN = [0, 40, 80, 500, 1000, 1500, 1520, 1540, 3000]
 
 
@@ -122,49 +103,12 @@ def test_models_are_told_the_times_of_frames_at_uneven_rates(container: str, sta
     assert shown(video)[:6] == [0, 3, 4, 5, 7, 7]  # nothing new is on screen between 1.54 s and 3 s
 
 
-def test_what_an_edit_list_cuts_off_is_not_in_the_video() -> None:
-    for start, stop in ((0, 600), (300, 700)):
-        video = load_video(cut(CLIP, start, stop))
-        assert shown(video) == list(range(start // 100, stop // 100))
-        assert video.metadata["frames_indices"] == list(range((stop - start) // 100)) and video.fps == 10
-
-
-def test_without_a_library_that_knows_edit_lists_the_message_names_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if "decord" not in READERS:
-        pytest.skip("needs decord")
-    monkeypatch.setattr(video_module, "_READERS", {"decord": "decord"})
-    with pytest.raises(MediaError, match="edit list.*pip install av"):
-        load_video(cut(CLIP, 300, 700))
-
-
 def test_long_videos_are_sampled_within_the_limits() -> None:
     ten_seconds = load_video(clip(times_ms=[index * 100 // 3 for index in range(300)]))
     assert len(ten_seconds.frames) == MediaLimits().max_frames
     assert ten_seconds.frames_indices.tolist() == [index * 300 // 256 for index in range(256)]
     assert shown(load_video(CLIP, limits=MediaLimits(max_frames=4))) == [0, 3, 6, 9]
     assert shown(load_video(CLIP, limits=MediaLimits(max_video_pixels=64 * 48 * 6))) == [0, 2, 4, 6, 8, 10]
-
-
-def test_animated_gifs_keep_their_durations() -> None:
-    video = load_video(fading_gif([100, 300, 200]))
-    assert video.frames[:, 0, 0, 0].tolist() == [0, 20, 40] and video.backend == "pillow"
-    assert video.timestamps is not None and video.timestamps.tolist() == [0, 0.1, 0.4]
-    single = load_video(fading_gif([100]), fps=3)
-    assert (len(single.frames), single.fps, single.metadata["duration"]) == (1, None, None)
-
-
-def test_frames_as_lists_and_arrays() -> None:
-    images = [noise(8, 6, seed) for seed in range(5)]
-    array = np.stack([np.asarray(image) for image in images])
-    channels_first = torch.tensor(array).permute(0, 3, 1, 2)
-    for source in (images, tuple(array), array, channels_first, channels_first / 255):
-        video = load_video(source, num_frames=2)
-        assert np.array_equal(video.frames, array[[0, 2]])
-        assert (video.timestamps, video.fps) == (None, None)
-        assert (video.total_num_frames, video.backend) == (5, "frames")
-    assert load_video(images).frames.shape == (5, 6, 8, 3)
 
 
 def test_uniform_sampling_agrees_with_transformers() -> None:
@@ -276,16 +220,6 @@ def test_without_a_decoding_library_the_message_says_what_to_install(monkeypatch
     assert load_video(fading_gif([100, 100])).total_num_frames == 2
 
 
-def test_a_file_that_the_first_library_cannot_open_goes_to_the_second() -> None:
-    if READERS != ["decord", "pyav"]:
-        pytest.skip("needs decord and PyAV")
-    unknown_length = bytearray(clip(container="matroska"))
-    start = unknown_length.index(b"\x44\x89\x88")  # the Duration of 8 bytes, as browsers leave it out
-    unknown_length[start : start + 11] = b"\xec\x89" + bytes(9)  # Void
-    video = load_video(bytes(unknown_length), num_frames=2)
-    assert (shown(video), video.backend) == ([0, 6], "pyav")
-
-
 def survive(count: int, capfd: pytest.CaptureFixture[str]) -> None:
     for seed in range(count):
         random, data = np.random.default_rng(seed), bytearray(CLIP)
@@ -301,15 +235,3 @@ def survive(count: int, capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_mutated_clips_raise_nothing_but_media_errors(capfd: pytest.CaptureFixture[str]) -> None:
     survive(8, capfd)
-
-
-@pytest.mark.slow
-def test_three_hundred_mutated_clips_raise_nothing_but_media_errors(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    survive(300, capfd)  # a process each: 0.1 s on a quiet machine
-
-
-def test_pil_images_are_not_videos() -> None:
-    with pytest.raises(MediaError, match="one image"):
-        load_video(Image.new("RGB", (8, 8)))

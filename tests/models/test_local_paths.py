@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmspec.errors import CheckpointError
-from mmspec.evaluation.model_support import examine_model
+from mmspec.evaluation.machine import examine_model
 from mmspec.heads.checkpoint import head_of
 from mmspec.models.checkpoint import check_source
 from mmspec.pipelines import MMSpecPipeline
@@ -65,14 +65,6 @@ def test_a_path_that_does_not_exist_is_refused_before_the_network(name: str, her
     if not name.endswith(".gguf"):
         with pytest.raises(CheckpointError, match=f"drafter: .*{PATHS[name]}"):
             head_of(name)
-
-
-def test_a_hub_id_reaches_the_hub(here: Path) -> None:
-    for name in ("org/name", "gpt2"):
-        assert check_source(name) == name
-        with pytest.raises((CheckpointError, Reached)) as caught:
-            MMSpecPipeline.from_pretrained(name)
-        assert isinstance(caught.value, Reached) or isinstance(caught.value.__cause__, Reached)
 
 
 def test_a_repository_in_the_cache_is_found_beside_a_folder_of_its_first_name(here: Path) -> None:

@@ -9,15 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
 from mmspec.errors import InputError
-from mmspec.plugins import FAMILIES, HEADS, METHODS, RULES, Method, records, unique
+from mmspec.plugins import FAMILIES, HEADS, METHODS, RULES, Method, load, records, unique
 from tests.packaging.source_tree import ROOT
 
-#: The snippets of docs/structures.md, section "Adding a method": the record, then the drafter.
+#: The snippets of docs/structures.md: record and drafter of a method, record and target of a family.
 SECTION = (ROOT / "docs" / "structures.md").read_text(encoding="utf-8").partition("## Adding a method")[2]
 SNIPPETS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 FAMILY = """
@@ -38,6 +37,45 @@ AutoConfig.register("strangers_llama", StrangersConfig)
 AutoModelForCausalLM.register(StrangersConfig, StrangersForCausalLM)
 STRANGERS = Family("strangers_llama", "mmspec.targets.causal:CausalTarget")
 """
+SKETCH = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class SketchConfig(LlamaConfig):
+    model_type = "sketch"
+    grid_size: int = 4
+
+
+class SketchForCausalLM(LlamaForCausalLM):
+    config_class = SketchConfig
+"""
+DRAW = """
+import sys
+
+import torch
+from strangers.sketch.modeling import SketchConfig, SketchForCausalLM
+from transformers import AutoTokenizer
+
+from mmspec import ImagePipeline
+
+folder, words = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(words)
+config = SketchConfig(
+    vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
+    bos_token_id=None, eos_token_id=None, pad_token_id=0,
+)
+torch.manual_seed(0)
+SketchForCausalLM(config).save_pretrained(folder)
+tokenizer.save_pretrained(folder)
+drawn = [
+    ImagePipeline.from_pretrained(folder, accelerator=name, **options)(
+        "a red ring", seed=1, output_type="latent", num_images_per_prompt=2
+    ).images
+    for name, options in (("none", {}), ("sjd", {"acceptance": "sample_and_match"}))
+]
+print(drawn[0].shape, torch.equal(*drawn))
+"""
 MODEL = """
 import sys
 
@@ -45,7 +83,7 @@ import torch
 from strangers.family import StrangersConfig, StrangersForCausalLM
 from transformers import AutoTokenizer
 
-folder, words = sys.argv[1:]
+folder, words, commands = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(words)
 config = StrangersConfig(
     vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
@@ -55,6 +93,22 @@ config = StrangersConfig(
 torch.manual_seed(0)
 StrangersForCausalLM(config).save_pretrained(folder)
 tokenizer.save_pretrained(folder)
+"""
+COMMANDS = """
+import contextlib
+import io
+import json
+
+from mmspec.cli import main
+
+for command in json.loads(commands):
+    sys.argv = ["mmspec", *command]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code, said.getvalue()
+    print(json.dumps(json.loads(said.getvalue())))
 """
 
 
@@ -68,6 +122,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "__init__.py").write_text(record.replace("mmspec.methods.repeat.drafter", "strangers.drafter"))
     (package / "drafter.py").write_text(drafter)
     (package / "family.py").write_text(FAMILY)
+    sketch = package / "sketch"
+    sketch.mkdir()
+    for file, text in (("__init__.py", SNIPPETS[2]), ("target.py", SNIPPETS[3]), ("modeling.py", SKETCH)):
+        (sketch / file).write_text(text.replace("mmspec.families.sketch", "strangers.sketch"))
     info = site / "strangers-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1.0\n")
@@ -78,12 +136,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
             [mmspec.families]
             strangers_llama = strangers.family:STRANGERS
+            sketch = strangers.sketch:FAMILIES
             """)
     )
     return site
 
 
-def run(site: Path, *command: str) -> Any:
+def run(site: Path, *command: str) -> str:
     """Standard output of a Python that has the package installed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
@@ -91,28 +150,31 @@ def run(site: Path, *command: str) -> Any:
     return done.stdout
 
 
-def test_a_method_from_outside_is_listed_and_measured(site: Path) -> None:
-    listed = json.loads(run(site, "-m", "mmspec", "accelerators", "--json"))
-    (repeat,) = [row for row in listed if row["name"] == "repeat"]
-    assert repeat["exactness"] == "exact" and repeat["options"] == ["num_draft_tokens"]
-    how = ("--samples", "1", "--max-new-tokens", "12", "--repeats", "1", "--json")
-    named = ("--accelerators", "none,repeat:num_draft_tokens=3")
-    records = json.loads(run(site, "-m", "mmspec", "bench", *named, "--task", "caption", *how))["records"]
-    assert {row["accelerator"] for row in records} >= {"none", "repeat:num_draft_tokens=3"}
-    assert all(row["identical"] == 1 for row in records)
-
-
-def test_a_family_from_outside_is_loaded_and_measured(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "make.py").write_text(MODEL)
-    folder = str(tmp_path / "model")
-    run(site, str(tmp_path / "make.py"), folder, str(ROOT / "assets" / "scenes-llava"))
+def test_a_method_and_a_family_from_outside_are_listed_and_measured(site: Path, tmp_path: Path) -> None:
+    """By one Python that has the package installed: each command's output is a line."""
+    folder, words = str(tmp_path / "model"), str(ROOT / "assets" / "scenes-llava")
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "a red ring left of a blue cross"}) + "\n")
     how = ("--samples", "1", "--max-new-tokens", "8", "--repeats", "1", "--json")
     prompts = ("--prompt-file", str(tmp_path / "prompts.jsonl"))
-    made = run(site, "-m", "mmspec", "bench", folder, *prompts, "--accelerators", "none,copy,repeat", *how)
-    records = json.loads(made)["records"]
-    assert {row["accelerator"] for row in records} == {"none", "copy", "repeat"}
-    assert all(row["identical"] == 1 for row in records)
+    commands = [
+        ["accelerators", "--json"],
+        ["bench", "--accelerators", "none,repeat:num_draft_tokens=3", "--task", "caption", *how],
+        ["bench", folder, *prompts, "--accelerators", "none,copy,repeat", *how],
+    ]
+    (tmp_path / "commands.py").write_text(MODEL + COMMANDS)
+    said = run(site, str(tmp_path / "commands.py"), folder, words, json.dumps(commands))
+    listed, scenes, own = map(json.loads, said.splitlines())
+    (repeat,) = [row for row in listed if row["name"] == "repeat"]
+    assert repeat["exactness"] == "exact" and repeat["options"] == ["num_draft_tokens"]
+    assert {row["accelerator"] for row in scenes["records"]} >= {"none", "repeat:num_draft_tokens=3"}
+    assert {row["accelerator"] for row in own["records"]} == {"none", "copy", "repeat"}
+    assert all(row["identical"] == 1 for row in (*scenes["records"], *own["records"]))
+
+
+def test_the_family_of_the_docs_draws(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "draw.py").write_text(DRAW)
+    script = (str(tmp_path / "draw.py"), str(tmp_path / "model"), str(ROOT / "assets" / "scenes-llava"))
+    assert run(site, *script).strip().endswith("torch.Size([2, 4, 4]) True")
 
 
 def test_records_name_what_exists() -> None:
@@ -123,7 +185,9 @@ def test_records_name_what_exists() -> None:
         assert record.accelerates or record.rules and not record.trials and not record.tuned, record.name
     assert HEADS.keys() <= METHODS.keys()
     assert all(RULES[name] for name in RULES)
-    assert all(family.target.startswith("mmspec.families.") for family in FAMILIES.values())
+    for family in FAMILIES.values():
+        parts = [value for value in vars(family).values() if isinstance(value, str) and ":" in value]
+        assert family.target in parts and all(map(load, parts)), family.name
 
 
 def test_two_plug_ins_of_one_name_are_an_error() -> None:

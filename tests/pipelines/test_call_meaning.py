@@ -6,7 +6,6 @@ With `custom_generate=` it is refused; in a model that was enabled the call is w
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,6 @@ import torch
 from transformers import (
     DynamicCache,
     GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
     PreTrainedModel,
     StaticCache,
 )
@@ -28,17 +25,14 @@ from mmspec.pipelines.generate_inputs import check_mask
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import (
     encode,
-    randomise,
     tiny_images,
-    tiny_janus,
     tiny_llama,
-    tiny_llava,
     tiny_mistral_sliding,
     tiny_qwen2_5_vl,
     tiny_qwen3_5,
     user_message,
 )
-from tests.versions import IMAGES_REACH_THE_LOOP, OLDEST
+from tests.versions import IMAGES_REACH_THE_LOOP
 
 NEW = 16
 ELSEWHERE = ("synced_gpus",)  # wants processes
@@ -147,21 +141,6 @@ def test_what_says_nothing_new_is_accelerated(model: PreTrainedModel) -> None:
     as_before(trained, lambda: call_of({}), calls=1)
 
 
-def test_plain_values_and_types_of_tokens_do_not_vanish() -> None:
-    gpt2 = randomise(
-        GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=64)), 3
-    )
-    gpt2.generation_config.eos_token_id = None
-    refused(gpt2, lambda: call_of({"token_type_ids": torch.full((1, L), 3)}), "token_type_ids")
-    refused(gpt2, lambda: call_of({"token_type_ids": torch.zeros(1, L).long()}), "token_type_ids")
-    llava, processor = tiny_llava()
-    asked = dict(encode(processor, user_message("which ?", tiny_images()[:1])))
-    plain, choice = llava.generate(**asked, max_new_tokens=8), {"vision_feature_layer": -1}
-    wanted = llava.generate(**asked, **choice, max_new_tokens=8)
-    got = llava.generate(**asked, **choice, max_new_tokens=8, custom_generate=mmspec.accelerate("copy"))
-    assert torch.equal(got, wanted) and not torch.equal(wanted, plain)
-
-
 @pytest.mark.parametrize("build", [tiny_mistral_sliding, tiny_qwen3_5])
 def test_holes_that_layers_count_are_refused(build: Any) -> None:
     counting = build()
@@ -217,14 +196,6 @@ def test_inputs_that_are_prepared_by_somebody_else_are_refused(model: PreTrained
     refused(made[Prompted], lambda: call_of({}), "prepare_inputs_for_generation.*leaves")
 
 
-def test_hooks_that_know_the_rows_are_refused(model: PreTrainedModel) -> None:
-    """PEFT gives each row of a batch its own adapter by such hooks."""
-    names = functools.partial(lambda *_, adapter_names: None, adapter_names=["a", "b"])
-    hook = model.model.layers[0].register_forward_pre_hook(names)
-    refused(model, lambda: call_of({"input_ids": TWO}), "adapter_names")
-    hook.remove()
-
-
 # Streamers
 
 
@@ -268,31 +239,6 @@ def test_stop_strings_are_accelerated(model: PreTrainedModel) -> None:
         asked = {"generation_config": GenerationConfig(**settings)} if where == "config" else settings
         assert len(ids) > 1 or model.generate(ids, **asked, tokenizer=TOKENIZER).shape[1] < L + NEW
         as_before(model, lambda: {"input_ids": ids, "tokenizer": TOKENIZER, **asked}, calls=1)  # noqa: B023
-
-
-def test_stop_strings_of_the_models_own_config_are_passed_on(model: PreTrainedModel) -> None:
-    own = copy.deepcopy(model)
-    free = own.generate(IDS, max_new_tokens=NEW, do_sample=False)[0, L:].tolist()
-    own.generation_config.stop_strings = [TOKENIZER.decode([free[5]])]
-    as_before(own, lambda: call_of({"tokenizer": TOKENIZER}), calls=0)
-    with pytest.raises(ValueError, match="tokenizer"):
-        mmspec.enable(own).generate(**call_of({}))
-
-
-def test_a_call_of_transformers_makes_its_own_calls_plainly(model: PreTrainedModel) -> None:
-    """Healing of tokens generates by itself, with this model."""
-    tokenizer = byte_level_tokenizer()
-    tokenizer.bos_token = tokenizer.pad_token
-    as_before(model, lambda: call_of({"token_healing": True, "tokenizer": tokenizer}), calls=0)
-
-
-@pytest.mark.skipif(OLDEST, reason="its generate fails by itself before 5.23")
-def test_janus_draws_by_its_own_loop() -> None:
-    janus = tiny_janus()[0]
-    janus.generation_config.generation_kwargs = {"boi_token_id": 5}
-    call = call_of({"attention_mask": torch.ones_like(IDS), "guidance_scale": 5, "max_new_tokens": 4})
-    as_before(janus, lambda: {**call, "generation_mode": "image"}, calls=0)
-    as_before(janus, lambda: {**call, "generation_mode": "text"}, calls=1)
 
 
 def test_an_error_is_that_of_transformers(model: PreTrainedModel) -> None:

@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 from transformers import set_seed
 
-from mmspec.errors import InputError
 from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
-from tests.media.files import clip, encoded
+from tests.media.files import encoded
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_clip, tiny_image, user_message
 
 IMAGE = tiny_image()
@@ -91,15 +90,6 @@ def test_videos_come_as_frames_in_lists_and_arrays(qwen: VisionLanguagePipeline)
     inline = [{"type": "video", "video": tiny_clip(i)} for i in range(2)]
     assert qwen([{"role": "user", "content": [*inline, {"type": "text", "text": "describe"}]}],
                 **SHORT).tokens == two.tokens  # fmt: skip
-
-
-def test_frames_a_second_are_asked_for_as_their_number_is(qwen: VisionLanguagePipeline) -> None:
-    file = clip(12)  # at ten a second
-    asked: dict[str, Any] = {"videos": file, **SHORT}
-    wanted = qwen("describe the video", num_frames=6, **asked)
-    assert qwen("describe the video", fps=5, **asked).tokens == wanted.tokens
-    with pytest.raises(InputError, match="either num_frames or fps"):
-        qwen("describe the video", videos=file, fps=5, num_frames=6, **SHORT)
 
 
 SEEDS = [5, 7, 5, 2**64 - 1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,35 +12,23 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.testing._internal.two_tensor import TwoTensor
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from mmspec.accelerators.tuned import fingerprint
-from mmspec.errors import CheckpointError, InputError, MissingDependencyError, UnsupportedModelError
-from mmspec.models import adapters, checkpoint
-from mmspec.models.weights import is_finite
-from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError
+from mmspec.models import checkpoint
+from mmspec.pipelines import ContinuousImagePipeline, MMSpecPipeline
 from mmspec.targets import VisionLanguageTarget
-from tests.drafters import flash_checks
-from tests.drafters.heads_checks import medusa_for
+from tests.methods import flash_checks
+from tests.methods.heads_checks import medusa_for
 from tests.pipelines.byte_level import MERGES, byte_level_tokenizer
-from tests.tiny_models import tiny_image, tiny_janus, tiny_llama
+from tests.tiny_models import tiny_image, tiny_llama
 from tests.tiny_models.continuous import folder_of
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 12}
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-def write(folder: Path, **config: Any) -> Path:
-    """A folder that looks like an adapter, with no weights of use."""
-    folder.mkdir()
-    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", **config}))
-    save_file({"x": torch.zeros(1)}, folder / WEIGHTS)
-    return folder
 
 
 def lora(folder: Path, base: Path, name: str | None = None, **settings: Any) -> Any:
@@ -80,16 +67,6 @@ def test_an_adapter_acts_as_merged_weights_do(checkpoints: Path, tmp_path: Path)
     assert pipe("red blue green", **RAW).tokens == said[1]
 
 
-def test_an_adapter_of_a_model_that_sees_finds_its_base(checkpoints: Path, tmp_path: Path) -> None:
-    merged = lora(tmp_path / "adapter", checkpoints / "llava", "../base")
-    os.symlink(checkpoints / "llava", tmp_path / "base")
-    pipe: Any = MMSpecPipeline.from_pretrained(tmp_path / "adapter")
-    call: dict[str, Any] = {"images": tiny_image(), "max_new_tokens": 8}
-    said = pipe("describe the picture", **call).tokens
-    pipe = type(pipe)(merged, pipe.processor)
-    assert pipe("describe the picture", **call).tokens == said
-
-
 def odd_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.replace("layers.1", "layers.9"): weight for name, weight in weights.items()}
 
@@ -121,33 +98,6 @@ def test_an_adapter_that_would_not_act_is_refused(
     save_file(change(load_file(path)), path)
     with pytest.raises(CheckpointError, match=match):
         MMSpecPipeline.from_pretrained(tmp_path / "adapter")
-
-
-def test_an_adapter_over_offloaded_parts_is_refused(checkpoints: Path, tmp_path: Path) -> None:
-    lora(tmp_path / "adapter", checkpoints / "text")
-    with pytest.raises(InputError, match="device_map: .*merge the adapter"):
-        MMSpecPipeline.from_pretrained(tmp_path / "adapter", device_map={"": "disk"})
-
-
-def test_an_adapter_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = write(tmp_path / "whole", base_model_name_or_path="no/such-model")
-    monkeypatch.setattr(adapters, "is_peft_available", lambda: False)
-    with pytest.raises(MissingDependencyError, match=r"no/such-model: pip install peft, or merge it"):
-        MMSpecPipeline.from_pretrained(whole)
-    monkeypatch.setattr(adapters, "is_peft_available", lambda: True)
-    prompts = write(tmp_path / "prompts", base_model_name_or_path="x/y", num_virtual_tokens=4)
-    with pytest.raises(UnsupportedModelError, match="learnt prompt"):
-        MMSpecPipeline.from_pretrained(prompts)
-    bare = write(tmp_path / "bare", base_model_name_or_path="x/y")
-    (bare / WEIGHTS).rename(bare / "adapter_model.bin")
-    for folder, match in (
-        (write(tmp_path / "none"), "base_model_name_or_path: got None; the folder or hub id"),
-        (write(tmp_path / "gone", base_model_name_or_path="../gone-too"), "got '../gone-too'; a folder"),
-        (whole, "base_model_name_or_path: got 'no/such-model'; the model that"),
-        (bare, "an adapter with adapter_model.safetensors"),
-    ):
-        with pytest.raises(CheckpointError, match=match):
-            MMSpecPipeline.from_pretrained(folder)
 
 
 QUESTION = "Repeat this: Zürich, 日本, Zürich, 日本, Zürich."
@@ -208,13 +158,6 @@ def test_a_file_is_the_model_and_the_tokenizer_that_were_written(tmp_path: Path)
     assert tokens == said_by_generate(pipe) and pipe.processor is pipe.tokenizer
     pipe.model, pipe.processor = model, byte_level_tokenizer()
     assert tokens == said_by_generate(pipe)
-
-
-def test_the_name_of_a_file_is_its_folder_and_its_name(tmp_path: Path) -> None:
-    assert checkpoint.split_gguf(tmp_path / "x.gguf") == (str(tmp_path), {"gguf_file": "x.gguf"})
-    (tmp_path / "folder.gguf").mkdir()
-    for whole in ("owner/model-gguf", tmp_path / "folder.gguf"):
-        assert checkpoint.split_gguf(whole) == (whole, {})
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,32 +236,6 @@ def test_a_faulty_weight_on_the_disk_is_named(checkpoints: Path, tmp_path: Path)
     for device_map in ({"": "disk"}, {"": "cpu"}):
         with pytest.raises(CheckpointError, match=r"NaN or infinity: model\.layers\.1\.mlp\.up_proj"):
             MMSpecPipeline.from_pretrained(folder, device_map=device_map)
-
-
-def test_an_image_is_drawn_by_offloaded_parts() -> None:
-    pictures = []
-    for is_offloaded in (False, True):
-        model, tokenizer = tiny_janus()
-        if is_offloaded:
-            cpu_offload(model, execution_device=torch.device("cpu"))
-        pipe: Any = ImagePipeline(model, tokenizer, "lantern", window=8, neighbours=4)
-        pipe.set_progress_bar_config(disable=True)
-        pictures.append(pipe("red", seed=1, guidance_scale=2.0))
-    assert pictures[0].tokens == pictures[1].tokens
-    assert pictures[0].images[0].tobytes() == pictures[1].images[0].tobytes()
-
-
-FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz]
-
-
-def test_faults_are_seen_in_every_format() -> None:
-    for dtype in (*FORMATS, torch.bfloat16):
-        sound, broken = (torch.tensor([0.5, value]).to(dtype) for value in (1.0, torch.nan))
-        assert is_finite(sound) and not is_finite(broken)
-        assert is_finite(nn.Parameter(sound, requires_grad=False))
-    assert is_finite(torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
-    whole = TwoTensor(torch.zeros(2), torch.ones(2))  # as quantised tensors are made
-    assert is_finite(whole) and not is_finite(TwoTensor(torch.zeros(2), torch.tensor([1.0, torch.inf])))
 
 
 def test_weights_stored_in_eight_bits_are_loaded(checkpoints: Path, tmp_path: Path) -> None:

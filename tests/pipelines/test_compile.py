@@ -15,12 +15,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from mmspec.accelerators import trained_head
-from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
+from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import steps
-from tests.drafters.corrected_checks import head_for
-from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_image, tiny_janus
-from tests.tiny_models.continuous import folder_of
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_image
 
 PROMPTS = ["what is there ?", "which colour is it ?"]
 SHORT: dict[str, Any] = {"max_new_tokens": 10}
@@ -48,7 +45,7 @@ def graphs() -> int:
 def test_answers_stay_the_same_with_any_accelerator_batch_and_after_moves(checkpoints: Path) -> None:
     pipe = fresh()
     expected = [answers(pipe, rows) for rows in (1, 2)]
-    assert pipe.compile(batch_sizes=(1, 2)) is pipe
+    assert pipe.compile(batch_sizes=(2,)) is pipe
     assert graphs() > 0
     assert not counters["graph_break"]
     assert [answers(pipe, rows) for rows in (2, 1)] == expected[::-1]
@@ -56,16 +53,6 @@ def test_answers_stay_the_same_with_any_accelerator_batch_and_after_moves(checkp
     pipe.to("cpu")
     assert pipe.target.steps is not None
     assert answers(pipe, 1) == expected[0]
-
-
-@pytest.mark.slow
-def test_a_draft_model_is_compiled_too(checkpoints: Path) -> None:
-    draft = {"drafter": checkpoints / "draft", "num_draft_tokens": 2}
-    pipe = MMSpecPipeline.from_pretrained(checkpoints / "text", accelerator="draft_model", **draft)
-    expected = pipe(PROMPTS[0], apply_chat_template=False, **SHORT).tokens
-    pipe.compile()
-    assert pipe.accelerator.drafter.reader.steps is not None
-    assert pipe(PROMPTS[0], apply_chat_template=False, **SHORT).tokens == expected
 
 
 def test_later_calls_compile_nothing_new() -> None:
@@ -78,53 +65,6 @@ def test_later_calls_compile_nothing_new() -> None:
     for length in (*lengths, 5, 12):
         pipe(PROMPTS[0] * length, max_new_tokens=5)
     assert graphs() == known
-
-
-@pytest.mark.slow
-def test_the_passes_of_a_corrector_are_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
-    pipe = ImagePipeline(*tiny_janus(), accelerator="none")
-    pipe.set_progress_bar_config(disable=True)
-    settings = {"seed": 3, "output_type": "latent"}
-    expected = pipe("a red circle", **settings).tokens
-    head = head_for(pipe.target)
-    pipe.set_accelerator(trained_head("cjd", head, window=6, coupling="exact", front="2x2")).compile()
-    assert isinstance(pipe.accelerator.drafter.draw, steps.CompiledForward) and graphs() > 0
-    assert pipe("a red circle", **settings).tokens == expected
-    assert not counters["graph_break"] and "without torch.compile" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("kind", "asked", "method"),
-    [
-        ("nextstep", {"prompt": "a"}, {"accelerator": "none"}),
-        ("mar", {"class_labels": 1}, {"accelerator": "masked", "iterations": 4}),
-    ],
-)
-@pytest.mark.slow
-def test_continuous_images_stay_the_same(kind: str, asked: dict[str, Any], method: dict[str, Any]) -> None:
-    pipe = MMSpecPipeline.from_pretrained(folder_of(kind), **method)
-    assert isinstance(pipe, ContinuousImagePipeline)
-    pipe.set_progress_bar_config(disable=True)
-    settings = {"num_inference_steps": 3, "guidance_scale": 2.0, "seed": 3, "output_type": "pt"}
-    expected = pipe(**asked, **settings).images
-    pipe.compile()
-    assert graphs() > 0
-    torch.testing.assert_close(pipe(**asked, **settings).images, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_hidden_states_are_read_from_compiled_forwards() -> None:
-    """Hooks that were renewed with every call would be compiled with every call, and dropped in the end."""
-    pipe = fresh()
-    target = pipe.target
-    target.compile()
-    request = pipe._example(1).requests[0].inputs
-    states = []
-    for _ in range(2):
-        state, read = target.prefill([request], 64, taps=(0, -1))
-        assert set(read.taps) == {0, -1}
-        states.append(state.hidden)
-        state.close()
-    assert states[0] is states[1]
 
 
 def test_what_the_compiler_cannot_do_is_said_and_runs_as_before(

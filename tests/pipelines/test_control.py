@@ -14,13 +14,12 @@ from torch import Tensor
 from transformers import T5Config, T5EncoderModel
 
 from mmspec.core.random_stream import Purpose, RandomStream
-from mmspec.errors import CheckpointError, InputError
+from mmspec.errors import InputError
 from mmspec.families.llamagen.conversion import convert_checkpoint
-from mmspec.media import MediaLimits
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from tests.models.control_layout import controlar_state, naive_control, naive_controlled
-from tests.models.naive_llamagen import caption_prefix, class_prefix
-from tests.models.official_layout import CAPTIONS, CLASSES, HEADS, IMAGE_SIZE
+from tests.families.control_layout import controlar_state, naive_control, naive_controlled
+from tests.families.naive_llamagen import caption_prefix, class_prefix
+from tests.families.official_layout import CAPTIONS, CLASSES, HEADS, IMAGE_SIZE
 from tests.tiny_models import tiny_tokenizer
 from tests.tiny_models.llamagen import STRIDE, tiny_vq
 
@@ -115,11 +114,6 @@ def test_exact_accelerators_draw_the_same_images(
     assert drawn(pipe, name, options, **alone) == plain[1:]
 
 
-def test_a_staircase_of_windows_is_that_of_single_tokens(pipe: Any) -> None:
-    slow = drawn(pipe, "zipar", {"zipar_window": 2})
-    assert drawn(pipe, "zipar", {"zipar_window": 2, "window": 3}) == slow
-
-
 def test_no_strength_is_no_control(pipe: Any, plain: list[list[int]], tmp_path: Path) -> None:
     parts = ("adapter", "condition_")
     bare = {name: tensor for name, tensor in STATE.items() if not name.startswith(parts)}
@@ -173,32 +167,6 @@ def test_what_cannot_control_is_refused(
     monkeypatch.setattr(pipe.target, "prefill", None)
     with pytest.raises(InputError, match=message):
         drawn(pipe, **call)
-
-
-def test_limits_hold_for_control_images(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipe, "media_limits", MediaLimits(max_pixels=100))
-    with pytest.raises(InputError, match="control_image"):
-        drawn(pipe)
-
-
-def test_files_that_are_no_controlar_are_refused(tmp_path: Path) -> None:
-    refused: list[tuple[dict[str, Tensor], str, dict[str, Any], str]] = [
-        (STATE, "tiny.pt", {}, "control-resize"),
-        (STATE, "hed.pt", {"control_resize": "linear"}, "control-resize"),
-        (without(STATE, "adapter_mlp.fc1.weight"), "canny.pt", {}, "missing keys: adapter_mlp.fc1.weight"),
-        (without(STATE, "condition_layers.2.fc2.weight"), "canny.pt", {}, "condition_layers.2.fc2"),
-        (without(STATE, "adapter.model.layernorm.weight"), "canny.pt", {}, "layernorm"),
-        ({**STATE, "adapter.model.pooler.weight": torch.zeros(1)}, "canny.pt", {}, "unknown keys: adapter"),
-        (
-            {name: part for name, part in STATE.items() if not name.startswith(("adapter", "condition"))},
-            "canny.pt",
-            {"control_resize": "nearest"},
-            "not controlled",
-        ),
-    ]
-    for state, name, settings, message in refused:
-        with pytest.raises((CheckpointError, InputError), match=message):
-            converted(tmp_path, state, name, **settings)
 
 
 def without(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:

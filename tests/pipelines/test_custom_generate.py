@@ -16,15 +16,13 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
 )
 
 import mmspec
 from mmspec.errors import InputError, MMSpecError, NumericalError
 from mmspec.pipelines.generate_inputs import split_rows
-from mmspec.targets import CausalTarget, VisionLanguageTarget
-from tests.drafters import eagle_checks
+from mmspec.targets import CausalTarget
+from tests.methods import eagle_checks
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import (
     VISION_LANGUAGE_FAMILIES,
@@ -65,16 +63,6 @@ ONE = prompts("the red thé the red")
 TWO = prompts("the red thé the red", "blue")
 
 
-class LengthIs(StoppingCriteria):
-    """Stops rows at a length, so that any overshoot shows."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length, dtype=torch.bool)
-
-
 class Spoil(LogitsProcessor):
     """A logits processor that gives NaN from some length on."""
 
@@ -102,13 +90,6 @@ def test_greedy_is_equal_alone_and_in_a_padded_batch(model: PreTrainedModel, nam
     both(model, name, prompts("a", "the red", "thé thé thé", "blue blue"), max_new_tokens=25)
     told = model.generate(**TWO, custom_generate=method(name), return_dict_in_generate=True, max_new_tokens=9)
     assert torch.equal(told.sequences, both(model, name, TWO, max_new_tokens=9))
-
-
-def test_criteria_of_the_user_never_overshoot(model: PreTrainedModel) -> None:
-    start = ONE["input_ids"].shape[1]
-    for extra in (1, 2, 3, 7, 20, 21, 22):  # around the end of the first draft, and of the next
-        criteria = StoppingCriteriaList([LengthIs(start + extra)])
-        assert both(model, "draft_model", ONE, stopping_criteria=criteria).shape[1] == start + extra
 
 
 def test_ends_lengths_penalties_and_bans_are_equal(model: PreTrainedModel) -> None:
@@ -171,18 +152,6 @@ def test_every_warper_is_applied_as_generate_prepares_it(model: PreTrainedModel)
         fast = model.generate(**ONE, custom_generate=method("copy", seed=3), **keywords)
         assert torch.equal(plain, fast)
     assert torch.equal(plain, model.generate(**ONE, max_new_tokens=16)), "of one token, as greedy decoding"
-
-
-def test_a_loaded_head_drafts() -> None:
-    model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
-    head = eagle_checks.head_for(VisionLanguageTarget(model))
-    inputs = encode(processor, user_message("what is there ?", [tiny_image()]))
-    wanted = model.generate(**inputs, max_new_tokens=24)
-    function = mmspec.accelerate("eagle", drafter=head)
-    assert torch.equal(model.generate(**inputs, max_new_tokens=24, custom_generate=function), wanted)
-    assert function.stats.draft_passes > 0
-    with pytest.raises(InputError, match="train drafter --method eagle"):
-        mmspec.accelerate("eagle", drafter=model)
 
 
 def test_a_head_in_a_folder_is_loaded_for_the_model_that_is_decoded(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from dataclasses import fields
 from typing import Any
 
@@ -12,9 +11,7 @@ import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
-    LogitsProcessorList,
     PreTrainedModel,
-    SuppressTokensLogitsProcessor,
     SynthIDTextWatermarkingConfig,
     WatermarkingConfig,
 )
@@ -32,7 +29,7 @@ from mmspec.pipelines.generation_fields import (
 from mmspec.pipelines.settings import GenerationSettings
 from tests.bad_inputs.refusals import no_forward
 from tests.pipelines.byte_level import byte_level_tokenizer
-from tests.tiny_models import tiny_image, tiny_llama
+from tests.tiny_models import tiny_llama
 
 NEW, LONG = 20, 40
 TOKENIZER = byte_level_tokenizer()
@@ -59,11 +56,6 @@ def generated(model: PreTrainedModel, **keywords: Any) -> list[int]:
 
 def emitted(pipe: Any, **keywords: Any) -> list[int]:
     return list(pipe(PROMPT, apply_chat_template=False, **keywords).tokens[0])
-
-
-def cut(tokens: list[int], ends: list[int]) -> list[int]:
-    """Tokens up to the first end token."""
-    return tokens[: min(tokens.index(end) for end in ends) + 1]
 
 
 def fields_that_act(tokens: list[int]) -> dict[str, dict[str, Any]]:
@@ -118,14 +110,6 @@ def test_the_nearest_place_wins_and_a_given_config_is_completed_by_the_models(
     assert emitted(pipe, generation_config=GenerationConfig(suppress_tokens=[free[0]])) == other
 
 
-def test_a_users_processor_takes_the_place_of_the_one_of_its_kind(pipe: Any, model: PreTrainedModel) -> None:
-    free = generated(model, max_new_tokens=NEW)
-    how: dict[str, Any] = {"max_new_tokens": NEW, "suppress_tokens": [free[0]]}
-    mine = LogitsProcessorList([SuppressTokensLogitsProcessor([free[1]])])
-    wanted = generated(model, **how, logits_processor=mine)
-    assert emitted(pipe, **how, logits_processor=mine) == wanted and wanted[0] == free[0]
-
-
 def test_lengths_count_the_prompt_and_lose_to_new_tokens_of_the_same_place(
     pipe: Any, model: PreTrainedModel
 ) -> None:
@@ -166,13 +150,6 @@ def test_draws_are_from_the_distribution_of_generate(pipe: Any, model: PreTraine
         assert (scores[0][0].softmax(-1) > 0.0).sum() > 1
         assert torch.allclose(prompts.scores.p[0, 0], scores[0][0].softmax(-1), atol=1e-12)
         assert emitted(pipe, **how, seed=3) == emitted(pipe.set_accelerator("none"), **how, seed=3)
-
-
-def test_rows_that_draw_and_rows_that_do_not_keep_their_own_truncation(pipe: Any) -> None:
-    how: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": NEW, "typical_p": 0.4}
-    both = pipe([PROMPT, PROMPT], temperature=[0.0, 1.3], seed=[1, 2], **how)
-    alone = [pipe(PROMPT, temperature=t, seed=s, **how).tokens[0] for t, s in ((0.0, 1), (1.3, 2))]
-    assert both.tokens == alone and alone[0] == emitted(pipe, max_new_tokens=NEW)
 
 
 def test_every_field_of_the_installed_transformers_is_decided_about() -> None:
@@ -227,23 +204,6 @@ def test_what_changes_no_token_and_what_checkpoints_carry_is_passed_over(
         emitted(pipe, generation_config=given)
 
 
-def test_lengths_end_tokens_and_stop_strings_equal_generate(pipe: Any, model: PreTrainedModel) -> None:
-    tokens = generated(model, max_new_tokens=LONG)
-    for index in (0, 1, 7, 20, LONG - 1):
-        ends = [tokens[index], tokens[min(index + 3, LONG - 1)]]
-        assert emitted(pipe, eos_token_id=ends, max_new_tokens=LONG) == cut(tokens, ends)
-        assert emitted(pipe, max_new_tokens=index + 1) == tokens[: index + 1]
-    stopped = 0
-    for start in range(0, LONG - 3, 4):
-        strings = [TOKENIZER.decode(tokens[start : start + 3]), "never seen"]
-        if strings[0] and "\ufffd" not in strings[0]:
-            how: dict[str, Any] = {"stop_strings": strings, "max_new_tokens": LONG}
-            wanted = generated(model, tokenizer=TOKENIZER, **how)
-            assert emitted(pipe, **how) == wanted
-            stopped += len(wanted) < LONG
-    assert stopped > 1
-
-
 def test_sampling_has_the_defaults_of_transformers(pipe: Any, model: PreTrainedModel) -> None:
     def said(**how: Any) -> list[int]:
         return emitted(pipe, max_new_tokens=NEW, seed=3, **how)
@@ -259,13 +219,6 @@ def test_sampling_has_the_defaults_of_transformers(pipe: Any, model: PreTrainedM
     assert [said(temperature=1.2, **how) for how in settings] == drafted
 
 
-def test_max_time_ends_the_row(pipe: Any) -> None:
-    started = time.monotonic()
-    output = pipe(PROMPT, apply_chat_template=False, max_new_tokens=200, max_time=1e-6)
-    assert (len(output.tokens[0]), output.finish_reasons) == (1, ["stop"])
-    assert time.monotonic() - started < 30
-
-
 def test_guidance_mixes_two_prompts_as_generate_does(pipe: Any, model: PreTrainedModel) -> None:
     negative = "a blue"
     ids = TOKENIZER(negative, return_tensors="pt").input_ids
@@ -276,16 +229,6 @@ def test_guidance_mixes_two_prompts_as_generate_does(pipe: Any, model: PreTraine
     assert batch.tokens == [pipe(text, negative_prompt=other, **call).tokens[0] for text, other in rows]
     assert batch.tokens[0] == wanted != emitted(pipe, max_new_tokens=NEW)
     assert emitted(pipe, negative_prompt=negative, max_new_tokens=NEW) == emitted(pipe, max_new_tokens=NEW)
-
-
-def test_guidance_keeps_the_image_for_both_prompts(llava: VisionLanguagePipeline) -> None:
-    call: dict[str, Any] = {"max_new_tokens": 16, "guidance_scale": 3.0, "negative_prompt": ["blue", None]}
-    prompts, images = ["describe", "what is red"], [tiny_image(), tiny_image(1)]
-    batch = llava(prompts, images=images, **call)
-    plain = llava.set_accelerator("none")(prompts, images=images, **call)
-    llava.set_accelerator("copy")
-    assert batch.tokens == plain.tokens
-    assert batch.tokens[0] != llava(prompts[0], images=images[0], max_new_tokens=16).tokens[0]
 
 
 @pytest.mark.parametrize("name", ["copy", "none"])
@@ -312,13 +255,3 @@ def test_a_stop_string_may_begin_in_the_prompt_unless_that_is_turned_off(
     assert together.tokens == alone
     with pytest.raises(InputError, match="stops_in_prompt"):
         emitted(pipe, **how, stop_strings=over, stops_in_prompt=0)
-
-
-def test_stop_strings_work_with_a_tokenizer_of_whole_words(llava: VisionLanguagePipeline) -> None:
-    whole = llava("describe", images=tiny_image(), max_new_tokens=24)
-    words = whole.text[0].split()
-    for stop in (words[5], " ".join(words[8:10]), words[0][:1]):
-        output = llava("describe", images=tiny_image(), max_new_tokens=24, stop_strings=stop)
-        assert output.text[0] == whole.text[0][: len(output.text[0])]
-        assert stop in output.text[0] and stop not in " ".join(output.text[0].split()[:-1])
-        assert output.finish_reasons == ["stop"]

@@ -13,13 +13,9 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from transformers.utils import logging
 
 from mmspec.errors import CheckpointError
-from mmspec.families.llamagen.conversion import convert_checkpoint
 from mmspec.models.autoencoders import decode_tokens, ldm_name, ldm_shape
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from tests.models.ldm_layout import vq_state
-from tests.models.official_layout import CLASSES, HEADS, fill, transformer_state
-from tests.models.test_chameleon_vq import as_anole, decoder_shapes
-from tests.tiny_models.image_tokens import CODES, tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus
+from tests.tiny_models.image_tokens import CODES, tiny_emu3, tiny_emu3_5, tiny_janus
 from tests.tiny_models.llamagen import save_llamagen
 
 QUIET: dict[str, Any] = {"disable": True}
@@ -51,22 +47,6 @@ def test_a_saved_llamagen_draws_the_same(tmp_path: Path) -> None:
         tmp_path / "second", text_encoder=tmp_path / "t5", accelerator="none"
     )
     assert draw(apart).tokens == wanted.tokens
-
-
-def test_converted_files_are_put_together_by_name(tmp_path: Path) -> None:
-    torch.save(transformer_state(seed=9, vocabulary=64, **CLASSES), tmp_path / "tiny.pt")
-    torch.save({"model": vq_state((1, 2))}, tmp_path / "vq.pt")
-    convert_checkpoint(tmp_path / "tiny.pt", tmp_path / "transformer", num_heads=HEADS, image_size=64)
-    convert_checkpoint(tmp_path / "vq.pt", tmp_path / "tokenizer")
-    pipe = MMSpecPipeline.from_pretrained(
-        tmp_path / "transformer", vq=tmp_path / "tokenizer", accelerator="sjd", window=8
-    )
-    assert isinstance(pipe, ImagePipeline)
-    wanted = draw(pipe)
-    assert wanted.images.shape == (1, 3, 8, 8)
-    pipe.save_pretrained(tmp_path / "whole")
-    found = draw(MMSpecPipeline.from_pretrained(tmp_path / "whole", accelerator="sjd", window=8))
-    assert torch.equal(found.images, wanted.images)
 
 
 @pytest.mark.parametrize("made", [tiny_janus, tiny_emu3])
@@ -116,21 +96,3 @@ def test_emu3_5_draws_without_its_remote_code(tmp_path: Path) -> None:
     assert draw(faster, temperature=0, **size).tokens == output.tokens
     with pytest.raises(CheckpointError, match="vq"):
         ImagePipeline.from_pretrained(folder)
-
-
-def test_anole_finds_its_image_tokenizer_among_its_weights_or_in_a_file(tmp_path: Path) -> None:
-    model, tokenizer = tiny_anole()
-    whole = {**model.model.vqmodel.state_dict(), **fill(decoder_shapes(), 3, embeddings=())}
-    folder = as_anole(model, whole, tmp_path / "anole")
-    tokenizer.save_pretrained(folder)
-    torch.save({"state_dict": whole}, tmp_path / "vqgan.ckpt")
-    pipe = ImagePipeline.from_pretrained(folder, accelerator="none")
-    wanted = draw(pipe, temperature=0)
-    assert wanted.images.shape == (1, 3, 32, 32)
-    pipe.save_pretrained(tmp_path / "saved")  # the decoder goes to a subfolder
-    for place, parts in ((folder, {"vq": tmp_path / "vqgan.ckpt"}), (tmp_path / "saved", {})):
-        found = draw(ImagePipeline.from_pretrained(place, accelerator="none", **parts), temperature=0)
-        assert torch.equal(found.images, wanted.images)
-    (tmp_path / "saved" / "vq" / "diffusion_pytorch_model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="missing keys: decoder"):
-        ImagePipeline.from_pretrained(tmp_path / "saved")

@@ -1,6 +1,6 @@
 """`mmspec.enable(pipe)` on diffusers' `DiffusionGemmaPipeline`: our canvases, in the pipeline's own form.
 
-What canvases hold is tested against the pipeline in tests/targets/test_diffusion_gemma_pipeline.py.
+What canvases hold is tested against transformers in tests/families/test_diffusion_gemma.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 import mmspec
 from mmspec.errors import InputError
 from mmspec.pipelines import VisionLanguagePipeline
-from mmspec.transformers_versions import CACHE
 from tests.tiny_models import tiny_images
 from tests.tiny_models.diffusion_gemma_pipeline import HAS_CANVAS_PIPELINE, tiny_canvas_pipeline
 
@@ -159,31 +158,6 @@ def test_what_our_loop_cannot_do_is_passed_on(
         passed = pipe(**asked, generator=torch.Generator().manual_seed(0))
     assert torch.equal(passed.sequences, untouched.sequences) and passed.texts == untouched.texts
     assert calls(pipe) == 0 and f"passed on to diffusers: {said}" in caplog.text
-
-
-def test_weights_that_are_elsewhere_are_left_to_the_pipeline(
-    pipe: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where accelerate's hooks bring them: the encoder's do not come by a call of the model."""
-    monkeypatch.setattr(diffusers.DiffusionGemmaPipeline, "_execution_device", torch.device("meta"))
-    mmspec.enable(pipe, "none")
-    with caplog.at_level(logging.INFO, "mmspec"), pytest.raises((RuntimeError, NotImplementedError)):
-        pipe(TWO[0], **CALL)
-    assert "passed on to diffusers: pipe: got 'weights on cpu'; weights on meta" in caplog.text
-
-
-@pytest.mark.skipif(CACHE != "cache", reason="diffusers can ask this transformers for them")
-def test_the_masks_of_diffusers_are_not_needed(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers 0.42 cannot ask transformers 5.24 for them; `tiny_canvas_pipeline` mends that."""
-    monkeypatch.setattr(pipe.model.model.decoder, "create_diffusion_decoder_attention_mask", made_as_before)
-    mmspec.enable(pipe, "none")
-    assert pipe(TWO[0], **CALL, eos_early_stop=False).sequences.shape == (1, 2 * LENGTH)
-
-
-def made_as_before(*, cache: Any = None, **given: Any) -> dict[str, None]:
-    """What the decoder itself asks for."""
-    assert "past_key_values" not in given
-    return {"full_attention": None, "sliding_attention": None}
 
 
 def test_what_the_pipeline_refuses_it_refuses_still(pipe: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,14 @@ from transformers import PreTrainedConfig
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.heads.checkpoint import head_of, load_head
-from mmspec.methods.eagle.drafter import EagleDrafter
-from mmspec.methods.medusa.drafter import MedusaDrafter
 from mmspec.pipelines import MMSpecPipeline, VisionLanguagePipeline
 from mmspec.pipelines import base as base_module
 from mmspec.targets import CausalTarget, VisionLanguageTarget
-from tests.contracts.checks import PROMPTS, llama, precise
-from tests.contracts.running import decode, generate
-from tests.drafters import flash_checks
-from tests.drafters.eagle_checks import head_for
-from tests.drafters.heads_checks import medusa_for
-from tests.models import test_eagle3_official, test_eagle_official, test_hydra, test_medusa
-from tests.models.official_layout import store
+from tests.contracts.checks import llama
+from tests.families.official_layout import store
+from tests.methods import flash_checks, test_eagle3_official, test_eagle_official, test_hydra, test_medusa
+from tests.methods.eagle_checks import head_for
+from tests.methods.heads_checks import medusa_for
 from tests.tiny_models import tiny_image, tiny_llama, tiny_llava
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 8}
@@ -68,38 +63,6 @@ def test_options_of_the_hub_reach_transformers(monkeypatch: pytest.MonkeyPatch, 
     for keywords in seen:
         assert where.items() <= keywords.items()
         assert keywords["trust_remote_code"] is False
-
-
-def test_weights_without_a_use_are_logged_by_name(
-    checkpoints: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    MMSpecPipeline.from_pretrained(checkpoints / "text").save_pretrained(tmp_path / "more")
-    path = tmp_path / "more" / "model.safetensors"
-    save_file({**load_file(path), "spare.weight": torch.ones(2)}, path, metadata={"format": "pt"})
-    with caplog.at_level(logging.WARNING, "mmspec"):
-        MMSpecPipeline.from_pretrained(tmp_path / "more")
-    assert "spare.weight" in caplog.text
-
-
-def test_a_draft_model_comes_as_a_folder_or_loaded(text: VisionLanguagePipeline, checkpoints: Path) -> None:
-    wanted = text.set_accelerator("none")("red blue green", **RAW)
-    drafts = [checkpoints / "draft", str(checkpoints / "text"), tiny_llama(vocab=128, layers=1)]
-    for drafter in drafts:
-        text.set_accelerator("draft_model", drafter=drafter, num_draft_tokens=3)
-        assert text("red blue green", **RAW).tokens == wanted.tokens
-    text.set_accelerator("copy")
-
-
-@pytest.mark.parametrize("draft", ["llava", "loaded"])
-def test_a_draft_sees_the_image_itself_or_reads_the_text_alone(draft: str, checkpoints: Path) -> None:
-    pipe = MMSpecPipeline.from_pretrained(checkpoints / "llava", accelerator="none")
-    call: dict[str, Any] = {"images": [[tiny_image()], None], "max_new_tokens": 12}
-    prompts = ["describe the picture", "what is red"]
-    wanted = pipe(prompts, **call)  # type: ignore[operator]
-    drafter: Any = tiny_llama(vocab=128) if draft == "loaded" else checkpoints / draft
-    output = pipe.set_accelerator("draft_model", drafter=drafter)(prompts, **call)  # type: ignore[operator]
-    assert output.tokens == wanted.tokens
-    assert (output.stats.target_forwards == 3) == (draft == "llava")
 
 
 def test_a_refused_accelerator_leaves_the_one_before(text: VisionLanguagePipeline, checkpoints: Path) -> None:
@@ -205,21 +168,6 @@ def of(target: CausalTarget) -> tuple[PreTrainedConfig, torch.dtype, torch.devic
     return target.config, target.dtype, target.device
 
 
-def test_a_head_is_loaded_in_the_dtype_of_its_target(folder: Path) -> None:
-    head = load_head("eagle", folder, *of(precise()))
-    assert head.dtype == torch.float64 and not head.training
-    assert load_head("eagle", head, *of(llama())) is head
-    EagleDrafter(load_head("eagle", str(folder), *of(llama()))).fit(llama())  # type: ignore[arg-type]
-
-
-def test_a_model_that_is_no_head_is_named(tmp_path: Path) -> None:
-    llama().model.save_pretrained(tmp_path / "llama")
-    with pytest.raises(CheckpointError, match="llama.*mmspec train drafter --method eagle"):
-        load_head("eagle", tmp_path / "llama", *of(llama()))
-    with pytest.raises(InputError, match="LlamaForCausalLM"):
-        load_head("eagle", llama().model, *of(llama()))
-
-
 def test_a_head_for_another_accelerator_is_named_for_what_it_is(
     folder: Path, tmp_path: Path, checkpoints: Path
 ) -> None:
@@ -262,26 +210,3 @@ def test_keys_that_are_missing_or_surplus_are_named(folder: Path) -> None:
         save_file(weights, path, metadata={"format": "pt"})
         with pytest.raises(CheckpointError, match=match):
             load_head("eagle", folder, *of(llama()))
-
-
-def test_a_published_head_is_recognised_and_drafts(tmp_path: Path) -> None:
-    """Three heads by the names of Medusa's release."""
-    width, words = llama().config.hidden_size, llama().vocabulary
-    weights = {
-        name: torch.randn(shape, generator=torch.Generator().manual_seed(place))
-        for place in range(3)
-        for name, shape in (
-            (f"{place}.0.linear.weight", (width, width)),
-            (f"{place}.0.linear.bias", (width,)),
-            (f"{place}.1.weight", (words, width)),
-        )
-    }
-    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
-    torch.save(weights, tmp_path / "medusa_lm_head.pt")
-    head = load_head("medusa", tmp_path, *of(precise()))
-    assert head.dtype == torch.float64 and head.config.num_heads == 3 and not head.training
-    drafter = MedusaDrafter(load_head("medusa", tmp_path, *of(llama()))).fit(llama())  # type: ignore[arg-type]
-    expected = [generate(llama().model, prompt, 12) for prompt in PROMPTS]
-    assert decode(llama(), PROMPTS, drafter, max_new_tokens=12).outputs == expected
-    with pytest.raises(InputError, match="hidden size is"):
-        drafter.fit(CausalTarget(tiny_llama(hidden=16)))

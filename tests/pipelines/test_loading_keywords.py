@@ -16,14 +16,13 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 import mmspec
 from mmspec.accelerators import option_names
 from mmspec.errors import InputError, MMSpecError
-from mmspec.pipelines import ContinuousImagePipeline, MMSpecPipeline
+from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines import base as base_module
 from mmspec.pipelines.loading import BITS, HOW, REFUSED, WHERE
 from mmspec.plugins import METHODS, RULES
 from mmspec.targets import CausalTarget
-from tests.drafters.heads_checks import medusa_for
+from tests.methods.heads_checks import medusa_for
 from tests.tiny_models import tiny_image, tiny_llama
-from tests.tiny_models.continuous import folder_of
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 4}
 
@@ -93,19 +92,6 @@ def test_options_of_what_drafts_are_refused_before_the_target_is_read(
             MMSpecPipeline.from_pretrained(
                 checkpoints / "text", accelerator=name, drafter=drafters[name], **options
             )
-
-
-def test_models_of_vectors_refuse_what_does_not_reach_them() -> None:
-    for keywords, match in (
-        ({"iterations": -5}, "iterations: got -5"),
-        ({"max_pixels": 4}, "keyword of loading: got 'max_pixels'"),
-        ({"proxies": {}}, "proxies: got"),
-        ({"use_safetensors": False}, r"\*\.bin|use_safetensors"),
-    ):
-        with pytest.raises(InputError, match=match):
-            ContinuousImagePipeline.from_pretrained(folder_of("mar"), **keywords)
-    pipe: Any = ContinuousImagePipeline.from_pretrained(folder_of("mar"), iterations=3, use_safetensors=True)
-    assert pipe.accelerator.drafter.iterations == 3
 
 
 def test_keywords_reach_model_processor_and_config(checkpoints: Path, tmp_path: Path) -> None:

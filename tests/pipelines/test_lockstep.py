@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import (
-    EncoderRepetitionPenaltyLogitsProcessor,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -21,9 +18,7 @@ from transformers import (
 )
 
 import mmspec
-from mmspec.errors import NumericalError
 from mmspec.pipelines import VisionLanguagePipeline
-from mmspec.pipelines.token_processors import warn_of
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import tiny_llama
 
@@ -31,7 +26,6 @@ VOCABULARY, NEW, PAD = 300, 24, 0
 TOKENIZER = byte_level_tokenizer()
 #: Two prompts of their own length.
 ROWS = [TOKENIZER(text).input_ids for text in ("the red the red the red", "a blue star, a blue")]
-ASSETS = Path(__file__).parents[2] / "assets"
 
 
 class Matcher(LogitsProcessor):
@@ -49,21 +43,6 @@ class Matcher(LogitsProcessor):
             keep = [10 + self.states[row], 20 + self.states[row], 40 + self.states[row]]
             out[row, keep] = scores[row, keep]
         return out
-
-
-class Budget(LogitsProcessor):
-    """Forces a token once a number of calls was made, as budgets of thinking do."""
-
-    def __init__(self) -> None:
-        self.seen: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.seen.append(input_ids.clone())
-        if len(self.seen) != 9:
-            return scores
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, 77] = 0.0
-        return forced
 
 
 class Done(StoppingCriteria):
@@ -135,34 +114,6 @@ def test_a_processor_with_a_state_is_called_as_generate_calls_it(
         assert method.stats.new_tokens == list(map(len, output.tokens))  # type: ignore[attr-defined]
 
 
-def test_allowed_tokens_and_tensors_of_the_batch_are_those_of_their_row(
-    pipe: Any, model: PreTrainedModel
-) -> None:
-    def allowed(row: int, ids: Tensor) -> list[int]:
-        assert ids.dim() == 1
-        return list(range(10, 30)) if row == 0 else list(range(60 + len(ids) % 3, 80))
-
-    bias = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(0)).double() * 9
-
-    def biased(input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores + bias
-
-    for how in ({"prefix_allowed_tokens_fn": allowed}, {"logits_processor": [biased]}):
-        listed = {k: LogitsProcessorList(v) if isinstance(v, list) else v for k, v in how.items()}
-        wanted = generated(model, ROWS, **listed)
-        assert asked(pipe, ROWS, **how).tokens == wanted != generated(model, ROWS)
-        assert generated(model, ROWS, **listed, custom_generate=mmspec.accelerate("copy")) == wanted
-
-
-def test_a_penalty_that_holds_the_prompts_of_the_batch_keeps_its_drafts(model: PreTrainedModel) -> None:
-    rows = [row[-12:] for row in ROWS]
-    penalty = EncoderRepetitionPenaltyLogitsProcessor(3.0, torch.tensor(rows))
-    how = {"logits_processor": LogitsProcessorList([penalty]), "repetition_penalty": 1.2}
-    method = mmspec.accelerate("copy")
-    assert generated(model, rows, **how, custom_generate=method) == generated(model, rows, **how)
-    assert method.stats.accelerator == "copy"  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"guidance_scale": 2.0}, {"watermarking_config": SynthIDTextWatermarkingConfig(3, [654, 400])}],
@@ -179,18 +130,6 @@ def test_transformers_own_processors_with_a_state_work_plainly(
     assert wanted == generated(
         model, ROWS[:1], **settings, do_sample=True, custom_generate=mmspec.accelerate("copy")
     )
-
-
-def test_a_plainly_decoded_call_has_a_seed_of_its_own(model: PreTrainedModel) -> None:
-    def sample(seed: int) -> list[list[int]]:
-        method = mmspec.accelerate("copy", seed=seed)
-        processors = LogitsProcessorList([Budget()])
-        how = {"do_sample": True, "temperature": 2.0, "custom_generate": method}
-        return generated(model, ROWS, **how, logits_processor=processors)
-
-    state = torch.random.get_rng_state()
-    assert sample(5) == sample(5) != sample(6)
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("rows", [ROWS[:1], ROWS], ids=["one", "two"])
@@ -253,34 +192,6 @@ def test_who_declares_that_the_path_alone_counts_keeps_the_drafts(pipe: Any, mod
     method = mmspec.accelerate("copy")
     assert generated(model, ROWS, prefix_allowed_tokens_fn=allowed, custom_generate=method) == wanted
     assert method.stats.accelerator == "copy"  # type: ignore[attr-defined]
-
-
-def test_a_plainly_decoded_call_says_so_once(pipe: Any, caplog: pytest.LogCaptureFixture) -> None:
-    class Unheard(Budget):
-        pass
-
-    warn_of.cache_clear()
-    with caplog.at_level(logging.WARNING, "mmspec"):
-        for _ in range(2):
-            asked(pipe, ROWS[:1], logits_processor=[Unheard()])
-    said = [record.message for record in caplog.records if "Unheard" in record.message]
-    assert len(said) == 1 and "depends_on_path_alone" in said[0] and "plainly" in said[0]
-
-
-def test_logits_that_are_no_numbers_raise_in_lock_step_too(pipe: Any, model: PreTrainedModel) -> None:
-    class Spoil(Budget):
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            super().__call__(input_ids, scores)
-            scores = scores.clone()
-            if len(self.seen) == 4:
-                scores[-1] = torch.nan
-            return scores
-
-    how: dict[str, Any] = {"custom_generate": mmspec.accelerate("copy")}
-    with pytest.raises(NumericalError, match="row 1, output token 3"):
-        asked(pipe, ROWS, logits_processor=[Spoil()])
-    with pytest.raises(NumericalError, match="row 1, output token 3"):
-        generated(model, ROWS, logits_processor=LogitsProcessorList([Spoil()]), **how)
 
 
 def test_requests_in_lock_step_stand_beside_others_in_a_running_batch(model: PreTrainedModel) -> None:

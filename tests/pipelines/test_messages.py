@@ -124,12 +124,6 @@ def test_keys_that_would_not_act_are_refused_by_name(qwen: VisionLanguagePipelin
         assert caught.value.argument == argument and allowed in str(caught.value), str(caught.value)
 
 
-def test_keys_that_ask_for_nothing_are_taken(qwen: VisionLanguagePipeline) -> None:
-    nothing = {"detail": "auto", "modalities": "image", "cache_control": {"type": "ephemeral"}, "url": None}
-    plain = qwen(asked(IMAGE), **SHORT).tokens
-    assert qwen(asked({**IMAGE, **nothing}, annotations=[], tool_calls=None), **SHORT).tokens == plain
-
-
 def test_frames_of_a_part_are_those_of_its_options(qwen: VisionLanguagePipeline) -> None:
     file = clip(12)  # at ten a second
     part = {"type": "video", "video": file}

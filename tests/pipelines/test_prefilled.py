@@ -52,18 +52,6 @@ def test_the_last_turn_of_the_assistant_is_continued(llava: VisionLanguagePipeli
         assert llava(begun(parts), continue_final_message=False, **SHORT).tokens == [fresh]
 
 
-def test_rows_of_a_batch_are_continued_each_by_its_own_last_turn(llava: VisionLanguagePipeline) -> None:
-    rows = [begun("a red"), ASKED, begun("a blue circle")]
-    alone = [llava(row, **SHORT).tokens[0] for row in rows]
-    assert llava([*rows, "describe"], images=[None, None, None, IMAGE], **SHORT).tokens[:3] == alone
-
-
-def test_a_template_that_trims_a_turn_is_continued_without_its_spaces(spaced: Any) -> None:
-    turns = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "blue green  "}]
-    wanted = spaced("user : red .\nassistant : blue green", apply_chat_template=False, **SHORT).tokens
-    assert spaced(turns, **SHORT).tokens == wanted
-
-
 def test_the_first_word_of_a_continuation_keeps_its_space() -> None:
     tokenizer = AutoTokenizer.from_pretrained("assets/scenes-llava")
     before, after = (
@@ -74,35 +62,6 @@ def test_the_first_word_of_a_continuation_keeps_its_space() -> None:
     deltas = TextDeltas(tokenizer, before)
     pieces = [deltas.add([token]) for token in after]
     assert "".join(pieces) + deltas.finish() == " cross left"
-
-
-def test_a_stream_and_a_running_batch_give_the_continuation_of_a_call(llava: VisionLanguagePipeline) -> None:
-    whole = llava(begun("a red"), **SHORT)
-    assert "".join(llava.stream(begun("a red"), **SHORT)) == whole.text[0]
-    with llava.running_batch(rows=2) as batch:
-        handle = batch.enter(begun("a red"), **SHORT)
-        assert batch.text_before(handle)
-        output = None
-        while output is None:
-            output = next((update.output for update in batch.step()), None)
-    assert output.text == whole.text
-    *_, last = llava.watch(begun("a red"), continue_final_message=False, **SHORT)
-    assert last.tokens == llava(begun("a red"), continue_final_message=False, **SHORT).tokens != whole.tokens
-
-
-def test_guidance_leads_away_from_the_same_beginning(llava: VisionLanguagePipeline) -> None:
-    # where both prompts are one, u + s (c - u) is c
-    guided = {"guidance_scale": 3.0, "negative_prompt": "describe the picture"}
-    assert llava(begun("a red"), **guided, **SHORT).tokens == llava(begun("a red"), **SHORT).tokens
-
-
-def test_variables_of_the_chat_template_act(spaced: Any) -> None:
-    for variables, wanted in (
-        ({"shout": True}, "user : red .\nloud assistant : "),
-        ({"shout": False, "add_generation_prompt": False}, "user : red .\n"),
-    ):
-        expected = spaced(wanted, apply_chat_template=False, **SHORT).tokens
-        assert spaced(user_message("red"), chat_template_kwargs=variables, **SHORT).tokens == expected
 
 
 PREFILLED = {"continue_final_message": True}

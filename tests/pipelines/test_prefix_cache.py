@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mmspec.errors import InputError
-from mmspec.pipelines import ImagePipeline, MMSpecPipeline, TextOutput
-from tests.tiny_models import tiny_image, tiny_janus, user_message
+from mmspec.pipelines import MMSpecPipeline, TextOutput
+from tests.tiny_models import tiny_image, user_message
 
 IMAGE, ANOTHER = tiny_image(), tiny_image(7, tiny_image().size)
 SHORT: dict[str, Any] = {"max_new_tokens": 12}
@@ -89,20 +89,6 @@ def test_another_accelerator_keeps_it_and_a_draft_model_has_its_own(pipe: Any, c
     assert again.stats.acceptance_rate == outputs[0].stats.acceptance_rate > 0.9
     pipe.disable_prefix_cache()
     assert draft.prefix_cache is None
-
-
-def test_images_are_drawn_from_prompts_that_are_known() -> None:
-    """Under guidance: the unconditional prompt is the same in every call."""
-    pipe = ImagePipeline(*tiny_janus(), accelerator="sjd", window=8)
-    pipe.set_progress_bar_config(disable=True)
-    settings: dict[str, Any] = {"seed": [1, 2], "guidance_scale": 2.0}
-    prompts = ["a red circle", "a red circle is there"]
-    expected = pipe(prompts, **settings)
-    pipe.enable_prefix_cache()
-    pipe(prompts[1:], seed=1)
-    output = pipe(prompts, **settings)
-    assert torch.equal(torch.as_tensor(output.tokens), torch.as_tensor(expected.tokens))
-    assert output.stats.cached_prompt_tokens > 0
 
 
 def test_a_limit_that_is_none_is_refused(text: Any) -> None:

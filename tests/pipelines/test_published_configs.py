@@ -13,7 +13,7 @@ import mmspec
 from mmspec.core.sampling import LEAST_TEMPERATURE, Sampler
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.pipelines import VisionLanguagePipeline
-from tests.drafters import eagle_checks
+from tests.methods import eagle_checks
 from tests.pipelines.byte_level import TEMPLATE
 from tests.pipelines.published_configs import EVERY, JANUS, TEXT, VISION_LANGUAGE, Published
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_janus, tiny_llama, tiny_tokenizer

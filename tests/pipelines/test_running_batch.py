@@ -12,8 +12,7 @@ import torch
 from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.scenes import render, sample_scene
-from tests.drafters.heads_checks import medusa_for
-from tests.tiny_models import tiny_images, tiny_qwen3_5_vl
+from tests.methods.heads_checks import medusa_for
 from tests.tiny_models.llamagen import tiny_llamagen, tiny_vq
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -84,19 +83,6 @@ def test_text_of_each_request_is_that_of_a_call(text: Any, name: str) -> None:
         assert outputs[index].stats.acceptance_length == single.stats.acceptance_length
 
 
-def test_recurrent_states_go_with_their_rows() -> None:
-    pipe = VisionLanguagePipeline(*tiny_qwen3_5_vl(), accelerator="copy")
-    requests = [("what is it", {"images": image, "max_new_tokens": 20}) for image in tiny_images()]
-    requests.append(("which colour", {"max_new_tokens": 30}))
-    alone = [pipe(prompt, **arguments) for prompt, arguments in requests]
-    assert len({tuple(output.tokens[0]) for output in alone}) == len(requests)
-    with pipe.running_batch(rows=2) as batch:
-        outputs = run(batch, [(3 * index, *request) for index, request in enumerate(requests)])
-    for index, single in enumerate(alone):
-        assert outputs[index].tokens == single.tokens
-        assert outputs[index].stats.nfe == single.stats.nfe
-
-
 def test_images_of_each_request_are_those_of_a_call(drawing: ImagePipeline) -> None:
     drawing.set_accelerator("lantern", window=8)
     requests: list[dict[str, Any]] = [
@@ -138,21 +124,6 @@ def test_windows_of_rows_that_join_may_differ_in_width(drawing: ImagePipeline) -
             updates |= {each.handle: each for each in batch.step() if each.output is not None}
         assert batch.stats.draft_faults == 0
     assert [updates[handle].output.tokens for handle in (0, 3)] == [plain[0], plain[3]]
-
-
-def test_guided_text_joins_guided_text_alone(text: VisionLanguagePipeline) -> None:
-    text.set_accelerator("flash")
-    (first, own), (second, others) = text_requests()[:2]
-    own, others = ({**each, "guidance_scale": 1.5, "negative_prompt": "no"} for each in (own, others))
-    alone = [text(first, **own).tokens, text(second, **others).tokens]
-    with text.running_batch(rows=4) as batch:
-        batch.enter(first, **own)
-        batch.step()
-        with pytest.raises(NoRoomError, match="guidance"):
-            batch.enter(second, images=others["images"])
-        batch.enter(second, **others)
-        outputs = run_more(batch)
-    assert [outputs[0].tokens, outputs[1].tokens] == alone
 
 
 @pytest.fixture

@@ -41,20 +41,6 @@ def streamed(
     raise AssertionError
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.text(alphabet="the é😀ß\u0301日\n", max_size=40), CHUNKS)
-def test_pieces_join_to_the_text_whole_characters_only(text: str, sizes: list[int]) -> None:
-    pieces = streamed(BYTES(text)["input_ids"], sizes)
-    assert "".join(pieces) == text
-    assert "\ufffd" not in "".join(pieces)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(0, len(BYTES) - 1), max_size=60), CHUNKS)
-def test_pieces_join_to_the_text_of_any_tokens(tokens: list[int], sizes: list[int]) -> None:
-    assert "".join(streamed(tokens, sizes)) == decode(BYTES, tokens)
-
-
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
@@ -98,13 +84,6 @@ def test_a_long_stream_costs_linear_time(kind: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("mmspec.pipelines.text_stream.decode", counted)
     streamed(tokens, [1])
     assert sum(decoded) < 200 * len(tokens)  # half of all before each: 2000 times
-
-
-def test_a_stream_joins_to_the_text(text: Any, bytes_pipeline: Any) -> None:
-    drawn = {"temperature": 1.5, "seed": 1}
-    for pipe, keywords in ((text, {}), (bytes_pipeline, {}), (bytes_pipeline, drawn)):
-        wanted = pipe("the red é", **RAW, **keywords).text[0]
-        assert "".join(pipe.stream("the red é", **RAW, **keywords)) == wanted
 
 
 def test_what_is_watched_grows_to_the_output_of_a_call(text: VisionLanguagePipeline) -> None:

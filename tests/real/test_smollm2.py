@@ -172,32 +172,6 @@ def test_chats_are_read_as_the_template_says(pipe: Any, said: Any) -> None:
     assert pipe(CHATS[2], max_new_tokens=6, continue_final_message=False).tokens == [said(closed, 6)]
 
 
-def test_a_text_ends_inside_of_an_accepted_draft(pipe: Any, said: Any) -> None:
-    """At the last allowed token, at a stop string, at an end token: where `generate` ends it."""
-    pipe.set_accelerator("copy")
-    whole, flags = said(COPIED, 16), pipe(COPIED, max_new_tokens=16, **RAW).drafted[0]
-    for place in (3, 6):
-        assert all(flags[place - 1 : place + 2])
-        assert pipe(COPIED, max_new_tokens=place, **RAW).tokens[0] == whole[:place]
-    asked = {"tokenizer": pipe.tokenizer, "stop_strings": "Zü"}
-    output = pipe(COPIED, stop_strings="Zü", max_new_tokens=16, **RAW)
-    assert output.tokens[0] == said(COPIED, 16, **asked) and output.finish_reasons == ["stop"]
-    assert output.text[0].endswith("Zü") and flags[len(output.tokens[0])]
-    end = whole[5]
-    output = pipe(COPIED, eos_token_id=end, max_new_tokens=16, **RAW)
-    assert output.tokens[0] == said(COPIED, 16, eos_token_id=end) == whole[: whole.index(end) + 1]
-
-
-def test_pieces_of_a_stream_are_whole_characters(pipe: Any, said: Any) -> None:
-    """Characters of up to four tokens, of which a round may bring the first two."""
-    pipe.set_accelerator("copy", num_draft_tokens=3)
-    pieces = list(pipe.stream(COPIED, max_new_tokens=24, **RAW))
-    assert "".join(pieces) == pipe.tokenizer.decode(said(COPIED, 24)) and len(pieces) > 2
-    assert "🙂" in "".join(pieces) and "\ufffd" not in "".join(pieces)
-    parts = [pipe.tokenizer.decode([token]) for token in said(COPIED, 24)]
-    assert sum("\ufffd" in part for part in parts) > 4
-
-
 @pytest.fixture
 def server(pipe: Any) -> Iterator[Server]:
     pipe.set_accelerator("copy")

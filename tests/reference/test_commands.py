@@ -1,18 +1,14 @@
 """`python -m reference`: the options arrive, and training and scores fit each other."""
 
 import inspect
-import json
 
 import pytest
 from typer.testing import CliRunner
 
-from mmspec.errors import CheckpointError, InputError
 from mmspec.training.run import RunOptions
 from reference import image_scores, vlm_scores
 from reference.__main__ import app
 from reference.vlm import train_vlm
-from tests.packaging.source_tree import ROOT
-from tests.tiny_models import save_family
 
 
 @pytest.fixture
@@ -44,15 +40,6 @@ def test_training_options_arrive_and_exist(run, monkeypatch, tmp_path):
     assert set(called) <= {*inspect.signature(train_vlm).parameters, *RunOptions.__annotations__}
 
 
-def test_scores_are_shares(run, tmp_path):
-    folder = save_family("llava", tmp_path / "tiny-llava")
-    shown = run("evaluate", "vlm", folder, "--scenes", 1, "--no-descriptions", "--json")
-    scores = json.loads(shown.stdout)
-    assert scores["model"] == str(folder) and scores["scenes"] == 1 and 0.0 <= scores["captions"] <= 1.0
-    shown = run("evaluate", "vlm", folder, "--scenes", 1, "--no-descriptions")
-    assert "captions" in shown.stdout and "0.0%" in shown.stdout
-
-
 def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(run, monkeypatch):
     defaults = {}
 
@@ -69,10 +56,3 @@ def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(ru
         assert f"{defaults['minutes']:g} minutes, {defaults['batch_size']} examples at once" in shown, name
     for name, scores in (("vlm", vlm_scores), ("image", image_scores)):
         assert f"[default: {scores.FIRST_SEED}]" in run("evaluate", name, "--help").stdout
-
-
-def test_what_cannot_be_is_named(run):
-    with pytest.raises(InputError, match="did you mean 'base'"):
-        run("train", "vlm", "--out", "x", "--size", "bas")
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        run("evaluate", "vlm", ROOT / "mmspec")

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import sample_scene
 from mmspec.scenes.render import render
-from reference.diffusion import DiffusionLoss, Layout, blocks_layout, convert, drafts_layout, train_diffusion
+from reference.diffusion import DiffusionLoss, Layout, blocks_layout, convert, train_diffusion
 from reference.processors import build_processor
 from reference.vlm_model import SHAPES_BY_SIZE, build_model
-from tests.tiny_models import randomise, save_family
+from tests.tiny_models import randomise
 
 BLOCK, MASK, END = 4, 9, 8
 
@@ -45,28 +42,6 @@ def numbered(learnt: Tensor) -> Tensor:
     """[2, 14] number of each answer, -1 elsewhere."""
     begins = learnt & ~torch.cat([torch.zeros_like(learnt[:, :1]), learnt[:, :-1]], 1)
     return (begins.flatten().long().cumsum(0).view_as(learnt) - 1).masked_fill(~learnt, -1)
-
-
-def test_blocks_see_themselves_and_what_is_clean_before() -> None:
-    tokens, learnt = sequence()
-    made = blocks_layout(tokens, numbered(learnt), MASK, END, BLOCK, torch.Generator().manual_seed(1))
-    length = 16  # of whole blocks
-    clean, noisy = made.tokens[:, :length], made.tokens[:, length:]
-    assert torch.equal(clean[:, :14], tokens) and (clean[:, 14:] == END).all()
-    hidden = noisy == MASK
-    for query in range(length):
-        of = query // BLOCK
-        for key in range(length):
-            assert made.sees[0, query, key] == (key // BLOCK <= of)
-            assert made.sees[0, length + query, key] == (key // BLOCK < of)
-            assert made.sees[0, length + query, length + key] == (key // BLOCK == of)
-    assert not made.sees[0, :length, length:].any()
-    assert len(made.goal) == int(hidden.sum()) > 0
-    for row, at, goal in zip(made.row.tolist(), made.at.tolist(), made.goal.tolist(), strict=True):
-        place = (at - length if at >= length else at) + 1
-        assert hidden[row, place]
-        assert goal == (tokens[row, place] if place < 14 and learnt[row, place] else END)
-        assert (at < length) == (place % BLOCK == 0), "the first of a block is said by the block before"
 
 
 def test_a_block_is_masked_as_it_is_decided() -> None:
@@ -97,28 +72,6 @@ def places_and_goals(made: Layout, length: int) -> list[tuple[int, int]]:
     return [
         (int(place), int(goal)) for row, place, goal in zip(made.row, at, made.goal, strict=True) if row == 0
     ]
-
-
-def test_drafts_stand_behind_tokens_whose_next_one_is_learnt() -> None:
-    tokens, learnt = sequence()
-    made = drafts_layout(tokens, learnt, MASK, BLOCK, torch.Generator().manual_seed(1))
-    width = BLOCK - 1
-    assert (made.tokens[:, 14:] == MASK).all()
-    drafts = 0
-    for row, at, goal in zip(made.row.tolist(), made.at.tolist(), made.goal.tolist(), strict=True):
-        place = int(made.places[row, at])
-        assert goal == tokens[row, place + 1] and learnt[row, place + 1]
-        if at < 14:
-            assert place == at and torch.equal(made.sees[row, at, :14], torch.arange(14) <= at)
-            continue
-        drafts += 1
-        group = (at - 14) // width
-        anchor = int(made.places[row, 14 + group * width]) - 1
-        assert learnt[row, anchor + 1 : place + 2].all(), "a draft never reaches past its answer"
-        assert torch.equal(made.sees[row, at, :14], torch.arange(14) <= anchor)
-        own = torch.arange(made.tokens.shape[1] - 14) // width == group
-        assert torch.equal(made.sees[row, at, 14:], own)
-    assert drafts > 10
 
 
 def test_what_is_learnt_is_what_the_target_scores(llava: Path) -> None:
@@ -170,33 +123,3 @@ def test_a_converted_model_says_the_same_token_by_token(llava: Path, tmp_path: P
             assert len(said.tokens[0]) == 9
             assert said.tokens == plain.tokens or said.stats.exactness == "lossy"
     assert pipe.default_accelerator == "self_speculation"
-
-
-def test_a_training_goes_on_with_what_another_wrote(llava: Path, tmp_path: Path) -> None:
-    """To a model whose places all see each other; matrices of its layers are stored in float8."""
-    first = train_diffusion(tmp_path / "first", start=llava, block_length=BLOCK, steps=1, batch_size=1)
-    out = train_diffusion(tmp_path / "out", start=first, block_length=None, steps=2, batch_size=1)
-    record = json.loads((out / "training.json").read_text())
-    assert [stage["steps"] for stage in record["stages"]] == [1, 2]
-    kinds = {name: weight.dtype for name, weight in load_file(out / "model.safetensors").items()}
-    narrow = {name for name, kind in kinds.items() if kind == torch.float8_e4m3fn}
-    assert narrow == {
-        name for name in kinds if "language_model" in name and ".layers." in name and "norm" not in name
-    }
-    pipe: Any = MMSpecPipeline.from_pretrained(out)
-    assert pipe.target.block_length is None and pipe.target.order == "left_to_right"
-    asked: dict[str, Any] = {"images": render(sample_scene(3), 96), "max_new_tokens": 9, "do_sample": False}
-    for cache in ("none", "prefix", "dual"):
-        pipe.set_accelerator("threshold", block_length=3, cache=cache)
-        assert len(pipe("describe the image.", **asked).tokens[0]) == 9
-    with pytest.raises(InputError, match="mode"):
-        MMSpecPipeline.from_pretrained(out, mode="autoregressive")
-
-
-def test_modes_are_for_models_that_have_both(llava: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="mode"):
-        MMSpecPipeline.from_pretrained(llava, mode="autoregressive")
-    with pytest.raises(InputError, match="mode"):
-        MMSpecPipeline.from_pretrained(llava, mode="both")
-    with pytest.raises(InputError, match="from"):
-        convert(save_family("qwen2_vl", tmp_path / "qwen"), BLOCK)

@@ -9,20 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL
 from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5EncoderModel
 
-from mmspec.errors import CheckpointError, InputError
-from mmspec.families.llamagen import caption_prompt, null_caption_prompt
-from mmspec.families.mar import MARForImageGeneration
-from mmspec.families.nextstep import NextStepForImageGeneration
-from mmspec.models.autoencoders import decode_tokens, encode_image, load_autoencoder
-from mmspec.scenes import IMAGE_TOKENS, sample_scene
+from mmspec.families.llamagen.modeling import caption_prompt, null_caption_prompt
+from mmspec.models.autoencoders import decode_tokens, encode_image
 from mmspec.scenes.reader import AttributeReader
 from mmspec.training.data.scenes import CAPTION_LENGTH
-from mmspec.training.optimizers import Muon, orthogonalize
 from reference.autoencoder import (
     KL_WEIGHT,
     KLReconstruction,
@@ -31,7 +25,7 @@ from reference.autoencoder import (
     train_autoencoder,
 )
 from reference.image import train_image
-from reference.image_data import image_batch, pixel_batch
+from reference.image_data import image_batch
 from reference.image_model import (
     SHAPES_BY_SIZE,
     ImageLoss,
@@ -39,10 +33,8 @@ from reference.image_model import (
     build_text_encoder,
     build_transformer,
 )
-from reference.latent_model import LatentBatch, build_latent_tokenizer
-from reference.latents import encode_latents, train_latent_model
 from reference.reader import train_reader
-from reference.vq import Reconstruction, build_vq, train_vq
+from reference.vq import train_vq
 
 TINY = SHAPES_BY_SIZE["tiny"]
 VAE_WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -81,24 +73,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def test_training_lowers_the_loss(trained: Trained, name: str) -> None:
     losses = trained.losses[name]
     assert len(losses) == STEPS[name] and np.mean(losses[-3:]) < np.mean(losses[:3])
-
-
-def test_the_loss_of_image_tokens_can_be_lowered() -> None:
-    torch.manual_seed(0)
-    tokenizer = build_caption_tokenizer()
-    learner = ImageLoss(build_transformer(TINY, "caption"), build_text_encoder(TINY, tokenizer))
-    batch = image_batch(np.arange(4), tokenizer)
-    batch = replace(batch, tokens=torch.randint(0, TINY.entries, (4, 256)))
-    optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-2)
-    told = []
-    for _ in range(12):
-        loss, figures = learner(batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        told.append(float(figures["nats"].detach()))
-    assert told[-1] < told[0] - 0.1
-    assert all(each.grad is not None for each in learner.parameters())
 
 
 class Interrupted(Exception):
@@ -149,19 +123,6 @@ def test_a_trained_folder_loads_part_by_part_as_any_other(trained: Trained) -> N
     assert record["stages"][0]["steps"] == STEPS["image"] and record["seed"] == 0
 
 
-def test_a_model_of_classes_begins_with_one_of_captions(trained: Trained, tmp_path: Path) -> None:
-    folder, start = tmp_path / "class", trained.root / "image"
-    how: dict[str, Any] = {"size": "tiny", "steps": 1, "batch_size": 4}
-    train_image(folder, trained.root / "vq", condition="class", start=start, **how)
-    before, model = (AutoModelForCausalLM.from_pretrained(each) for each in (start, folder))
-    assert model.config.condition_type == "class" and model.config.num_classes == 48
-    assert not (folder / "text_encoder").exists()
-    moved = (model.lm_head.weight - before.lm_head.weight).abs().max()
-    assert moved < 2e-3, "one step away from where it began"
-    record = json.loads((folder / "training.json").read_text())
-    assert [stage["steps"] for stage in record["stages"]] == [STEPS["image"], 1]
-
-
 def test_training_and_inference_give_a_caption_the_same_distribution() -> None:
     """Padded slots are masked, so the padded rows of training equal unpadded prompts, null ones included."""
     torch.manual_seed(0)
@@ -190,74 +151,6 @@ def test_training_and_inference_give_a_caption_the_same_distribution() -> None:
     torch.testing.assert_close(nats, torch.stack(expected).mean(), rtol=1e-5, atol=1e-5)
 
 
-def test_batches_hold_images_and_labels_of_the_scenes_and_more_prompts() -> None:
-    tokenizer = build_caption_tokenizer()
-    batch = image_batch(np.arange(10), tokenizer, only_prompts=4)
-    scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(6)]
-    assert torch.equal(batch.pixels, pixel_batch(np.arange(6)).pixels)
-    assert batch.class_labels.tolist() == [scene.class_label for scene in scenes]
-    covered = (batch.place_labels[..., 0] > 0).float().mean(1)
-    assert len(covered) == 6 and (covered > 0.02).all() and (covered < 0.5).all()
-    assert set(pixel_batch(np.arange(6), 3.0).weights.unique().tolist()) == {1.0, 3.0}
-    assert len(batch.words) == len(batch.caption_labels) == 10 and not batch.dropped[6:].any()
-    assert torch.equal(image_batch(np.arange(6), tokenizer).words, batch.words[:6])
-
-
-def test_dead_codes_come_to_life_and_held_out_images_move_none() -> None:
-    torch.manual_seed(0)
-    learner = Reconstruction(build_vq("tiny"))
-    batch = pixel_batch(np.arange(8))
-    used = [int(learner(batch)[1]["codes"]) for _ in range(12)]
-    assert used[-1] > max(used[0], 40)
-    codes = learner.vq.quantize.embedding.weight
-    torch.testing.assert_close(codes.norm(dim=-1), torch.ones(len(codes)), atol=1e-5, rtol=0)
-    before = codes.clone()
-    with torch.no_grad():
-        learner(batch)
-    assert torch.equal(before, learner.vq.quantize.embedding.weight)
-
-
-@pytest.mark.parametrize("shape", [(8, 3, 3, 3), (64, 4, 1, 1), (48, 16)])
-def test_an_update_of_a_matrix_or_kernel_is_nearly_orthogonal_and_of_the_promised_size(
-    shape: tuple[int, ...],
-) -> None:
-    torch.manual_seed(0)
-    kernel = torch.nn.Parameter(torch.zeros(shape))
-    kernel.grad = torch.randn(shape)
-    Muon([kernel], lr=1e-2, weight_decay=0.0).step()
-    rows = max(kernel.flatten(1).shape)
-    values = torch.linalg.svdvals(kernel.detach().flatten(1)) / (0.2 * 1e-2 * rows**0.5)
-    assert values.min() > 0.6 and values.max() < 1.3
-    matrix = torch.diag(torch.tensor([3.0, -1.0, 0.5]))
-    assert torch.equal(orthogonalize(matrix).sign(), matrix.sign())
-
-
-def test_scaled_latents_of_an_autoencoder_have_deviation_one(trained: Trained) -> None:
-    folder = trained.root / "autoencoder"
-    vae = AutoencoderKL.from_pretrained(folder, torch_dtype=torch.float32)
-    assert all(tensor.dtype == torch.float16 for tensor in load_file(folder / VAE_WEIGHTS).values())
-    with torch.no_grad():
-        latents = vae.encode(pixel_batch(np.arange(256)).pixels).latent_dist
-        scaled = latents.sample(torch.Generator().manual_seed(0)) * vae.config.scaling_factor
-        assert scaled.shape == (256, 8, 16, 16) and float(scaled.std()) == pytest.approx(1.0, abs=0.01)
-        assert vae.decode(scaled[:2] / vae.config.scaling_factor).sample.shape == (2, 3, 64, 64)
-
-
-@pytest.mark.parametrize(("name", "train"), [("autoencoder", train_autoencoder), ("vq", train_vq)])
-@pytest.mark.slow
-def test_a_second_training_goes_on_from_the_first(
-    name: str, train: Callable[..., Path], trained: Trained, tmp_path: Path
-) -> None:
-    start = trained.root / name
-    out = train(tmp_path / "more", start=start, size="tiny", steps=1, batch_size=2)
-    stages = json.loads((out / "training.json").read_text())["stages"]
-    assert [stage["steps"] for stage in stages] == [STEPS[name], 1]
-    assert "features" in stages[0] and "features" not in stages[1]
-    before, after = load_file(start / VAE_WEIGHTS), load_file(out / VAE_WEIGHTS)
-    learnt = [key for key in before if "quantize" not in key]
-    assert max(float((before[key] - after[key]).abs().max()) for key in learnt) < 1e-2
-
-
 def test_the_loss_of_an_autoencoder_is_that_of_the_drawn_latents() -> None:
     """Noise reaches the images, and the KL is a mean over the latents' elements."""
     torch.manual_seed(0)
@@ -271,55 +164,3 @@ def test_the_loss_of_an_autoencoder_is_that_of_the_drawn_latents() -> None:
     kl = 0.5 * (latents.mean.square() + latents.var - 1 - latents.logvar).mean()
     torch.testing.assert_close(figures["kl"], kl)
     torch.testing.assert_close(loss, error + KL_WEIGHT * kl)
-
-
-@pytest.mark.parametrize(
-    ("kind", "model_class"), [("nextstep", NextStepForImageGeneration), ("mar", MARForImageGeneration)]
-)
-@pytest.mark.slow
-def test_a_training_on_latents_saves_what_can_be_loaded(
-    kind: str, model_class: Any, trained: Trained, tmp_path: Path
-) -> None:
-    losses: list[float] = []
-    how: dict[str, Any] = {"size": "tiny", "steps": 3, "batch_size": 2}
-    how["on_step"] = lambda step, loss: losses.append(loss)
-    folder = train_latent_model(tmp_path / kind, trained.root / "autoencoder", kind=kind, **how)
-    assert len(losses) == 3 and all(np.isfinite(losses))
-    model = model_class.from_pretrained(folder, dtype=torch.float32)
-    assert all(weight.isfinite().all() for weight in model.parameters())
-    assert load_autoencoder(folder / "vae").config.latent_channels == 8
-    assert f"--kind {kind}" in json.loads((folder / "training.json").read_text())["command"]
-
-
-def test_latents_stand_in_raster_order(trained: Trained) -> None:
-    batch = image_batch(np.arange(2), build_latent_tokenizer(), objects=1)
-    latents = encode_latents(load_autoencoder(trained.root / "autoencoder"), batch.pixels)
-    both = LatentBatch.of(batch, latents)
-    assert both.latents.shape == (2, 256, 8)
-    assert torch.equal(both.latents[1, 16 * 3 + 5], latents[1, :, 3, 5])
-
-
-def test_what_does_not_fit_is_refused_before_the_work(trained: Trained, tmp_path: Path) -> None:
-    out, vq, vae = tmp_path / "out", trained.root / "vq", trained.root / "autoencoder"
-    nothing, tiny = tmp_path, {"size": "tiny"}
-    wrong: list[tuple[Callable[..., Path], tuple[Path, ...], dict[str, Any], type[Exception]]] = [
-        *((train, (), {"size": "huge"}, InputError) for train in (train_vq, train_autoencoder, train_reader)),
-        (train_image, (vq,), {"size": "huge"}, InputError),
-        (train_image, (vq,), {"condition": "prose"}, InputError),
-        (train_image, (vq,), tiny | {"minutes": 1.0}, InputError),
-        (train_latent_model, (vae,), {"kind": "nextsteps"}, InputError),
-        (train_latent_model, (vae,), {"kind": "mar", "size": "halve"}, InputError),
-        (train_latent_model, (nothing,), tiny | {"kind": "mar"}, CheckpointError),
-        (train_image, (vq,), {}, CheckpointError),  # a codebook of 64 for a model of 1024
-        (train_image, (nothing,), tiny, CheckpointError),
-        (train_image, (vq,), tiny | {"reader": nothing}, CheckpointError),
-        (train_image, (vq,), tiny | {"start": nothing}, CheckpointError),
-        (train_image, (vq,), tiny | {"resume": True}, CheckpointError),
-        (train_vq, (), tiny | {"reader": nothing}, CheckpointError),
-        *((train, (), tiny | {"start": nothing}, CheckpointError) for train in (train_vq, train_reader)),
-        (train_autoencoder, (), {"start": vae}, CheckpointError),  # a tiny one for the base size
-    ]
-    for train, given, how, error in wrong:
-        with pytest.raises(error):
-            train(out, *given, steps=1, **how)
-    assert not out.exists()

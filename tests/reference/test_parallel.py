@@ -14,22 +14,18 @@ from torch import Tensor
 
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.random_stream import Purpose, RandomStream
-from mmspec.errors import InputError
-from mmspec.families.parallel_images import LPDForCausalLM
+from mmspec.families.lpd.modeling import LPDForCausalLM
 from mmspec.families.parallel_images.orders import DecodingOrder
 from mmspec.pipelines import MMSpecPipeline
 from reference.image_data import ImageBatch, image_batch
 from reference.image_model import (
     SHAPES_BY_SIZE,
     build_caption_tokenizer,
-    build_transformer,
 )
 from reference.parallel import (
     QueryLoss,
     begin_with,
-    beside_decided,
     mirrored,
-    queries_see,
     sample_groups,
     train_parallel,
 )
@@ -67,38 +63,6 @@ def test_groups_are_of_all_cells(seed: int) -> None:
     assert len(turned) == 8
 
 
-def test_what_places_see_by_hand() -> None:
-    # two slots; groups of 1 and 2 cells: the token of the first, then the queries of both
-    expected = [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 0, 1, 0, 0],
-        [1, 1, 1, 0, 1, 1],
-        [1, 1, 1, 0, 1, 1],
-    ]
-    assert queries_see(2, [1, 2]).long().tolist() == expected
-
-
-def test_no_query_depends_on_tokens_of_its_group_or_later(learner: QueryLoss) -> None:
-    order, sizes = sample_groups(GRID, 2, np.random.default_rng(3))
-    batch, ends = batch_of(range(2)), np.cumsum(sizes)
-    plain, _ = learner.read(batch, order, sizes)
-    for group in (0, len(sizes) // 2, len(sizes) - 2):
-        begin, end = ends[group] - sizes[group], ends[group]
-        changed = batch.tokens.clone()
-        cells = order[:, begin:end]
-        changed.scatter_(1, cells, (changed.gather(1, cells) + 1) % TINY.entries)
-        other, _ = learner.read(replace(batch, tokens=changed), order, sizes)
-        torch.testing.assert_close(other[:, :end], plain[:, :end], rtol=0, atol=1e-5)
-        assert not torch.allclose(other[:, end:], plain[:, end:], atol=1e-3)
-
-
-def test_weights_depend_on_cells_decided_before() -> None:
-    covered = torch.tensor([[True, False, False, False]])  # 2 x 2, the object at the top left
-    assert beside_decided(covered, torch.tensor([[1, 0, 2, 1]]), 2).tolist() == [[0, 0, 1, 0]]
-
-
 def test_what_is_learnt_is_what_decodes(learner: QueryLoss, start: Path) -> None:
     pipe = MMSpecPipeline.from_pretrained(start, accelerator="none")
     words = "a red ring left of a small blue cross"
@@ -134,11 +98,3 @@ def test_a_tiny_training_learns_goes_on_and_is_loaded(start: Path, tmp_path: Pat
     assert isinstance(pipe.model, LPDForCausalLM) and pipe.model.dtype == torch.float32
     images = pipe("a red ring", seed=0)
     assert images.stats.target_forwards == 20 and images.images[0].size == (64, 64)
-
-
-def test_it_begins_with_a_model_of_captions_alone(start: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="layers"):
-        begin_with(start, 3)
-    build_transformer(TINY, "class").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="captions"):
-        begin_with(tmp_path, 1)

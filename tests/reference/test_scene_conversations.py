@@ -14,7 +14,7 @@ from transformers import AutoModel
 from mmspec.methods.flash.head import FlashHead
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversations import ConversationReader
-from mmspec.training.data.scenes import SHARES, SceneTalk, scene_data, scene_talk
+from mmspec.training.data.scenes import SHARES, SceneTalk, scene_data
 from mmspec.training.drafter import train_drafter
 from mmspec.visual_tokens.spans import find_images
 from reference.processors import build_processor
@@ -27,29 +27,6 @@ def data() -> SceneTalk:
     processor = build_processor()
     model = build_model(SHAPES_BY_SIZE["tiny"], processor).eval().requires_grad_(False)
     return SceneTalk(ConversationReader(VisionLanguageTarget(model), processor), batch_size=6, seed=3)
-
-
-def test_equal_steps_give_equal_sequences_and_others_do_not() -> None:
-    one, again, other = (data().batch(step, 0) for step in (4, 4, 5))
-    for left, right in zip(one.examples, again.examples, strict=True):
-        assert torch.equal(left.learnt, right.learnt)
-        assert all(torch.equal(value, right.inputs[name]) for name, value in left.inputs.items())
-    assert one.seed == again.seed != other.seed
-
-
-def test_a_sequence_is_a_prompt_with_its_images_and_a_reply_that_ends() -> None:
-    tokenizer = data().reader.processor.tokenizer
-    for seed, kind in enumerate([*SHARES] * 2, 10_000_000):
-        example = data().reader.example(scene_talk(seed, kind))
-        ids = example.inputs["input_ids"][0]
-        spans = find_images(data().reader.target.config, example.inputs)
-        assert len(spans) == {"two images": 2, "clip": 4}.get(kind, 1)
-        assert spans[-1].stop <= example.answer < len(ids)
-        assert example.learnt.tolist() == [place >= example.answer for place in range(len(ids))]
-        assert ids[-1] == tokenizer.eos_token_id and tokenizer.unk_token_id not in ids
-        said = len(ids) - example.answer
-        bounds = {"description": (60, 400), "question": (2, 6), "caption": (8, 60)}
-        assert bounds.get(kind, (8, 400))[0] <= said <= bounds.get(kind, (8, 400))[1]
 
 
 def test_kinds_have_their_shares_and_of_several_images_the_target_may_speak_itself() -> None:

@@ -15,12 +15,9 @@ from PIL import Image
 from transformers import AutoConfig, AutoModel, AutoProcessor, AutoTokenizer
 
 from mmspec.core.interfaces import Drafter
-from mmspec.evaluation.identity.distribution import check_distribution
 from mmspec.evaluation.quality.attributes import AttributeJudge
 from mmspec.families.image_parts import load_vq
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.methods.cjd.drafter import CorrectedDrafter
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.models.autoencoders import decode_tokens, encode_image
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
@@ -28,8 +25,6 @@ from mmspec.scenes.reader import load_reader
 from mmspec.training.data.images import open_llamagen
 from mmspec.training.data.scenes import SceneImages
 from mmspec.training.data.sequences import Trial, acceptance_length
-from mmspec.trees.jacobi import JacobiDrafter
-from reference.image_scores import draw, load_pipeline
 from reference.vlm_scores import score_vlm
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -133,15 +128,6 @@ def test_the_reader_reads_and_the_tokenizer_keeps_what_it_reads() -> None:
     assert judge.score(made, captions).share >= 0.96
 
 
-@pytest.mark.slow
-def test_drawn_images_show_what_was_asked_for() -> None:
-    scenes = [sample_scene(seed, profile=IMAGE_TOKENS) for seed in range(40_000, 40_032)]
-    captions = [caption(scene) for scene in scenes]
-    images = draw(load_pipeline(LLAMAGEN), captions, range(32), 32)
-    # The card says 75 %; the facts of an image go wrong together, so 32 images may be far from that.
-    assert AttributeJudge.of_model(LLAMAGEN).score(images, captions).share >= 0.62
-
-
 @functools.cache
 def trial(folder: Path) -> tuple[LlamaGenTarget, Trial]:
     target = open_llamagen(folder, torch.device("cpu"))
@@ -155,31 +141,3 @@ def accepted(drafter: Drafter, new_tokens: int, folder: Path = LLAMAGEN) -> floa
 
 def head_of(method: str, target: Path = LLAMAGEN) -> Any:
     return AutoModel.from_pretrained(target.with_name(f"{target.name}-{method}")).eval()
-
-
-@pytest.mark.slow
-def test_a_tree_saves_forwards_of_an_image() -> None:
-    """24 candidates; a head of random weights gets 1.02."""
-    assert accepted(EagleDrafter(head_of("eagle"), num_draft_tokens=24, depth=3, top_k=8), 48) > 1.1
-
-
-@pytest.mark.parametrize("target", [LLAMAGEN, LONG])
-@pytest.mark.slow
-def test_a_corrected_window_saves_more_forwards_than_a_stale_one(target: Path) -> None:
-    # in a quarter as many tokens the ratio is 1.05 to 1.8, by the rounding of the processor
-    stale = accepted(JacobiDrafter(), 192, target)
-    assert accepted(CorrectedDrafter(head_of("cjd", target)), 192, target) > 1.2 * stale
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{"window": 32}, {"window": 16, "front": "4x2", "reach": 8, "corrected": 8}]
-)
-def test_whole_images_of_a_corrector_follow_the_targets_distribution(options: dict[str, Any]) -> None:
-    pipe: Any = MMSpecPipeline.from_pretrained(LLAMAGEN, accelerator="cjd", **options)
-    prompts = ["a red ring left of a small blue cross", "two green squares", "a large yellow star"]
-    call = pipe.prepare(prompts * 4, {"seed": 5, "output_type": "latent"})
-    for _ in call.rounds():
-        pass
-    (drawn,) = call.calls
-    assert check_distribution(pipe.target, call.sampler, call.requests, drawn.canvas.outputs()).passed

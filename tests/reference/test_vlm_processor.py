@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoProcessor, LlavaProcessor
 
-from mmspec.models.checkpoint import load_processor
 from mmspec.scenes import CAPTION_PROMPTS, caption, describe, questions, render, sample_scene
-from reference.processors import build_hybrid_processor, build_processor
-from reference.vlm_model import SHAPES_BY_SIZE, build_model
+from reference.processors import build_processor
 
 IMAGE = {"type": "image"}
 
@@ -36,13 +34,6 @@ def test_text_survives_encoding_and_decoding_without_an_unknown_token(
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids) == text
         assert tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
-
-
-def test_a_word_is_one_token_and_punctuation_is_joined_to_it(processor: LlavaProcessor) -> None:
-    tokenizer = processor.tokenizer
-    ids = tokenizer.encode("What is it?  A star, 2 crosses.", add_special_tokens=False)
-    assert len(ids) == 10 and tokenizer.decode(ids) == "what is it? a star, 2 crosses."
-    assert tokenizer.encode("a zebra.", add_special_tokens=False)[1] == tokenizer.unk_token_id
 
 
 def test_a_saved_processor_loads_without_this_package(processor: LlavaProcessor, tmp_path: Path) -> None:
@@ -74,34 +65,3 @@ def test_the_template_handles_turns_systems_and_several_images(processor: LlavaP
     assert ids.count(processor.image_token_id) == 2 * 64
     assert ids.count(processor.tokenizer.bos_token_id) == 1
     assert inputs["pixel_values"].shape == (2, 3, 96, 96)
-
-
-def test_a_folder_of_a_hybrid_keeps_its_own_tokenizer(tmp_path: Path) -> None:
-    """transformers takes Qwen's for it."""
-    processor = build_hybrid_processor()
-    model = build_model(SHAPES_BY_SIZE["tiny-hybrid"], processor)
-    for part in (model, processor):
-        part.save_pretrained(tmp_path)
-    words = "Describe the picture."
-    theirs = AutoProcessor.from_pretrained(tmp_path).tokenizer
-    assert theirs.encode(words) != processor.tokenizer.encode(words)
-    for words_only in (False, True):
-        loaded = load_processor(str(tmp_path), model.config, words_only=words_only)
-        tokenizer = loaded if words_only else loaded.tokenizer
-        assert tokenizer.encode(words) == processor.tokenizer.encode(words)
-
-
-def test_a_hybrid_processor_reads_an_image_of_any_size_as_so_many_tokens(tmp_path: Path) -> None:
-    build_hybrid_processor().save_pretrained(tmp_path)
-    loaded = AutoProcessor.from_pretrained(tmp_path)
-    assert type(loaded).__name__ == "Qwen3VLProcessor"
-    messages = [{"role": "user", "content": [IMAGE, {"type": "text", "text": CAPTION_PROMPTS[0]}]}]
-    text = loaded.apply_chat_template(messages, add_generation_prompt=True)
-    for size in (40, 96, 300):
-        inputs = loaded(text=text, images=[Image.new("RGB", (size, size))], return_tensors="pt")
-        assert inputs["image_grid_thw"].tolist() == [[1, 8, 8]]
-        assert int((inputs["input_ids"] == loaded.image_token_id).sum()) == 16
-        assert inputs["mm_token_type_ids"].sum() == 16
-    several = [{"role": "user", "content": [IMAGE, IMAGE, {"type": "text", "text": "which?"}]}]
-    text = loaded.apply_chat_template(several, add_generation_prompt=True)
-    assert text == "<bos><user><image><vision_start><image>which?<assistant>"

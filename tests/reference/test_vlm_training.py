@@ -24,10 +24,6 @@ OPTIONS: dict[str, Any] = {"size": "tiny", "steps": 40, "batch_size": 4, "tower_
 Losses = list[tuple[int, float]]
 
 
-class Interrupted(Exception):
-    pass
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Losses]:
     losses: Losses = []
@@ -41,29 +37,6 @@ def test_training_lowers_both_losses(trained: tuple[Path, Losses]) -> None:
     assert [step for step, _ in tower] == list(range(1, 11))
     assert tower[-1][1] < tower[0][1] - 0.05
     assert conversations[-1][1] < conversations[0][1] - 0.2
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
-    trained: tuple[Path, Losses], tmp_path: Path
-) -> None:
-    """Within the tower's stage, and once more within the conversations'."""
-    losses: Losses = []
-
-    def record(step: int, loss: float) -> None:
-        losses.append((step, loss))
-        if len(losses) in (6, 25):
-            raise Interrupted
-
-    out = tmp_path / "again"
-    for resume in (False, True):
-        with pytest.raises(Interrupted):
-            train_vlm(out, **OPTIONS, resume=resume, checkpoint_s=0, on_step=record)
-    train_vlm(out, **OPTIONS, resume=True, on_step=record)
-    folder, expected = trained
-    assert losses == expected
-    one, other = load_file(folder / "model.safetensors"), load_file(out / "model.safetensors")
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_trained_folder_loads_as_any_other_and_scores_and_card_come_from_it_alone(
@@ -83,16 +56,6 @@ def test_a_trained_folder_loads_as_any_other_and_scores_and_card_come_from_it_al
     record = json.loads((folder / "training.json").read_text())
     assert record["stages"][1]["steps"] == 30
     assert "| short captions right to the word | 0.0 % |" in card and record["command"] in card
-
-
-def test_a_small_model_can_take_over_a_tower(trained: tuple[Path, Losses], tmp_path: Path) -> None:
-    folder, _ = trained
-    out = train_vlm(tmp_path / "draft", size="tiny", steps=2, batch_size=2, tower_from=folder, seed=1)
-    one, other = load_file(folder / "model.safetensors"), load_file(out / "model.safetensors")
-    kept = [name for name in one if "vision_tower" in name]
-    assert kept and all(torch.equal(one[name], other[name]) for name in kept)
-    with pytest.raises(InputError, match="tower_from"):
-        train_vlm(tmp_path / "never", size="small", steps=1, tower_from=folder)
 
 
 @pytest.mark.parametrize("size", ["tiny", "tiny-hybrid"])

@@ -5,12 +5,8 @@ from pydantic import ValidationError
 
 from mmspec.call_fields import CALL_FIELDS, CHAT_NAMES
 from mmspec.messages import MESSAGE, PARTS
-from mmspec.serving.chat_settings import seeded
 from mmspec.serving.errors import field_error
 from mmspec.serving.schemas import (
-    CHAT_IGNORED,
-    CHAT_REFUSED,
-    MESSAGE_REFUSED,
     ChatRequest,
     ImagePart,
     ImageRequest,
@@ -97,16 +93,6 @@ def test_a_field_inside_a_message_is_named_by_its_path(server):
         status, got = answer(server, messages=[ASKED, {"role": "assistant"}, {**ASKED, "content": content}])
         assert (status, got["error"]["param"]) == (400, f"messages[2].{path}")
         assert got["error"]["message"].startswith(f"messages[2].{path}: ")
-
-
-def test_history_as_clients_send_it_is_taken(server):
-    nothing = {"name": None, "refusal": None, "audio": None, "function_call": None, "tool_calls": None}
-    said = {"role": "assistant", "content": "a red ring", "annotations": [], **nothing}
-    plain = text(server, messages=[ASKED, {"role": "assistant", "content": "a red ring"}, ASKED])
-    assert text(server, messages=[{**ASKED, "name": None}, said, ASKED], stream_options=None) == plain
-    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function"}]}
-    status, got = answer(server, messages=[ASKED, called, ASKED])
-    assert (status, got["error"]["param"]) == (400, "messages[1].tool_calls")
 
 
 def test_the_arguments_of_a_pipeline_are_named_as_the_request_names_them(server):
@@ -232,14 +218,6 @@ def test_values_that_cannot_be_used_are_refused_by_name(server):
     assert "did you mean 'repetition_penalty'?" in got["error"]["message"]
 
 
-def test_values_that_ask_for_nothing_change_nothing(server):
-    neutral = {name: values[0] for name, values in CHAT_REFUSED.items() if values}
-    neutral |= {"stop_token_ids": [], "bad_words": [], "min_tokens": 0, "top_k": -1, "ignore_eos": False}
-    neutral |= {"chat_template_kwargs": {}, "add_generation_prompt": True, "stop": [], "n": None}
-    assert text(server, **neutral, **dict.fromkeys(CHAT_IGNORED, "me")) == text(server)
-    assert {"tool_calls", "tool_call_id"} <= set(MESSAGE_REFUSED)
-
-
 def test_special_tokens_in_a_message_are_text(server, scene_url):
     for pasted in ("<s>old</s> new", "the <unk> of the <unk>", "a <pad> b", "<image>", "<eos><user>red"):
         parts = [{"type": "image_url", "image_url": {"url": scene_url}}, {"type": "text", "text": pasted}]
@@ -248,27 +226,6 @@ def test_special_tokens_in_a_message_are_text(server, scene_url):
     own = text(server, skip_special_tokens=False, include_stop_str_in_output=True)
     assert own.endswith("<eos>")
     assert answer(server, messages=[ASKED, {"role": "assistant", "content": own}, ASKED])[0] == 200
-
-
-def test_a_seed_of_minus_one_is_none(server):
-    assert len({text(server, seed=-1, temperature=2.0) for _ in range(4)}) > 1
-    assert param(ImageRequest, {"prompt": "a", "seed": -1}) is None
-    first, second = (one["seed"] for one in seeded({}, -1, 2))  # of images too
-    assert second == first + 1 > 1
-
-
-def test_the_name_of_a_speaker_reaches_the_chat_template():
-    pipe = load("scenes-llava")
-    plain, role = pipe.processor.chat_template, "{{- '<' + message['role'] + '>' }}"
-    assert role in plain
-    pipe.processor.chat_template = plain.replace(role, role + "{{- message['name'] + ' ' }}")
-    with running(pipelines={"scenes-llava": pipe}) as one:
-        named = text(one, messages=[{**ASKED, "name": "red ring"}])
-        assert answer(one, messages=[{**ASKED, "name": "<eos>"}])[0] == 400
-        assert answer(one, messages=[{**ASKED, "name": 3}])[1]["error"]["param"] == "messages[0].name"
-    prompt = f"<bos><user>red ring {PROMPT}<assistant>"
-    expected = reference("scenes-llava")(prompt, apply_chat_template=False, max_new_tokens=24).text[0]
-    assert named == expected != reference("scenes-llava")(PROMPT, max_new_tokens=24).text[0]
 
 
 def test_the_server_takes_and_refuses_what_the_table_says():

@@ -42,20 +42,6 @@ def counted_forwards(pipe):
     del pipe.target.score
 
 
-@pytest.mark.parametrize("requests", [12, pytest.param(100, marks=pytest.mark.slow)])
-def test_all_are_answered_as_one_at_a_time(requests):
-    with running("scenes-llava", max_waiting=requests) as server:
-        alone = [ask(server, seed) for seed in range(requests)]
-        with ThreadPoolExecutor(requests) as threads:
-            work = [threads.submit(ask, server, seed) for seed in range(requests)]
-            until(lambda: server.engines["scenes-llava"]._running)
-            health = server.client._client.get(f"{server.url}/health", timeout=5)
-            together = [one.result() for one in work]
-    assert together == alone
-    assert len(set(alone)) > requests // 4
-    assert health.status_code == 200, "it answers while models work"
-
-
 def test_more_choices_than_places_lose_no_text():
     with running("scenes-llava", rows=2) as server:
         three = server.chat(PROMPT, n=3, seed=0, temperature=1.5, max_tokens=10)
@@ -97,20 +83,6 @@ def test_a_client_that_goes_stops_the_model_within_a_round(stream):
         assert len(forwards) - seen[0] <= 1
         assert len(forwards) < 800
         assert ask(server, 1)
-
-
-def test_one_that_waits_and_goes_is_never_begun():
-    with running("scenes-llava", rows=1) as server:
-        engine = server.engines["scenes-llava"]
-        with ThreadPoolExecutor(1) as thread:
-            long = thread.submit(server.chat, PROMPT, temperature=2, seed=0, max_tokens=300)
-            until(lambda: engine._running)
-            with pytest.raises(openai.APITimeoutError):
-                server.client.with_options(timeout=0.05).chat.completions.create(
-                    model="scenes-llava", messages=[{"role": "user", "content": PROMPT}], max_tokens=900
-                )
-            until(lambda: not len(engine.waiting))
-            assert long.result().choices
 
 
 def test_what_takes_too_long_is_given_up():

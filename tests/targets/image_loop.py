@@ -19,8 +19,6 @@ from mmspec.targets import ImageTokenTarget
 from mmspec.trees.matching import SampleAndMatch
 from tests.oracles import OracleDrafter
 
-__all__ = ["DEPTH", "DRAFTERS", "CodeLogits", "accelerator", "draw", "naive_image"]
-
 #: Logits [K] of the codes at the next place, given the output so far (in compact tokens).
 CodeLogits = Callable[[Sequence[int]], Tensor]
 

@@ -22,8 +22,6 @@ from transformers import (
     DogeForCausalLM,
     FalconConfig,
     FalconForCausalLM,
-    GitConfig,
-    GitForCausalLM,
     GPTNeoConfig,
     GPTNeoForCausalLM,
     Kosmos2_5Config,
@@ -41,13 +39,9 @@ from transformers import (
     XLMWithLMHeadModel,
 )
 
-from mmspec.accelerators import build_accelerator
-from mmspec.core.canvas import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.pipelines.base import adapt
-from mmspec.targets import CausalTarget
 from mmspec.transformers_versions import CACHE
-from tests.targets.loop import decode
 
 SIZES: dict[str, Any] = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
 TEXT: dict[str, Any] = SIZES | dict(intermediate_size=16, num_key_value_heads=1, pad_token_id=0)
@@ -133,16 +127,3 @@ def test_what_is_not_understood_is_refused(what: str) -> None:
         model = build()
     with pytest.raises(UnsupportedModelError, match=reason):
         adapt(model)
-
-
-def test_images_that_stand_at_no_token_of_the_prompt_are_refused() -> None:
-    vision = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
-    config = GitConfig(**SIZES, intermediate_size=16, vision_config=vision | dict(intermediate_size=16))
-    inputs = prompt(6) | {"pixel_values": torch.zeros(1, 3, 8, 8)}
-    with pytest.raises(UnsupportedModelError, match="a layer caches 11 states for 6 tokens"):
-        decode(CausalTarget(GitForCausalLM(config).eval()), build_accelerator("none"), [inputs], Stopping(4))
-
-
-def prompt(length: int) -> dict[str, Any]:
-    ids = torch.randint(1, 64, (1, length), generator=torch.Generator().manual_seed(length))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

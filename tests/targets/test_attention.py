@@ -59,14 +59,6 @@ def test_the_packed_mask_means_the_mask(build) -> None:
         assert torch.equal(expand(packed[kind], cache.plan.width), mask), kind
 
 
-def test_one_row_of_slots_for_all_nodes_stays_one() -> None:
-    cache, nodes = scoring(tiny_llama())
-    same = Nodes(nodes.tokens, nodes.slots, nodes.depths, nodes.visible[:, -1:], nodes.deepest)
-    assert tree_mask(cache, same).shape == (3, 1, 1, 14)
-    mask = cache.attention_mask(same, None)
-    assert torch.equal(expand(tree_mask(cache, same), cache.plan.width).expand_as(mask), mask)
-
-
 @pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gemma2", "gemma3n", "gpt2"])
 def test_models_with_other_attention_keep_theirs(name: str) -> None:
     plain = attends_plainly(TEXT_MODELS[name]().get_decoder())

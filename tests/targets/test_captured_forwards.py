@@ -24,8 +24,8 @@ from mmspec.targets import CausalTarget, steps
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import CapturedForward
 from mmspec.trees.rejection import SpeculativeSampling
-from tests.contracts.running import as_request, decode, random_prompts
-from tests.drafters.eagle_checks import head_for
+from tests.contracts.running import decode, random_prompts
+from tests.methods.eagle_checks import head_for
 from tests.tiny_models import tiny_llama, tiny_mistral_sliding
 
 PROMPTS = random_prompts(3, seed=4)
@@ -115,28 +115,6 @@ def test_a_sampled_draft_keeps_the_distributions_of_its_earlier_forwards(
     drafter = DraftModelDrafter(target, 3, "sampled")
     assert decode(plain, PROMPTS, drafter, rule, **arguments).outputs == expected
     assert tape.replays > 0
-
-
-def test_a_longer_batch_takes_a_longer_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "LEAST_CAPACITY", 64)
-    plain = CausalTarget(tiny_llama())
-    target, _ = captured(monkeypatch)
-    for length in (8, 300, 20, 280):
-        expected = decode(plain, PROMPTS[:1], CopyDrafter(), max_new_tokens=length).outputs
-        assert decode(target, PROMPTS[:1], CopyDrafter(), max_new_tokens=length).outputs == expected
-    assert len(target.steps.caches._caches) == 2
-
-
-def test_two_batches_at_once_have_caches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, _ = captured(monkeypatch)
-    first, _ = target.prefill([as_request(PROMPTS[0]).inputs], 64)
-    second, _ = target.prefill([as_request(PROMPTS[1]).inputs], 64)
-    assert first.cache is not second.cache
-    kept = first.cache
-    del first
-    third, _ = target.prefill([as_request(PROMPTS[2]).inputs], 64)
-    assert third.cache is kept
-    assert third.cache.longest == len(PROMPTS[2])
 
 
 def test_numbers_of_an_earlier_batch_cannot_leak(monkeypatch: pytest.MonkeyPatch) -> None:

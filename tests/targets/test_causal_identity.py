@@ -47,31 +47,6 @@ def test_ragged_batch_gives_what_generate_gives_for_each_row(name: str, attentio
         assert run.outputs == references, accelerator
 
 
-def test_rows_that_end_inside_a_block_leave_their_neighbours_alone() -> None:
-    """Row 0 is cut by the limit inside a draft at the end of its buffer (256), and row 1 goes on."""
-    model = tiny_llama()
-    depth, new_tokens = 12, 45
-    inputs = [prompt(256 - new_tokens - (2 * depth + 1)), prompt(30)]
-    beyond = [generate(model, row, new_tokens + depth) for row in inputs]
-    drafts = [beyond[0], [(token + 1) % VOCABULARY for token in beyond[1]]]
-    run = decode(CausalTarget(model), oracle(inputs, drafts, depth, VOCABULARY), inputs, Stopping(new_tokens))
-    assert run.outputs == [row[:new_tokens] for row in beyond]
-    assert run.stats.rounds[0] < run.stats.rounds[1]
-
-
-def test_rows_that_meet_an_end_token_inside_a_block_stop_there() -> None:
-    model = tiny_llama()
-    inputs = [prompt(length) for length in LENGTHS]
-    references = [generate(model, row, NEW_TOKENS) for row in inputs]
-    ends = references[1][20]
-    cut = [row[: row.index(ends) + 1] if ends in row else row for row in references]
-    assert len({len(row) for row in cut}) > 1
-    for accelerator in accelerators(inputs, references):
-        run = decode(CausalTarget(model), accelerator, inputs, Stopping(NEW_TOKENS, frozenset({ends})))
-        assert run.outputs == cut, accelerator
-        assert run.stats.new_tokens == [len(row) for row in cut]
-
-
 def test_output_that_outgrows_the_buffers() -> None:
     model = tiny_llama()
     inputs = [prompt(250), prompt(3)]

@@ -11,30 +11,25 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import nn
 from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Canvas, Stopping
-from mmspec.core.draft import Block, DraftKind, Tree
+from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.interfaces import Drafter
-from mmspec.core.sampling import Sampler
 from mmspec.errors import UnsupportedModelError
-from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets import CausalTarget, VisionLanguageTarget
-from mmspec.targets.mixers import closed_form, find_mixers
+from mmspec.targets.mixers import find_mixers
 from mmspec.targets.prefix import PrefixCache
 from tests.contracts.running import Prompt, Recorder, decode, generate, random_prompts
 from tests.oracles import OracleDrafter, RandomTreeDrafter, tree_of
 from tests.targets import loop
 from tests.tiny_models import (
     HYBRID_TEXT_MODELS,
-    STEPPED_MODELS,
     VOCABULARY_SIZE,
     encode,
     tiny_images,
-    tiny_llama,
     tiny_qwen3_5,
     tiny_qwen3_5_vl,
     user_message,
@@ -85,19 +80,6 @@ def test_rows_that_end_leave_the_others_alone() -> None:
     for method in ("chains", "trees"):
         drafter = drafters("qwen3_5")[method]
         assert decode(target_of(), PROMPTS, drafter, max_new_tokens=NEW_TOKENS, end=[end]).outputs == cut
-
-
-def test_guided_rows_say_what_generate_says() -> None:
-    """Two rows a request: they share the tokens, and have states of their own."""
-    prompt, negative = PROMPTS[1], PROMPTS[2]
-    ids = torch.tensor([list(negative)])
-    told = dict(negative_prompt_ids=ids, negative_prompt_attention_mask=torch.ones_like(ids))
-    expected = generate(target_of().model, prompt, 24, guidance_scale=1.5, **told)
-    known = {tuple(prompt): expected}
-    for drafter in (None, RandomTreeDrafter(9, VOCABULARY, hints=known)):
-        sampler = Sampler(guidance_scale=1.5)
-        run = decode(target_of(), [prompt], drafter, None, sampler, max_new_tokens=24, negatives=[negative])
-        assert run.outputs == [expected]
 
 
 @functools.cache
@@ -184,25 +166,6 @@ def fail(*args: object) -> None:
     raise ZeroDivisionError
 
 
-class CountingHook(ModelHook):
-    """A hook of accelerate, as a device map puts on every module."""
-
-    calls = 0
-
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        return args, kwargs
-
-
-def test_hooks_of_accelerate_run_around_a_mixer() -> None:
-    model, hook = tiny_qwen3_5(), CountingHook()
-    mixer = find_mixers(model)[0]
-    add_hook_to_module(mixer, hook)
-    run = decode(CausalTarget(model), PROMPTS[1:2], max_new_tokens=8)
-    assert run.outputs == [list(expected_of().values())[1][:8]]
-    assert hook.calls == 8
-
-
 @pytest.mark.parametrize("name", ["qwen3_5", "mamba", "falcon_h1"])
 @pytest.mark.every(2)
 def test_a_prompt_goes_on_from_the_end_of_another(name: str) -> None:
@@ -224,52 +187,6 @@ def test_a_prompt_goes_on_from_the_end_of_another(name: str) -> None:
     run = decode(target, rows, drafters(name)["copy"], max_new_tokens=16)
     assert run.outputs == [generate(target.model, prompt, 16) for prompt in rows]
     assert run.stats.cached_prompt_tokens == len(longer) + len(first)
-
-
-def test_a_conversation_about_an_image_goes_on_from_its_last_turn() -> None:
-    model, processor = tiny_qwen3_5_vl()
-    target, rows = VisionLanguageTarget(model), vision_language()[1]
-    target.prefix_cache = PrefixCache(1 << 20)
-    more = torch.tensor([[7, 9, 11]])
-    for row in rows:
-        later = dict(row)
-        later["input_ids"] = torch.cat([row["input_ids"], more], 1)
-        later["mm_token_type_ids"] = torch.cat([row["mm_token_type_ids"], torch.zeros_like(more)], 1)
-        later["attention_mask"] = torch.ones_like(later["input_ids"])
-        for inputs, known in ((row, 0), (later, row["input_ids"].shape[1])):
-            run = loop.decode(target, build_accelerator("none"), [inputs], Stopping(16))
-            assert run.outputs == [loop.generate(model, inputs, 16)]
-            assert run.stats.cached_prompt_tokens == known
-
-
-def test_places_in_another_order_are_refused() -> None:
-    target = target_of()
-    state, _ = target.prefill([{"input_ids": torch.tensor([list(PROMPTS[1])])}], 64)
-    node = torch.zeros(1, 1, dtype=torch.long)
-    cells = Block.single(node, node, node == 0, node, torch.ones(1, 1, 1).bool(), completes=1)
-    with pytest.raises(UnsupportedModelError, match="recurrent state"):
-        target.score(state, cells)
-
-
-def test_a_hybrid_is_no_draft_model() -> None:
-    with pytest.raises(UnsupportedModelError, match="not a draft model"):
-        DraftModelDrafter(target_of())
-    run = decode(target_of(), PROMPTS, DraftModelDrafter(CausalTarget(tiny_llama())), max_new_tokens=8)
-    assert run.outputs == [output[:8] for output in expected_of().values()]
-
-
-def test_a_mixer_of_another_make_is_read_token_by_token() -> None:
-    model: PreTrainedModel = tiny_qwen3_5()
-    mixer = find_mixers(model)[0]
-    mixer.__class__ = type(type(mixer).__name__, (type(mixer),), {})
-    assert closed_form(mixer) is None
-    run = decode(CausalTarget(model), PROMPTS, drafters("qwen3_5")["trees"], max_new_tokens=24)
-    assert run.outputs == [output[:24] for output in expected_of().values()]
-
-
-def test_other_mixers_are_read_token_by_token() -> None:
-    for name in STEPPED_MODELS:
-        assert all(closed_form(mixer) is None for mixer in find_mixers(target_of(name).model)), name
 
 
 def test_a_mixer_that_needs_more_than_its_input_is_refused_by_its_layer() -> None:

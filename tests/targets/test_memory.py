@@ -6,25 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from mmspec.core.cache import CAPACITY_BLOCK
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.errors import InputError
-from mmspec.evaluation.model_support import examine_model
-from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.targets import CausalTarget, memory
 from mmspec.targets.memory import MemoryPlan, measure_states
 from mmspec.targets.mixers import find_mixers
 from tests.contracts.running import decode
-from tests.targets.test_masked import tiny_masked
 from tests.tiny_models import (
     HYBRID_TEXT_MODELS,
     STEPPED_MODELS,
     TEXT_MODELS,
-    tiny_llama,
-    tiny_lm,
-    tiny_minimax,
     tiny_qwen3_5,
 )
 
@@ -39,22 +32,6 @@ def test_the_cache_takes_what_is_planned(name: str) -> None:
     plan = MemoryPlan.of(target, 2, CAPACITY_BLOCK, 1)
     assert plan.cache == held
     assert plan.total == plan.weights + plan.cache + plan.logits
-
-
-def test_weights_of_both_models_count_once() -> None:
-    target, draft = CausalTarget(tiny_lm()), tiny_llama()
-    alone = MemoryPlan.of(target, 1, 8, 1).weights
-    assert alone == sum({id(one): one.nbytes for one in target.model.parameters()}.values())
-    both = MemoryPlan.of(target, 1, 8, 1, draft).weights
-    assert both == alone + sum({id(one): one.nbytes for one in draft.parameters()}.values())
-    assert MemoryPlan.of(target, 1, 8, 1, target.model).weights == alone
-
-
-def test_logits_grow_with_the_nodes_and_a_masked_model_caches_as_others_do() -> None:
-    target = CausalTarget(tiny_lm())
-    assert MemoryPlan.of(target, 3, 8, 5).logits == 15 * MemoryPlan.of(target, 1, 8, 1).logits > 0
-    masked = MaskedTarget(tiny_masked(), 0)
-    assert MemoryPlan.of(masked, 1, 8, 1).cache == MemoryPlan.of(CausalTarget(tiny_masked()), 1, 8, 1).cache
 
 
 def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(
@@ -109,26 +86,3 @@ def test_a_draft_that_does_not_fit_is_refused_with_the_number_that_would(
     assert not calls
     free = 0
     assert decode(target, [[1, 2, 3]], max_new_tokens=4).outputs  # plain decoding keeps no draft
-
-
-def test_published_sizes_are_told_without_weights(tmp_path: Any) -> None:
-    """Qwen3.5-9B: 48 MiB of states a row, 1.2 MB a drafted token where a state would take 48 MiB."""
-    name = Qwen3_5ForConditionalGeneration.__name__
-    Qwen3_5Config(architectures=[name], dtype="bfloat16").save_pretrained(tmp_path)
-    found = examine_model(str(tmp_path))
-    assert found["ok"] and found["name"] == name
-    assert found["layers"] == {"linear_attention": 24, "full_attention": 8}
-    assert found["token_bytes"] == 8 * 2 * 4 * 256 * 2
-    assert 48 << 20 < found["row_bytes"] < 50 << 20
-    (mixers,) = found["mixers"]
-    # u and k in float32 for each of 32 heads of 128, their decay, and the convolution's 8192 inputs
-    assert mixers["node_bytes"] == 4 * 32 * (128 + 128 + 1) + 2 * 8192
-    assert found["node_bytes"] == 24 * mixers["node_bytes"]
-
-
-def test_a_refused_model_is_named_with_its_layer(tmp_path: Any) -> None:
-    config = tiny_minimax().config
-    config.architectures = ["MiniMaxForCausalLM"]
-    config.save_pretrained(tmp_path)
-    found = examine_model(str(tmp_path))
-    assert not found["ok"] and "layer 0 (linear_attention)" in found["problem"]

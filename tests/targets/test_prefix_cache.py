@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from mmspec.core.interfaces import Drafter
 from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.prefix import PrefixCache, PromptIdentity, identify
-from tests.contracts.running import decode
-from tests.drafters import eagle_checks, flash_checks
-from tests.drafters.flash_checks import answer
+from tests.methods import eagle_checks, flash_checks
+from tests.methods.flash_checks import answer
 from tests.targets.loop import generate
 from tests.tiny_models import (
     VISION_LANGUAGE_FAMILIES,
@@ -28,8 +26,6 @@ from tests.tiny_models import (
     tiny_image,
     tiny_images,
     tiny_llama,
-    tiny_lm,
-    tiny_qwen2_mixed_sliding,
     user_message,
 )
 
@@ -161,28 +157,6 @@ def test_changed_weights_are_no_hit() -> None:
     assert known == 0
 
 
-def test_callers_may_write_into_their_tensors() -> None:
-    """Prompts come in a buffer that is used again, for another image and with other words."""
-    inputs = inputs_of("llava", torch.float64)
-    target, fresh = (target_of("llava", torch.float64, limit) for limit in (PLENTY, None))
-    buffer = {name: value.clone() for name, value in inputs["first"].items()}
-    assert_states_agree(target, fresh, [buffer])
-    for name, value in buffer.items():
-        value.copy_(inputs["another image"][name])
-    *_, known = assert_states_agree(target, fresh, [buffer])
-    assert known == 0
-
-
-def test_other_taps_are_no_hit() -> None:
-    """A prompt read without hidden states does not serve a drafter that needs them; the reverse does."""
-    inputs = inputs_of("llava", torch.float64)
-    target, fresh = (target_of("llava", torch.float64, limit) for limit in (PLENTY, None))
-    assert assert_states_agree(target, fresh, [inputs["first"]])[-1] == 0
-    assert assert_states_agree(target, fresh, [inputs["second"]], (0, -1))[-1] == 0
-    expected = inputs["second"]["input_ids"].shape[1]
-    assert assert_states_agree(target, fresh, [inputs["third, with a new image"]], (-1,))[-1] == expected
-
-
 def test_known_images_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is run on what is new alone: tokens, and images."""
     inputs, target = inputs_of("qwen2_5_vl"), target_of("qwen2_5_vl")
@@ -245,24 +219,6 @@ def test_every_drafter_drafts_and_answers_as_afresh(name: str, family: str) -> N
             assert ours.stats.cached_prompt_tokens > 0 or cases == [CONVERSATION[0]]
 
 
-@pytest.mark.parametrize("make", [tiny_lm, tiny_qwen2_mixed_sliding])
-def test_text_and_guidance(make: Callable[[], torch.nn.Module]) -> None:
-    """Full and sliding attention; the unconditional rows have prefixes of their own."""
-    model = make().double()  # type: ignore[attr-defined]
-    target, fresh = CausalTarget(model), CausalTarget(model)
-    target.prefix_cache = PrefixCache(PLENTY)
-    words = torch.arange(30).remainder(model.config.vocab_size).tolist()
-    for length in (10, 17, 30):
-        prompts, negatives = [words[:length]], [words[::-1][: length - 3]]
-        sampler = Sampler(guidance_scale=1.5)
-        ours, theirs = (
-            decode(each, prompts, sampler=sampler, negatives=negatives, max_new_tokens=12)
-            for each in (target, fresh)
-        )
-        assert ours.outputs == theirs.outputs
-        assert ours.stats.cached_prompt_tokens == {10: 0, 17: 10 + 7, 30: 17 + 14}[length]
-
-
 def prompt_of(*tokens: int, images: torch.Tensor | None = None, end: int = 0) -> PromptIdentity:
     media = {} if images is None else {"pixel_values": images}
     return PromptIdentity(torch.tensor(tokens), torch.arange(len(tokens))[None], media, end, state=0)
@@ -274,37 +230,6 @@ def states_of(prompt: PromptIdentity) -> dict[int, tuple[torch.Tensor, torch.Ten
     return {0: (keys, keys + 1)}
 
 
-def test_what_was_used_longest_ago_goes_first() -> None:
-    prompts = [prompt_of(*[first] * 4) for first in (1, 2, 3, 4)]
-    cache = PrefixCache(3 * 4 * 216)
-    for prompt in prompts[:3]:
-        cache.keep(prompt, states_of(prompt), {})
-    assert cache.nbytes() == cache.max_bytes
-    found = cache.find(prompt_of(1, 1, 1, 1, 9), ())
-    assert found is not None and found.length == 4
-    cache.keep(prompts[3], states_of(prompts[3]), {})
-    assert [int(entry.prompt.tokens[0]) for entry in cache.entries] == [3, 1, 4]
-    large = prompt_of(*range(20))
-    cache.keep(large, states_of(large), {})
-    assert [int(entry.prompt.tokens[0]) for entry in cache.entries] == [3, 1, 4], "too large to be kept"
-
-
-def test_a_longer_prompt_replaces_its_beginning() -> None:
-    cache = PrefixCache(PLENTY)
-    image = torch.rand(1, 3, 2, 2)
-    one, longer = prompt_of(1, 2, images=image, end=1), prompt_of(1, 2, 3, images=image, end=1)
-    more = prompt_of(1, 2, 3, 1, images=torch.cat([image, image]), end=4)
-    for prompt in (one, longer):
-        cache.keep(prompt, states_of(prompt), {})
-    assert [entry.prompt for entry in cache.entries] == [longer]
-    cache.keep(more, states_of(more), {})
-    assert [entry.prompt for entry in cache.entries] == [longer, more], "one image fits where two do not"
-    cache.keep(longer, states_of(longer), {0: torch.zeros(1, 3, 8)})
-    assert len(cache.entries) == 2 and [len(entry.taps) for entry in cache.entries] == [0, 1]
-    cache.keep(longer, states_of(longer), {})
-    assert len(cache.entries) == 3, "what drafters need of it is not forgotten"
-
-
 def test_the_last_token_is_always_read_and_a_short_beginning_does_not_pay() -> None:
     cache, prompt = PrefixCache(PLENTY), prompt_of(1, 2, 3, 4)
     cache.keep(prompt, states_of(prompt), {})
@@ -312,14 +237,6 @@ def test_the_last_token_is_always_read_and_a_short_beginning_does_not_pay() -> N
     assert again is not None and again.length == len(again.states[0][0]) == 3
     assert cache.find(prompt_of(1, 2, *[9] * 6), ()) is not None
     assert cache.find(prompt_of(1, 2, *[9] * 7), ()) is None
-
-
-def test_half_a_image_is_not_taken_over() -> None:
-    cache, image = PrefixCache(PLENTY), torch.rand(1, 3, 2, 2)
-    prompt = prompt_of(1, 7, 7, 7, 2, images=image, end=4)
-    cache.keep(prompt, states_of(prompt), {})
-    assert cache.find(prompt_of(1, 7, 7, 7, images=image, end=4), ()) is None
-    assert cache.find(prompt_of(1, 7, 7, 3, images=image, end=3), ()) is None
 
 
 @pytest.mark.parametrize(
@@ -348,9 +265,3 @@ def test_placeholders_and_images_go_together() -> None:
     words = inputs["input_ids"].clamp(max=3)
     images = {"pixel_values": inputs["pixel_values"]}
     assert identify(model, {"input_ids": words, "position_ids": positions, **images}, 0) is None
-
-
-@pytest.mark.parametrize("limit", [0, 1.5])
-def test_a_limit_is_a_positive_number_of_bytes(limit: object) -> None:
-    with pytest.raises(InputError, match="max_bytes"):
-        PrefixCache(limit)  # type: ignore[arg-type]

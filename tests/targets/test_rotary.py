@@ -27,7 +27,6 @@ from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Stopping
 from mmspec.errors import UnsupportedModelError
 from mmspec.targets import adapt
-from mmspec.targets.prefix import PrefixCache
 from tests.targets.loop import decode, generate, oracle
 from tests.tiny_models import encode, randomise, tiny_images, tiny_llava, tiny_qwen2_vl, user_message
 
@@ -125,18 +124,6 @@ def test_prompts_with_images_go_across(family: str) -> None:
     drafts = oracle(rows, answers, 4, vocabulary, 0.3)
     assert decode(adapt(model), drafts, rows, Stopping(NEW)).outputs == answers
     assert answers != [generate(made, row, NEW) for row in rows], "these frequencies do change"
-
-
-def test_what_is_remembered_of_a_prompt_is_not_taken_across() -> None:
-    for kind in ("dynamic", "longrope"):
-        model = MODELS[kind]()
-        target = adapt(model)
-        target.prefix_cache = PrefixCache(10**8)
-        long = prompt(CHANGE + 6)
-        parts = [{name: value[:, :length] for name, value in long.items()} for length in (20, 26, CHANGE + 6)]
-        runs = [decode(target, build_accelerator("none"), [part], Stopping(8)) for part in parts]
-        assert [run.outputs[0] for run in runs] == [due(model, part)[:8] for part in parts]
-        assert [run.stats.cached_prompt_tokens for run in runs] == [0, 20, 0]
 
 
 def phi3() -> PreTrainedModel:

@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Stopping
-from mmspec.errors import InputError
 from mmspec.targets import VisionLanguageTarget
-from tests.targets.loop import GreedyRun, decode, generate, interleave, oracle
+from tests.targets.loop import GreedyRun, decode, generate, oracle
 from tests.tiny_models import (
     HAS_VIDEO,
     VISION_LANGUAGE_FAMILIES,
@@ -104,35 +103,6 @@ def test_ragged_batch_equals_its_rows_alone(family: Family) -> None:
     assert family.decode("oracle 30 %", *cases).outputs == [family.reference[case] for case in cases]
 
 
-@pytest.mark.every(3)
-def test_requests_in_turns_do_not_disturb_each_other(family: Family) -> None:
-    """Neither requests of ours nor one of `generate` in between."""
-    cases = ["one image", "no image", "two images"]
-    runs = [family.run("oracle 30 %", case) for case in cases]
-    steps = iter(runs[0])
-    next(steps), next(steps)
-    generate(family.model, family.inputs["two images"], 2)
-    interleave(*runs)
-    assert [run.outputs[0] for run in runs] == [family.reference[case] for case in cases]
-
-
-def test_no_state_is_left_on_the_module(family: Family) -> None:
-    def attributes() -> dict[tuple[str, str], int]:
-        return {
-            (name, key): len(value) if key.endswith("_hooks") else id(value)
-            for name, module in family.model.named_modules()
-            for key, value in vars(module).items()
-        }
-
-    assert (
-        family.reference
-    )  # transformers hooks a tower, a video's too, at its first forward and keeps the hooks
-    generate(family.model, family.inputs["one image"], 2)
-    before = attributes()
-    family.decode("oracle 30 %", "two images")
-    assert attributes() == before
-
-
 def test_m_rope_positions_are_those_of_the_longer_prompt(family: Family) -> None:
     rope_index = getattr(family.model.model, "get_rope_index", None)
     for case, inputs in family.inputs.items() if rope_index else ():
@@ -150,11 +120,3 @@ def test_m_rope_positions_are_those_of_the_longer_prompt(family: Family) -> None
         assert torch.equal(expected[:, :, :length], positions.expand(3, 1, length)), case
         after = torch.arange(length, length + NEW_TOKENS) + offset
         assert torch.equal(expected[:, 0, length:], after.expand(3, -1)), case
-
-
-def test_images_without_token_types_are_refused() -> None:
-    model, processor = VISION_LANGUAGE_FAMILIES["qwen2_5_vl"]()
-    inputs = encode(processor, MESSAGES["one image"])
-    inputs = {name: value for name, value in inputs.items() if name != "mm_token_type_ids"}
-    with pytest.raises(InputError, match="mm_token_type_ids"):
-        decode(VisionLanguageTarget(model), build_accelerator("none"), [inputs], STOPPING)

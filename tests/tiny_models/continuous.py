@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-from mmspec.families.mar import MARConfig, MARForImageGeneration
-from mmspec.families.nextstep import SPECIAL_TOKENS, NextStepConfig, NextStepForImageGeneration
+from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration
+from mmspec.families.nextstep.modeling import SPECIAL_TOKENS, NextStepConfig, NextStepForImageGeneration
 from reference.latent_model import build_latent_tokenizer
 
 SIDE, SIZE, CLASSES = 4, 4, 5

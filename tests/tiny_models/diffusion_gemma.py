@@ -10,8 +10,6 @@ from transformers import PreTrainedModel
 
 from .weights import randomise
 
-__all__ = ["HAS_DIFFUSION_GEMMA", "tiny_diffusion_gemma"]
-
 HAS_DIFFUSION_GEMMA = hasattr(hf, "DiffusionGemmaForBlockDiffusion")
 IMAGE, BEGIN, END = 60, 61, 62  # ids of an image's tokens
 

@@ -11,8 +11,6 @@ from mmspec.transformers_versions import CACHE, takes_cache
 from .diffusion_gemma import HAS_DIFFUSION_GEMMA, tiny_diffusion_gemma
 from .processors import Special, tiny_tokenizer
 
-__all__ = ["HAS_CANVAS_PIPELINE", "tiny_canvas_pipeline"]
-
 HAS_CANVAS_PIPELINE = HAS_DIFFUSION_GEMMA and hasattr(diffusers, "DiffusionGemmaPipeline")
 SPECIAL = Special("<image>", more=("<boi>", "<eoi>"))
 VOCABULARY = 106

@@ -9,7 +9,8 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import save_file
 from transformers import T5Config, T5EncoderModel
 
-from mmspec.families.llamagen import LlamaGenConfig, LlamaGenForCausalLM
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 
 from .processors import tiny_tokenizer
 from .weights import randomise

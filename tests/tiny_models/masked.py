@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from mmspec.models.masked_language import DreamConfig, LLaDAConfig, SDARConfig
+from mmspec.families.masked_language.modeling import DreamConfig, LLaDAConfig, SDARConfig
 
 from .processors import VOCABULARY_SIZE, tiny_tokenizer
 from .text import _sizes

@@ -11,7 +11,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial
 from tests.contracts.running import random_prompts
-from tests.drafters.flash_checks import inputs_of, target_of
+from tests.methods.flash_checks import inputs_of, target_of
 from tests.targets import loop
 from tests.tiny_models import tiny_llama
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.heads.window_states import codebook_sample
 from mmspec.methods.cjd.drafter import StaleWindow
-from mmspec.methods.cjd.loss import LIVE, CorrectorLoss, WindowBatch, correct_window
+from mmspec.methods.cjd.loss import CorrectorLoss, WindowBatch, correct_window
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.training.data.sequences import Trial
 from mmspec.training.recipes import RECIPES
-from tests.drafters.corrected_checks import head_for
+from tests.methods.corrected_checks import head_for
 from tests.tiny_models.llamagen import tiny_llamagen
 
 WINDOW = 8
@@ -96,38 +91,6 @@ def test_it_learns(target: LlamaGenTarget) -> None:
     assert float(figures["distance"][:3].mean()) < 0.85 * float(before[:3].mean())
 
 
-def test_images_are_decoded_apart(target: LlamaGenTarget) -> None:
-    """Steps that follow each other see the beginning, the middle and the end of images."""
-    data = Prompts(target)
-    loss = CorrectorLoss(head_for(target), target, learnt_window=2)
-    for step in range(LIVE):
-        loss.make(data, step, 0)
-    shares = [rollout.share for rollout in loss.rollouts]
-    assert shares == sorted(set(shares))
-    assert all(share >= index / LIVE for index, share in enumerate(shares)) and shares[0] < 1 / LIVE
-
-
-def test_a_head_remembers_what_it_has_learnt_of(target: LlamaGenTarget) -> None:
-    target = copy.copy(target)
-    target.codebook = torch.randn(64, 8)
-    loss = CorrectorLoss(head_for(target), target, learnt_window=2)
-    loss.make(Prompts(target), 0, 0)
-    measured = loss.measure([])
-    assert measured["columns"] == target.grid.columns
-    assert measured["codebook"] == pytest.approx(codebook_sample(target).tolist(), rel=1e-3)
-
-
-def test_excluded_tokens_give_gradients_that_are_numbers(target: LlamaGenTarget) -> None:
-    loss = CorrectorLoss(head_for(target), target, learnt_window=WINDOW)
-    batch = loss.make(Prompts(target), 0, 0)
-    ends = torch.zeros_like(batch.logits).index_fill(-1, torch.tensor([3, 4]), -torch.inf)
-    batch = replace(batch, logits=batch.logits + ends, goal=batch.goal + ends)
-    value, _ = loss(batch)
-    value.backward()
-    gradients = [weight.grad for weight in loss.head.parameters() if weight.grad is not None]
-    assert value.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
-
-
 @torch.no_grad()
 def test_what_is_not_there_is_not_read(target: LlamaGenTarget) -> None:
     """States that are unknown may be anything."""
@@ -141,11 +104,3 @@ def test_what_is_not_there_is_not_read(target: LlamaGenTarget) -> None:
         stale = StaleWindow(loss.head.of_states(states), batch.old, batch.is_known, batch.logits, context)
         corrected.append(correct_window(loss.head, target, stale, batch.new))
     assert torch.equal(*corrected)
-
-
-def test_a_window_outside_its_range_is_refused(target: LlamaGenTarget) -> None:
-    for wrong in (1, 2.5):
-        with pytest.raises(InputError, match="learnt_window"):
-            CorrectorLoss(head_for(target), target, learnt_window=wrong)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="corrected: got 69; at most 63"):
-        CorrectorLoss(head_for(target), target, learnt_window=70)

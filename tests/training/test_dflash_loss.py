@@ -12,8 +12,8 @@ from mmspec.heads.model import HIDDEN
 from mmspec.methods.dflash import loss as dflash_loss
 from mmspec.methods.dflash.loss import DFlashLoss, drawn
 from mmspec.training.losses.base import Blocks, read
-from tests.drafters.dflash_checks import KINDS, alone, head_for
-from tests.drafters.flash_checks import target_of
+from tests.methods.dflash_checks import KINDS, alone, head_for
+from tests.methods.flash_checks import target_of
 from tests.training.own_answers import own_answers
 
 

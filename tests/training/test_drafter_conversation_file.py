@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmspec.errors import CheckpointError, InputError, MediaError
+from mmspec.errors import CheckpointError, InputError
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.conversation_file import read_conversation, read_conversations
 from mmspec.training.data.conversations import TRIAL_ROWS, ConversationReader, ConversationRows
@@ -60,17 +59,6 @@ def test_equal_steps_give_equal_rows_and_the_last_are_held_out() -> None:
         ConversationRows(reader(), read_conversations(rows(TRIAL_ROWS)), 3, 0)
 
 
-def test_rows_that_are_too_long_are_skipped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    lengths = [len(reader().example(row).learnt) for row in data().rows]
-    made = data(max_length=min(lengths))
-    with caplog.at_level(logging.WARNING):
-        batches = [made.batch(step, 0) for step in range(4)]
-    assert all(len(example.learnt) == min(lengths) for batch in batches for example in batch.examples)
-    assert len(made.skipped) == 2 and "2 of 3 rows skipped" in caplog.text
-    with pytest.raises(InputError, match="3 are longer"):
-        data(max_length=3).batch(0, 0)
-
-
 def test_replies_are_the_targets_own_if_asked_for() -> None:
     made = data(regenerate=5)
     examples = made.batch(0, 0).examples
@@ -114,13 +102,6 @@ def test_rows_with_damaged_images_are_skipped_named_and_counted(
         for one, other in zip(batches[step].examples, again.batch(step, 0).examples, strict=True):
             assert torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
             assert torch.equal(one.inputs["pixel_values"], other.inputs["pixel_values"])
-
-
-def test_too_many_damaged_images_end_a_training(tmp_path: Path) -> None:
-    made = damaged_rows(tmp_path, 24, range(0, 20, 2))
-    with pytest.raises(MediaError, match=r"5 of 24 rows with files that cannot be read.*data\[\d+\].*\.png"):
-        for step in range(50):
-            made.batch(step, 0)
 
 
 @pytest.mark.parametrize(

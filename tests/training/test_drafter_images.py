@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModel
 
 from mmspec.core.draft import DraftKind, Tree
-from mmspec.errors import CheckpointError, InputError, MediaError
-from mmspec.families.parallel_images import LPDConfig
+from mmspec.errors import InputError, MediaError
 from mmspec.methods.eagle.loss import positions_of
 from mmspec.training.data import images as image_data
 from mmspec.training.data.images import ImageFile
@@ -32,7 +31,6 @@ from reference.image_model import (
 )
 from reference.vq import build_vq, save_vq
 from tests.tiny_models import randomise
-from tests.training.own_answers import speaker
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +77,6 @@ def test_a_drafter_of_images(
     assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float16}
     head = AutoModel.from_pretrained(out)
     assert type(head) is RECIPES[method].head and head.dtype == torch.float32 and head.config.vocabulary == 64
-
-
-def test_a_drafter_may_begin_with_another(
-    image_folders: dict[str, Path], short_trials: None, tmp_path: Path
-) -> None:
-    target = image_folders["class"]
-    first = train_drafter(target, tmp_path / "first", scene_data, steps=1, batch_size=2)
-    second = train_drafter(target, tmp_path / "second", scene_data, start=first, steps=1, batch_size=2)
-    record = json.loads((second / "training.json").read_text())
-    assert len(record["stages"]) == 2 and "--from" in record["command"]
-    with pytest.raises(CheckpointError, match="start"):
-        train_drafter(target, tmp_path / "third", scene_data, start=target, steps=1)
-
-
-def test_models_of_other_orders_are_refused_before_their_weights_are_read(tmp_path: Path) -> None:
-    LPDConfig(hidden_size=32, num_attention_heads=2, vocab_size=64).save_pretrained(tmp_path)
-    save_file({"none": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="lpd.*token by token"):
-        train_drafter(tmp_path, tmp_path / "out", scene_data, steps=1)
 
 
 @pytest.mark.parametrize(("condition", "asked"), [("caption", "a red ring"), ("class", 7)])
@@ -173,16 +152,3 @@ def test_the_teacher_reads_an_image_as_decoding_does(condition: str, image_folde
         first = llamagen.config.prefix_length
         assert positions[row, start : ids.shape[1]].tolist() == list(range(first, first + 64))
         assert reading.learnt[row].nonzero()[:, 0].tolist() == list(range(start, ids.shape[1]))
-
-
-def test_what_cannot_be_trained_is_named(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match="method: got 'eagel'"):
-        train_drafter(tmp_path, out, scene_data, method="eagel", steps=1)
-    with pytest.raises(CheckpointError, match="target: got 'nowhere'"):
-        train_drafter("nowhere", out, scene_data, steps=1)
-    speaker().model.save_pretrained(tmp_path / "llama")
-    config = tmp_path / "llama" / "config.json"
-    config.write_text(config.read_text().replace('"llama"', '"vit"'))
-    with pytest.raises(CheckpointError, match="'vit'; a vision-language or causal language model"):
-        train_drafter(tmp_path / "llama", tmp_path / "out", scene_data, steps=1)

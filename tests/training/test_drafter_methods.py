@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ import pytest
 import torch
 
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.methods.eagle.loss import EagleLoss
-from mmspec.registry import parse_options
+from mmspec.errors import UnknownArgumentError
 from mmspec.targets import CausalTarget
 from mmspec.training.drafter import train_drafter
-from mmspec.training.recipes import RECIPES, Recipe, check_method, written
-from tests.drafters.flash_checks import answer, inputs_of, target_of
+from mmspec.training.recipes import RECIPES, check_method
+from tests.methods.flash_checks import answer, inputs_of, target_of
 from tests.tiny_models import tiny_llama
 from tests.training.own_answers import CASES, own_answers
 
@@ -26,26 +23,6 @@ from tests.training.own_answers import CASES, own_answers
 @functools.cache
 def target() -> CausalTarget:
     return CausalTarget(tiny_llama(vocab=12))
-
-
-SETTINGS: Mapping[str, Any] = {
-    "block": 3,
-    "compressor": "pooling",
-    "compressor_options": {"tokens": 4},
-    "rope_theta": 500.5,
-}
-
-
-def test_settings_reach_the_model() -> None:
-    head = RECIPES["flash"].build(target(), **SETTINGS)
-    assert {name: getattr(head.config, name) for name in SETTINGS} == SETTINGS
-    assert head.config.hidden_size == target().config.hidden_size
-
-
-def test_what_is_written_is_read_again() -> None:
-    text = written("flash", SETTINGS)
-    assert text == "flash:block=3:compressor=pooling:compressor_options.tokens=4:rope_theta=500.5"
-    assert parse_options("method", text) == ("flash", SETTINGS)
 
 
 def test_defaults_are_settings_that_exist() -> None:
@@ -59,12 +36,6 @@ def test_unknown_settings_are_refused_before_anything_is_read(tmp_path: Path) ->
         with pytest.raises(UnknownArgumentError, match=r"block, .*compressor") as caught:
             train_drafter(tmp_path, tmp_path / "out", [], method="flash", settings={setting: 3}, steps=1)
         assert ("did you mean 'block'?" in str(caught.value)) == (setting == "blok")
-
-
-def test_values_that_cannot_be_are_refused() -> None:
-    for settings in ({"block": 99}, {"block": "three"}, {"compressor": "pool"}):
-        with pytest.raises(InputError, match=str(*settings)):
-            RECIPES["flash"].build(target(), **settings)
 
 
 LEARNT_FROM_TEXT = [name for name, method in RECIPES.items() if not method.record.of_images]
@@ -105,17 +76,3 @@ def test_the_head_learns_and_the_target_does_not(name: str) -> None:
     assert acceptance() > untrained + gain or name == "dflash", "which learns whole blocks, and slowly"
     assert all(torch.equal(value, before[key]) for key, value in target.model.named_parameters())
     assert all(value.grad is None for value in target.model.parameters())
-
-
-class NoisyLoss(EagleLoss):
-    def __init__(self, head: Any, target: CausalTarget, *, noise: float = 0.2) -> None:
-        super().__init__(head, target)
-        self.noise = noise
-
-
-def test_keywords_of_the_loss_are_settings_too() -> None:
-    method = Recipe("eagle", {"noise": 0.1, "depth": 2}, f"{__name__}:NoisyLoss")
-    model = method.build(target(), noise=0.3, top_k=5)
-    assert (model.config.depth, model.config.top_k) == (2, 5)
-    assert method.learn(model, target(), top_k=5).noise == 0.1
-    assert method.learn(model, target(), noise=0.3).noise == 0.3

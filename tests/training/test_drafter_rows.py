@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Mapping
@@ -130,32 +129,6 @@ def test_what_cannot_be_used_is_refused_by_its_line(folder: Path) -> None:
         assert caught.value.argument == "data, line 2" and re.search(allowed, str(caught.value)), row
 
 
-def test_placeholders_in_chat_messages_and_system_columns_are_used(folder: Path) -> None:
-    row = chat(f"<image>{ASKED}", images=["a.png"], system="be brief", video=None, tools=[], id=3)
-    read = read_conversation(row, "row", folder)
-    assert read.messages == (
-        message("system", "be brief"),
-        message("user", ASKED, 1),
-        message("assistant", SAID),
-    )
-    assert read.images == (folder / "a.png",)
-    turns = {"image": "a.png", "conversations": [user(f"<image>\n{ASKED}"), REPLY]}
-    assert read_conversation(turns, "row", folder).messages == read.messages[1:]
-    indexed = [{"type": "text", "text": ASKED, "index": None}, {"type": "image", "text": None, "index": 0}]
-    read = read_conversation(chat(indexed, images=["a.png"]), "row", folder)
-    assert [part["type"] for part in read.messages[0]["content"]] == ["text", "image"]
-
-
-def test_an_image_must_be_one(folder: Path) -> None:
-    row = {"image": {"bytes": None, "path": "a.png"}, "prompt": ASKED, "response": SAID}
-    with pytest.raises(InputError, match=r"data\[1\].*the path of an image, or an image"):
-        read_conversations([LLAVA | {"image": Image.new("RGB", (8, 8))}, row])
-    data = (folder / "a.png").read_bytes()
-    for held in (data, io.BytesIO(data), {"bytes": data, "path": "a.png"}):
-        (read,) = read_conversations([LLAVA | {"image": held}])
-        assert read.opened().images[0].size == (8, 8)
-
-
 def test_the_whole_file_is_checked_and_the_first_bad_rows_are_named(folder: Path) -> None:
     good, bad = LLAVA, {"prompt": ASKED}
     rows = [good, bad, good, {**good, "video": "a.mp4"}, bad, bad, bad]
@@ -177,22 +150,3 @@ def test_lines_end_at_line_feeds_alone(mark: str, folder: Path) -> None:
         assert len(read) == 2 and read[0].messages[1] == message("assistant", odd)
     (folder / "rows.json").write_bytes((mark + f"[{lines[0]}]").encode())
     assert len(read_conversations(folder / "rows.json")) == 1
-
-
-def test_other_encodings_are_named_with_their_line(folder: Path) -> None:
-    for data, expected in (
-        ("{}\n".encode("utf-16"), "rows.jsonl is UTF-16"),
-        ("{}\n{}\n".encode("utf-16-le"), "line 1 of rows.jsonl has a NUL"),
-        (b'\xef\xbb\xbf{}\n{"prompt": "caf\xe9"}', "line 2 of rows.jsonl has the byte 0xe9"),
-    ):
-        (folder / "rows.jsonl").write_bytes(data)
-        with pytest.raises(InputError, match=expected):
-            read_conversations(folder / "rows.jsonl")
-
-
-def test_files_that_are_none_are_refused(folder: Path) -> None:
-    for name, text in (("a.jsonl", "{"), ("a.json", "{"), ("a.json", "{}"), ("none", "")):
-        if text:
-            (folder / name).write_text(text)
-        with pytest.raises(InputError, match="data"):
-            read_conversations(folder / name)

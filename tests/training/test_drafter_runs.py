@@ -14,15 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.errors import CheckpointError, InputError, MissingDependencyError
+from mmspec.errors import CheckpointError, MissingDependencyError
 from mmspec.training.drafter import train_on
-from mmspec.training.optimizers import learning_rate
 from mmspec.training.recipes import RECIPES
 from mmspec.training.run import (
-    SUBNORMAL,
     RunOptions,
     Training,
-    flush_subnormals,
     open_accelerator,
 )
 from tests.packaging.source_tree import ROOT
@@ -67,7 +64,6 @@ def test_a_step_of_several_batches_is_one_of_all_their_rows(tmp_path: Path) -> N
         assert torch.allclose(ours, whole.state_dict()[name], atol=1e-4), name
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_of_several_batches_a_step_goes_on(tmp_path: Path) -> None:
     whole, losses = train(tmp_path, 6, rows=2, accumulate=2)
     train(tmp_path, 6, rows=2, accumulate=2, stop=4)
@@ -79,36 +75,6 @@ def test_an_interrupted_run_of_several_batches_a_step_goes_on(tmp_path: Path) ->
 
 def training_of(out: Path, **options: Any) -> Training:
     return Training(out, options, minutes=10.0, batch_size=8, check_s=120.0)  # type: ignore[arg-type]
-
-
-def test_what_is_asked_for_wins_over_a_trainers_defaults(tmp_path: Path) -> None:
-    own, asked = (
-        training_of(tmp_path / "out"),
-        training_of(tmp_path / "out", steps=3, minutes=None, batch_size=2),
-    )
-    assert (own.batch_size, own.check_s) == (8, 120.0)
-    assert own.length == {"minutes": 10, "steps": None} and own.path == tmp_path / "out.training.pt"
-    assert asked.batch_size == 2 and asked.length == {"minutes": None, "steps": 3}
-    asked.step, own.seconds = 1, 150.0
-    assert [asked.progress(share) for share in (1.0, 0.2)] == [1 / 3, 1.0]
-    assert [own.progress(share) for share in (1.0, 0.5)] == [0.25, 0.5]
-
-
-def test_impossible_lengths_are_refused_before_any_work(tmp_path: Path) -> None:
-    wrong: list[dict[str, Any]] = [{"steps": 1, "minutes": 1.0}, {"steps": 0}, {"minutes": -1.0}]
-    for options in wrong:
-        with pytest.raises(InputError) as caught:
-            training_of(tmp_path, **options)
-        assert caught.value.argument == [*options][0]
-    with pytest.raises(InputError, match="accumulate"):
-        open_accelerator(0)
-
-
-def test_the_learning_rate_warms_up_and_ends_at_five_per_cent() -> None:
-    assert learning_rate(1.0, 0, 0.0) == pytest.approx(1 / 20)
-    assert learning_rate(1.0, 100, 0.0) == 1.0
-    assert learning_rate(1.0, 100, 0.5) == pytest.approx(0.525)
-    assert learning_rate(1.0, 100, 1.0) == pytest.approx(0.05)
 
 
 def test_a_state_that_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
@@ -127,29 +93,6 @@ def test_a_state_that_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(CheckpointError, match="cannot be read"):
         training_of(tmp_path / "out", steps=1, resume=True)
-
-
-def test_subnormal_numbers_are_flushed_in_a_training_alone() -> None:
-    def is_flushed() -> bool:
-        return bool(torch.tensor(SUBNORMAL) * 1 == 0)
-
-    @flush_subnormals()
-    def train(fails: bool) -> None:
-        assert is_flushed()
-        if fails:
-            raise RuntimeError
-
-    try:
-        for before in (False, True):
-            if not torch.set_flush_denormal(before):
-                pytest.skip("this processor cannot")
-            train(False)
-            assert is_flushed() is before
-            with pytest.raises(RuntimeError):
-                train(True)
-            assert is_flushed() is before
-    finally:
-        torch.set_flush_denormal(False)
 
 
 def test_logs_hold_the_loss_its_parts_and_the_acceptance_length(

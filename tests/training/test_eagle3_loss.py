@@ -12,8 +12,7 @@ from mmspec.core.draft import DraftKind, Nodes, Tree
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
-from mmspec.heads.grown_trees import GrownTreeSession
+from mmspec.heads.feature_session import GrownTreeSession
 from mmspec.methods.eagle.loss import positions_of
 from mmspec.methods.eagle3 import loss as eagle3_loss
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
@@ -23,14 +22,13 @@ from mmspec.methods.mtp.drafter import MtpDrafter
 from mmspec.methods.mtp.head import MtpHead
 from mmspec.targets.causal import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
-from mmspec.training.losses.base import read
-from mmspec.training.losses.vocabulary import choose_vocabulary
+from mmspec.training.losses.base import choose_vocabulary, read
 from tests.contracts.running import canvas_of
-from tests.drafters import mtp_checks
-from tests.drafters.eagle3_checks import head_for
-from tests.drafters.flash_checks import target_of
-from tests.drafters.naive_eagle import read_whole
-from tests.drafters.naive_eagle3 import NaiveEagle3
+from tests.methods import mtp_checks
+from tests.methods.eagle3_checks import head_for
+from tests.methods.flash_checks import target_of
+from tests.methods.naive_eagle import read_whole
+from tests.methods.naive_eagle3 import NaiveEagle3
 from tests.training.own_answers import Sentences, own_answers, speaker
 
 STEPS = 4
@@ -121,15 +119,6 @@ def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
     assert torch.allclose(loss.double(), torch.as_tensor(due).double(), rtol=1e-5)
     shares = torch.tensor([sum(each) / len(each) for each in hits])
     assert torch.allclose(figures["agreement"], shares, atol=1e-6)
-
-
-def test_a_batch_without_answers_has_no_loss() -> None:
-    example = TrainingExample({"input_ids": torch.tensor([[1, 2, 3]])}, 3)
-    loss, figures = Eagle3Loss(head_for(speaker()), speaker())(DrafterBatch((example,), 0))
-    assert loss == 0 and not figures["agreement"].any()
-    for steps in (0, 17):
-        with pytest.raises(InputError, match="steps"):
-            Eagle3Loss(head_for(speaker()), speaker(), steps=steps)
 
 
 def test_the_vocabulary_is_what_is_learnt_most() -> None:

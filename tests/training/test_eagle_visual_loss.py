@@ -10,13 +10,13 @@ from torch.nn.functional import smooth_l1_loss
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.methods.eagle.head import EagleHead
-from mmspec.methods.eagle.loss import EagleLoss, ViSpecLoss, positions_of, ranking
+from mmspec.methods.eagle.loss import EagleLoss, ViSpecLoss
 from mmspec.targets import VisionLanguageTarget
 from mmspec.training.data.sequences import TrainingExample
-from tests.drafters.eagle_checks import head_for
-from tests.drafters.flash_checks import target_of
-from tests.drafters.naive_eagle import read_whole
-from tests.drafters.visual_checks import KINDS, NaiveVisual
+from tests.heads.visual_checks import KINDS, NaiveVisual
+from tests.methods.eagle_checks import head_for
+from tests.methods.flash_checks import target_of
+from tests.methods.naive_eagle import read_whole
 from tests.training.own_answers import own_answers
 
 CASES = [
@@ -94,22 +94,6 @@ def test_the_loss_is_that_of_drafting_the_slow_way(kind: str, family: str, depth
     assert torch.allclose(loss.double(), total.double(), rtol=1e-5)
 
 
-def test_additive_masks() -> None:
-    target = target_of("llava", torch.float64)
-    losses = []
-    for backend in ("sdpa", "eager"):
-        head = head_for(target, **KINDS["vispec"])
-        head.set_attn_implementation(backend)
-        head.decoder.set_attn_implementation(backend)
-        losses.append(ViSpecLoss(head, target)(own_answers())[0])
-    torch.testing.assert_close(*losses)
-
-
-def test_few_tokens_are_ranked_among_themselves() -> None:
-    few = torch.tensor([[0.2, 0.5, 0.3]])
-    torch.testing.assert_close(ranking(few, few.log())[0], -torch.tensor(0.5 * 0.3 / 0.5).log())
-
-
 def test_each_part_weighs_what_it_is_told_to() -> None:
     target = target_of("llava")
     head, given = head_for(target, **KINDS["vispec"]), own_answers(dtype=torch.float32)
@@ -124,15 +108,3 @@ def test_each_part_weighs_what_it_is_told_to() -> None:
         torch.testing.assert_close(ViSpecLoss(head, target, **weights)(given)[0], 2 * due)
     with pytest.raises(InputError, match="random"):
         ViSpecLoss(head_for(target, visual="embedded", compressor="gate"), target)
-
-
-def test_positions_of_prompts_with_and_without_images() -> None:
-    """Qwen counts on three axes where there is an image and on one where there is none."""
-    target, examples = target_of("qwen2_5_vl"), own_answers("qwen2_5_vl", torch.float32).examples
-    made = positions_of(target, examples)
-    assert made.shape[:2] == (3, 3)
-    for row, example in enumerate(examples):
-        length = example.inputs["input_ids"].shape[1]
-        due = target.positions(example.inputs)[0]
-        assert torch.equal(made[:, row, :length], due.expand(3, 1, -1)[:, 0])
-    assert positions_of(target, examples[1:2]).dim() == 2

@@ -9,25 +9,13 @@ import torch
 from torch.nn.functional import smooth_l1_loss
 
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
 from mmspec.methods.flash import loss as flash_loss
 from mmspec.targets.causal import HiddenStates
-from mmspec.training.losses.base import learnt_pairs, read
-from tests.drafters.flash_checks import head_for, target_of
-from tests.drafters.naive_heads import NaiveFlash
+from tests.methods.flash_checks import head_for, target_of
+from tests.methods.naive_heads import NaiveFlash
 from tests.training.own_answers import own_answers
 
 BLOCK = 3
-
-
-def test_pairs_are_counted_one_by_one() -> None:
-    learnt = torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1], [1, 1, 0, 1, 1, 1, 1, 0], [0] * 8, [1] * 8]).bool()
-    made = learnt_pairs(learnt, BLOCK)
-    for row in range(4):
-        for t in range(8):
-            for i in range(BLOCK):
-                due = t + i + 1 < 8 and all(bool(learnt[row, t + 1 + j]) for j in range(i + 1))
-                assert bool(made[row, t, i]) == due, (row, t, i)
 
 
 def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
@@ -66,34 +54,3 @@ def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
     )
     shares = torch.tensor([sum(each) / len(each) for each in hits])
     assert torch.allclose(figures["agreement"], shares, atol=1e-6)
-
-
-def test_own_guesses_are_what_drafting_feeds_back() -> None:
-    """The state at token t that the head itself predicts from row t, the slow way."""
-    target = target_of("llava", torch.float64)
-    head = head_for(target, block=BLOCK).eval()
-    given = own_answers()
-    reading = read(target, given.examples, (0, -1))
-    made = flash_loss.own_states(head, reading, reading.taps[-1])
-    for row, example in enumerate(given.examples):
-        ids, start = example.inputs["input_ids"], example.answer
-        prompt = {**example.inputs, "input_ids": ids[:, :start]}
-        naive = NaiveFlash(head, target, [prompt], Sampler(), block=BLOCK)
-        for t in range(start - 1, ids.shape[1]):
-            state = naive.state(naive.committed(prompt, ids[0, start : t + 1].tolist())[0])
-            due = head.predict(state, 1)[0, 0]
-            assert torch.allclose(made[row, t], due, atol=1e-6), (row, t)
-        for span in reading.spans[row]:
-            inside = slice(span.start, span.stop)
-            assert torch.equal(made[row, inside], reading.taps[-1][row, inside]), "images"
-
-
-def test_own_guesses_replace_states_of_answers_alone() -> None:
-    target = target_of("llava", torch.float64)
-    head = head_for(target, block=BLOCK)
-    loss = flash_loss.FlashLoss(head, target, own_guesses=1.0)
-    reading = loss.read(own_answers())
-    moved = ((loss.features(reading, 0) - reading.taps[-1]).abs() > flash_loss.NOISE).any(-1)
-    assert not moved[~reading.learnt].any() and moved[reading.learnt].all()
-    with pytest.raises(InputError, match="own_guesses"):
-        flash_loss.FlashLoss(head, target, own_guesses=1.5)

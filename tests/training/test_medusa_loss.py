@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.methods.hydra.loss import HydraLoss
-from mmspec.methods.medusa.drafter import MedusaDrafter
-from mmspec.methods.medusa.head import MedusaHead
 from mmspec.methods.medusa.loss import MedusaLoss
 from mmspec.targets.causal import HiddenStates
-from mmspec.training.drafter import train_on
-from mmspec.training.losses.goals import Goals
-from mmspec.training.losses.levels import hit_rates
-from mmspec.training.run import Training
-from tests.drafters.flash_checks import target_of
-from tests.drafters.heads_checks import drafter_for, medusa_for
-from tests.drafters.naive_heads import NaiveHydra, NaiveMedusa
-from tests.training.own_answers import Sentences, own_answers, speaker
+from tests.methods.flash_checks import target_of
+from tests.methods.heads_checks import drafter_for
+from tests.methods.naive_heads import NaiveHydra, NaiveMedusa
+from tests.training.own_answers import own_answers
 
 LEARNERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "medusa": (MedusaLoss, {}),
@@ -71,33 +63,3 @@ def test_the_loss_is_that_of_drafting_the_slow_way(kind: str) -> None:
     assert float(loss) == pytest.approx(nats / weight, rel=1e-4)
     shares = torch.tensor([sum(each) / len(each) for each in hits])
     assert torch.allclose(figures["agreement"], shares, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", LEARNERS)
-def test_ranks_are_counted_one_by_one(kind: str) -> None:
-    target, drafter = target_of("llava", torch.float64), drafter_of(kind, torch.float64)
-    learner, settings = LEARNERS[kind]
-    learner = learner(drafter.model, target, **settings)
-    rates = torch.tensor(hit_rates(learner, [own_answers()], ranks=6))
-    logits, goal, counted, _ = learner.judge(own_answers())
-    found = torch.zeros(4, 6)
-    for place, head in counted.nonzero().tolist():
-        meant = int((goal.meant() if isinstance(goal, Goals) else goal)[place, head])
-        rank = int((logits[place, head] > logits[place, head, meant]).sum())
-        if rank < 6:
-            found[head, rank] += 1
-    torch.testing.assert_close(rates, found / counted.sum(0)[:, None], atol=1e-4, rtol=0)
-    assert torch.allclose(rates[:, 0], learner(own_answers())[1]["agreement"], atol=1e-4)
-
-
-def test_training_measures_what_static_trees_are_made_of(tmp_path: Path) -> None:
-    model = medusa_for(speaker(), num_heads=2).requires_grad_(True)
-    training = Training(tmp_path / "out", {"steps": 3}, minutes=1.0, batch_size=4)
-    train_on(training, model, "medusa", speaker(), Sentences())
-    rates = model.config.hit_rates
-    assert len(rates) == 2 and all(len(each) == 10 and 0 <= sum(each) <= 1.001 for each in rates)
-    model.save_pretrained(tmp_path / "head")
-    again = MedusaHead.from_pretrained(tmp_path / "head")
-    assert MedusaDrafter(again, num_draft_tokens=7, tree="measured").shape.num_draft_tokens == 7  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="measured"):
-        MedusaDrafter(medusa_for(speaker()), tree="measured")

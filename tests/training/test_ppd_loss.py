@@ -7,8 +7,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.heads.model import EMBEDDINGS, HIDDEN
 from mmspec.methods.ppd.loss import PromptTokensLoss
-from tests.drafters.flash_checks import target_of
-from tests.drafters.test_ppd import drafter_for
+from tests.methods.flash_checks import target_of
+from tests.methods.test_ppd import drafter_for
 from tests.training.own_answers import own_answers
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from transformers import AutoModel, PreTrainedModel
 
-from mmspec.errors import CheckpointError, InputError
 from mmspec.pipelines.drafter_prompts import ImagePrompts
 from mmspec.training.data.images import PromptedImages
 from mmspec.training.drafter import train_drafter
@@ -85,38 +84,3 @@ def test_heads_of_every_family(
     assert record["stages"][0]["acceptance"] >= 1 and file.name in record["command"]
     head = AutoModel.from_pretrained(out)
     assert type(head) is RECIPES[method].head and head.config.width == 16
-
-
-def test_lines_are_counted_and_split_at_line_feeds_alone(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    odd = "a\u2028b\u2029c\u0085d"
-    line = json.dumps({"prompt": odd, "image": "for other methods.png"}, ensure_ascii=False)
-    file.write_bytes(f"\ufeff{line}\r\n\r\n{line}\r\n".encode())
-    assert ImagePrompts(file).rows == [odd, odd]
-    file.write_bytes(f"{line}\n\n{{}}\n{line}\n[]\n".encode())
-    with pytest.raises(InputError, match=r"2 rows that cannot be used.*data, line 3: .*data, line 5: "):
-        ImagePrompts(file)
-    for wrong in ("{", "[]", "{}", '{"prompt": 2.5}', '{"class": true}', '{"prompt": "a", "class": 3}'):
-        with pytest.raises(InputError, match="data, line 5"):
-            ImagePrompts(prompts_in(tmp_path, wrong))
-
-
-def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="JSONL file of prompts"):
-        ImagePrompts(tmp_path / "nothing.jsonl")
-    FAMILIES["janus"](tmp_path / "janus")
-    how: dict[str, Any] = {"method": METHOD, "settings": SETTINGS, "steps": 1}
-    file = prompts_in(tmp_path)
-    with pytest.raises(InputError, match="ImagePrompts"):
-        train_drafter(tmp_path / "janus", tmp_path / "out", file, **how)
-    with pytest.raises(InputError, match="regenerate"):
-        train_drafter(tmp_path / "janus", tmp_path / "out", ImagePrompts(file), regenerate=5, **how)
-    with pytest.raises(InputError, match="height"):
-        train_drafter(tmp_path / "janus", tmp_path / "out", ImagePrompts(file, height=7), **how)
-    FAMILIES["glm_image"](tmp_path / "glm")
-    (tmp_path / "processor").rename(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="processor"):
-        train_drafter(tmp_path / "glm", tmp_path / "out", ImagePrompts(file), **how)
-    file.write_text(json.dumps({"prompt": "a circle"}))
-    with pytest.raises(InputError, match="more than 2"):
-        train_drafter(tmp_path / "janus", tmp_path / "out", ImagePrompts(file), **how)

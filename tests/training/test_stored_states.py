@@ -11,19 +11,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mmspec.errors import InputError
-from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.heads.model import HIDDEN
-from mmspec.targets import CausalTarget
-from mmspec.training.data.scenes import scene_data
 from mmspec.training.data.states import StoredStates
 from mmspec.training.drafter import train_drafter
-from tests.drafters.flash_checks import target_of
-from tests.tiny_models import save_family, tiny_image, tiny_llama
+from tests.methods.flash_checks import target_of
+from tests.tiny_models import save_family, tiny_image
 from tests.training.own_answers import own_answers
 
 
@@ -70,14 +66,6 @@ def test_stored_states_are_those_that_the_target_reads(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4, "a file for each sequence, and the target's"
 
 
-def test_what_a_sequence_shows_is_part_of_its_name(tmp_path: Path) -> None:
-    states, (shown, *_) = StoredStates(target_of("llava", torch.float32), tmp_path), sequences()
-    first = states.read([shown], (-1,))[-1]
-    other = {**shown, "pixel_values": shown["pixel_values"].flip(-1)}
-    assert not torch.equal(states.read([other], (-1,))[-1], first)
-    assert torch.equal(states.read([shown], (-1,))[-1], first)
-
-
 def test_summaries_are_of_the_logits_and_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states, given = StoredStates(target_of("llava", torch.float32), tmp_path), sequences()
     hidden = states.read(given, (HIDDEN,))[HIDDEN]
@@ -92,31 +80,6 @@ def test_summaries_are_of_the_logits_and_stored_once(tmp_path: Path, monkeypatch
             assert torch.equal(found.total[row, :length], logits[row, :length].logsumexp(-1))
 
 
-@pytest.mark.slow
-def test_a_head_of_few_tokens_learns_the_same_from_stored_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Summaries take the place of the target's whole output matrix."""
-    monkeypatch.setattr("mmspec.training.drafter.acceptance_length", lambda *_: 1.0)
-    monkeypatch.setattr("mmspec.training.drafter.MEASURED_BATCHES", 1)
-    target = save_family("llava", tmp_path / "target")
-    said = [{"prompt": "describe the circle", "response": "red and " * (1 + row)} for row in range(7)]
-    for method, few in (
-        ("eagle3", "draft_vocabulary"),
-        ("eagle", "frequent_tokens"),
-        ("medusa", "frequent_tokens"),
-    ):
-        losses: list[list[float]] = []
-        for states in (None, tmp_path / "states", tmp_path / "states"):
-            found: list[float] = []
-            how: dict[str, Any] = {"steps": 2, "batch_size": 2, "method": method, "states": states}
-            how["settings"] = {few: 12}
-            how["on_step"] = lambda step, loss, found=found: found.append(loss)
-            train_drafter(target, tmp_path / f"{method}-{len(losses)}", said, **how)
-            losses.append(found)
-        assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == losses[1]
-
-
 @pytest.mark.parametrize("left", [0, 6, -8])
 def test_a_torn_file_is_read_anew(left: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = target_of("llava", torch.float32)
@@ -129,21 +92,6 @@ def test_a_torn_file_is_read_anew(left: int, tmp_path: Path, caplog: pytest.LogC
         found = states.read(given, (0, -1))
     assert ran and "is damaged" in caplog.text and file.read_bytes() == whole
     assert torch.equal(found[-1], target.read(given, (-1,))[-1])
-
-
-def test_states_of_another_target_are_refused(tmp_path: Path) -> None:
-    StoredStates(CausalTarget(tiny_llama()), tmp_path / "states")
-    StoredStates(CausalTarget(tiny_llama()), tmp_path / "states")
-    changed = tiny_llama().requires_grad_(False)
-    changed.lm_head.weight[0] += 1
-    for other in (changed, tiny_llama().bfloat16()):
-        with pytest.raises(InputError, match="states: .*this target's states"):
-            StoredStates(CausalTarget(other), tmp_path / "states")
-    (tmp_path / "states" / "target.json").write_text("{")
-    (tmp_path / "file").touch()
-    for folder in ("states", "file"):
-        with pytest.raises(InputError, match="states: .*a folder of hidden states, or a new one"):
-            StoredStates(CausalTarget(tiny_llama()), tmp_path / folder)
 
 
 def test_a_second_training_never_runs_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,19 +116,3 @@ def test_a_second_training_never_runs_the_target(tmp_path: Path, monkeypatch: py
         found, ours, ran = train(method, tmp_path / "states")
         assert found == losses and all(torch.equal(ours[name], weight) for name, weight in weights.items())
         assert any(type(model).__name__.startswith("Llava") for model in ran) == runs
-
-
-def test_data_that_are_new_in_every_step_have_no_states(tmp_path: Path) -> None:
-    """They are refused before weights are read."""
-    target, states = save_family("llava", tmp_path / "target"), tmp_path / "states"
-    (target / "model.safetensors").rename(target / "x.safetensors")
-    LlamaGenConfig(vocab_size=8, grid_size=2, num_classes=3).save_pretrained(tmp_path / "draws")
-    save_file({}, tmp_path / "draws" / "x.safetensors")
-    for folder, data, method in (
-        (target, scene_data, "eagle"),
-        (target, [], "cjd"),
-        (tmp_path / "draws", "rows.jsonl", "eagle"),
-    ):
-        with pytest.raises(InputError, match="states: .*made anew in every step"):
-            train_drafter(folder, tmp_path / "out", data, method=method, states=states, steps=1)
-    assert not states.exists()

@@ -7,41 +7,24 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from mmspec.families.images import image_target
-from mmspec.families.llamagen import caption_prompt, class_prompt
+from mmspec.families.llamagen.modeling import caption_prompt
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.batches import batches
 from mmspec.training.data.sequences import TrainingExample
 from mmspec.training.losses.base import read
 from tests.tiny_models import (
-    HAS_VIDEO,
     TEXT_MODELS,
     VISION_LANGUAGE_FAMILIES,
     encode,
-    randomise,
-    tiny_anole,
-    tiny_clip,
-    tiny_emu3,
-    tiny_emu3_5,
     tiny_image,
-    tiny_janus,
-    tiny_llama,
-    tiny_lumina,
     user_message,
 )
 from tests.tiny_models.llamagen import CAPTION_WIDTH, CODES, tiny_llamagen
 
 TAPS = (0, 1, -1)
 LENGTHS = (17, 21, 16, 20)
-DRAWERS = {
-    "janus": tiny_janus,
-    "emu3": tiny_emu3,
-    "emu3_5": tiny_emu3_5,
-    "anole": tiny_anole,
-    "lumina": tiny_lumina,
-}
 Inputs = dict[str, Tensor]
 
 
@@ -89,14 +72,6 @@ def test_texts_of_any_length_are_read_together() -> None:
         assert forwards_of(target, sequences) == 1, name
 
 
-def test_short_texts_are_read_apart_from_long_ones() -> None:
-    """Padding costs as much as tokens do; and every row stays in its place."""
-    target = CausalTarget(tiny_llama())
-    lengths = (6, 40, 5, 36, 1, 31)
-    sequences = [{"input_ids": words(row, length, 64)} for row, length in enumerate(lengths)]
-    assert forwards_of(target, sequences) == 3
-
-
 def with_images(family: str, images: Sequence[Sequence[int]]) -> tuple[CausalTarget, list[Inputs]]:
     """Sequences with so many images each, by their numbers: sizes and so tiles and patches differ."""
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
@@ -116,18 +91,6 @@ def test_sequences_with_images_are_read_together_and_texts_apart(family: str) ->
     assert forwards_of(*with_images(family, [[1], [], [2, 3], []])) == 2
 
 
-@pytest.mark.parametrize("family", sorted(HAS_VIDEO))
-def test_sequences_with_clips_are_read_together(family: str) -> None:
-    model, processor = VISION_LANGUAGE_FAMILIES[family]()
-    sequences = [
-        followed(
-            encode(processor, user_message("what is there ?", videos=[tiny_clip(row)])), 120 - 9 * row, row
-        )
-        for row in range(2)
-    ]
-    assert forwards_of(VisionLanguageTarget(model), sequences) == 1
-
-
 def test_images_after_captions_of_any_length_are_read_together() -> None:
     """Whole images and begun ones."""
     model = tiny_llamagen("caption")
@@ -142,39 +105,6 @@ def test_images_after_captions_of_any_length_are_read_together() -> None:
         positions = torch.arange(ids.shape[1])[None] + offset
         sequences.append({**prompt, "input_ids": ids, "position_ids": positions})
     assert forwards_of(target, sequences) == 1
-
-
-def test_images_of_classes_are_read_together() -> None:
-    model = tiny_llamagen("class")
-    target = image_target(model)
-    assert target is not None
-    prompts = [class_prompt(model.config, [label]) for label in (0, 3, None)]
-    sequences = [
-        {"input_ids": torch.cat([prompt["input_ids"], words(row, 36 - 4 * row, CODES)], 1)}
-        for row, prompt in enumerate(prompts)
-    ]
-    assert forwards_of(target, sequences) == 1
-
-
-def test_images_of_models_that_read_words_are_read_together() -> None:
-    for family, make in DRAWERS.items():
-        target = image_target(make()[0], family="lumina_mgpt" if family == "lumina" else None)
-        assert target is not None
-        starts = [target.vocabulary + words(row, 3 + row, 60) for row in range(3)]
-        ends = [words(row, tokens, 24) for row, tokens in enumerate((16, 12, 13))]
-        sequences = [{"input_ids": torch.cat(both, 1)} for both in zip(starts, ends, strict=True)]
-        assert forwards_of(target, sequences) == 1, family
-
-
-def test_no_sequence_lends_its_length_to_the_rotations_of_others() -> None:
-    """A Llama whose rotations are others beyond 8 tokens, and sequences on both sides."""
-    config = tiny_llama().config
-    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "factor": 8.0}
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8}
-    config.rope_parameters = rope | factors
-    target = CausalTarget(randomise(LlamaForCausalLM(config), 0))
-    sequences = [{"input_ids": words(row, length, 64)} for row, length in enumerate((7, 9))]
-    assert forwards_of(target, sequences) == 2
 
 
 def test_what_is_not_known_is_read_alone() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +18,6 @@ from mmspec.training.data.conversations import (
     sequences,
 )
 from mmspec.training.data.sequences import TrainingExample
-from mmspec.training.drafter import train_drafter
 from mmspec.visual_tokens.spans import find_images
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_images, tiny_llama
@@ -88,12 +84,6 @@ def test_each_reply_is_learnt_after_its_prompt_as_decoding_has_it(template: str)
     assert "deep" not in prompt
 
 
-def test_one_sequence_teaches_all_replies_where_nothing_is_written_otherwise() -> None:
-    read, said = reader(DROPPING), talk("one", "two")
-    assert sequences(said, read.tokenizer) == [(said, [1, 3])]
-    assert learnt(read, said, [1, 3])[1] == "one<|end|>two<|end|>"
-
-
 def test_a_reply_is_learnt_with_the_images_that_its_prompt_shows() -> None:
     model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
     processor.chat_template = OF_PARTS.replace("IMAGE", processor.image_token)
@@ -150,32 +140,3 @@ def test_every_row_is_checked_by_its_own_words_before_training() -> None:
     tokenizer.chat_template = DROPPING.replace("'<|end|>'", "''")
     with pytest.raises(InputError, match=r"data, line 3: .*in which the assistant says something"):
         check_written([talk("", where="data, line 3")], tokenizer)
-
-
-def test_replies_of_the_target_that_cannot_be_learnt_leave_the_rows_own(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    read = reader(DROPPING)
-    data = ConversationRows(read, [talk("one", "two")] * 6, 2, 0, regenerate=4)
-    monkeypatch.setattr(
-        read, "regenerated", lambda rows, _: [talk("</think>", "<think>a</think>b")] * len(rows)
-    )
-    with caplog.at_level(logging.WARNING):
-        made = data.batch(0, 0).examples
-    assert {learnt_text(read, one) for one in made} == {"one<|end|>two<|end|>"}
-    assert "the row keeps its own replies" in caplog.text
-
-
-def test_a_head_is_trained_on_plain_turns_under_such_a_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mmspec.training.data.conversations.TRIAL_TOKENS", 4)
-    monkeypatch.setattr("mmspec.training.drafter.MEASURED_BATCHES", 1)
-    tokenizer = byte_level_tokenizer()
-    tokenizer.chat_template = THINKING
-    tiny_llama(vocab=len(tokenizer)).save_pretrained(tmp_path / "target")
-    tokenizer.save_pretrained(tmp_path / "target")
-    turns = [{"role": role, "content": text} for role, text in [("user", "ask"), ("assistant", "one")] * 2]
-    rows = [{"messages": turns}] * 6
-    out = train_drafter(tmp_path / "target", tmp_path / "out", rows, method="medusa", steps=2, batch_size=2)
-    assert "--steps 2" in json.loads((out / "training.json").read_text())["command"]

@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.methods.dflash.head import DFlashHead
-from mmspec.methods.eagle3.head import Eagle3Head
-from mmspec.targets import CausalTarget
 from mmspec.training.losses.base import DrafterLoss
 from mmspec.training.losses.goals import Goals
 from mmspec.training.losses.levels import hit_rates
 from mmspec.training.recipes import RECIPES
-from tests.tiny_models import tiny_llama
 from tests.training.own_answers import WORDS, Sentences, speaker
 
 FEW = 7
@@ -104,19 +100,3 @@ def test_a_new_head_drafts_what_is_learnt_most(name: str) -> None:
     ]
     often = torch.bincount(torch.cat(learnt), minlength=WORDS).sort(descending=True, stable=True).indices
     assert head.draft_tokens.tolist() == sorted(often[:3].tolist())
-
-
-@pytest.mark.parametrize("known", [5, WORDS])
-@pytest.mark.parametrize("name", ["eagle3", "dflash"])
-def test_a_matrix_of_its_own_begins_as_the_rows_of_the_target(name: str, known: int) -> None:
-    method = RECIPES[name]
-    head: Any = method.build(speaker(), draft_vocabulary=known)
-    assert isinstance(head, Eagle3Head | DFlashHead) and head.lm_head is not None
-    method.learner.prepare(head, Sentences(), speaker())
-    tokens = torch.arange(WORDS) if head.draft_tokens is None else head.draft_tokens
-    assert len(tokens) == known and (known == WORDS or tokens.tolist() != list(range(known)))
-    assert torch.equal(head.lm_head.weight, speaker().model.lm_head.weight[tokens])
-    other = CausalTarget(tiny_llama(vocab=WORDS, hidden=16))
-    before = head.lm_head.weight.clone()
-    method.learner.prepare(head, Sentences(), other)
-    assert torch.equal(head.lm_head.weight, before), "of another width"

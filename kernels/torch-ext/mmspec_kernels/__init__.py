@@ -4,18 +4,17 @@ Knows nothing of models or methods. Imports torch, triton and einops only, and i
 that the folder is also a Hugging Face Hub kernel.
 """
 
-from .best import best
 from .chain import verify_chain
 from .compact_cache import compact_cache
 from .denoising_update import denoising_update
 from .gated_delta import gated_delta_tree
 from .groups import rank_ratio, rank_ratio_at
 from .neighbours import nearby_mass, nearby_prefix
+from .ordering import best
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .redraw import redraw
 from .residual_block import gated_linear, modulated_linear
 from .sampling import Warping, sample_tokens, warp_logits
-from .similarity import merge_vectors, most_similar
 from .tree import tree_children, tree_paths
 from .tree_attention import tree_attention
 from .tree_path import deepest_node, match_path, path_to
@@ -30,9 +29,7 @@ __all__ = [
     "gated_delta_tree",
     "gated_linear",
     "match_path",
-    "merge_vectors",
     "modulated_linear",
-    "most_similar",
     "nearby_mass",
     "nearby_prefix",
     "path_to",

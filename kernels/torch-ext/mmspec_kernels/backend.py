@@ -36,11 +36,11 @@ class _NoTriton:
     """Stands for Triton where nothing can run its kernels: they stay Python functions that nobody calls."""
 
     @staticmethod
-    def jit(function: Any = None, **options: Any) -> Any:
+    def jit(function: object = None, **options: object) -> Any:
         return (lambda function: function) if function is None else function
 
     @staticmethod
-    def constexpr(value: Any) -> Any:
+    def constexpr(value: object) -> Any:
         return value
 
 

@@ -209,7 +209,7 @@ def _settings(*settings: Any) -> Warping:
     return Warping(*map(tuple, settings))
 
 
-def of_rows(values: Sequence[Any], like: Tensor, of: Callable[[Any], float] = float) -> Any:
+def of_rows(values: Sequence[object], like: Tensor, of: Callable[[Any], float] = float) -> Any:
     """Compute the number of a setting: one, or [B, 1, 1] of them beside `like` where rows differ.
 
     Args:

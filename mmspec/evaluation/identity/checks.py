@@ -26,6 +26,7 @@ from mmspec.evaluation.examples import OTHER_SEEDS, Example, later_turns
 from mmspec.evaluation.identity.comparison import Comparison, Difference, Gap, IdentityReport, compare
 from mmspec.evaluation.identity.distribution import DistributionTest, check_distribution, energy_test
 from mmspec.families.mar.cells import CellModelDrafter
+from mmspec.open_types import Keywords
 from mmspec.targets.mixers import find_mixers
 
 __all__ = ["ContinuousCheck", "IdentityCheck", "ImageCheck", "MaskedCheck", "TopTwo", "reference_of"]
@@ -144,7 +145,7 @@ class IdentityCheck:
         )
 
     def _compared(
-        self, mode: str, reference: str, found: list[tuple[list[int], list[Gap]]], settings: dict[str, Any]
+        self, mode: str, reference: str, found: list[tuple[list[int], list[Gap]]], settings: Keywords
     ) -> Comparison:
         """Decode all examples with the accelerator, and compare with what was found of the reference."""
         outputs: list[list[int]] = []
@@ -189,7 +190,7 @@ class MaskedCheck(IdentityCheck):
         settings = {"temperature": self.temperature, **NO_TRUNCATION}
         return self._against_plain("sampled", f"plain decoding, temperature {self.temperature:g}", settings)
 
-    def _against_plain(self, mode: str, reference: str, settings: dict[str, Any]) -> Comparison:
+    def _against_plain(self, mode: str, reference: str, settings: Keywords) -> Comparison:
         settings = {**settings, "max_new_tokens": self.max_new_tokens}
         found: list[tuple[list[int], list[Gap]]] = []
         for batch, seeds in self._batches(1):
@@ -227,7 +228,7 @@ class TopTwo(LogitsProcessor):
 class ImageCheck(IdentityCheck):
     """Losslessness check on images; the settings of the calls leave out the temperature."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def modes(self) -> list[str]:
@@ -267,11 +268,13 @@ class ImageCheck(IdentityCheck):
             self.on_output()
         return self._compared(mode, reference, found, self._settings(temperature))
 
-    def _settings(self, temperature: float) -> dict[str, Any]:
+    def _settings(self, temperature: float) -> Keywords:
         return {**self.settings, "temperature": temperature, "output_type": "latent"}
 
 
-def drawn(pipe: Any, batch: Sequence[Example], seeds: Sequence[int], settings: Mapping[str, Any]) -> Any:
+def drawn(
+    pipe: object, batch: Sequence[Example], seeds: Sequence[int], settings: Mapping[str, object]
+) -> Any:
     """A call on a pipeline of images, with all its rounds done."""
     call = prepare_images(pipe, batch, seeds=seeds, **settings)
     for _ in call.rounds():

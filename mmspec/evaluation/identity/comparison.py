@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
@@ -25,6 +24,7 @@ from rich.text import Text
 from mmspec.core.statistics import DecodingStats
 from mmspec.evaluation.identity.distribution import DistributionTest, SampleTest
 from mmspec.evaluation.tables import figures
+from mmspec.open_types import Json
 
 __all__ = [
     "Comparison",
@@ -131,7 +131,7 @@ class IdentityReport:
         """True if the accelerator promises exactness, and every comparison passed."""
         return self.exactness == "exact" and all(comparison.passed for comparison in self.comparisons)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Json:
         """The report as a mapping for JSON."""
         comparisons = []
         for one in self.comparisons:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.image_grid import FREE
-from mmspec.core.interfaces import Request, Target, list_prompts
+from mmspec.core.interfaces import Request, list_prompts
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.targets import AnyTarget
 
 __all__ = [
     "DistributionTest",
@@ -77,7 +77,7 @@ class DistributionTest:
 
 @torch.inference_mode()
 def read_distributions(
-    target: Target[Any], sampler: Sampler, request: Request, output: Sequence[int]
+    target: AnyTarget, sampler: Sampler, request: Request, output: Sequence[int]
 ) -> Tensor:
     """Distributions [N, V] of the N tokens of an output, each given the prompt and the tokens before it."""
     prompts = list_prompts([request], sampler)
@@ -104,7 +104,7 @@ def mass_before(distribution: Tensor, tokens: Tensor, u: Tensor) -> Tensor:
 
 
 def check_distribution(
-    target: Target[Any],
+    target: AnyTarget,
     sampler: Sampler,
     requests: Sequence[Request],
     outputs: Sequence[Sequence[int]],

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmspec.errors import CheckpointError, InputError, MissingDependencyError
+from mmspec.open_types import Processor
 from mmspec.registry import did_you_mean
 
 __all__ = [
@@ -126,7 +127,7 @@ def _transformers(name: str, source: str, device: torch.device) -> FeatureNetwor
     from transformers import AutoImageProcessor, AutoModel
 
     try:
-        processor: Any = AutoImageProcessor.from_pretrained(source)
+        processor: Processor = AutoImageProcessor.from_pretrained(source)
         loaded: Any = AutoModel.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as error:
         allowed = f"a vision model of transformers, here or on the hub ({type(error).__name__})"

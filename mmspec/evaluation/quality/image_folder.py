@@ -29,9 +29,11 @@ from torch import Tensor
 
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
+from mmspec.evaluation.contenders import AnyPipeline
 from mmspec.evaluation.examples import FIRST_IMAGE_SEED
 from mmspec.evaluation.prompt_files import read_prompt_file
 from mmspec.media import load_image
+from mmspec.open_types import Json, Keywords
 from mmspec.scenes import IMAGE_TOKENS, parse_image_prompt, render, sample_scene
 from mmspec.scenes.render import LARGEST_IMAGE
 from mmspec.text_file import json_lines, read_text
@@ -112,7 +114,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
 SIDES = range(16, LARGEST_IMAGE + 1)  # of a scene, in pixels
 LINES = "images.jsonl"  # beside images that were drawn here: a line for each, in their order
 
-Asked = tuple[str, dict[str, Any]]
+Asked = tuple[str, Json]
 """A prompt in words, and the keywords of the pipeline's call for it."""
 
 
@@ -211,7 +213,7 @@ def numeric_order(path: Path) -> tuple[list[str | int], str]:
     return parts, path.name
 
 
-def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
+def _read_lines(path: Path) -> dict[str, Json]:
     if not path.is_file():
         return {}
     found = {}
@@ -230,14 +232,14 @@ def _read_lines(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def draw_images(
-    pipe: Any,
+    pipe: AnyPipeline,
     asked: Sequence[Asked],
     folder: str | Path,
     *,
     seed: int = 0,
     first: int = 0,
     batch_size: int = 1,
-    settings: dict[str, Any] | None = None,
+    settings: Keywords | None = None,
     on_images: Callable[[int], None] = lambda count: None,
 ) -> list[DecodingStats]:
     """Draw images into a folder: `00000.png` and on, and a line for each in `images.jsonl`.
@@ -265,7 +267,7 @@ def draw_images(
                 ):
                     name = f"{number:05}.png"
                     image.save(folder / name)
-                    line: dict[str, Any] = {"file": name, "prompt": prompt, "seed": seed + number}
+                    line: Keywords = {"file": name, "prompt": prompt, "seed": seed + number}
                     if not pipe.target.vector_size:
                         line["codes"] = pipe.target.layout_of(pipe.target.grid).codes(tokens)
                     lines.write(json.dumps(line) + "\n")
@@ -276,7 +278,7 @@ def draw_images(
     return stats
 
 
-def _draw(pipe: Any, part: Sequence[Asked], seeds: list[int], settings: dict[str, Any]) -> Any:
+def _draw(pipe: AnyPipeline, part: Sequence[Asked], seeds: list[int], settings: Keywords) -> Any:
     keys = {key for _, asked in part for key in asked}
     what = {key: [asked[key] for _, asked in part] for key in keys}
     return pipe(**what, seed=seeds, batch_size=len(part), output_type="pil", **settings)

@@ -23,6 +23,7 @@ from mmspec.evaluation.quality.image_folder import ImageSet, names_objects
 from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, within
 from mmspec.evaluation.quality.reference_statistics import Reference
 from mmspec.evaluation.speed.timing import Decoded
+from mmspec.open_types import Processor
 from mmspec.registry import did_you_mean
 
 __all__ = [
@@ -205,7 +206,7 @@ def clip_scorer(model: str, device: str | torch.device = "cpu") -> ClipScore:
 
     try:
         clip: Any = CLIPModel.from_pretrained(model, dtype=torch.float32)
-        processor: Any = CLIPProcessor.from_pretrained(model)
+        processor: Processor = CLIPProcessor.from_pretrained(model)
     except (OSError, ValueError) as error:
         allowed = f"a CLIP of transformers, here or on the hub ({type(error).__name__})"
         raise CheckpointError("--clip", model, allowed) from error

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.errors import InputError
+from mmspec.open_types import Json
 
 __all__ = ["GROUPS", "Estimate", "as_share", "jackknife", "jsonable", "proportion", "within"]
 
@@ -32,7 +32,7 @@ class Estimate:
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 
-def jsonable(figures: Mapping[str, Any]) -> dict[str, Any]:
+def jsonable(figures: Mapping[str, object]) -> Json:
     """Figures by name as JSON has them: an estimate as its value and the ends of its interval."""
     return {name: vars(one) if isinstance(one, Estimate) else one for name, one in figures.items()}
 

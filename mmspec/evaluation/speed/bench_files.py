@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import TimedRun
+from mmspec.open_types import Json
 from mmspec.text_file import read_text
 
 __all__ = ["Compared", "compare_benches", "result_lines", "write_result_lines"]
@@ -22,7 +22,7 @@ SAME = ("model", "task", "batch_size", "dtype", "max_new_tokens", "temperature",
 TOLD = ("device", "torch", "transformers", "triton", "mmspec")
 MAX_BYTES = 100_000_000
 
-Figures = dict[str, Any]
+Figures = Json
 """A record, or the settings of a bench, as JSON has them."""
 
 
@@ -144,7 +144,7 @@ def result_lines(
     runs: Sequence[TimedRun],
     batches: Sequence[Sequence[Example]],
     decode: Callable[[list[int]], str],
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """Make the lines of one accelerator's first repeat, one for each prompt; `decode` turns tokens to text.
 
     `choices[0]` holds, for all turns together, the text (`turns`), target forwards (`decoding_steps` and

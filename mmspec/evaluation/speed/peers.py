@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from torch import nn
+from transformers import GenerationConfig
 
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats, Laps
@@ -23,6 +23,8 @@ from mmspec.errors import InputError
 from mmspec.evaluation.contenders import AnyPipeline, decode_conversations, encode_prompts, prepare_images
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import PEER, Decode, Decoded
+from mmspec.open_types import AnyFunction, Keywords, Processor
+from mmspec.plugins import family_of, load
 
 __all__ = ["ASSISTED", "COMPILED", "LOOKUP", "MTP", "Peers", "image_peers", "text_peers", "watched"]
 
@@ -43,7 +45,7 @@ def tried(
     decoders: Mapping[str, Callable[..., Decoded]],
     missing: Mapping[str, str],
     batch: Sequence[Example],
-    **short: Any,
+    **short: object,
 ) -> Peers:
     """Decode a batch in each way, at little cost; of what fails, the reason is transformers' own words."""
     working: dict[str, Decode] = {}
@@ -78,7 +80,7 @@ def text_peers(
         InputError: a temperature, with which tokens cannot be compared.
     """
     require_greedy(settings.pop("temperature", 0.0))
-    ways: dict[str, dict[str, Any]] = {
+    ways: dict[str, Keywords] = {
         PEER: {},
         LOOKUP: {"prompt_lookup_num_tokens": LOOKUP_TOKENS},
         ASSISTED: {"assistant_model": assistant},
@@ -123,10 +125,10 @@ class GenerateCaller:
     pipe: AnyPipeline
     name: str
     options: Mapping[str, Any]
-    forward: Callable[..., Any] | None = None
+    forward: AnyFunction | None = None
 
     @property
-    def processor(self) -> Any:
+    def processor(self) -> Processor:
         return self.pipe.processor
 
     @torch.inference_mode()
@@ -160,12 +162,13 @@ def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
     Raises:
         InputError: a temperature, with which tokens cannot be compared.
     """
-    family = str(pipe.model.config.model_type)
-    generate = IMAGE_GENERATE.get(family)
-    if generate is None:
-        return Peers({}, {PEER: f"{family} has no `generate` that draws"})
+    family = family_of(pipe.model.config)
+    if family is None or family.generate is None:
+        return Peers({}, {PEER: f"{pipe.model.config.model_type} has no `generate` that draws"})
     if len(batch) > 1:
         return Peers({}, {PEER: "prompts of images are not padded here: --batch-size 1"})
+
+    asked = load(family.generate)
 
     def prepared(batch: Sequence[Example]) -> Any:
         call = prepare_images(pipe, batch, seeds=[0] * len(batch), **settings)
@@ -174,7 +177,10 @@ def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
 
     def decode(batch: Sequence[Example]) -> Decoded:
         call, stats = prepared(batch), DecodingStats(accelerator=PEER)
-        tokens = generate(pipe, call, stats)
+        part, prompt, inputs = asked(pipe.target, call.requests[0], call.sampler.guidance_scale)
+        with torch.inference_mode(), watched(part, None, stats, pipe.device, prompt):
+            output = pipe.model.generate(**inputs, do_sample=False)
+        tokens = output[:1, -call.layout.length :].tolist()
         count(stats, tokens)
         clock = perf_counter()
         pipe.pixels(call.layout, pipe.latents(call.layout, tokens))
@@ -184,65 +190,8 @@ def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
     return tried({PEER: decode}, {}, batch)
 
 
-class GuidedHalves(LogitsProcessor):
-    """Classifier-free guidance u + s (c - u) of rows with a prompt, then without: one token for both."""
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Combine the two halves of the scores [2B, V]."""
-        conditional, unconditional = scores.chunk(2)
-        return (unconditional + self.scale * (conditional - unconditional)).repeat(2, 1)
-
-
-@torch.inference_mode()
-def generate_llamagen(pipe: Any, call: Any, stats: DecodingStats) -> list[list[int]]:
-    """Draw with LlamaGen, a guided pair as two rows of a batch."""
-    (request,), scale = call.requests, call.sampler.guidance_scale
-    halves = (
-        [request.inputs] if request.negative_inputs is None else [request.inputs, request.negative_inputs]
-    )
-    names = {"input_ids", "caption_features"} & {*request.inputs}
-    inputs = {name: torch.cat([half[name] for half in halves]).to(pipe.device) for name in names}
-    guidance = LogitsProcessorList([GuidedHalves(scale)] if len(halves) == 2 else [])
-    length = inputs["input_ids"].shape[1]
-    with watched(pipe.model, None, stats, pipe.device, length):
-        output = pipe.model.generate(
-            **inputs,
-            do_sample=False,
-            guidance_scale=1.0,  # its own would run a second forward for every token
-            logits_processor=guidance,
-            max_new_tokens=call.layout.length,
-        )
-    tokens: list[list[int]] = output[:1, length:].tolist()
-    return tokens
-
-
-@torch.inference_mode()
-def generate_janus(pipe: Any, call: Any, stats: DecodingStats) -> list[list[int]]:
-    """Draw with Janus, whose own `generate` guides."""
-    inputs = call.requests[0].inputs["input_ids"].to(pipe.device) - pipe.target.vocabulary  # its tokenizer's
-    with watched(pipe.model.model.language_model, None, stats, pipe.device):
-        output = pipe.model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            generation_mode="image",
-            do_sample=False,
-            guidance_scale=call.sampler.guidance_scale,
-        )
-    tokens: list[list[int]] = output.tolist()
-    return tokens
-
-
-IMAGE_GENERATE: dict[str, Callable[[Any, Any, DecodingStats], list[list[int]]]] = {
-    "llamagen": generate_llamagen,
-    "janus": generate_janus,
-}
-
-
 @contextmanager
-def frozen(pipe: AnyPipeline, forward: Callable[..., Any] | None) -> Iterator[None]:
+def frozen(pipe: AnyPipeline, forward: AnyFunction | None) -> Iterator[None]:
     """Let a model run by a compiled forward, whose weights are constants on a CPU; by its own where None."""
     if forward is None:
         yield
@@ -268,14 +217,14 @@ def watched(
     laps = Laps(stats, device)
     drafted = 0
 
-    def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def begin(module: nn.Module, args: Sequence[torch.Tensor], kwargs: Keywords) -> None:
         nonlocal drafted
         tokens = args[0] if args else kwargs.get("input_ids")
         if module is model and tokens is not None:
             drafted += tokens.shape[1] - (1 if stats.target_forwards else prompt)
         laps.start()
 
-    def end(module: nn.Module, args: Any, output: Any) -> None:
+    def end(module: nn.Module, args: object, output: object) -> None:
         if module is not model:
             laps.end("draft")
             stats.draft_passes += 1
@@ -308,7 +257,7 @@ def count(stats: DecodingStats, tokens: Sequence[Sequence[int]]) -> None:
     stats.accepted = [max(0, len(row) - stats.target_forwards) for row in tokens]
 
 
-def require_greedy(temperature: Any) -> None:
+def require_greedy(temperature: float) -> None:
     """Raise InputError unless a temperature is greedy: transformers draws with numbers of its own."""
     if not Sampler(temperature).greedy:
         allowed = "0 with --peers: its outputs are compared with ours token for token"

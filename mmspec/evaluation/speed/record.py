@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median, quantiles
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmspec.core.statistics import PARTS, merge_stats
 from mmspec.errors import InputError
 from mmspec.evaluation.speed.timing import BASELINE, PEER, TimedRun
+from mmspec.open_types import Json, Keywords
 
 __all__ = ["Record", "as_json", "ratio_interval", "speedup_interval", "summarise"]
 
@@ -102,11 +102,11 @@ class Record:
     overlap: float | None = None
     quality: dict[str, dict[str, float]] | None = None
     category: str = ""
-    own: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    own: Keywords = field(default_factory=dict)
+    settings: Keywords = field(default_factory=dict)
 
 
-def as_json(records: Sequence[Record]) -> dict[str, Any]:
+def as_json(records: Sequence[Record]) -> Json:
     """Records of one run for JSON: the run's settings once, then each record beside its own settings."""
     rows = []
     for record in records:
@@ -121,8 +121,8 @@ def summarise(
     names: Sequence[str],
     *,
     category: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    own: Mapping[str, Mapping[str, Any]] | None = None,
+    settings: Mapping[str, object] | None = None,
+    own: Mapping[str, Mapping[str, object]] | None = None,
 ) -> list[Record]:
     """Summarise timed runs in one record for each accelerator, in the order of `names`.
 

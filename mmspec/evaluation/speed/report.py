@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,6 +12,7 @@ from mmspec.call_fields import NO_TRUNCATION
 from mmspec.evaluation.speed.record import Record
 from mmspec.evaluation.speed.timing import BASELINE
 from mmspec.evaluation.tables import figures
+from mmspec.open_types import Json
 
 __all__ = ["bench_report", "image_report", "peer_table"]
 
@@ -208,9 +208,7 @@ def _quality_table(records: Sequence[Record]) -> RenderableType:
 
 def _settings(record: Record) -> str:
     """Describe the measurement and the machine in a line."""
-    told: dict[str, Any] = dict.fromkeys(
-        ("model", "task", "dtype", "device_name", "torch", "transformers"), ""
-    )
+    told: Json = dict.fromkeys(("model", "task", "dtype", "device_name", "torch", "transformers"), "")
     told |= {"batch_size": "?"} | record.settings
     samples, repeats = (
         f"{count} {name}{'s' if count != 1 else ''}"

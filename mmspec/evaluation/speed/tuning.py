@@ -6,18 +6,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from mmspec.accelerators import options_of
-from mmspec.core.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.record import Record, summarise
 from mmspec.evaluation.speed.timing import BASELINE, Decode, measure
+from mmspec.open_types import Json
 from mmspec.plugins import METHODS
 from mmspec.registry import alternatives
+from mmspec.targets import AnyTarget
 
 __all__ = ["MEASURES", "Trial", "allowed_by", "best_of", "fastest", "search", "variants"]
 
@@ -35,7 +35,7 @@ class Trial:
     stage: int
     record: Record
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Json:
         """Figures for JSON."""
         figures = ("speedup", "speedup_interval", "acceptance_length", "target_forwards", "identical")
         one = self.record
@@ -49,7 +49,7 @@ class Trial:
         }
 
 
-def variants(name: str, target: Target[Any], tv: float) -> list[str]:
+def variants(name: str, target: AnyTarget, tv: float) -> list[str]:
     """Settings of a method that are worth a try on a target, as the command line writes them.
 
     Those of its record, with windows up to the image, and the whole of the allowed TV where it has a bound.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mmspec.plugins import Family
+from mmspec.plugins import Converter, Family
 
 LUMINA_CLASS = "ChameleonXLLMX"
 
@@ -21,7 +21,26 @@ FAMILIES = (
         model_types=("chameleon",),
         recognises=is_lumina,
         draws="tokens",
-        vq_apart=True,
+        compact=True,
+        vq="diffusers.models.autoencoders.vq_model:VQModel",
+        load="mmspec.families.chameleon.vq:load_chameleon",
     ),
-    Family("chameleon", "mmspec.families.chameleon.target:AnoleTarget", draws="tokens", vq_apart=True),
+    Family(
+        "chameleon",
+        "mmspec.families.chameleon.target:AnoleTarget",
+        converter=Converter(
+            "mmspec.families.chameleon.norms:convert_chameleon",
+            "mmspec.families.chameleon.norms:is_chameleon",
+            {
+                "control_resize": "it goes with a ControlAR",
+                "vae": "it goes with a MAR",
+                "image_size": "the config of a Chameleon says it",
+                "num_heads": "the config of a Chameleon says it",
+            },
+        ),
+        draws="tokens",
+        compact=True,
+        vq="diffusers.models.autoencoders.vq_model:VQModel",
+        load="mmspec.families.chameleon.vq:load_chameleon",
+    ),
 )

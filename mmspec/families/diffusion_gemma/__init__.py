@@ -2,8 +2,7 @@
 
 from mmspec.plugins import Family
 
+MODEL_TYPE = "diffusion_gemma"
 FAMILIES = (
-    Family(
-        "diffusion_gemma", "mmspec.families.diffusion_gemma.target:DiffusionGemmaTarget", accelerator="none"
-    ),
+    Family(MODEL_TYPE, "mmspec.families.diffusion_gemma.target:DiffusionGemmaTarget", accelerator="none"),
 )

@@ -9,7 +9,9 @@ FAMILIES = (
         "emu3_5",
         "mmspec.families.emu3.target:Emu3p5Target",
         model_types=("Emu3",),
+        own_code=True,
         draws="tokens",
-        vq_apart=True,
+        vq="diffusers.models.autoencoders.vq_model:VQModel",
+        load="mmspec.families.chameleon.vq:load_chameleon",
     ),
 )

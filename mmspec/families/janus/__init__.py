@@ -2,4 +2,11 @@
 
 from mmspec.plugins import Family
 
-FAMILIES = (Family("janus", "mmspec.families.janus.target:JanusTarget", draws="tokens"),)
+FAMILIES = (
+    Family(
+        "janus",
+        "mmspec.families.janus.target:JanusTarget",
+        draws="tokens",
+        generate="mmspec.families.janus.generation:generate_keywords",
+    ),
+)

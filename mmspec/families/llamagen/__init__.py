@@ -3,42 +3,39 @@
 Importing it makes the auto classes of transformers know the folders that `mmspec convert` writes.
 """
 
+from typing import Any
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from mmspec.families.llamagen.configuration import CONTROLLED_LAYERS, SIZES, LlamaGenConfig
-from mmspec.families.llamagen.modeling import (
-    LlamaGenForCausalLM,
-    LlamaGenModel,
-    caption_prompt,
-    class_prompt,
-    encode_caption,
-    null_caption_prompt,
-)
-from mmspec.plugins import Family
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
+from mmspec.plugins import Converter, Family
 
-__all__ = [
-    "FAMILIES",
-    "CONTROLLED_LAYERS",
-    "SIZES",
-    "LlamaGenConfig",
-    "LlamaGenForCausalLM",
-    "LlamaGenModel",
-    "caption_prompt",
-    "class_prompt",
-    "encode_caption",
-    "null_caption_prompt",
-]
 
-AutoConfig.register(LlamaGenConfig.model_type, LlamaGenConfig, exist_ok=True)
-AutoModel.register(LlamaGenConfig, LlamaGenModel, exist_ok=True)
-AutoModelForCausalLM.register(LlamaGenConfig, LlamaGenForCausalLM, exist_ok=True)
+def kin(model: type[LlamaGenForCausalLM], target: str, **record: Any) -> Family:
+    """Register the models of a family with transformers, and make its record.
+
+    Args:
+        model: a LlamaGen, or of a class that is made of its parts.
+        target, record: as of `Family`, but for what LlamaGen has in common with its kin.
+    """
+    config, decoder = model.config_class, model.decoder_class
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoModel.register(config, decoder, exist_ok=True)
+    AutoModelForCausalLM.register(config, model, exist_ok=True)
+    shared = {
+        "vq": "diffusers.models.autoencoders.vq_model:VQModel",
+        "load": "mmspec.families.llamagen.parts:load_llamagen",
+    }
+    return Family(config.model_type, target, draws="tokens", answers=False, **{**shared, **record})
+
 
 FAMILIES = (
-    Family(
-        "llamagen",
+    kin(
+        LlamaGenForCausalLM,
         "mmspec.families.llamagen.target:LlamaGenTarget",
-        draws="tokens",
-        answers=False,
-        vq_apart=True,
+        converter=Converter(
+            "mmspec.families.llamagen.conversion:convert_checkpoint", refuses={"vae": "it goes with a MAR"}
+        ),
+        generate="mmspec.families.llamagen.generation:generate_keywords",
     ),
 )

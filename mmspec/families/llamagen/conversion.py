@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transformers import Dinov2Config
 
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.image_parts import RAW_CODEBOOK_FILE
 from mmspec.families.llamagen.configuration import RESIZES, LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.official_layout import (
@@ -34,10 +35,9 @@ from mmspec.families.llamagen.official_layout import (
     heads_of,
     renamed,
 )
-from mmspec.families.parallel_images import NARConfig, NARForCausalLM, PARConfig, PARForCausalLM
-from mmspec.families.parallel_images.conversion import lpd_from_official, var_from_official
-from mmspec.models.autoencoders import is_scale_vq, is_vq, scale_vq_from_official, vq_from_official
+from mmspec.families.llamagen.vq import is_vq, vq_from_official
 from mmspec.models.official_files import find_tensors, measure, open_checkpoint, read_config
+from mmspec.plugins import FAMILIES, load
 
 CONDITIONS = {"c2i": "class", "t2i": "caption"}
 # fields that their config has under our names, where it has them
@@ -47,7 +47,6 @@ FIELDS = (
 )
 
 CONTAINERS = ("model", "module", "state_dict")
-RAW_CODEBOOK_FILE = "raw_codebook.safetensors"  # key "codebook"; neighbour tables use unnormalised distances
 CONTROL = ("adapter.", "adapter_mlp.", "condition_layers.", "condition_mlp.cap_proj.")
 HEAD_WIDTH = 64  # of every published DINOv2
 # how the authors resize a control image, by what the file name says of its kind
@@ -65,11 +64,7 @@ RENAMES = (
     (r"^control_encoder\.condition\.", "condition_mlp.cap_proj."),
     (r"^control_encoder\.layers\.", "condition_layers."),
     (r"^model\.", ""),
-    (r"^lm_head\.right\.", "output."),
-    (r"^lm_head\.below\.", "medusa_output."),
     (r"^lm_head\.", "output."),
-    (r"^below_norm\.", "medusa_norm."),
-    (r"^special_tokens\.", "spe_tok_embeddings.special_embeddings."),
     (r"^embed_tokens\.", "tok_embeddings."),
     (r"\.self_attn\.[qkv]_proj\.", ".attention.wqkv."),
     (r"\.self_attn\.o_proj\.", ".attention.wo."),
@@ -79,12 +74,6 @@ RENAMES = (
     (r"\.input_layernorm\.", ".attention_norm."),
     (r"\.post_attention_layernorm\.", ".ffn_norm."),
 )
-SPECIAL = "spe_tok_embeddings.special_embeddings.weight"  # of a PAR
-MODELS: dict[type[LlamaGenConfig], type[LlamaGenForCausalLM]] = {
-    LlamaGenConfig: LlamaGenForCausalLM,
-    NARConfig: NARForCausalLM,
-    PARConfig: PARForCausalLM,
-}
 
 
 def is_lantern(tensors: Mapping[str, Tensor]) -> bool:
@@ -149,21 +138,21 @@ def convert_checkpoint(
     if control_resize is not None and not is_controlled(tensors):
         raise InputError("control_resize", control_resize, "None: this model is not controlled by an image")
     model: Any
-    summary: dict[str, Any]
     if is_vq(tensors):
         model, codebook = vq_from_official(path, find_tensors(path, content, ("ema", *CONTAINERS)))
-        summary = {"kind": "vq", "stride": 2 ** (len(model.config.block_out_channels) - 1)}
-    elif is_scale_vq(tensors):
-        model = scale_vq_from_official(path, tensors)
-        summary = {"kind": "vq", "stride": 2 ** (len(model.config.block_out_channels) - 1)}
+    elif is_lantern(tensors):
+        config = config_from_lantern(path)
+        check_size(image_size, config.grid_size)
+        model = build(path, tensors, LlamaGenForCausalLM, config, lambda name: name)
     else:
-        if is_lantern(tensors):
-            config = config_from_lantern(path)
-            check_size(image_size, config.grid_size)
-            model = build(path, tensors, LlamaGenForCausalLM, config, lambda name: name)
-        else:
+        model = model_of_kin(path, tensors, image_size, num_heads)
+        if model is None:
             model = llamagen_from_official(path, tensors, image_size, num_heads, control_resize)
+    summary: dict[str, Any]
+    if isinstance(model, LlamaGenForCausalLM):
         summary = {"kind": model.config.condition_type, "grid_size": model.config.grid_size}
+    else:
+        summary = {"kind": "vq", "stride": 2 ** (len(model.config.block_out_channels) - 1)}
     if dtype is not None:
         model.to(dtype)
     with new_folder(out) as folder:
@@ -179,6 +168,15 @@ def convert_checkpoint(
     }
 
 
+def model_of_kin(
+    path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
+) -> Any | None:
+    """The model, or image tokenizer, of another family of the layout, by its `official`; None of LlamaGen."""
+    readers = (load(family.official) for family in FAMILIES.values() if family.official)
+    read = (reader(path, tensors, image_size, num_heads) for reader in readers)
+    return next((model for model in read if model is not None), None)
+
+
 def llamagen_from_official(
     path: Path,
     tensors: Mapping[str, Tensor],
@@ -187,22 +185,35 @@ def llamagen_from_official(
     control_resize: str | None = None,
 ) -> LlamaGenForCausalLM:
     """The model of an official state dict; `path` gives the image size, and names the file in messages."""
-    if "fake_latent" in tensors:
-        return lpd_from_official(path, tensors, image_size, num_heads)
-    if "pos_1LC" in tensors:
-        return var_from_official(path, tensors, image_size, num_heads)
     control = _control(path, tensors, control_resize) if is_controlled(tensors) else {}
-    config = _infer_config(path, tensors, grid_size_of(path, image_size), num_heads, control)
-    return build(path, tensors, MODELS[type(config)], config, partial(renamed, RENAMES))
+    return from_layout(path, tensors, image_size, num_heads, LlamaGenForCausalLM, **control)
 
 
-def _infer_config(
+def from_layout(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    image_size: int | None,
+    num_heads: int | None,
+    kind: type[LlamaGenForCausalLM],
+    renames: Sequence[tuple[str, str]] = (),
+    **settings: Any,
+) -> LlamaGenForCausalLM:
+    """The model of a state dict in LlamaGen's layout; `renames` are of what LlamaGen itself lacks."""
+    grid_size = grid_size_of(path, image_size)
+    config = infer_config(path, tensors, grid_size, num_heads, kind.config_class, **settings)
+    return build(path, tensors, kind, config, partial(renamed, (*renames, *RENAMES)))
+
+
+def infer_config(
     path: Path,
     tensors: Mapping[str, Tensor],
     grid_size: int,
     num_heads: int | None,
-    control: Mapping[str, Any] | None = None,
+    kind: type[LlamaGenConfig] = LlamaGenConfig,
+    further_layers: int = 0,
+    **settings: Any,
 ) -> LlamaGenConfig:
+    """The config of a state dict with `further_layers` more than its size says, of that kind."""
     layers = {int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.attention\.", name))}
     if not layers:
         allowed = "an official LlamaGen transformer (keys layers.0.attention.*) or image tokenizer"
@@ -212,22 +223,16 @@ def _infer_config(
         gap = min({*range(depth)} - layers)
         raise CheckpointError("checkpoint", str(path), f"missing keys: layers.{gap}.attention.*")
     width = measure(path, tensors, r"(layers\.\d+\.(attention|ffn)_norm|norm)\.weight")
-    predicts_below = "medusa_norm.weight" in tensors  # by one layer more than the model's size says
-    heads = heads_of(path, depth - predicts_below, width, num_heads)
+    heads = heads_of(path, depth - further_layers, width, num_heads)
     head_dim = width // heads
     stacked = measure(path, tensors, r"layers\.\d+\.attention\.wqkv\.weight") - width
     key_value_heads, rest = divmod(stacked, 2 * head_dim)
     if rest or key_value_heads < 1 or heads % key_value_heads:
         key_value_heads = heads  # then the shape of wqkv is wrong, which is said with its name
-    kind: type[LlamaGenConfig] = NARConfig if predicts_below else LlamaGenConfig
-    more: dict[str, Any] = dict(control or {})
-    if SPECIAL in tensors:
-        kind = PARConfig
-        more["regions"] = 1 + measure(path, tensors, re.escape(SPECIAL))
     return config_of(
         path,
         kind,
-        **more,
+        **settings,
         vocab_size=measure(path, tensors, r"(tok_embeddings|output)\.weight"),
         hidden_size=width,
         intermediate_size=measure(path, tensors, r"layers\.\d+\.feed_forward\.w[13]\.weight"),

@@ -14,9 +14,8 @@ from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import PromptOutput
 from mmspec.core.rows import named
 from mmspec.errors import InputError
-from mmspec.families.llamagen import (
-    CONTROLLED_LAYERS,
-    LlamaGenConfig,
+from mmspec.families.llamagen.configuration import CONTROLLED_LAYERS, LlamaGenConfig
+from mmspec.families.llamagen.modeling import (
     LlamaGenForCausalLM,
     class_prompt,
     encode_caption,
@@ -72,6 +71,7 @@ class LlamaGenTarget(ImageTokenTarget):
         grid = ImageGrid(rows, config.grid_size, config.vocab_size, frames=frames)
         super().__init__(model, grid, stride=stride, vq=vq, codebook=codebook)
         self.published = PUBLISHED[config.condition_type]
+        self.is_controlled = model.control_encoder is not None  # ControlAR, 2410.02705
         self.classes = config.num_classes if config.condition_type == "class" else None
 
     def encode_prompt(
@@ -89,11 +89,6 @@ class LlamaGenTarget(ImageTokenTarget):
         if negative is not None:
             return inputs, encode_caption(self.config, negative, tokenizer, text_encoder)
         return inputs, null_caption_prompt(self.model, inputs["input_ids"].shape[1])
-
-    @property
-    def is_controlled(self) -> bool:
-        """Whether an image controls what is drawn (ControlAR, 2410.02705)."""
-        return self.model.control_encoder is not None
 
     @torch.no_grad()
     def encode_control(self, pixels: Tensor, strength: float = 1.0) -> dict[str, Tensor]:

@@ -2,21 +2,24 @@
 
 from transformers import AutoConfig, AutoModel
 
-from mmspec.families.mar.conversion import convert_mar, is_mar, load_mar
-from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
-from mmspec.plugins import Family
-
-__all__ = [
-    "FAMILIES",
-    "SIZES",
-    "MARConfig",
-    "MARForImageGeneration",
-    "convert_mar",
-    "is_mar",
-    "load_mar",
-]
+from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration
+from mmspec.plugins import Converter, Family
 
 AutoConfig.register(MARConfig.model_type, MARConfig, exist_ok=True)
 AutoModel.register(MARConfig, MARForImageGeneration, exist_ok=True)
 
-FAMILIES = (Family("mar", "mmspec.families.mar.target:MARTarget", draws="vectors", answers=False),)
+FAMILIES = (
+    Family(
+        "mar",
+        "mmspec.families.mar.target:MARTarget",
+        draws="vectors",
+        answers=False,
+        load="mmspec.families.mar.conversion:load_parts",
+        converter=Converter(
+            "mmspec.families.mar.conversion:convert_mar",
+            "mmspec.families.mar.conversion:is_mar",
+            {"control_resize": "it goes with a ControlAR", "image_size": "the weights of a MAR say it"},
+        ),
+        presets={"none": "masked"},
+    ),
+)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.image_parts import ModelSource
 from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
 from mmspec.models.checkpoint import check_folder, load_checked
 from mmspec.models.official_files import fill, find_tensors, measure, open_checkpoint
@@ -88,6 +89,12 @@ def is_mar(checkpoint: str | Path) -> bool:
     content = open_checkpoint(path)
     parts = [content, *(content[name] for name in (AVERAGED, *TRAINED) if name in content)]
     return any(isinstance(part, Mapping) and OWN_KEY in part for part in parts)
+
+
+def load_parts(found: ModelSource) -> dict[str, Any]:
+    """Load a model and its autoencoder; see `Family`."""
+    model, vae = load_mar(found.source, found.parts.get(VAE), **found.how)
+    return {"model": model, "vae": vae}
 
 
 def load_mar(

@@ -247,8 +247,11 @@ class MARForImageGeneration(PreTrainedModel):
         normed: Tensor = self.decoder_norm(hidden)
         return normed[:, self.config.buffer_size :] + self.diffusion_pos_embed_learned
 
-    def unpatchify(self, tokens: Tensor) -> Tensor:
-        """Latents [B, d, g, g] of image tokens [B, g * g, d], for the autoencoder after its scaling."""
+    def unpatchify(self, tokens: Tensor, rows: int | None = None, columns: int | None = None) -> Tensor:
+        """Latents [B, d, g, g] of image tokens [B, g * g, d], for the autoencoder after its scaling.
+
+        `rows` and `columns` are g where they are given.
+        """
         return rearrange(tokens, "b (h w) c -> b c h w", h=self.config.grid_size)
 
     def get_input_embeddings(self) -> Any:

@@ -17,7 +17,7 @@ from mmspec.core.indexing import pick, put
 from mmspec.core.interfaces import PromptOutput, TargetOutput, TargetState
 from mmspec.core.verdict import Fill, Path
 from mmspec.errors import InputError
-from mmspec.families.mar import MARForImageGeneration
+from mmspec.families.mar.modeling import MARForImageGeneration
 from mmspec.targets.image_tokens import PromptPair
 from mmspec.targets.model_target import ModelTarget
 from mmspec.targets.steps import CompiledForward
@@ -130,6 +130,7 @@ class MARTarget(ModelTarget[MARState]):
     grid: ImageGrid
     any_order = True
     distribution = Continuous
+    compared = ("masked:iterations=20:order=checkerboard", "masked:iterations=32")
     sampler = MARSampler
     published: Mapping[str, Any]
 

@@ -130,6 +130,8 @@ class MaskedTarget(CausalTarget):
     """
 
     by_blocks = True
+    fills_masks = True
+    compared = ("none", "low_confidence:places_per_step=2", "threshold", "entropy_bound")
 
     def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None]:
         from mmspec.families.masked_language.unmasking import plain_unmasking  # which reads this target

@@ -2,31 +2,19 @@
 
 from transformers import AutoConfig, AutoModel
 
-from mmspec.families.nextstep.loading import load_nextstep, load_nextstep_tokenizer, load_nextstep_vae
-from mmspec.families.nextstep.modeling import (
-    SPECIAL_TOKENS,
-    NextStepConfig,
-    NextStepForImageGeneration,
-    normalize_tokens,
-    prompt_ids,
-)
+from mmspec.families.nextstep.modeling import NextStepConfig, NextStepForImageGeneration
 from mmspec.plugins import Family
-
-__all__ = [
-    "FAMILIES",
-    "SPECIAL_TOKENS",
-    "NextStepConfig",
-    "NextStepForImageGeneration",
-    "load_nextstep",
-    "load_nextstep_tokenizer",
-    "load_nextstep_vae",
-    "normalize_tokens",
-    "prompt_ids",
-]
 
 AutoConfig.register(NextStepConfig.model_type, NextStepConfig, exist_ok=True)
 AutoModel.register(NextStepConfig, NextStepForImageGeneration, exist_ok=True)
 
 FAMILIES = (
-    Family("nextstep", "mmspec.families.nextstep.target:NextStepTarget", draws="vectors", answers=False),
+    Family(
+        "nextstep",
+        "mmspec.families.nextstep.target:NextStepTarget",
+        own_code=True,
+        draws="vectors",
+        answers=False,
+        load="mmspec.families.nextstep.loading:load_parts",
+    ),
 )

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.families.image_parts import ModelSource
 from mmspec.families.nextstep.modeling import IMAGE_AREA, NextStepConfig, NextStepForImageGeneration
 from mmspec.models.autoencoders import autoencoder_from_ldm, load_autoencoder
 from mmspec.models.checkpoint import first_line, load_checked, read_index
@@ -31,6 +32,7 @@ from mmspec.models.official_files import (
 __all__ = ["load_nextstep", "load_nextstep_tokenizer", "load_nextstep_vae"]
 
 WEIGHTS, VAE_WEIGHTS = "model.safetensors", "checkpoint.pt"
+VAE = "vae"
 # the config of NextStep-1.1 calls them otherwise
 LATER_NAMES = {
     "image_size": "latent_size",
@@ -39,6 +41,18 @@ LATER_NAMES = {
 }
 SCALING_FACTOR, SHIFT_FACTOR = 0.3611, 0.1159  # where the tokenizer's config has none
 NOT_NEEDED = r".*\.rotary_emb\..*|rotary_emb\..*"  # tables that old versions of transformers kept
+
+
+def load_parts(found: ModelSource) -> dict[str, Any]:
+    """Load a model, its tokenizer and its autoencoder, if it has one; see `Family`."""
+    folder, parts = Path(found.source), found.parts
+    model, tokenizer = load_nextstep(folder, **found.how), load_nextstep_tokenizer(folder)
+    has_vae = VAE in parts or (folder / VAE).is_dir()
+    return {
+        "model": model,
+        "processor": tokenizer,
+        "vae": load_nextstep_vae(parts.get(VAE, folder)) if has_vae else None,
+    }
 
 
 def load_nextstep(source: str | Path, **where: Any) -> NextStepForImageGeneration:

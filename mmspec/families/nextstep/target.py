@@ -13,7 +13,7 @@ from mmspec.core.distributions import Continuous
 from mmspec.core.draft import Nodes
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import InputError
-from mmspec.families.nextstep import NextStepForImageGeneration, prompt_ids
+from mmspec.families.nextstep.modeling import NextStepForImageGeneration, prompt_ids
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.targets.image_tokens import PromptPair
 from mmspec.vectors.denoising_head import DenoisingHead
@@ -45,6 +45,7 @@ class NextStepTarget(CausalTarget):
     published: Mapping[str, Any] = {"guidance_scale": 7.5}
     classes: int | None = None
     sampler = DenoisingSampler
+    compared = ("shared_noise", "shared_noise:tolerance=0")
 
     def __init__(self, model: NextStepForImageGeneration, grid: ImageGrid | None = None) -> None:
         super().__init__(model)

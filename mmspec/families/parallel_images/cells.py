@@ -1,4 +1,4 @@
-"""Cells of an image that a model decides together: in an order of its own, or the surest of all first.
+"""Cells of an image that a model decides together, in an order of its own.
 
 Targets of `mmspec.families.parallel_images.target` alone can be asked for them.
 """
@@ -17,18 +17,16 @@ from torch import Tensor
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.image_grid import GridSequence, Layout, require_grid
-from mmspec.core.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.core.interfaces import DraftSession, Request, Target
 from mmspec.core.promise import Level
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import PromptBatch, SessionDrafter
-from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
-from mmspec.families.parallel_images.orders import DecodingOrder, cells_by_forward
+from mmspec.families.parallel_images.orders import DecodingOrder
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
 from mmspec.places.order import Groups, OrderSession
-from mmspec.validation import is_integer
 
-__all__ = ["OrderedCellsDrafter", "SurestCellsDrafter"]
+__all__ = ["CellsDrafter", "OrderedCellsDrafter", "group_of", "layout_of"]
 
 TOGETHER = "the model's own groups of cells, those of one forward independent of each other"
 
@@ -64,43 +62,6 @@ class OrderedCellsSession(OrderSession):
         fresh, before = self.order[:, self.read : begin], self.order[:, : self.read]
         self.read, self.forwards = begin, self.forwards + (places.shape[1] > 0)
         return group_of(canvas, self.layout, places, fresh, before, ranks, begin, places.shape[1], last)
-
-
-class SurestCellsSession(DraftSession):
-    """Images of which all open cells are proposed, and a rule decides the surest of them.
-
-    Attributes:
-        counts: cells that each forward decides.
-        fresh: [B, k] cells that the last one has decided.
-    """
-
-    def __init__(self, drafter: SurestCellsDrafter, batch: PromptBatch) -> None:
-        self.layout, device = layout_of(batch.requests), batch.prefill.logits.device
-        self.counts = drafter.counts(self.layout.cells)
-        self.place = torch.arange(self.layout.cells, device=device).expand(len(batch.requests), -1)
-        self.fresh = self.place[:, :0]
-        self.forwards = 0
-
-    def open(self, canvas: Canvas) -> Draft:
-        canvas.reserve(2 * self.layout.cells)
-        nothing = self.place[:, :0]
-        return group_of(canvas, self.layout, nothing, nothing, nothing, nothing, 0, 0, self.layout.cells)
-
-    def propose(self, canvas: Canvas) -> Draft:
-        begin, quota = sum(self.counts[: self.forwards]), self.counts[self.forwards]
-        self.forwards += 1
-        cells = self.layout.cells
-        decided = canvas.decided[:, :cells].scatter(1, self.fresh, False)
-        order = canvas.decided[:, :cells].long().argsort(dim=1, stable=True)
-        open_cells = order[:, : cells - begin]
-        ranks = torch.full_like(open_cells, begin)
-        before = self.place.where(decided, cells)
-        return group_of(canvas, self.layout, open_cells, self.fresh, before, ranks, begin, quota, cells)
-
-    def observe(self, draft: CellGroup, output: TargetOutput, scores: Any, verdict: Fill) -> None:
-        # as many in every row, but for rows that have ended
-        chosen = verdict.decided.long().argsort(dim=1, descending=True, stable=True)[:, : draft.quota]
-        self.fresh = verdict.places.gather(1, chosen)
 
 
 def group_of(
@@ -213,30 +174,6 @@ class OrderedCellsDrafter(CellsDrafter):
         sizes = [order.counts(layout) for order in (fitted.order, DecodingOrder(**target.plain))]
         fitted.exactness = Level.EXACT if fitted.order == own and sizes[0] == sizes[1] else Level.LOSSY
         return fitted
-
-
-class SurestCellsDrafter(CellsDrafter):
-    """Proposes all open cells, of which a rule decides the surest (MaskGIT, 2202.04200).
-
-    Args:
-        iterations: forwards of an image, whose numbers of cells follow a cosine.
-
-    Raises:
-        InputError: not a positive integer.
-    """
-
-    exactness = Level.LOSSY
-    name = "maskgit"
-    session: Callable[..., DraftSession] = SurestCellsSession
-
-    def __init__(self, iterations: int = 12) -> None:
-        if not is_integer(iterations) or iterations < 1:
-            raise InputError("iterations", iterations, "a positive integer")
-        self.iterations = iterations
-
-    def counts(self, cells: int) -> list[int]:
-        """Cells that each forward decides."""
-        return cells_by_forward(cells, min(self.iterations, cells))
 
 
 def layout_of(requests: Sequence[Request]) -> Layout:

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmspec.core.image_grid import GridSequence, ImageGrid, Layout, require_grid
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
-from mmspec.families.parallel_images.published import published_sizes
+from mmspec.families.parallel_images.group_sizes import published_sizes
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, require_number
 

@@ -11,6 +11,16 @@ METHODS = (
             drafter="mmspec.methods.cjd.drafter:CorrectedDrafter",
             loss="mmspec.methods.cjd.loss:CorrectorLoss",
             of_images=True,
+            shipped={
+                "scenes-llamagen-cjd": (
+                    "head that drafts for scenes-llamagen",
+                    "mmspec train drafter --target assets/scenes-llamagen --method cjd",
+                ),
+                "scenes-llamagen-long-cjd": (
+                    "head that drafts for scenes-llamagen-long",
+                    "mmspec train drafter --target assets/scenes-llamagen-long --method cjd",
+                ),
+            },
         ),
         needs="a head that was trained for the target",
         trials=(

@@ -10,6 +10,7 @@ METHODS = (
         "2411.11925",
         make="mmspec.methods.cspd.drafter:cspd",
         rules={"cspd": "mmspec.vectors.rules:CSpD"},
+        judged_by=("reflection", "shared_noise", "cspd"),
         needs="a smaller MAR of the same image tokenizer",
         keeps="one cell a forward, each given all before it",
     ),

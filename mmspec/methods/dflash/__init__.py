@@ -12,6 +12,12 @@ METHODS = (
             drafter="mmspec.methods.dflash.drafter:DFlashDrafter",
             loss="mmspec.methods.dflash.loss:DFlashLoss",
             published="mmspec.methods.dflash.published:read_dflash",
+            shipped={
+                "scenes-hybrid-dflash": (
+                    "head that drafts for scenes-hybrid",
+                    "mmspec train drafter --target assets/scenes-hybrid --method dflash:block=8",
+                ),
+            },
         ),
         needs="a head that was trained for the target",
     ),
@@ -24,6 +30,12 @@ METHODS = (
             drafter="mmspec.methods.dflash.drafter:DSparkDrafter",
             loss="mmspec.methods.dflash.loss:DFlashLoss",
             published="mmspec.methods.dflash.published:read_dspark",
+            shipped={
+                "scenes-hybrid-dspark": (
+                    "head that drafts for scenes-hybrid",
+                    "mmspec train drafter --target assets/scenes-hybrid --method dspark:block=8",
+                ),
+            },
         ),
         needs="a head that was trained for the target",
     ),

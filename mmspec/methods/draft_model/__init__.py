@@ -8,6 +8,7 @@ METHODS = (
         "a smaller model of the same tokenizer, or of the same continuous tokens, drafts",
         "2211.17192",
         make="mmspec.methods.draft_model.choice:draft_model",
+        judged_by=("reflection", "shared_noise", "cspd"),
         needs="a smaller model with the target's tokenizer or image tokenizer",
         keeps="the target's next token; of a MAR, one cell a forward, each given all before it",
         tuned=(

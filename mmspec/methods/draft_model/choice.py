@@ -12,7 +12,6 @@ from mmspec.errors import InputError
 from mmspec.families.images import continuous_target
 from mmspec.families.mar.cells import CellModelDrafter
 from mmspec.families.mar.target import MARTarget
-from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.methods.draft_model.drafter import LENGTH, DraftModelDrafter
 from mmspec.methods.draft_model.masked import MaskedModelDrafter
 from mmspec.methods.draft_model.vectors import VectorModelDrafter
@@ -46,7 +45,7 @@ def draft_model(
         reader: Any = continuous_target(model) or adapt(model)
     else:
         reader = model
-    if isinstance(reader, MaskedTarget):
+    if reader.fills_masks:
         for name, value in (("sampling", sampling), ("tree", tree), ("keep", keep), ("mass", mass)):
             if value is not None:
                 raise InputError(name, value, "None: a masked model drafts a path that is searched for")

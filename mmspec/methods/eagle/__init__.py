@@ -15,6 +15,16 @@ METHODS = (
             loss="mmspec.methods.eagle.loss:EagleLoss",
             published="mmspec.methods.eagle.published:read_eagle",
             image_settings=IMAGE_TREE,
+            shipped={
+                "scenes-llava-eagle": (
+                    "head that drafts for scenes-llava",
+                    "mmspec train drafter --target assets/scenes-llava --method eagle",
+                ),
+                "scenes-llamagen-eagle": (
+                    "head that drafts for scenes-llamagen",
+                    "mmspec train drafter --target assets/scenes-llamagen --method eagle",
+                ),
+            },
             variants={  # as other papers read images: MSD (2505.14260), SpecVLM, ViSpec (2509.15235)
                 "msd": Variant({"visual": "embedded"}),
                 "specvlm": Variant({"compressor": "gate"}),

@@ -8,7 +8,7 @@ exact.
 
 from __future__ import annotations
 
-from mmspec.heads.grown_trees import GrownTreeDrafter
+from mmspec.heads.feature_session import GrownTreeDrafter
 
 __all__ = ["EagleDrafter"]
 

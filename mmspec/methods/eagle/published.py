@@ -14,10 +14,11 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmspec.errors import CheckpointError
-from mmspec.families.llamagen import LlamaGenConfig
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.heads.published import Found, Layout
 from mmspec.methods.eagle.head import EagleConfig
 from mmspec.open_types import Json, Keywords
+from mmspec.plugins import family_of
 
 __all__ = ["read_eagle"]
 
@@ -33,7 +34,6 @@ SIZES = (
 )
 QUERIES = "compressor.attention.queries"  # of ViSpec's adaptor, by the name here
 PADDING = 128  # llava-hf has 64 tokens more than the LLaVA that MSD's heads were trained for
-COMPACT = ("chameleon",)  # types whose drawing targets count codes and syntax alone; the head does not care
 NORM_OF_HEADS = re.compile(r".*\.self_attn\.([qk])_norm\.(weight|bias)")
 
 
@@ -66,7 +66,8 @@ def config_of(found: Found) -> EagleConfig:
     padded = int(found.text.vocab_size)
     if 0 <= padded - made.vocabulary < PADDING and not made.own_embedding:
         made.vocabulary = padded
-    if text.model_type in COMPACT:
+    family = family_of(text)
+    if family is not None and family.compact:  # the head does not care
         made.vocabulary = 0
     check_axes(found, made, queries is not None)
     repeat_norms(tensors, made.layer_config())

@@ -15,6 +15,10 @@ METHODS = (
             loss="mmspec.methods.eagle3.loss:Eagle3Loss",
             published="mmspec.methods.eagle3.published:read_eagle3",
             image_settings=IMAGE_TREE,
+            exports={
+                "speculators": "mmspec.methods.eagle3.export:write_head",
+                "specforge": "mmspec.methods.eagle3.export:write_head",
+            },
         ),
         needs="a head that was trained for the target",
     ),

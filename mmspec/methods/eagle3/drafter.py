@@ -12,7 +12,7 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.indexing import pick
 from mmspec.core.session import PromptBatch
-from mmspec.heads.grown_trees import GrownTreeDrafter, GrownTreeSession
+from mmspec.heads.feature_session import GrownTreeDrafter, GrownTreeSession
 from mmspec.methods.eagle3.head import ParallelHead
 from mmspec.visual_tokens.spans import find_images
 from mmspec.visual_tokens.splice import PromptRows

@@ -11,6 +11,12 @@ METHODS = (
             model="mmspec.methods.flash.head:FlashHead",
             drafter="mmspec.methods.flash.drafter:FlashDrafter",
             loss="mmspec.methods.flash.loss:FlashLoss",
+            shipped={
+                "scenes-llava-flash": (
+                    "head that drafts for scenes-llava",
+                    "mmspec train drafter --target assets/scenes-llava --method flash",
+                ),
+            },
         ),
         needs="a head that was trained for the target",
     ),

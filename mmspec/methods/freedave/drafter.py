@@ -9,6 +9,7 @@ to the next state. The output is that of one place a forward: a wrong guess cost
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,12 +21,12 @@ from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft
-from mmspec.core.interfaces import Target, TargetOutput
+from mmspec.core.interfaces import AnyTarget, TargetOutput
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedBlock
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter, UnmaskingSession
-from mmspec.heads.commit_filter import read_filter
+from mmspec.open_types import Keywords
 from mmspec.places.policies import NOWHERE, draw_anew, rank
 from mmspec.places.state_walk import StateFill, StateWalk
 from mmspec.validation import is_integer
@@ -135,7 +136,7 @@ class StatesSession(UnmaskingSession):
         exists: Tensor,
         is_open: Tensor,
         full: Tensor,
-    ) -> dict[str, Any]:
+    ) -> Keywords:
         """Fields of a block of S + 1 groups of lanes [B, (S + 1) n]: who stands in which slot, and sees whom.
 
         Each group sees what is before the block, and itself; the last one the group `full` [B] as well.
@@ -172,40 +173,47 @@ class StatesSession(UnmaskingSession):
     def observe(self, draft: Draft, output: TargetOutput, scores: Scores, verdict: Any) -> None:
         if isinstance(draft, StatesBlock) and isinstance(verdict, StateFill):
             self.begin = verdict.seen.begin
-            self.ranked, self.guesses = self._guess(scores, verdict)
+            self.ranked, self.guesses = self.guess(scores, verdict)
 
-    def _guess(self, scores: Scores, verdict: StateFill) -> tuple[Tensor, Tensor]:
+    def guess(self, scores: Scores, verdict: StateFill) -> tuple[Tensor, Tensor]:
         """[B, n] ranks in which the open places of a block are guessed to come, and their tokens.
 
         Tokens that are drawn anew in every state are guessed with the noise of the states to come.
         """
-        seen, ranked, head = verdict.seen, verdict.order, self.drafter.head
-        if head is not None:
-            ranked = rank(head(seen.confidence.where(seen.is_open, 1.0)))
-        if self.drafter.order != "confidence" or scores.greedy is True:
+        seen, ranked = verdict.seen, verdict.order
+        if not self.draws_anew(scores):
             return ranked, seen.token
+        draw = self.draws(scores, verdict)
         width = seen.token.shape[1]
-        lanes = Scores(seen.logits.flatten(0, 1)[:, None], greedy=False)
-        places = seen.begin[:, None] + torch.arange(width, device=self.device)
-        now = seen.begin[:, None] + seen.decided + 1
-        noise, greedy = self.random.repeat(places.numel()), scores.greedy
-
-        def draw(count: Tensor) -> Tensor:
-            token = draw_anew(lanes, noise, places, count.expand_as(places))
-            return token if greedy is False else seen.token.where(greedy.view(len(token), -1)[:, :1], token)
-
-        if head is not None:
-            ranked = rank(-ranked.masked_fill(~verdict.leaves, width).double())
-            return ranked, draw(now + ranked)
         is_open, guesses = verdict.leaves, seen.token
         ranked = torch.full_like(guesses, width)
         for ahead in range(min(self.drafter.states - 1, width)):
-            token = draw(now + ahead)
+            token = draw(ahead)
             sure = seen.p.gather(-1, token[..., None])[..., 0].masked_fill(~is_open, NOWHERE)
             next_place = (rank(sure) == 0) & is_open
             ranked, guesses = ranked.masked_fill(next_place, ahead), token.where(next_place, guesses)
             is_open = is_open & ~next_place
         return ranked, guesses
+
+    def draws_anew(self, scores: Scores) -> bool:
+        """Whether any token is drawn with other noise in every state."""
+        return self.drafter.order == "confidence" and scores.greedy is not True
+
+    def draws(self, scores: Scores, verdict: StateFill) -> Callable[[Tensor | int], Tensor]:
+        """The tokens [B, n] as drawn so many places [B, n] ahead; of greedy rows those that are seen."""
+        seen = verdict.seen
+        lanes = Scores(seen.logits.flatten(0, 1)[:, None], greedy=False)
+        places = seen.begin[:, None] + torch.arange(seen.token.shape[1], device=self.device)
+        now = seen.begin[:, None] + seen.decided + 1
+        noise, greedy = self.random.repeat(places.numel()), scores.greedy
+
+        def draw(ahead: Tensor | int) -> Tensor:
+            token = draw_anew(lanes, noise, places, (now + ahead).expand_as(places))
+            if not isinstance(greedy, Tensor):
+                return token
+            return seen.token.where(greedy.view(len(token), -1)[:, :1], token)
+
+        return draw
 
 
 class StatesDrafter(UnmaskingDrafter):
@@ -217,26 +225,22 @@ class StatesDrafter(UnmaskingDrafter):
     Args:
         states: most places that a forward may decide in a block, 2 or more; one more in the block behind it
             where all of those are.
-        head: folder of a `CommitFilter` that has learnt which places come next (`mmspec train filter --learn
-            order`; after SPOT, 2610.22543), or a loaded one; None guesses by confidence.
 
     Raises:
         InputError: a number of states out of range.
-        CheckpointError: the head cannot be read.
     """
 
     judged_by = StateWalk
     by_confidence = False
-    session = StatesSession
+    session: Callable[[Any, PromptBatch], StatesSession] = StatesSession
 
-    def __init__(self, states: int = 8, head: Any = None) -> None:
+    def __init__(self, states: int = 8) -> None:
         if not is_integer(states) or not 2 <= states <= MAX_STATES:
             raise InputError("states", states, f"an integer from 2 to {MAX_STATES}")
         super().__init__()
         self.states = states
-        self.head = None if head is None else read_filter(head, "head")
 
-    def fit(self, target: Target[Any]) -> StatesDrafter:
+    def fit(self, target: AnyTarget) -> StatesDrafter:
         fitted = super().fit(target)
         if not isinstance(fitted, StatesDrafter):
             raise TypeError(type(fitted).__name__)
@@ -245,18 +249,14 @@ class StatesDrafter(UnmaskingDrafter):
             raise InputError("accelerator", "freedave", allowed)
         fitted = copy.copy(fitted)
         size = fitted.block_length or 1
-        if fitted.head is not None:
-            if fitted.head.config.block_length != size:
-                raise InputError("head", fitted.head.config.block_length, f"one for blocks of {size}")
-            fitted.head = copy.deepcopy(fitted.head).to(target.device)  # type: ignore[arg-type]
         fitted.states = min(self.states, 1 + size)
         fitted.max_nodes = 1 + (fitted.states + 1) * (fitted.block_length or 1)
         return fitted
 
 
-def freedave(states: int = 8, head: Any = None) -> Accelerator:
+def freedave(states: int = 8) -> Accelerator:
     """States of a masked block that are guessed to follow, scored in one forward (FreeDave, 2510.00294).
 
     The output is that of one place a forward. Options as of `StatesDrafter`.
     """
-    return Accelerator("freedave", StatesDrafter(states, head), StateWalk())
+    return Accelerator("freedave", StatesDrafter(states), StateWalk())

@@ -14,7 +14,6 @@ METHODS = (
             "gsd:window=16|24|32",
             "sjd:acceptance=budget:relaxation=omega:window=16|24|32",
             "sjd:acceptance=grouped:window=16|32",
-            "sjd:acceptance=grouped:partition=codebook:window=16|32",
         ),
         tuned=("gsd:window=8|16|32|64",),
     ),

@@ -13,9 +13,8 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.indexing import pick
 from mmspec.core.session import PromptBatch
-from mmspec.heads.drafter import HeadSession, StateSession
+from mmspec.heads.drafter import HeadSession, LevelDrafter, StateSession
 from mmspec.heads.feature_session import FeatureDrafter, FeatureSession
-from mmspec.heads.level_drafters import LevelDrafter
 from mmspec.methods.hydra.head import HydraHead
 from mmspec.trees.growth import TreeGrowth
 

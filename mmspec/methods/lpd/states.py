@@ -25,8 +25,9 @@ from mmspec.core.interfaces import DraftSession, TargetOutput
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
+from mmspec.families.lpd.target import CellStates
 from mmspec.families.parallel_images.cells import OrderedCellsDrafter, layout_of
-from mmspec.families.parallel_images.target import CellStates, ParallelImageTarget
+from mmspec.families.parallel_images.target import ParallelImageTarget
 from mmspec.open_types import Keywords
 from mmspec.places.state_walk import CellWalk
 from mmspec.validation import is_integer

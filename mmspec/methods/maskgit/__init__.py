@@ -8,7 +8,7 @@ METHODS = (
         "nothing: a model with queries for places (LPD) decides the surest of all open cells in each of "
         "`iterations` forwards",
         "2202.04200",
-        make="mmspec.methods.maskgit.policy:maskgit",
+        make="mmspec.methods.maskgit.drafter:maskgit",
         rules={"maskgit": "mmspec.methods.maskgit.policy:MaskGIT"},
         trials=("maskgit",),
     ),

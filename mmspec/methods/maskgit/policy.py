@@ -8,17 +8,15 @@ from typing import Any
 
 import torch
 
-from mmspec.accelerator import Accelerator
 from mmspec.core.distributions import Scores
 from mmspec.core.interfaces import AnyRule, TargetOutput
 from mmspec.core.promise import Level
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
-from mmspec.families.parallel_images.cells import SurestCellsDrafter
 from mmspec.places.policies import rank
 from mmspec.validation import require_number
 
-__all__ = ["MaskGIT", "maskgit"]
+__all__ = ["MaskGIT"]
 
 
 @dataclass(frozen=True)
@@ -62,19 +60,3 @@ class MaskGIT(AnyRule):
         failed = ~finite.any(-1)
         nothing = torch.zeros_like(decided)
         return Fill.of(cells.starts, token, decided, nothing, failed), Measured.nothing(decided)
-
-
-class MaskGITDrafter(SurestCellsDrafter):
-    """Proposes all open cells, of which `MaskGIT` decides the surest."""
-
-    judged_by = MaskGIT
-
-
-def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerator:
-    """The surest of all open cells of an image in each forward (MaskGIT, 2202.04200).
-
-    Args:
-        iterations: as of `SurestCellsDrafter`.
-        choice_temperature: as of the rule `MaskGIT`.
-    """
-    return Accelerator("maskgit", MaskGITDrafter(iterations), MaskGIT(choice_temperature))

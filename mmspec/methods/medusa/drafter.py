@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
-from mmspec.heads.drafter import StateSession
-from mmspec.heads.level_drafters import LevelDrafter
+from mmspec.heads.drafter import LevelDrafter, StateSession
 from mmspec.methods.medusa.head import MedusaHead
 
 __all__ = ["MedusaDrafter"]

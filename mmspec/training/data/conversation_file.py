@@ -17,6 +17,7 @@ from PIL import Image
 from mmspec.errors import InputError
 from mmspec.media.pixels import is_array
 from mmspec.messages import PARTS, TEMPLATE_KEYS, UNSUPPORTED_KEYS, Keys
+from mmspec.open_types import Json, Keywords
 from mmspec.text_file import json_lines, parse_json, read_text
 from mmspec.training.data.conversations import Conversation, Message, message
 from mmspec.training.data.rows import check_columns, is_given, read_all
@@ -41,7 +42,7 @@ Turn = tuple[str, list[Message]]
 
 
 def read_conversations(
-    rows: str | Path | Iterable[Mapping[str, Any]],
+    rows: str | Path | Iterable[Mapping[str, object]],
     control: str | Sequence[str] | None = None,
     *,
     with_images: bool = True,
@@ -68,12 +69,12 @@ def read_conversations(
             if not isinstance(table, list):
                 raise InputError("data", str(file), allowed)
     named = named or ((f"data[{index}]", row) for index, row in enumerate(table))
-    how: dict[str, Any] = {"control": control, "with_images": with_images}
+    how: Keywords = {"control": control, "with_images": with_images}
     return read_all(named, lambda row, where: read_conversation(row, where, folder, **how))
 
 
 def read_conversation(
-    row: Any,
+    row: object,
     where: str,
     folder: Path,
     control: str | Sequence[str] | None = None,
@@ -107,7 +108,7 @@ def read_conversation(
     images = [] if not given else list(given[0]) if isinstance(given[0], list | tuple) else given
     waiting, shown = list(images), []
     controls = [control] if isinstance(control, str) else control or []
-    messages: list[dict[str, Any]] = []
+    messages: list[Json] = []
     for role, parts in read_turns(row, where, with_images):
         for part in parts:
             if part["type"] == "text":
@@ -144,7 +145,7 @@ TURN = Keys(("role", "from", "content", "value"), {**TEMPLATE_KEYS, **UNSUPPORTE
 IMAGE = replace(PARTS["image"], read=("type", *SOURCES, "index"))
 
 
-def read_turns(row: Mapping[str, Any], where: str, with_images: bool) -> Iterator[Turn]:
+def read_turns(row: Mapping[str, object], where: str, with_images: bool) -> Iterator[Turn]:
     """The speaker and the content parts of each turn in a row."""
     forms = [form for form in ("messages", "conversations", "prompt") if row.get(form) is not None]
     if len(forms) != 1:
@@ -175,7 +176,7 @@ def read_turns(row: Mapping[str, Any], where: str, with_images: bool) -> Iterato
         yield SPEAKERS[speaker], [piece for part in parts for piece in checked_part(part, where, with_images)]
 
 
-def speaker_of(turn: Mapping[str, Any]) -> Any:
+def speaker_of(turn: Mapping[str, object]) -> Any:
     """Who speaks in a turn, in chat messages or in LLaVA's format."""
     return turn.get("role", turn.get("from"))
 
@@ -221,7 +222,7 @@ def placed(text: str) -> list[Message]:
     return content
 
 
-def located(image: Any, where: str, folder: Path) -> Any:
+def located(image: object, where: str, folder: Path) -> Any:
     """The path of an image file that exists; an image that is one already is returned as it is.
 
     Raises:

@@ -23,6 +23,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.media import load_image
 from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.open_types import Json, Processor
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import to_device
 from mmspec.training.data.rows import DamagedFiles, read_all
@@ -60,7 +61,7 @@ class Conversation:
     """
 
     messages: tuple[Message, ...]
-    images: tuple[Any, ...] = ()
+    images: tuple[object, ...] = ()
     where: str = field(default="data", compare=False)
 
     @property
@@ -100,9 +101,9 @@ class ConversationReader:
         processor: of the target; its tokenizer, where it is of text alone.
     """
 
-    def __init__(self, target: CausalTarget, processor: Any) -> None:
+    def __init__(self, target: CausalTarget, processor: Processor) -> None:
         self.target, self.processor = target, processor
-        self.tokenizer: Any = tokenizer_of(processor)
+        self.tokenizer: Processor = tokenizer_of(processor)
         settings = target.model.generation_config.eos_token_id
         ends = settings if isinstance(settings, list) else [settings]
         known = [end for end in (*ends, self.tokenizer.eos_token_id) if end is not None]
@@ -245,7 +246,7 @@ class ConversationRows:
         self.rows, self.held_out = left, held_out[::-1]
 
     @property
-    def left_out(self) -> dict[str, Any]:
+    def left_out(self) -> Json:
         """Rows that were drawn and skipped, for the record of the training."""
         found = {"too_long": len(self.skipped), "damaged": sorted(self.damaged.found.values())}
         return {name: value for name, value in found.items() if value}
@@ -349,7 +350,7 @@ class ConversationRows:
         return None
 
 
-def tokenizer_of(processor: Any) -> Any:
+def tokenizer_of(processor: Processor) -> Processor:
     """The tokenizer inside a processor, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)
 
@@ -363,7 +364,9 @@ def tensors_of(inputs: Mapping[str, Tensor], target: CausalTarget) -> dict[str, 
     }
 
 
-def apply_template(processor: Any, said: Conversation, messages: Sequence[Message], **how: Any) -> Any:
+def apply_template(
+    processor: Processor, said: Conversation, messages: Sequence[Message], **how: object
+) -> Any:
     """Apply the chat template of a processor to the messages of a conversation.
 
     Raises:
@@ -379,7 +382,7 @@ def apply_template(processor: Any, said: Conversation, messages: Sequence[Messag
         raise InputError(said.where, said.messages, f"the chat template says: {error}"[:200]) from error
 
 
-def written(processor: Any, said: Conversation, *, answering: bool) -> str:
+def written(processor: Processor, said: Conversation, *, answering: bool) -> str:
     """A conversation as the chat template of a processor writes it."""
     text: str = apply_template(
         processor, said, said.messages, tokenize=False, add_generation_prompt=answering
@@ -387,7 +390,7 @@ def written(processor: Any, said: Conversation, *, answering: bool) -> str:
     return text
 
 
-def sequences(said: Conversation, processor: Any) -> list[tuple[Conversation, list[int]]]:
+def sequences(said: Conversation, processor: Processor) -> list[tuple[Conversation, list[int]]]:
     """The sequences that teach the replies of a conversation.
 
     The whole conversation teaches all of them if the chat template writes each turn alike, whatever follows.
@@ -436,7 +439,7 @@ def check_said(where: str, said: Message, text: str) -> None:
             raise InputError(where, words, allowed)
 
 
-def check_written(conversations: Sequence[Conversation], processor: Any) -> None:
+def check_written(conversations: Sequence[Conversation], processor: Processor) -> None:
     """Check that a chat template writes every conversation as training needs it; see `sequences`.
 
     Raises:

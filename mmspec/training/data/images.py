@@ -19,14 +19,16 @@ from transformers import PreTrainedModel
 from mmspec.core.interfaces import Request
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError, MediaError
-from mmspec.families.image_parts import load_text_encoder, load_vq
+from mmspec.families.image_parts import load_vq
 from mmspec.families.images import image_target
-from mmspec.families.llamagen import caption_prompt, class_prompt, null_caption_prompt
+from mmspec.families.llamagen.modeling import caption_prompt, class_prompt, null_caption_prompt
+from mmspec.families.llamagen.parts import load_reader
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.families.parallel_images import ParallelImageConfig
 from mmspec.media import load_image
 from mmspec.models.autoencoders import encode_image
 from mmspec.models.checkpoint import load_config, load_model
+from mmspec.open_types import Json, Processor
+from mmspec.plugins import family_of, load
 from mmspec.targets.causal import to_device
 from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.rows import DamagedFiles, check_columns, read_all
@@ -66,12 +68,9 @@ class LlamaGenImages(ABC):
         self.target, self.batch_size, self.seed = target, batch_size, seed
         self.model = target.model
         self.vq = target.vq
-        self.text_encoder: PreTrainedModel | None = None
-        self.tokenizer: Any = None
-        if target.config.condition_type == "caption":
-            encoder, self.tokenizer = load_text_encoder(str(folder), target.config, dtype=torch.float32)
-            encoder.eval().requires_grad_(False)
-            self.text_encoder = on_device(encoder, target.device)
+        read = load_reader(folder, target)
+        self.text_encoder: PreTrainedModel | None = read.get("text_encoder")
+        self.tokenizer: Processor = read.get("tokenizer")
 
     def examples(
         self, asked: Sequence[Tensor | int], dropped: Sequence[bool], pixels: Tensor
@@ -157,7 +156,7 @@ class ImageFile(LlamaGenImages):
         return '{"image": path, ' + ('"class": number}' if self.text_encoder is None else '"prompt": text}')
 
     @property
-    def left_out(self) -> dict[str, Any]:
+    def left_out(self) -> Json:
         """Rows that were drawn and skipped, for the record of the training."""
         return {"damaged": sorted(self.damaged.found.values())} if self.damaged.found else {}
 
@@ -261,7 +260,8 @@ def open_llamagen(folder: Path, device: torch.device) -> LlamaGenTarget:
         CheckpointError: a part is missing or damaged, or it draws in another order than the raster's.
     """
     config = load_config(str(folder), argument="target")
-    if isinstance(config, ParallelImageConfig):
+    family = family_of(config)
+    if family is not None and load(family.target).by_blocks:
         raise CheckpointError("target", config.model_type, "a model that draws token by token")
     model = load_model(str(folder), config, argument="target", dtype=torch.float32)
     vq = load_vq(str(folder)).requires_grad_(False)

@@ -25,12 +25,12 @@ DAMAGED_ROWS, DAMAGED_SHARE = 4, 0.01  # rows with damaged files that are skippe
 T = TypeVar("T")
 
 
-def is_given(value: Any) -> bool:
+def is_given(value: object) -> bool:
     """True unless a value is None, or a text, list or table of nothing."""
     return value is not None and not (isinstance(value, str | list | tuple | dict) and not value)
 
 
-def check_columns(row: Mapping[str, Any], known: Iterable[str], where: str, allowed: str) -> None:
+def check_columns(row: Mapping[str, object], known: Iterable[str], where: str, allowed: str) -> None:
     """Refuse columns that nothing reads; those that are empty, or about the row itself, may be there.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 
 from mmspec.core.interfaces import Request
 from mmspec.core.sampling import Sampler
-from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.scenes import (
     CAPTION_PROMPTS,
     DESCRIPTION_PROMPTS,
@@ -63,13 +63,13 @@ _PROMPT_SEED = 0x1FA9E
 
 
 def scene_data(
-    target: object, reader: ConversationReader | Path, batch_size: int, seed: int, regenerate: int
+    target: Any, reader: ConversationReader | Path, batch_size: int, seed: int, regenerate: int
 ) -> DrafterData:
     """Fresh scenes in every step: images for a model that draws, conversations about images for others.
 
     Arguments are those of `MakeData`; `train_drafter` takes this function as its `data`.
     """
-    if isinstance(target, LlamaGenTarget) and isinstance(reader, Path):
+    if isinstance(reader, Path):
         return SceneImages(target, reader, batch_size, seed)
     if isinstance(reader, ConversationReader):
         return SceneTalk(reader, batch_size, seed, regenerate=regenerate)

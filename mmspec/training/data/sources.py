@@ -8,17 +8,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoProcessor, GlmImageForConditionalGeneration, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.image_parts import ModelSource
 from mmspec.families.images import image_target
-from mmspec.families.llamagen import LlamaGenConfig
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
-from mmspec.plugins import family_of
+from mmspec.open_types import Keywords
+from mmspec.plugins import Family, family_of, load
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt
 from mmspec.training.data.conversation_file import read_conversations
@@ -29,14 +30,13 @@ from mmspec.training.data.sequences import DrafterData
 
 __all__ = ["MakeData", "Rows", "open_target", "pick_dtype"]
 
-Rows = str | Path | Iterable[Mapping[str, Any]]
+Rows = str | Path | Iterable[Mapping[str, object]]
 MakeData = Callable[[Any, Any, int, int, int], DrafterData]
 """(target, reader, batch size, seed, regenerate) -> data.
 
 The reader is a `ConversationReader`, the folder of a LlamaGen, or the tokenizer or processor of another
 image model.
 """
-GLM_IMAGE = "glm_image"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,11 +65,13 @@ def open_target(
     exact = pick_dtype(dtype, device)
     name = check_source(source, "target")
     config = load_config(name, argument="target")
-    if states and (callable(data) or image_method is not None or isinstance(config, LlamaGenConfig)):
+    family = family_of(config)
+    draws = family is not None and family.draws == "tokens" and not family.answers  # as LlamaGen
+    if states and (callable(data) or image_method is not None or draws):
         raise InputError("states", str(states), "nothing: these data are made anew in every step")
     if learn_prompts and callable(data):
         raise InputError("learn_prompts", True, "False: these data are made anew in every step")
-    if isinstance(config, LlamaGenConfig):
+    if draws:
         for argument, value in (
             ("max_length", max_length),
             ("regenerate", regenerate),
@@ -86,14 +88,13 @@ def open_target(
             return images, data(images, folder, batch_size, seed, regenerate)
         return images, ImageFile(images, folder, batch_size, seed, Path(data))
     if image_method is not None:
-        family = family_of(config)
-        if config.model_type != GLM_IMAGE and (family is None or family.draws != "tokens"):
+        if family is None or (family.draws != "tokens" and family.prompts is None):
             allowed = "one for text: this one learns from images that the target draws"
             raise InputError("method", image_method, allowed)
         if not callable(data):
             allowed = "a function, such as `ImagePrompts(file)` of mmspec.pipelines.drafter_prompts"
             raise InputError("data", type(data).__name__, allowed)
-        target, words = open_image_tokens(name, config, dtype=exact, device_map={"": device})
+        target, words = open_image_tokens(name, config, family, dtype=exact, device_map={"": device})
         return target, data(target, words, batch_size, seed, regenerate)
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if not (sees or is_language_model(config)):
@@ -125,7 +126,7 @@ def open_target(
     check_vocabulary(reader.tokenizer, model)
     if callable(data):
         return target, data(target, reader, batch_size, seed, regenerate)
-    how: dict[str, Any] = {"max_length": max_length, "regenerate": regenerate, "learn_prompts": learn_prompts}
+    how: Keywords = {"max_length": max_length, "regenerate": regenerate, "learn_prompts": learn_prompts}
     return target, ConversationRows(reader, told, batch_size, seed, **how)
 
 
@@ -134,24 +135,20 @@ def is_language_model(config: PreTrainedConfig) -> bool:
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and family_of(config) is None
 
 
-def open_image_tokens(source: str, config: PreTrainedConfig, **how: Any) -> tuple[CausalTarget, Any]:
+def open_image_tokens(
+    source: str, config: PreTrainedConfig, family: Family, **how: Any
+) -> tuple[CausalTarget, Any]:
     """Load a model that draws images of discrete tokens, frozen, and its tokenizer or processor.
-
-    The processor of a GLM-Image lies beside its model, as diffusers keeps it.
 
     Raises:
         CheckpointError: it cannot be read.
     """
-    if config.model_type == GLM_IMAGE:
-        beside = Path(source).parent / "processor"
-        try:
-            words = AutoProcessor.from_pretrained(beside if beside.is_dir() else source)
-        except (OSError, ValueError) as error:
-            raise CheckpointError("target", source, f"a processor beside it ({error})"[:300]) from error
-        how["model_class"] = GlmImageForConditionalGeneration
+    if family.load is not None and not family.draws:  # others draw with it
+        loaded = load(family.load)(ModelSource(source, config, how=how))
+        model, words = loaded["model"], loaded["processor"]
     else:
         words = load_processor(source, config, argument="target", words_only=True)
-    model = load_model(source, config, argument="target", **how)
+        model = load_model(source, config, argument="target", **how)
     nn.Module.requires_grad_(model, False)
     return image_target(model) or adapt(model), words
 

@@ -1,6 +1,7 @@
 """Base of the losses of drafting heads: a frozen target's hidden states on sequences, and blocks of tokens.
 
-The target runs along, except where its states were stored before (`StoredStates`).
+The target runs along, except where its states were stored before (`StoredStates`). How a new head begins is
+here too: the tokens that it drafts, and an output matrix of its own.
 """
 
 from __future__ import annotations
@@ -16,16 +17,28 @@ from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.core.image_grid import ImageGrid, Layout
-from mmspec.heads.model import EMBEDDINGS, HIDDEN, Prompts
+from mmspec.heads.model import EMBEDDINGS, HIDDEN, DraftingHead, Prompts
 from mmspec.heads.window_states import codebook_sample
+from mmspec.open_types import Json, Keywords
 from mmspec.targets import CausalTarget
+from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.training.data.states import StoredStates, Summary
 from mmspec.training.losses.goals import Goals, agrees, soft_cross_entropy
-from mmspec.training.losses.vocabulary import choose_vocabulary, take_rows
 from mmspec.visual_tokens.spans import ImageSpan, find_images
 
-__all__ = ["Blocks", "DrafterLoss", "Reading", "learnt_images", "learnt_pairs", "read", "token_loss"]
+__all__ = [
+    "Blocks",
+    "DrafterLoss",
+    "Reading",
+    "choose_vocabulary",
+    "learnt_images",
+    "learnt_pairs",
+    "read",
+    "take_rows",
+    "token_counts",
+    "token_loss",
+]
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def read(
     )
 
 
-def learnt_images(target: CausalTarget, layout: Layout | None) -> dict[str, Any]:
+def learnt_images(target: CausalTarget, layout: Layout | None) -> Keywords:
     """Attributes of a head's config that say of which images it has learnt: of that target, laid out so."""
     sample = [] if target.codebook is None else codebook_sample(target).tolist()
     codebook = [float(f"{number:.4g}") for number in sample]
@@ -196,7 +209,7 @@ class DrafterLoss(nn.Module):
             read_out=None if reading.summary is None else self.read_few,
         )
 
-    def make(self, data: DrafterData, step: int, process: int) -> Any:
+    def make(self, data: DrafterData, step: int, process: int) -> DrafterBatch:
         """The batch of a step, in one of the processes that train: by default, sequences of the data."""
         return data.batch(step, process)
 
@@ -220,6 +233,49 @@ class DrafterLoss(nn.Module):
         choose_vocabulary(head, data)
         take_rows(head, target)
 
-    def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
+    def measure(self, batches: Iterable[DrafterBatch]) -> Json:
         """Measure a trained head on batches that it has not seen: attributes of its config."""
         return {}
+
+
+VOCABULARY_BATCHES = 128
+
+
+def choose_vocabulary(head: DraftingHead, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
+    """Let a new head of a reduced vocabulary know the tokens that are learnt most often, then the first ones.
+
+    Every process counts the same: all texts that are given, or batches of data that are made in each step.
+    """
+    if head.draft_tokens is None:
+        return
+    if isinstance(data, ConversationRows) and not data.regenerate:
+        learnt: Iterable[Tensor] = data.learnt_texts()
+    else:
+        drawn = (example for step in range(batches) for example in data.batch(step, 0).examples)
+        learnt = (example.inputs["input_ids"][0][example.learnt].cpu() for example in drawn)
+    count = token_counts(learnt, head.config.vocabulary)
+    often = count.sort(descending=True, stable=True).indices
+    head.learn_vocabulary(often[: head.config.draft_size])
+
+
+def token_counts(texts: Iterable[Tensor], vocabulary: int) -> Tensor:
+    """[V] occurrences of each token in texts [L]."""
+    count = torch.zeros(vocabulary, dtype=torch.long)
+    for tokens in texts:
+        count += torch.bincount(tokens, minlength=len(count))
+    return count
+
+
+@torch.no_grad()
+def take_rows(head: DraftingHead, target: CausalTarget) -> None:
+    """Let a new head's own output matrix, if any, begin as the target's rows of the tokens that it drafts.
+
+    It stays as it is where the target's are of another width, or do not lie open (`output_rows`).
+    """
+    matrix: nn.Linear | None = getattr(head, "lm_head", None)
+    if matrix is None:
+        return
+    known = head.draft_tokens
+    rows = target.output_rows(torch.arange(head.config.vocabulary) if known is None else known)
+    if rows is not None and rows[0].shape == matrix.weight.shape:
+        matrix.weight.copy_(rows[0])

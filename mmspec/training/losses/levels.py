@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.open_types import Json
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
 from mmspec.training.losses.goals import Goals, index_among
@@ -38,7 +38,7 @@ class LevelLoss(DrafterLoss):
         And which of all places have a goal whose likeliest token is one that the heads draft.
         """
 
-    def measure(self, batches: Iterable[DrafterBatch]) -> dict[str, Any]:
+    def measure(self, batches: Iterable[DrafterBatch]) -> Json:
         """Measure how often each rank of each head is right, for static trees."""
         return {"hit_rates": hit_rates(self, batches)}
 

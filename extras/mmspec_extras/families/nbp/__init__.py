@@ -1,23 +1,12 @@
 """NBP (2502.07737): clips by next-block prediction, with the parts of PAR."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-
-from mmspec.plugins import Family
-from mmspec_extras.families.nbp.modeling import NBPConfig, NBPForCausalLM, NBPModel
-
-__all__ = ["FAMILIES", "NBPConfig", "NBPForCausalLM", "NBPModel"]
-
-AutoConfig.register(NBPConfig.model_type, NBPConfig, exist_ok=True)
-AutoModel.register(NBPConfig, NBPModel, exist_ok=True)
-AutoModelForCausalLM.register(NBPConfig, NBPForCausalLM, exist_ok=True)
+from mmspec.families.llamagen import kin
+from mmspec_extras.families.nbp.modeling import NBPForCausalLM
 
 FAMILIES = (
-    Family(
-        "nbp",
+    kin(
+        NBPForCausalLM,
         "mmspec_extras.families.nbp.target:NBPTarget",
-        draws="tokens",
-        answers=False,
-        vq_apart=True,
         accelerator="none",
     ),
 )

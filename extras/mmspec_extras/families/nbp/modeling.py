@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from huggingface_hub.dataclasses import strict
 
+from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
-from mmspec.families.parallel_images.configuration import ParallelImageConfig
-from mmspec.families.parallel_images.modeling import PARModel
+from mmspec.families.par.modeling import PARModel
 
 __all__ = ["NBPConfig", "NBPForCausalLM", "NBPModel"]
 
 
 @strict
-class NBPConfig(ParallelImageConfig):
+class NBPConfig(LlamaGenConfig):
     """The shape of a model that predicts the next block of a clip (NBP, 2502.07737).
 
     The frames of a clip, `grid_size` tokens a side, stand one below another, and positions are those of this

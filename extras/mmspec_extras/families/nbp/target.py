@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.core.draft import Nodes
-from mmspec.families.parallel_images.target import CellGroup, PARTarget
+from mmspec.families.par.target import PARTarget
+from mmspec.families.parallel_images.target import CellGroup
 
 __all__ = ["NBPTarget", "RecentBlocks"]
 

@@ -1,23 +1,13 @@
 """NFIG (2503.07076): images by bands of frequency, with the transformer of VAR."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-
-from mmspec.plugins import Family
-from mmspec_extras.families.nfig.modeling import NFIGConfig, NFIGForCausalLM, NFIGModel
-
-__all__ = ["FAMILIES", "NFIGConfig", "NFIGForCausalLM", "NFIGModel"]
-
-AutoConfig.register(NFIGConfig.model_type, NFIGConfig, exist_ok=True)
-AutoModel.register(NFIGConfig, NFIGModel, exist_ok=True)
-AutoModelForCausalLM.register(NFIGConfig, NFIGForCausalLM, exist_ok=True)
+from mmspec.families.llamagen import kin
+from mmspec_extras.families.nfig.modeling import NFIGForCausalLM
 
 FAMILIES = (
-    Family(
-        "nfig",
+    kin(
+        NFIGForCausalLM,
         "mmspec_extras.families.nfig.target:NFIGTarget",
-        draws="tokens",
-        answers=False,
-        vq_apart=True,
+        vq="mmspec.families.var.tokenizer:ScaleVQModel",
         accelerator="none",
     ),
 )

@@ -6,8 +6,7 @@ from itertools import accumulate
 
 from huggingface_hub.dataclasses import strict
 
-from mmspec.families.parallel_images.configuration import VARConfig
-from mmspec.families.parallel_images.scales import VARForCausalLM, VARModel
+from mmspec.families.var.modeling import VARConfig, VARForCausalLM, VARModel
 
 __all__ = ["NFIGConfig", "NFIGForCausalLM", "NFIGModel"]
 

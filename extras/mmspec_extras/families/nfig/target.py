@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mmspec.families.parallel_images.scale_target import VARTarget
+from mmspec.families.var.target import VARTarget
 
 __all__ = ["NFIGTarget"]
 

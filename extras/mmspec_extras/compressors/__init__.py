@@ -1,0 +1,1 @@
+"""Compressors of visual tokens, which the entry points `mmspec.compressors` name."""

@@ -1,0 +1,37 @@
+"""Ascending steps: twice as many places in every forward pass (ASS)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmspec.places.policies import Places
+from mmspec_extras.methods.end_weight.policy import EndWeight
+
+__all__ = ["Ascending"]
+
+
+@dataclass(frozen=True)
+class Ascending(EndWeight):
+    """Decide 1, 2, 4, ... of the surest places, and the rest in the last of log2(n) steps (ASS, 2509.23924).
+
+    Args:
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
+        end_weight: as of `EndWeight`; it grows as the steps do.
+    """
+
+    end_weight: float = 0.01
+
+    def grown(self, places: Places) -> Tensor:
+        return ((2 * (places.decided + 1) - 1) / 2 ** self.steps(places)).clamp_max(1.0)
+
+    def steps(self, places: Places) -> Tensor:
+        """[B, 1] forwards that a block takes."""
+        size = places.exists.sum(-1, keepdim=True)
+        return (size.double().log2() + 1e-9).floor().clamp_min(1.0)
+
+    def choose(self, places: Places) -> Tensor:
+        count = places.decided + 1
+        is_last = count >= 2 ** (self.steps(places) - 1)
+        return (self.order(places) < count) | is_last

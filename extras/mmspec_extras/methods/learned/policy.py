@@ -1,0 +1,59 @@
+"""Learned rule: a small filter says which places are right already (Learn2PD, 2509.25188)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.interfaces import Target
+from mmspec.errors import InputError
+from mmspec.places.policies import PlaceRule, Places
+from mmspec.validation import require_number
+from mmspec_extras.methods.learned.filter import CommitFilter, read_filter
+
+
+@dataclass(frozen=True)
+class Learned(PlaceRule):
+    """Decide every place that a trained filter is sure of, and the surest in any case.
+
+    The filter sees the confidences of the block, decided places as 1. Train one for a target with
+    `mmspec-extras train-filter`.
+
+    Args:
+        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
+        filter: folder of a `CommitFilter`, or a loaded one.
+        threshold: least probability, by the filter, that the place holds its final token.
+
+    Raises:
+        InputError: a value outside its range; where it is fitted, no filter.
+        CheckpointError: the filter cannot be read.
+    """
+
+    filter: Any = None
+    threshold: float = 0.96
+    model: CommitFilter | None = field(default=None, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("threshold", self.threshold, 0.0, 2.0, "a probability, or more")
+        if self.filter is not None:  # a folder that cannot be read should not cost a load of the target
+            object.__setattr__(self, "model", read_filter(self.filter, "filter"))
+
+    def fit(self, target: Target[Any]) -> Learned:
+        if self.model is None:
+            raise InputError("filter", None, "the folder of a filter that `mmspec-extras train-filter` wrote")
+        self.model.to(target.device)  # type: ignore[arg-type]
+        return self
+
+    def choose(self, places: Places) -> Tensor:
+        if self.model is None:
+            raise TypeError("a rule that was not fitted")
+        size = self.model.config.block_length
+        if places.token.shape[1] > size:
+            raise InputError("block_length", places.token.shape[1], f"at most {size}, the filter's block")
+        confidence = torch.where(places.is_open, places.confidence, 1.0)
+        chosen: Tensor = self.model(confidence).sigmoid() > self.threshold
+        return chosen

@@ -1,0 +1,254 @@
+"""Training of networks that look at the confidences of a block: which places are right, or come next.
+
+The filter of Learn2PD (2509.25188): outputs of plain decoding are known first. Then they are decoded again by
+an oracle that decides, in each forward, every place whose token is already the final one; what it saw is what
+a filter learns. A head for the order (after SPOT, 2610.22543) learns from plain decoding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, pad
+from tqdm.auto import tqdm
+
+from mmspec.accelerator import Accelerator
+from mmspec.core.draft import Block
+from mmspec.core.verdict import Fill
+from mmspec.errors import InputError
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter
+from mmspec.places.policies import PlaceRule, Places
+from mmspec.registry import did_you_mean
+from mmspec.training.record import write_record
+from mmspec_extras.methods.learned.filter import CommitFilter, CommitFilterConfig
+
+__all__ = ["Orders", "Replay", "replay", "train_filter", "watch"]
+
+RATE = 3e-3
+HELD_OUT = 10  # one example of so many
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Forwards of the oracle over one example.
+
+    Attributes:
+        confidence: [n, W] of the places of a block; 1 where one is decided, or does not exist.
+        right: [n, W] whether the token chosen there is the final one.
+        counted: [n, W] which places are open, and are part of the output.
+    """
+
+    confidence: Tensor
+    right: Tensor
+    counted: Tensor
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Nats of which places are right, under logits [n, W]."""
+        nats = binary_cross_entropy_with_logits(logits, self.right.float(), reduction="none")
+        return (nats * self.counted).sum() / self.counted.sum()
+
+    def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
+        """Share of wrong places among those that a threshold lets through, and of right ones that it does."""
+        passes = (logits.sigmoid() > threshold) & self.counted
+        wrong = (passes & ~self.right).sum() / passes.sum().clamp_min(1)
+        found = (passes & self.right).sum() / (self.right & self.counted).sum().clamp_min(1)
+        return {"false_positives": round(wrong.item(), 4), "found": round(found.item(), 4)}
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Forwards of plain decoding over one example.
+
+    Attributes:
+        confidence: as of `Replay`.
+        rank: [n, W] how many forwards later each place is decided; -1 where it is not open, or never is.
+    """
+
+    confidence: Tensor
+    rank: Tensor
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Nats of the order in which the places come (Plackett-Luce), under logits [n, W]."""
+        total, places = logits.new_zeros(()), 0
+        for step in range(int(self.rank.amax()) + 1):
+            now = self.rank == step
+            left = logits.masked_fill(self.rank < step, float("-inf"))
+            rows = now.any(-1)
+            nats = left.logsumexp(-1) - logits.where(now, 0.0).sum(-1)
+            total, places = total + nats[rows].sum(), places + int(rows.sum())
+        return total / max(1, places)
+
+    def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
+        """Share of forwards whose next place is predicted, and that by confidence alone."""
+        is_open = self.rank >= 0
+        rows = (self.rank == 0).any(-1)
+        found = {}
+        for name, by in (("next", logits), ("by_confidence", self.confidence)):
+            first = by.masked_fill(~is_open, float("-inf")).argmax(-1, keepdim=True)
+            found[name] = round((self.rank.gather(-1, first)[rows] == 0).float().mean().item(), 4)
+        return found
+
+
+@dataclass(frozen=True)
+class Watch(PlaceRule):
+    """Decide the surest place, and remember where it was.
+
+    Attributes:
+        seen: confidences, and output indices of all places and of the one that is decided, of every forward.
+    """
+
+    seen: list[tuple[Tensor, Tensor, int]] = field(default_factory=list, compare=False)
+
+    def choose(self, places: Places) -> Tensor:
+        return torch.zeros_like(places.is_open)
+
+    def fill(self, draft: Block, places: Places, finite: Tensor) -> Fill:
+        made = super().fill(draft, places, finite)
+        confidence = torch.where(places.is_open & places.exists, places.confidence, 1.0)
+        self.seen.append((confidence[0], draft.starts[0], int(draft.starts[0][made.decided[0]][0])))
+        return made
+
+
+def watch(pipe: Any, call: dict[str, Any], drafter: UnmaskingDrafter, block_length: int) -> Orders:
+    """Decode a prompt plainly, and note in which order its places come; arguments as of `replay`."""
+    rule = Watch()
+    pipe.set_accelerator(Accelerator("watch", drafter, rule))
+    pipe(**call)
+    when = {place: step for step, (_, _, place) in enumerate(rule.seen)}
+    confidences, ranks = [], []
+    for step, (confidence, places, _) in enumerate(rule.seen):
+        later = [when.get(place, -1) - step for place in places.tolist()]
+        short = block_length - len(later)
+        confidences.append(pad(confidence, (0, short), value=1.0))
+        ranks.append(torch.tensor([max(each, -1) for each in later] + [-1] * short))
+    return Orders(torch.stack(confidences), torch.stack(ranks))
+
+
+@dataclass(frozen=True)
+class Oracle(PlaceRule):
+    """Decide every place whose token is the final one already, and the surest with its final one.
+
+    Attributes:
+        final: [N] the output, for one row.
+        seen: confidences, which are right, and which count, of every forward.
+    """
+
+    final: Any = field(default=None, compare=False)
+    seen: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list, compare=False)
+
+    def choose(self, places: Places) -> Tensor:
+        return places.token == self.goal(places)
+
+    def goal(self, places: Places) -> Tensor:
+        """[1, n] final tokens; -1 behind the end of the output."""
+        place = places.begin[:, None] + torch.arange(places.token.shape[1], device=places.token.device)
+        whole = pad(self.final, (0, int(place.amax()) + 1), value=-1)
+        return whole[place]
+
+    def fill(self, draft: Block, places: Places, finite: Tensor) -> Fill:
+        goal, chosen = self.goal(places), self.chosen(places)
+        confidence = torch.where(places.is_open & places.exists, places.confidence, 1.0)
+        self.seen.append((confidence, places.token == goal, places.is_open & (goal >= 0)))
+        values = torch.where(goal >= 0, goal, places.token)
+        nothing = torch.zeros_like(chosen)
+        return Fill.of(draft.starts, values, chosen, nothing, nothing.any(-1))
+
+
+def replay(pipe: Any, call: dict[str, Any], drafter: UnmaskingDrafter, block_length: int) -> Replay:
+    """Decode a prompt plainly, then by the oracle; one row.
+
+    Args:
+        pipe: a pipeline of a masked model.
+        call: keywords of its calls.
+        drafter: of the blocks that are learnt.
+        block_length: W.
+    """
+    pipe.set_accelerator("none")
+    final = torch.tensor(pipe(**call).tokens[0], device=pipe.target.device)
+    oracle = Oracle(final=final)
+    pipe.set_accelerator(Accelerator("oracle", drafter, oracle))
+    pipe(**call)
+    values = (1.0, False, False)
+    parts = zip(zip(*oracle.seen, strict=True), values, strict=True)
+    padded = [
+        torch.cat([pad(each, (0, block_length - each.shape[1]), value=value) for each in rounds])
+        for rounds, value in parts
+    ]
+    return Replay(*padded)
+
+
+def train_filter(
+    pipe: Any,
+    calls: Sequence[dict[str, Any]],
+    out: str | Path,
+    *,
+    block_length: int | None = None,
+    epochs: int = 2000,
+    threshold: float = 0.96,
+    learn: str = "right",
+    record: dict[str, Any] | None = None,
+) -> Path:
+    """Train a filter for the target of a pipeline, and save it as a folder.
+
+    Args:
+        pipe: of a masked model.
+        calls: keywords of calls, of one prompt each; a tenth is held out.
+        out: the folder to write.
+        block_length: places of a block; None is the model's own.
+        epochs: steps of AdamW, each on all that was seen.
+        threshold: by which the share of wrong places among those let through is measured.
+        learn: "right", for `learned:filter=`; or "order", for `spot:head=`.
+        record: entries of the folder's `training.json`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: too few prompts, a model without masked blocks, or nothing that can be learnt.
+    """
+    if learn not in LEARNT:
+        raise InputError("learn", learn, did_you_mean(learn, LEARNT))
+    drafter = UnmaskingDrafter(block_length).fit(pipe.target)
+    size = drafter.block_length
+    if size is None:
+        raise InputError("block_length", None, "places of a block: the model has no blocks of its own")
+    if len(calls) < 2:
+        raise InputError("samples", len(calls), "2 or more, of which a tenth is held out")
+    before = pipe.accelerator
+    try:
+        asked = tqdm(calls, desc="replays", unit="prompt")
+        replays = [LEARNT[learn](pipe, call, UnmaskingDrafter(block_length), size) for call in asked]
+    finally:
+        pipe.set_accelerator(before)
+    held = max(1, len(replays) // HELD_OUT)
+    seen, unseen = gathered(replays[held:]), gathered(replays[:held])
+    torch.manual_seed(0)
+    filter = CommitFilter(CommitFilterConfig(block_length=size, log_odds=True))
+    optimizer = torch.optim.AdamW(filter.parameters(), lr=RATE)
+    with torch.enable_grad():
+        for _ in tqdm(range(epochs), desc="filter", unit="step"):
+            loss = seen.loss(filter(seen.confidence))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with torch.no_grad():
+        measured = unseen.measure(filter(unseen.confidence), threshold)
+    measured = {"forwards": len(seen.confidence), **measured}
+    filter.save_pretrained(out)
+    write_record(Path(out), {**(record or {}), "learn": learn, "threshold": threshold, **measured})
+    return Path(out)
+
+
+def gathered(replays: Sequence[Any]) -> Any:
+    """All forwards of several examples."""
+    kind = type(replays[0])
+    return kind(*(torch.cat([getattr(one, each.name) for one in replays]).cpu() for each in fields(kind)))
+
+
+#: What a network can learn: (pipeline, call, drafter, block length) -> what it learns from.
+LEARNT: dict[str, Callable[..., Replay | Orders]] = {"right": replay, "order": watch}

@@ -1,0 +1,14 @@
+"""LANTERN's and GSD's rules as their code was released, and GSD's over clusters of codes."""
+
+from mmspec.plugins import Method
+
+METHODS = (
+    Method(
+        "released",
+        rules={
+            "lantern_released": "mmspec_extras.methods.released.lantern:ReleasedLantern",
+            "grouped_released": "mmspec_extras.methods.released.grouped:ReleasedGrouped",
+            "grouped_codebook": "mmspec_extras.methods.released.grouped:GroupedCodes",
+        },
+    ),
+)

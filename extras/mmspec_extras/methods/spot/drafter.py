@@ -1,0 +1,76 @@
+"""Guesses of the order of places by a network that has learnt it (after SPOT, 2610.22543)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.accelerator import Accelerator
+from mmspec.core.distributions import Scores
+from mmspec.core.interfaces import Target
+from mmspec.core.session import PromptBatch
+from mmspec.errors import InputError
+from mmspec.methods.freedave.drafter import StatesDrafter, StatesSession
+from mmspec.places.policies import rank
+from mmspec.places.state_walk import StateFill, StateWalk
+from mmspec_extras.methods.learned.filter import read_filter
+
+__all__ = ["OrderedStatesDrafter", "spot"]
+
+
+class OrderedStatesSession(StatesSession):
+    """States of the blocks of a batch, in the order that a network guesses."""
+
+    def __init__(self, drafter: OrderedStatesDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.head: Any = drafter.head
+
+    def guess(self, scores: Scores, verdict: StateFill) -> tuple[Tensor, Tensor]:
+        seen = verdict.seen
+        ranked = rank(self.head(seen.confidence.where(seen.is_open, 1.0)))
+        if not self.draws_anew(scores):
+            return ranked, seen.token
+        ranked = rank(-ranked.masked_fill(~verdict.leaves, ranked.shape[1]).double())
+        return ranked, self.draws(scores, verdict)(ranked)
+
+
+class OrderedStatesDrafter(StatesDrafter):
+    """Guesses the next places of a block by a network, and proposes the states that follow.
+
+    Args:
+        head: folder of a `CommitFilter` that has learnt which places come next (`mmspec-extras train-filter
+            --learn order`), or a loaded one.
+        states: as of `StatesDrafter`.
+
+    Raises:
+        InputError: a number of states out of range; where it is fitted, no head.
+        CheckpointError: the head cannot be read.
+    """
+
+    session = OrderedStatesSession
+
+    def __init__(self, head: Any = None, states: int = 8) -> None:
+        super().__init__(states)
+        self.head = None if head is None else read_filter(head, "head")
+
+    def fit(self, target: Target[Any]) -> OrderedStatesDrafter:
+        fitted = super().fit(target)
+        if not isinstance(fitted, OrderedStatesDrafter):
+            raise TypeError(type(fitted).__name__)
+        if fitted.head is None:
+            raise InputError("head", None, "the folder of a head that `mmspec-extras train-filter` wrote")
+        size, own = fitted.block_length or 1, fitted.head.config.block_length
+        if own != size:
+            raise InputError("head", own, f"one for blocks of {size}")
+        fitted.head = copy.deepcopy(fitted.head).to(target.device)  # type: ignore[arg-type]
+        return fitted
+
+
+def spot(head: Any = None, states: int = 8) -> Accelerator:
+    """States of a masked block in the order that a network guesses (after SPOT, 2610.22543).
+
+    The output is that of one place a forward. Options as of `OrderedStatesDrafter`.
+    """
+    return Accelerator("spot", OrderedStatesDrafter(head, states), StateWalk())

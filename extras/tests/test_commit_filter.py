@@ -1,0 +1,97 @@
+"""The filter of Learn2PD: replays by an oracle, its training, and decoding with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmspec.accelerators import build_accelerator
+from mmspec.errors import CheckpointError, InputError
+from mmspec.families.masked_language.unmasking import UnmaskingDrafter
+from mmspec.pipelines import MMSpecPipeline
+from mmspec_extras.methods.learned.policy import Learned
+from mmspec_extras.methods.learned.training import replay, train_filter, watch
+from tests.tiny_models import save_masked
+
+PROMPTS = [
+    "what colour is the circle ?",
+    "how many",
+    "is the red star left of the small square ?",
+    "where is it ?",
+]
+
+
+def call_of(prompt: str) -> dict[str, Any]:
+    return {"prompt": prompt, "apply_chat_template": False, "do_sample": False, "max_new_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def pipe(tmp_path_factory: pytest.TempPathFactory) -> MMSpecPipeline:
+    return MMSpecPipeline.from_pretrained(save_masked("sdar", tmp_path_factory.mktemp("sdar")))
+
+
+def test_the_oracle_decodes_the_same_in_no_more_forwards(pipe: Any) -> None:
+    for prompt in PROMPTS:
+        pipe.set_accelerator("none")
+        plain = pipe(**call_of(prompt))
+        seen = replay(pipe, call_of(prompt), UnmaskingDrafter(), 4)
+        assert len(seen.confidence) <= plain.stats.target_forwards
+        assert seen.confidence.shape == seen.right.shape == seen.counted.shape
+        # every place of the output is right, or was decided as the surest, in its last forward
+        assert int(seen.counted.any(-1).sum()) == len(seen.confidence)
+        pipe.set_accelerator("none")
+        assert pipe(**call_of(prompt)).tokens == plain.tokens
+
+
+def test_a_filter_is_trained_and_decodes(pipe: Any, tmp_path: Path) -> None:
+    """Its threshold goes from one place a forward to all of them."""
+    folder = train_filter(pipe, [call_of(prompt) for prompt in PROMPTS * 3], tmp_path / "filter", epochs=40)
+    record = json.loads((folder / "training.json").read_text())
+    assert 0 <= record["false_positives"] <= 1 and record["forwards"] > 10
+    pipe.set_accelerator("none")
+    plain = pipe(**call_of(PROMPTS[0]))
+    forwards = []
+    for threshold in (1.5, 0.5, 0.0):
+        pipe.set_accelerator("learned", filter=str(folder), threshold=threshold)
+        output = pipe(**call_of(PROMPTS[0]))
+        forwards.append(output.stats.target_forwards)
+        if threshold > 1:
+            assert output.tokens == plain.tokens
+    assert forwards[0] == plain.stats.target_forwards >= forwards[1] >= forwards[2]
+    begins = len(pipe.tokenizer(PROMPTS[0])["input_ids"]) % 4
+    assert forwards[2] == -(-(12 + begins) // 4)
+
+
+def test_a_head_learns_the_order_and_spot_guesses_by_it(pipe: Any, tmp_path: Path) -> None:
+    """Whatever it has learnt, the output is that of plain decoding."""
+    calls = [call_of(prompt) for prompt in PROMPTS * 3]
+    orders = watch(pipe, calls[0], UnmaskingDrafter(), 4)
+    assert orders.rank.shape == orders.confidence.shape and int((orders.rank == 0).sum()) == len(orders.rank)
+    assert ((orders.rank >= 0) <= (orders.confidence < 1)).all()
+    folder = train_filter(pipe, calls, tmp_path / "head", epochs=60, learn="order")
+    record = json.loads((folder / "training.json").read_text())
+    assert record["by_confidence"] == 1.0 and 0 <= record["next"] <= 1
+    pipe.set_accelerator("none")
+    plain = [pipe(**call).tokens for call in calls[:4]]
+    pipe.set_accelerator("spot", head=str(folder), states=4)
+    for call, tokens in zip(calls[:4], plain, strict=True):
+        output = pipe(**call)
+        assert output.tokens == tokens and output.stats.exactness == "exact"
+    with pytest.raises(InputError, match="learn"):
+        train_filter(pipe, calls, tmp_path / "head", learn="wrong")
+
+
+def test_what_cannot_be_trained_or_read_is_refused(pipe: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="samples"):
+        train_filter(pipe, [call_of("how many")], tmp_path / "filter")
+    with pytest.raises(CheckpointError, match="filter"):
+        Learned(filter=tmp_path)
+    with pytest.raises(InputError, match="filter"):
+        build_accelerator("learned").fit(pipe.target)
+    with pytest.raises(InputError, match="head"):
+        build_accelerator("spot").fit(pipe.target)
+    with pytest.raises(InputError, match="threshold"):
+        Learned(threshold=-1.0)

@@ -1,0 +1,58 @@
+"""NAR (2503.10696) as a target: a forward reads an anti-diagonal and predicts the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.draft import Nodes
+from mmspec.core.indexing import pick
+from mmspec.core.interfaces import PromptOutput
+from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
+
+__all__ = ["NARTarget"]
+
+
+class NARTarget(ParallelImageTarget):
+    """Adapter from a model that predicts the cells right of and below each (NAR, 2503.10696).
+
+    A forward reads an anti-diagonal, whose cells see each other and all before. A cell of the next one has
+    the mean of the logits of the cells left of it and above it, or those of the only one that there is.
+    """
+
+    plain: Mapping[str, Any] = {"order": "diagonal"}
+
+    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
+        super().__init__(model, vq, codebook)
+        if model.config.condition_type == "class":  # those of captions are drawn as LlamaGen's are
+            self.published = {"guidance_scale": 2.0, "top_k": 0}
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[Any, PromptOutput]:
+        """Read the prompts; the first cell has the mean of both predictions."""
+        state, output = super().prefill(prompts, capacity, taps)
+        right, below = output.logits.chunk(2, -1)
+        return state, replace(output, logits=(right + below) / 2)
+
+    def nodes(self, draft: CellGroup) -> Nodes:
+        return self.read_fresh(draft)
+
+    def predict(self, logits: Tensor, draft: CellGroup) -> Tensor:
+        copies, columns = len(logits) // len(draft.starts), self.grid.columns
+        total = torch.zeros(1, device=logits.device, dtype=logits.dtype)
+        count = torch.zeros_like(draft.starts)
+        inner = draft.starts % columns > 0
+        for predicted, distance in zip(logits.chunk(2, -1), (1, columns), strict=True):
+            matches = draft.fresh[:, None] == (draft.starts - distance)[:, :, None]  # [B, L, k]
+            if distance == 1:
+                matches &= inner[:, :, None]
+            has = matches.any(-1)
+            found = pick(predicted, matches.long().argmax(-1).repeat(copies, 1))
+            total = total + found.where(has.repeat(copies, 1)[..., None], 0.0)
+            count = count + has
+        return total / count.repeat(copies, 1)[..., None]

@@ -1,0 +1,58 @@
+"""PAR (2412.15119): LlamaGen's transformer, with learned tokens that begin the regions of an image."""
+
+from __future__ import annotations
+
+import math
+
+from huggingface_hub.dataclasses import strict
+from torch import nn
+
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM, LlamaGenModel
+
+__all__ = ["PARConfig", "PARForCausalLM", "PARModel"]
+
+
+@strict
+class PARConfig(LlamaGenConfig):
+    """The shape of a model that decodes the regions of an image side by side (PAR, 2412.15119).
+
+    Attributes:
+        regions: n of an image, M x M; n - 1 special tokens are learned.
+    """
+
+    model_type = "par"
+
+    regions: int = 4
+
+    @property
+    def group_size(self) -> int:
+        """Cells that a forward decides."""
+        return self.regions
+
+    def validate_regions(self) -> None:
+        """Refuse regions that do not divide the image; called by `strict`."""
+        side = math.isqrt(self.regions)
+        if self.regions < 1 or side**2 != self.regions or self.grid_size % side:
+            allowed = f"the square of a divisor of {self.grid_size}, the tokens a side"
+            raise ValueError(f"regions: got {self.regions}; {allowed}")
+
+
+class PARModel(LlamaGenModel):
+    """LlamaGen's transformer, with tokens that begin the regions of an image but the last."""
+
+    config: PARConfig
+    config_class: type[LlamaGenConfig] = PARConfig
+
+    def __init__(self, config: PARConfig) -> None:
+        super().__init__(config)
+        self.special_tokens = nn.Embedding(config.group_size - 1, config.hidden_size)
+        self.post_init()
+
+
+class PARForCausalLM(LlamaGenForCausalLM):
+    """PAR: the next token, and in groups the next token of every region."""
+
+    config: PARConfig
+    config_class = PARConfig
+    decoder_class = PARModel

@@ -1,0 +1,264 @@
+"""Transformers that predict an image scale by scale (VAR, 2404.02905), on the parts of LlamaGen.
+
+A token reads no token but what all coarser scales come to: the sum of their code vectors, as it looks at the
+size of its own scale. The class is what the first scale reads, and what scales and shifts every layer by.
+Tokens see all of their own scale and of those before. How codes are summed is the image tokenizer's business
+(`tokenizer`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from itertools import accumulate
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import (
+    LlamaGenAttention,
+    LlamaGenDecoderLayer,
+    LlamaGenForCausalLM,
+    LlamaGenModel,
+)
+from mmspec.transformers_versions import CACHE
+
+LARGEST_SCALE = math.log(100)  # of a head's logits, as a logarithm
+FIRST_SCALE = math.log(4)
+UNNORMALISED = 0.25  # of attention's usual scale, where queries and keys are not normalised
+PARTS = 6  # of a layer: two gates, two scales, two shifts
+
+
+@strict
+class VARConfig(LlamaGenConfig):
+    """The shape of a model that predicts an image scale by scale, each in one forward (VAR, 2404.02905).
+
+    Attributes:
+        patch_nums: tokens a side of each scale, from the coarsest to the image's own grid.
+        latent_channels: width of the image tokenizer's code vectors, of which the input of a scale is made.
+        shared_modulation: whether the layers share the matrix that makes their scales, shifts and gates of
+            the class, as in the published 36 layers.
+        normalised_attention: whether queries and keys have length 1, and each head a learned scale.
+    """
+
+    model_type = "var"
+
+    attention_bias = True  # that of keys is 0 in published files
+    layer_norm_eps = 1e-6
+
+    patch_nums: list[int] | tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)
+    latent_channels: int = 32
+    shared_modulation: bool = False
+    normalised_attention: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.patch_nums:
+            self.grid_size = self.patch_nums[-1]
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        super().__post_init__(**kwargs)
+
+    def validate_patch_nums(self) -> None:
+        """Refuse what is no sequence of ever finer scales; called by `strict`."""
+        sides = self.patch_nums
+        if not sides or sides[0] < 1 or any(b <= a for a, b in zip(sides, sides[1:], strict=False)):
+            raise ValueError(f"patch_nums: got {sides}; positive integers, each larger than the one before")
+
+    @property
+    def prefix_length(self) -> int:
+        """No slots before the image: the class is what the first scale reads."""
+        return 0
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of all scales of an image."""
+        return sum(side**2 for side in self.patch_nums)
+
+
+class Modulation(nn.Module):
+    """Scales, shifts and gates of a class: vectors [B, D] -> [B, 1, parts, D]."""
+
+    def __init__(self, width: int, parts: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, parts * width)
+        self.parts = parts
+
+    def forward(self, condition: Tensor) -> Tensor:
+        made: Tensor = self.linear(F.silu(condition)).unflatten(1, (1, self.parts, -1))
+        return made
+
+
+class VARAttention(LlamaGenAttention):
+    """Attention without positions; queries and keys may be normalised, and each head's logits scaled."""
+
+    def __init__(self, config: VARConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)  # type: ignore[arg-type]
+        self.log_scale: nn.Parameter | None = None
+        if config.normalised_attention:
+            self.scaling = 1.0
+            self.log_scale = nn.Parameter(torch.full((config.num_attention_heads, 1, 1), FIRST_SCALE))
+        else:
+            self.scaling *= UNNORMALISED
+
+    def place(self, queries: Tensor, keys: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if self.log_scale is None:
+            return queries, keys
+        precise = torch.promote_types(queries.dtype, torch.float32)
+        scale = self.log_scale.to(precise).clamp_max(LARGEST_SCALE).exp()
+        scaled = F.normalize(queries.to(precise), dim=-1) * scale
+        return scaled.to(queries.dtype), F.normalize(keys.to(precise), dim=-1).to(keys.dtype)
+
+
+class VARLayer(LlamaGenDecoderLayer):
+    """x + gate * attention(scale * norm(x) + shift), then the same of the feed-forward."""
+
+    def __init__(self, config: VARConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        width, inner = config.hidden_size, int(config.intermediate_size or 0)
+        self.self_attn = VARAttention(config, layer_idx)
+        self.input_layernorm = plain_norm(config)  # type: ignore[assignment]
+        self.post_attention_layernorm = plain_norm(config)  # type: ignore[assignment]
+        parts = OrderedDict(fc1=nn.Linear(width, inner), act=nn.GELU("tanh"), fc2=nn.Linear(inner, width))
+        self.mlp = nn.Sequential(parts)  # type: ignore[assignment]
+        self.modulation: Modulation | None = None
+        self.offsets: nn.Parameter | None = None  # of this layer, where layers share the rest
+        if config.shared_modulation:
+            self.offsets = nn.Parameter(torch.zeros(PARTS, width))
+        else:
+            self.modulation = Modulation(width, PARTS)
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, condition: Tensor, **kwargs: Any
+    ) -> Tensor:
+        """Run the layer; condition: [B, D] of the class, or [B, 1, 6, D] what all layers share."""
+        if self.modulation is not None:
+            parts = self.modulation(condition)
+        else:
+            parts = condition if self.offsets is None else self.offsets + condition
+        gate, inner_gate, scale, inner_scale, shift, inner_shift = parts.unbind(2)
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states) * (1 + scale) + shift, **kwargs)
+        hidden_states = hidden_states + gate * attended
+        inner = self.post_attention_layernorm(hidden_states) * (1 + inner_scale) + inner_shift
+        output: Tensor = hidden_states + inner_gate * self.mlp(inner)
+        return output
+
+
+class VARModel(LlamaGenModel):
+    """The transformer without its head.
+
+    Attributes:
+        embed_tokens: from vectors of the image tokenizer to those of the transformer.
+        start: [n, D] what the tokens of the first scale read beside the class.
+        position_embedding, level_embedding: of every place of all scales, and of the scales.
+    """
+
+    config: VARConfig
+    config_class = VARConfig
+
+    def __init__(self, config: VARConfig) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.embed_tokens = nn.Linear(config.latent_channels, width)  # type: ignore[assignment]
+        self.start = nn.Parameter(torch.zeros(config.patch_nums[0] ** 2, width))
+        self.position_embedding = nn.Embedding(config.image_tokens, width)
+        self.level_embedding = nn.Embedding(len(config.patch_nums), width)
+        self.layers = nn.ModuleList(VARLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = plain_norm(config)  # type: ignore[assignment]
+        self.head_modulation = Modulation(width, 2)
+        self.shared_modulation = Modulation(width, PARTS) if config.shared_modulation else None
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        caption_features: Tensor | None = None,
+        class_labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Read what coarser scales come to at some places of all scales.
+
+        Args:
+            position_ids: [B, T] the places, counted through all scales; None for the first T.
+            inputs_embeds: [B, T, c] vectors of the image tokenizer; those of the first scale say nothing.
+            class_labels: [B]; `num_classes` is no class.
+            attention_mask: [B, 1, T, n]; None without a cache lets a place see its scale and those before.
+
+        Raises:
+            ValueError: vectors or labels are missing, or there are tokens, of which nothing is read.
+        """
+        if inputs_embeds is None or class_labels is None or input_ids is not None:
+            raise ValueError("inputs_embeds and class_labels are needed, and no input_ids")
+        if position_ids is None:
+            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
+        where = position_ids.clamp_max(self.config.image_tokens - 1).expand(len(inputs_embeds), -1)
+        classes: Any = self.cls_embedding
+        condition: Tensor = classes.embedding_table(class_labels)
+        first, level = len(self.start), self.level_of(where)
+        begin = condition[:, None] + self.start[where.clamp_max(first - 1)]
+        read = torch.where((where < first)[..., None], begin, self.embed_tokens(inputs_embeds))
+        placed = read + self.position_embedding(where) + self.level_embedding(level)
+        if attention_mask is None and kwargs.get(CACHE, kwargs.get("cache")) is None:
+            future = level[:, None] > level[:, :, None]
+            attention_mask = torch.zeros_like(future, dtype=placed.dtype)
+            attention_mask.masked_fill_(future, torch.finfo(placed.dtype).min)
+            attention_mask = attention_mask[:, None]
+        output: BaseModelOutputWithPast = super().forward(
+            inputs_embeds=placed,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            condition=condition,
+            **kwargs,
+        )
+        return output
+
+    def level_of(self, places: Tensor) -> Tensor:
+        """Scale of each place."""
+        ends = accumulate(side**2 for side in self.config.patch_nums[:-1])
+        # by numbers of the host, not by a table, which would have to be brought to the device
+        return sum(((places >= end).long() for end in ends), torch.zeros_like(places))
+
+    def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        nothing = position_ids.new_empty(0)
+        return nothing, nothing
+
+    def run(self, hidden_states: Tensor, condition: Tensor, **how: Any) -> Tensor:  # type: ignore[override]
+        given = condition if self.shared_modulation is None else self.shared_modulation(condition)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, condition=given, **how)
+        scale, shift = self.head_modulation(condition).unbind(2)
+        normed: Tensor = self.norm(hidden_states) * (1 + scale) + shift
+        return normed
+
+
+class VARForCausalLM(LlamaGenForCausalLM):
+    """VAR: the tokens of a scale, given a class and what all coarser scales come to.
+
+    Example:
+        >>> config = VARConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, patch_nums=(1, 2))
+        >>> model = VARForCausalLM(config).eval()
+        >>> features = torch.randn(1, 1 + 4, 32)  # those of the one token of the first scale are not read
+        >>> model(inputs_embeds=features, class_labels=torch.tensor([207])).logits.shape
+        torch.Size([1, 5, 16384])
+    """
+
+    config: VARConfig
+    config_class = VARConfig
+    decoder_class = VARModel
+
+    def __init__(self, config: VARConfig) -> None:
+        super().__init__(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+
+def plain_norm(config: VARConfig) -> nn.LayerNorm:
+    """A layer norm without weights: the class scales and shifts what comes of it."""
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, elementwise_affine=False)

@@ -1,0 +1,138 @@
+"""Image models that predict scale by scale as targets: VAR (2404.02905).
+
+A forward decides a whole scale. What its places read is the sum of all coarser scales, shrunk to its size: a
+state keeps that sum, and adds the tokens that were decided in the last forward. Keys of a place stay in its
+slot, and there is no prompt: the class goes into every forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmspec.core.cache import RaggedCache
+from mmspec.core.draft import Nodes
+from mmspec.core.image_grid import GridSequence, ImageGrid
+from mmspec.core.interfaces import PromptOutput, TargetOutput
+from mmspec.errors import CheckpointError
+from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
+from mmspec.families.var.modeling import VARConfig
+from mmspec.families.var.tokenizer import ScaleQuantizer, shrunk
+from mmspec.targets.causal import CausalState
+
+__all__ = ["ScaleState", "VARTarget"]
+
+
+@dataclass
+class ScaleState(CausalState):
+    """State of a batch of images that are drawn scale by scale.
+
+    Attributes:
+        labels: [R] classes, `num_classes` for none.
+        features: [B, c, P, P] vectors of the image tokenizer that all scales which are read come to.
+        inputs: [R, n, c] what the places of the forward at work read.
+    """
+
+    labels: Tensor
+    features: Tensor
+    inputs: Tensor
+
+    def tighten(self, emitted: Sequence[int]) -> None:
+        """Do nothing: there is no prompt, and each place has its slot."""
+
+
+class VARTarget(ParallelImageTarget):
+    """Adapter from a model that decides a scale in each forward (VAR, 2404.02905).
+
+    Args:
+        model: a loaded VAR.
+        vq: its image tokenizer, a `ScaleVQModel`, which makes of tokens what the next scale reads.
+        codebook: as of `LlamaGenTarget`.
+
+    Raises:
+        CheckpointError: there is no such tokenizer, or it is of another model.
+    """
+
+    config: VARConfig
+    from_prompt = False
+    plain: Mapping[str, Any] = {"order": "scales"}
+    settings: ClassVar[Mapping[str, Any]] = {"guidance_scale": 2.5, "top_k": 900, "top_p": 0.96}
+
+    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
+        quantizer = getattr(vq, "quantize", None)
+        if not isinstance(quantizer, ScaleQuantizer):
+            allowed = "its image tokenizer of several scales, which makes what each scale reads"
+            raise CheckpointError("vq", None if vq is None else type(vq).__name__, allowed)
+        super().__init__(model, vq, codebook)
+        width = quantizer.embedding.embedding_dim
+        if width != self.config.latent_channels:
+            allowed = f"vectors of width {self.config.latent_channels}, which the model reads"
+            raise CheckpointError("vq", f"vectors of width {width}", allowed)
+        self.published = {**self.settings, "guidance_schedule": "rising"}
+        self.quantizer, self.sides = quantizer, tuple(self.config.patch_nums)
+        self.begins = [sum(side**2 for side in self.sides[:scale]) for scale in range(len(self.sides))]
+
+    def layout_of(self, grid: ImageGrid) -> GridSequence:
+        return GridSequence(tuple(replace(grid, rows=side, columns=side) for side in self.sides))
+
+    def prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> tuple[Any, PromptOutput]:
+        """Keep the classes; see `unread`."""
+        labels = torch.cat([prompt["input_ids"][0] for prompt in prompts]).to(self.device) - self.vocabulary
+        nothing = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.dtype, device=self.device)
+        return self.unread(
+            ScaleState,
+            [0] * len(prompts),
+            capacity,
+            taps,
+            offset=torch.zeros_like(labels),
+            queries=torch.empty(0, 0, dtype=torch.float32, device=self.device),
+            labels=labels,
+            features=self.quantizer.nothing(0, self.sides),
+            inputs=nothing,
+        )
+
+    def score(self, state: ScaleState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
+        """Score a scale, once the tokens of the last one are added to those before."""
+        scale = self.begins.index(draft.begin)
+        if scale == 0:
+            state.features = self.quantizer.nothing(len(draft.starts), self.sides)
+        else:
+            tokens = draft.tokens_of_fresh.to(state.features.device)
+            state.features = state.features + self.quantizer.vectors(tokens, self.sides, scale - 1)
+        read = shrunk(state.features, self.sides[scale]).to(self.device, self.dtype)
+        state.inputs = read.repeat(len(state.labels) // len(read), 1, 1)
+        return super().score(state, draft)
+
+    def nodes(self, draft: CellGroup) -> Nodes:
+        before = self.read_fresh(draft)
+        visible = before.visible.scatter(2, draft.starts[:, None], True)
+        return Nodes(draft.tokens[:, :, 0], draft.starts, before.depths, visible, before.deepest)
+
+    def further_inputs(self, state: ScaleState, nodes: Nodes) -> dict[str, Any]:
+        return {"class_labels": state.labels, "inputs_embeds": state.inputs}
+
+    def forward(
+        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
+    ) -> Tensor:
+        """Logits [B, n, V] of places that read vectors, and no tokens."""
+        others = {name: value for name, value in inputs.items() if name != "input_ids"}
+        return super().forward(others, cache, keep, whole)
+
+    def decode_output(self, codes: Tensor, grid: ImageGrid) -> Tensor:
+        """Decode codes [B, N] of all scales, -1 in those that are not decided."""
+        codes = codes.to(self.quantizer.embedding.weight.device)
+        images: Tensor = self.vq.decode(self.quantizer.features(codes, self.sides))
+        return images
+
+    @torch.no_grad()
+    def decode_part(self, codes: Tensor, grid: ImageGrid) -> tuple[Tensor, Tensor]:
+        """Decode the scales that are decided, each of which says something of the whole image."""
+        is_begun = codes[:, 0, None, None] >= 0
+        pixels = self.decode_output(codes, grid).clamp(-1, 1)
+        return pixels, is_begun.expand(-1, grid.rows, grid.columns)

@@ -1,0 +1,145 @@
+"""Warping against transformers' own warpers, processors along drafts, guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel
+from transformers.generation import logits_process as lp
+
+from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.sampling import Sampler
+from mmspec.errors import InputError
+from tests.contracts import edge_checks
+from tests.contracts.checks import PROMPTS, VOCABULARY, llama
+from tests.contracts.distributions import reference_distribution
+from tests.contracts.running import decode, generate
+from tests.oracles import OracleDrafter, RandomTreeDrafter
+
+ROOT = Tree.chain(torch.zeros(1, 1, dtype=torch.long), DraftKind.POINT)
+FIRST = torch.zeros(1, dtype=torch.long)  # output index that the root predicts
+
+
+def warp(sampler: Sampler, logits: Tensor) -> Tensor:
+    """[V] logits -> [V] probabilities."""
+    return sampler(logits[None, None], ROOT, [[0]], FIRST).p[0, 0]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 40),
+    seed=st.integers(0, 2**32),
+    temperature=st.sampled_from([0.3, 0.5, 0.6, 1.0, 1.5, 7.0]),
+    top_k=st.one_of(st.none(), st.integers(1, 50)),
+    top_p=st.one_of(st.none(), st.floats(0.01, 1.0)),
+    min_p=st.one_of(st.none(), st.floats(0.0, 1.0)),
+)
+def test_the_distribution_is_that_of_transformers_warpers(
+    size: int, seed: int, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
+) -> None:
+    logits = 3 * torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    top_k = min(top_k, size) if top_k else None
+    before = warp(Sampler(temperature, top_k), logits)
+    mass = before.sort().values.cumsum(0)
+    # a cut exactly at a token's edge is decided by rounding
+    assume(top_p is None or (mass - (1 - top_p)).abs().min() > 1e-9)
+    nucleus = warp(Sampler(temperature, top_k, top_p), logits)
+    assume(not min_p or ((nucleus / nucleus.max() - min_p).abs() > 1e-9).all())
+    sampler = Sampler(temperature, top_k, top_p, min_p)
+    expected = reference_distribution(logits[None, None], sampler)[0]
+    assert torch.allclose(warp(sampler, logits), expected, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32), scale=st.floats(0.0, 20.0))
+def test_guidance_is_u_plus_s_times_c_minus_u(seed: int, scale: float) -> None:
+    logits = torch.randn(2, 1, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    logits = logits if scale != 1.0 else logits[:1]  # where guidance is off, one prompt is read
+    sampler = Sampler(0.7, top_k=5, guidance_scale=scale)
+    distribution = sampler(logits, ROOT, [[0]], FIRST).p[0, 0]
+    expected = reference_distribution(logits, sampler)[0]
+    assert torch.allclose(distribution, expected, rtol=0, atol=1e-12)
+
+
+def test_ties_go_to_the_lowest_id_and_greedy_is_one_hot() -> None:
+    logits = torch.tensor([1.0, 4.0, 4.0, 2.0])
+    assert warp(Sampler(), logits).tolist() == [0, 1, 0, 0]
+    scores = Sampler()(logits[None, None], ROOT, [[0]], FIRST)
+    assert scores.choose(ROOT, None, FIRST).item() == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in (-1e-9, float("nan"), float("inf"), "1", None)),
+        *(("top_k", value) for value in (-1, 1.5)),
+        *(("top_p", value) for value in (0, 1.1)),
+        *(("min_p", value) for value in (-0.1,)),
+        *(("guidance_scale", value) for value in (float("nan"),)),
+    ],
+)
+def test_a_setting_out_of_range_is_named(name: str, value: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        Sampler(**{name: value})
+    assert caught.value.argument == name
+
+
+# setting of `generate` -> the processor that it stands for
+PROCESSORS: dict[str, tuple[dict[str, Any], Callable[[PreTrainedModel, int], list[Any]]]] = {
+    "repetition penalty": (
+        {"repetition_penalty": 1.7},
+        lambda model, length: [lp.RepetitionPenaltyLogitsProcessor(1.7)],
+    ),
+    "no repeated 2-gram": (
+        {"no_repeat_ngram_size": 2},
+        lambda model, length: [lp.NoRepeatNGramLogitsProcessor(2)],
+    ),
+    "bad words": (
+        {"bad_words_ids": [[5], [7, 9], [11, 3]]},
+        lambda model, length: [lp.NoBadWordsLogitsProcessor([[5], [7, 9], [11, 3]])],
+    ),
+    "min new tokens": (
+        {"min_new_tokens": 20, "eos_token_id": [3, 17, 40]},
+        lambda model, length: [lp.MinNewTokensLengthLogitsProcessor(length, 20, [3, 17, 40])],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.every(2)
+def test_processors_along_drafts_give_what_generate_gives(name: str) -> None:
+    setting, build = PROCESSORS[name]
+    model = llama().model
+    expected = [generate(model, prompt, 40, **setting) for prompt in PROMPTS]
+    assert expected != [generate(model, prompt, 40) for prompt in PROMPTS], "the setting must matter"
+    known = {tuple(prompt): output for prompt, output in zip(PROMPTS, expected, strict=True)}
+    sampler = Sampler(processors=[LogitsProcessorList(build(model, len(prompt))) for prompt in PROMPTS])
+    end = setting.get("eos_token_id", ())
+    for drafter in (
+        None,
+        OracleDrafter(known, 3, VOCABULARY, corruption=0.2, siblings=1),
+        RandomTreeDrafter(6, VOCABULARY, hints=known),
+    ):
+        run = decode(llama(), PROMPTS, drafter, sampler=sampler, max_new_tokens=40, end=end)
+        assert run.outputs == expected, type(drafter).__name__
+
+
+def test_processors_come_before_temperature_and_after_guidance() -> None:
+    """The order of transformers: a bias of 1 on a guided logit is divided by the temperature."""
+    bias = lp.SequenceBiasLogitsProcessor({(1,): 1.0})
+    logits = torch.randn(2, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sampler = Sampler(0.5, guidance_scale=2.0, processors=[LogitsProcessorList([bias])])
+    distribution = sampler(logits, ROOT, [[0]], FIRST).p[0, 0]
+    conditional, unconditional = logits.log_softmax(-1)[:, 0]
+    guided = unconditional + 2.0 * (conditional - unconditional) + torch.tensor([0.0, 1.0, 0.0])
+    assert torch.allclose(distribution, (guided / 0.5).softmax(-1))
+
+
+def test_guidance_gives_what_generate_gives_with_a_longer_and_a_shorter_negative_prompt() -> None:
+    edge_checks.guidance_with_a_longer_negative_prompt()

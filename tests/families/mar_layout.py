@@ -1,0 +1,102 @@
+"""MAR by its published names: random weights, and the forward as functions of one image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.families.official_layout import fill
+from tests.vectors.denoising_layout import net_shapes
+
+WIDTH, HEADS, DEPTH, TOKEN, GRID, BUFFER, CLASSES = 24, 2, 2, 3, 4, 5, 7
+HEAD_WIDTH, HEAD_DEPTH = 16, 2
+CELLS = GRID * GRID
+
+State = dict[str, Tensor]
+
+
+def mar_shapes(
+    width: int = WIDTH,
+    depth: int = DEPTH,
+    token: int = TOKEN,
+    cells: int = CELLS,
+    buffer: int = BUFFER,
+    classes: int = CLASSES,
+    head_width: int = HEAD_WIDTH,
+    head_depth: int = HEAD_DEPTH,
+) -> dict[str, tuple[int, ...]]:
+    layers = {"z_proj": (width, token), "decoder_embed": (width, width)}
+    norms = ["z_proj_ln", "encoder_norm", "decoder_norm"]
+    for part in ("encoder_blocks", "decoder_blocks"):
+        for block in (f"{part}.{index}." for index in range(depth)):
+            norms += [block + "norm1", block + "norm2"]
+            layers[block + "attn.qkv"] = (3 * width, width)
+            layers[block + "attn.proj"] = (width, width)
+            layers[block + "mlp.fc1"] = (4 * width, width)
+            layers[block + "mlp.fc2"] = (width, 4 * width)
+    shapes: dict[str, tuple[int, ...]] = {
+        "fake_latent": (1, width),
+        "class_emb.weight": (classes, width),
+        "encoder_pos_embed_learned": (1, buffer + cells, width),
+        "mask_token": (1, 1, width),
+        "decoder_pos_embed_learned": (1, buffer + cells, width),
+        "diffusion_pos_embed_learned": (1, cells, width),
+    }
+    for name in norms:
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (width,)
+    for name, shape in layers.items():
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
+    return shapes | net_shapes(token, width, head_width, head_depth, 2 * token, prefix="diffloss.net.")
+
+
+def mar_state(seed: int = 0) -> State:
+    looked_up = ("fake", "class", "mask", "encoder_pos", "decoder_pos", "diffusion")
+    return fill(mar_shapes(), seed, embeddings=looked_up)
+
+
+def dense(state: State, name: str, x: Tensor) -> Tensor:
+    return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+
+def norm(state: State, name: str, x: Tensor) -> Tensor:
+    centered = x - x.mean(-1, keepdim=True)
+    scaled = centered / torch.sqrt(centered.square().mean(-1, keepdim=True) + 1e-6)
+    return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+
+def block(state: State, name: str, rows: Tensor) -> Tensor:
+    """[n, D] -> [n, D]; every row sees every row."""
+    queries, keys, values = dense(state, f"{name}.attn.qkv", norm(state, f"{name}.norm1", rows)).chunk(3, 1)
+    size = WIDTH // HEADS
+    mixed = []
+    for head in range(HEADS):
+        part = slice(head * size, (head + 1) * size)
+        scores = queries[:, part] @ keys[:, part].T / math.sqrt(size)
+        mixed.append(scores.softmax(-1) @ values[:, part])
+    rows = rows + dense(state, f"{name}.attn.proj", torch.cat(mixed, dim=1))
+    inner = F.gelu(dense(state, f"{name}.mlp.fc1", norm(state, f"{name}.norm2", rows)))
+    return rows + dense(state, f"{name}.mlp.fc2", inner)
+
+
+def naive_conditions(state: State, tokens: Tensor, known: Sequence[int], label: int) -> Tensor:
+    """[N, D] of tokens [N, d] of one image, of which those at the places `known` are known; in float64."""
+    state = {name: tensor.double() for name, tensor in state.items()}
+    own = state["fake_latent"][0] if label == CLASSES else state["class_emb.weight"][label]
+    places = state["encoder_pos_embed_learned"][0]
+    rows = [own + places[index] for index in range(BUFFER)]
+    rows += [dense(state, "z_proj", tokens[cell].double()) + places[BUFFER + cell] for cell in known]
+    hidden = norm(state, "z_proj_ln", torch.stack(rows))
+    for index in range(DEPTH):
+        hidden = block(state, f"encoder_blocks.{index}", hidden)
+    hidden = dense(state, "decoder_embed", norm(state, "encoder_norm", hidden))
+    image = [state["mask_token"][0, 0]] * CELLS
+    for index, cell in enumerate(known):
+        image[cell] = hidden[BUFFER + index]
+    hidden = torch.cat([hidden[:BUFFER], torch.stack(image)]) + state["decoder_pos_embed_learned"][0]
+    for index in range(DEPTH):
+        hidden = block(state, f"decoder_blocks.{index}", hidden)
+    return norm(state, "decoder_norm", hidden)[BUFFER:] + state["diffusion_pos_embed_learned"][0]

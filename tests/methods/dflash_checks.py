@@ -1,0 +1,70 @@
+"""DFlash and DSpark heads of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.methods.dflash.drafter import DFlashDrafter, DSparkDrafter
+from mmspec.methods.dflash.head import DFlashConfig, DFlashHead, DSparkConfig, DSparkHead
+from mmspec.targets import CausalTarget
+from tests.methods.naive_dflash import naive_block
+
+KINDS: dict[str, dict[str, Any]] = {
+    "dflash": {"block": 5},
+    "dflash, noise of the target": {"block": 5, "mask_token": 7, "num_layers": 1},
+    "dflash, windows": {
+        "block": 5,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "causal": [True, False],
+        "sinks": True,
+        "rotary": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+        | {"partial_rotary_factor": 0.5},
+    },
+    "dspark": {"block": 4},
+    "dspark, gated": {"block": 4, "markov": "gated"},
+    "dspark, rnn": {"block": 4, "markov": "rnn"},
+    "dspark, domino": {"block": 4, "markov": "domino", "memory": 5, "plain_slots": 1, "confidence": False},
+}
+
+
+def head_for(target: CausalTarget, kind: str = "dflash", seed: int = 3, **settings: Any) -> DFlashHead:
+    """A head of random weights, two layers and one key head for each two that ask."""
+    made = {"num_layers": 2, "markov_rank": 6, **KINDS[kind], **settings}
+    config_class, head_class = (
+        (DFlashConfig, DFlashHead) if kind.startswith("dflash") else (DSparkConfig, DSparkHead)
+    )
+    config = config_class.for_target(target.config, target.vocabulary, **made)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        head = head_class(config).to(target.dtype)
+        for parameter in head.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1 + 0.1 * noise)
+    return head.eval().requires_grad_(False)
+
+
+def drafter_for(target: CausalTarget, kind: str = "dflash", **shape: Any) -> DFlashDrafter:
+    drafts = DFlashDrafter if kind.startswith("dflash") else DSparkDrafter
+    return drafts(head_for(target, kind), **shape).fit(target)
+
+
+def alone(head: DFlashHead, target: Any, prompt: dict[str, Any], tokens: Sequence[int]) -> Tensor:
+    """[n, d] states of the block behind a sequence [L + 1], read whole."""
+    ids = torch.tensor([list(tokens)])
+    length = prompt["input_ids"].shape[1]
+    more = {"input_ids": ids[:, :-1]}
+    if "mm_token_type_ids" in prompt:
+        grown = torch.zeros(1, ids.shape[1] - 1, dtype=torch.long)
+        grown[:, :length] = prompt["mm_token_type_ids"]
+        more["mm_token_type_ids"] = grown
+    whole = {**prompt, **more}
+    whole.pop("attention_mask", None)
+    read = target.read([whole], tuple(head.taps))
+    context = head.join([read[tap] for tap in head.taps])
+    block = head.slots(ids[:, -1], target.embed)
+    return naive_block(head, context[0], block[0])

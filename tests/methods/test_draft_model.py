@@ -1,0 +1,68 @@
+"""Drafting with a smaller model: distributions through a real cache, other vocabularies, own prompts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.decoder import Decoder
+from mmspec.core.interfaces import Request
+from mmspec.core.loop import speculate
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.targets import CausalTarget
+from mmspec.trees.matching import SampleAndMatch
+from tests.contracts.checks import PROMPTS, llama
+from tests.contracts.running import decode, generate
+from tests.tiny_models import tiny_llama
+
+
+def test_coupling_accepts_more_than_drawing_apart() -> None:
+    """Shared noise draws the same token where the two distributions agree."""
+    other = CausalTarget(tiny_llama())
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter *= 1.03
+    rates = {}
+    for sampling in ("coupled", "sampled"):
+        run = decode(
+            llama(),
+            PROMPTS * 4,
+            DraftModelDrafter(other, 4, sampling),
+            sampler=Sampler(1.0),
+            max_new_tokens=32,
+        )
+        rates[sampling] = run.stats.acceptance_rate
+    assert rates["coupled"] > rates["sampled"]
+
+
+@pytest.mark.parametrize(("vocabulary", "sampling"), [(48, "coupled"), (80, "sampled")])
+def test_a_draft_vocabulary_may_be_padded_differently(vocabulary: int, sampling: str) -> None:
+    small = CausalTarget(tiny_llama(vocab=vocabulary, seed=3))
+    expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
+    assert max(map(max, PROMPTS)) >= 48, "some tokens of the prompts are unknown to the smallest draft"
+    run = decode(llama(), PROMPTS, DraftModelDrafter(small, 3, sampling), max_new_tokens=24)
+    assert run.outputs == expected and run.stats.draft_faults == 0
+
+
+def test_a_draft_may_read_a_prompt_of_its_own() -> None:
+    """Longer or shorter than the target's: text alone beside images, say."""
+    expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
+    extra = [[9] * 40, [], [5]]
+    requests = [
+        Request(
+            {"input_ids": torch.tensor([list(prompt)])},
+            {"input_ids": torch.tensor([more + list(prompt)[-2:]])},
+        )
+        for prompt, more in zip(PROMPTS, extra, strict=True)
+    ]
+    stats = DecodingStats()
+    canvas = Canvas([list(prompt) for prompt in PROMPTS], Stopping(24), stats, llama().device)
+    drafter = DraftModelDrafter(CausalTarget(tiny_llama()), 4)
+    decoder, random = Decoder(drafter, SampleAndMatch()), RandomStream.from_seed(0, 3)
+    for _ in speculate(llama(), decoder, Sampler(), requests, canvas, random):
+        pass
+    assert canvas.outputs() == expected
