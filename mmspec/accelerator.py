@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from mmspec.core.canvas import Canvas, Stopping, VectorCanvas
 from mmspec.core.decoder import Decoder, is_sound
-from mmspec.core.interfaces import Drafter, Request, Round, Rule, Target
+from mmspec.core.interfaces import AnyRule, AnyTarget, Drafter, Request, Round
 from mmspec.core.loop import runs_by_itself, speculate
 from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
-from mmspec.core.sampling import check_rows
+from mmspec.core.sampling import AnySampler, RowSettings, check_rows
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError
 from mmspec.plugins import RULES
@@ -46,7 +45,7 @@ class Accelerator:
 
     name: str
     drafter: Drafter
-    rule: Rule[Any]
+    rule: AnyRule
     length: str = "auto"
     costs: dict[int, PacingPolicy] = field(default_factory=dict, compare=False)
 
@@ -70,7 +69,7 @@ class Accelerator:
         """The distribution that "exact" refers to, in words; "" for the next token's, and where it is not."""
         return self.decoder.promise.relative_to
 
-    def with_rule(self, rule: Rule[Any]) -> Accelerator:
+    def with_rule(self, rule: AnyRule) -> Accelerator:
         """Return this accelerator with another acceptance rule.
 
         Raises:
@@ -102,7 +101,7 @@ class Accelerator:
             raise InputError("stop_below", stop_below, "nothing: it goes with length='confidence'")
         return replace(self, length=length, costs={})
 
-    def is_paced(self, sampler: Any, device: torch.device) -> bool:
+    def is_paced(self, sampler: RowSettings, device: torch.device) -> bool:
         """Return whether the size of drafts is chosen by cost, for this way of sampling on this device."""
         if self.length != "auto":
             return self.length == "cost"
@@ -113,7 +112,7 @@ class Accelerator:
     def _has_sizes(self) -> bool:
         return self.drafter.rates_paths or bool(self.drafter.sizes)
 
-    def fit(self, target: Target[Any]) -> Accelerator:
+    def fit(self, target: AnyTarget) -> Accelerator:
         """Return this accelerator fitted to a target.
 
         Raises:
@@ -139,8 +138,8 @@ class Accelerator:
 
     def call(
         self,
-        target: Any,
-        sampler: Any,
+        target: AnyTarget,
+        sampler: RowSettings,
         requests: Sequence[Request],
         stopping: Stopping,
         random: RandomStream,
@@ -170,7 +169,7 @@ class Accelerator:
         canvas = VectorCanvas(*where, target.vector_size) if target.vector_size else Canvas(*where)
         return Call(self, target, sampler, requests, canvas, random)
 
-    def _in_step(self, target: Any) -> Accelerator:
+    def _in_step(self, target: AnyTarget) -> Accelerator:
         """Return plain decoding, for rows that get one token a round.
 
         Raises:
@@ -181,7 +180,7 @@ class Accelerator:
             raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
         return pair("none", NoDrafter()).fit(target)
 
-    def check(self, sampler: Any) -> None:
+    def check(self, sampler: RowSettings) -> None:
         """Raise InputError if the rule's promise does not hold for this way of sampling."""
         if self.rule.greedy_only and not sampler.greedy:
             rule = type(self.rule).__name__
@@ -194,8 +193,8 @@ class Call:
     """One decoding call: the requests of a batch, and what is decoded so far."""
 
     accelerator: Accelerator
-    target: Any
-    sampler: Any
+    target: AnyTarget
+    sampler: AnySampler
     requests: Sequence[Request]
     canvas: Canvas
     random: RandomStream
@@ -211,7 +210,7 @@ class Call:
                 error.output = output
                 raise error
 
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Generator[Round, None, None]:
         """Decode, yielding every round; `stats.seconds` counts the time spent in here alone."""
         decoder = self.accelerator.decoder
         if self.accelerator.is_paced(self.sampler, self.target.device):
@@ -224,9 +223,9 @@ class Call:
             clock = perf_counter()
 
 
-def default_rule(drafter: Drafter) -> Rule[Any]:
+def default_rule(drafter: Drafter) -> AnyRule:
     """Choose the exact rule that is sound for what is proposed."""
-    sound: type[Rule[Any]] = next(RULES[name] for name in DEFAULT_RULES if is_sound(RULES[name], drafter))
+    sound: type[AnyRule] = next(RULES[name] for name in DEFAULT_RULES if is_sound(RULES[name], drafter))
     return sound()
 
 

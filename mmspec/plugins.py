@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
 
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -38,6 +38,9 @@ __all__ = [
     "register_families",
 ]
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 T = TypeVar("T")
 
 
@@ -56,7 +59,7 @@ class Variant:
         loss: another loss than the head's own; None for that.
     """
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     loss: str | None = None
 
 
@@ -85,7 +88,7 @@ class Head:
     published: str | None = None
     of_images: bool = False
     in_checkpoint: bool = False
-    image_settings: Mapping[str, Any] = field(default_factory=dict)
+    image_settings: Mapping[str, object] = field(default_factory=dict)
     exports: Mapping[str, str] = field(default_factory=dict)
     shipped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     variants: Mapping[str, Variant] = field(default_factory=dict)
@@ -188,7 +191,7 @@ class Family:
     name: str
     target: str
     model_types: Sequence[str] | None = None
-    recognises: Callable[[Any], bool] | None = None
+    recognises: Callable[[PreTrainedConfig], bool] | None = None
     own_code: bool = False
     complete: str | None = None
     converter: Converter | None = None
@@ -208,7 +211,7 @@ class Family:
         """Model types of its configs."""
         return (self.name,) if self.model_types is None else self.model_types
 
-    def has(self, config: Any) -> bool:
+    def has(self, config: PreTrainedConfig) -> bool:
         """Whether a config is of this family."""
         return config.model_type in self.types and (self.recognises is None or self.recognises(config))
 
@@ -299,7 +302,7 @@ def register_families() -> None:
     families()
 
 
-def family_of(config: Any) -> Family | None:
+def family_of(config: PreTrainedConfig) -> Family | None:
     """The family of a model's config, or else of its language model's; None where it has no record."""
     for each in (config, config.get_text_config(decoder=True)):
         for family in families().values():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -35,8 +35,10 @@ from mmspec.models.checkpoint import (
 )
 from mmspec.models.linear_layers import SHARE
 from mmspec.models.weights import execution_device, is_offloaded
+from mmspec.open_types import Keywords, Processor
 from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter, read_written
 from mmspec.pipelines.loading import Checkpoint
+from mmspec.pipelines.outputs import CallOutput
 from mmspec.plugins import HEADS, METHODS, family_of, load, register_families
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.memory import MemoryPlan
@@ -46,6 +48,7 @@ from mmspec.targets.vision_language import AUTOREGRESSIVE, check_mode
 from mmspec.validation import given_of, is_integer, require_number
 
 if TYPE_CHECKING:
+    from mmspec.pipelines.image_generation import ImageCall
     from mmspec.pipelines.running_batch import RunningBatch
 
 logger = logging.getLogger(__name__)
@@ -60,6 +63,9 @@ TUNED_FOR = {"batch_size", "tv"}
 DEFAULT_PREFIX_BYTES = 2 * 2**30
 OWN_TO_EACH = {"target", "_lock", "_interrupted"}
 ROUNDS_TO_COMPILE = 3  # of the prompts, of the first draft, and of another of its shape
+
+#: As transformers takes it: a name, a device, or where each module goes.
+DeviceMap: TypeAlias = str | int | torch.device | Mapping[str, str | int | torch.device] | None
 
 
 class MMSpecPipeline:
@@ -82,7 +88,7 @@ class MMSpecPipeline:
     def __init__(
         self,
         model: PreTrainedModel,
-        processor: Any,
+        processor: Processor,
         accelerator: str | None = None,
         mode: str | None = None,
         **options: Any,
@@ -93,7 +99,7 @@ class MMSpecPipeline:
         self.target = self._adapt(model)
         self._check_parts()
         self.media_limits: MediaLimits = DEFAULT_LIMITS
-        self.draft_processor: Any = None
+        self.draft_processor: Processor = None
         self._folder: Path | None = None
         self._prefix_bytes: int | None = None
         self._packing_share = SHARE
@@ -115,14 +121,14 @@ class MMSpecPipeline:
         vae: str | Path | None = None,
         dtype: torch.dtype | str | None = None,
         torch_dtype: torch.dtype | str | None = None,
-        device_map: Any = None,
+        device_map: DeviceMap = None,
         attn_implementation: str | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | None = None,
         local_files_only: bool = False,
         trust_remote_code: bool = False,
-        **options: Any,
+        **options: object,
     ) -> MMSpecPipeline:
         """Load a checkpoint and return the pipeline for it.
 
@@ -189,7 +195,7 @@ class MMSpecPipeline:
     @classmethod
     def _check_accelerator(
         cls, found: Checkpoint, name: str | None, drafter: Drafter | None, mode: str | None
-    ) -> tuple[Checkpoint, Any]:
+    ) -> tuple[Checkpoint, Drafter | None]:
         """Check the accelerator before weights are read; returns the checkpoint, sorted, and what drafts."""
         if name == AUTO:
             known = TUNED_FOR.union(*map(options_of, METHODS.values()))
@@ -202,7 +208,7 @@ class MMSpecPipeline:
         return found, check_accelerator(found, name, drafter, preset=preset)
 
     @classmethod
-    def _reader(cls, found: Checkpoint, **reading: Any) -> Any:
+    def _reader(cls, found: Checkpoint, **reading: Any) -> Processor:
         """Load the processor, or tokenizer; None where the checkpoint has none that takes keywords."""
         source, where = found.reader
         return load_processor(source, found.model_config, **where, **reading)
@@ -227,7 +233,7 @@ class MMSpecPipeline:
         return pipeline_for(config) if cls is MMSpecPipeline else cls
 
     @classmethod
-    def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
+    def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> Keywords:
         """Load the constructor's arguments; `parts` says where those lie that are not in the checkpoint."""
         config = found.model_config
         family = family_of(config)
@@ -294,8 +300,8 @@ class MMSpecPipeline:
         return self
 
     def _build_accelerator(
-        self, name: str, drafter: Drafter | None, options: dict[str, Any]
-    ) -> tuple[Accelerator, Any]:
+        self, name: str, drafter: Drafter | None, options: Keywords
+    ) -> tuple[Accelerator, Processor]:
         """Build the accelerator of a name, and the processor of its draft model if that has its own."""
         checkpoint = self.model.name_or_path or None
         found = find_drafter(name, drafter, folder=self._folder, checkpoint=checkpoint)
@@ -307,7 +313,7 @@ class MMSpecPipeline:
         model, processor = self._load_draft_model(found)
         return build_accelerator(name, model=model, **options), processor
 
-    def _load_draft_model(self, drafter: Drafter) -> tuple[CausalTarget, Any]:
+    def _load_draft_model(self, drafter: Drafter) -> tuple[CausalTarget, Processor]:
         """Load the draft model, and its processor; None if it reads what the target reads."""
         if isinstance(drafter, PreTrainedModel):
             draft = adapt(drafter)
@@ -321,7 +327,7 @@ class MMSpecPipeline:
         logger.info("draft model: %.1f MB of weights", bytes_of(model) / 1e6)
         return adapt(model), processor
 
-    def _reader_of(self, draft: CausalTarget) -> Any:
+    def _reader_of(self, draft: CausalTarget) -> Processor:
         """Choose the processor for a loaded draft model: the tokenizer if it alone reads only text."""
         return self.tokenizer if type(draft) is not type(self.target) else None
 
@@ -334,11 +340,11 @@ class MMSpecPipeline:
         return self.model.dtype
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Processor:
         return tokenizer_of(self.processor)
 
     @property
-    def components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, object]:
         """The parts, as diffusers names them."""
         return {"model": self.model, "processor": self.processor}
 
@@ -362,11 +368,11 @@ class MMSpecPipeline:
             self._attach()
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Keywords:
         """State for copies: everything but the target, the lock and the flag, which each pipeline creates."""
         return {name: value for name, value in vars(self).items() if name not in OWN_TO_EACH}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Keywords) -> None:
         vars(self).update(state)
         self._lock, self._interrupted = threading.Lock(), threading.Event()
         self.target = self._adapt(self.model)
@@ -483,7 +489,7 @@ class MMSpecPipeline:
             draft if draft is None or isinstance(draft, torch.nn.Module) else draft.model,
         )
 
-    def _example(self, rows: int) -> Any:
+    def _example(self, rows: int) -> Call | ImageCall:
         """Prepare a short call of that many prompts."""
         raise NotImplementedError
 
@@ -531,8 +537,8 @@ class MMSpecPipeline:
         return RunningBatch(self, rows)
 
     def _prepare_request(
-        self, prompt: Any, arguments: dict[str, Any]
-    ) -> tuple[Call, Callable[[Canvas], Any]]:
+        self, prompt: object, arguments: Keywords
+    ) -> tuple[Call, Callable[[Canvas], CallOutput]]:
         """Prepare a request of a running batch: a call, and a function that makes its output of a canvas."""
         raise NotImplementedError
 
@@ -583,6 +589,6 @@ def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
     return kind
 
 
-def tokenizer_of(processor: Any) -> Any:
+def tokenizer_of(processor: Processor) -> Processor:
     """The tokenizer inside a processor, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)

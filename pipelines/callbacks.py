@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,19 +12,23 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCrite
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmspec.errors import InputError
+from mmspec.open_types import AnyFunction
 from mmspec.pipelines.text_stream import BYTE, decode
 
 SPELLED = "abcdef"  # text in front of a token, which keeps the token's own space
+
+#: Text of a token: a str, or bytes of tokenizers whose tokens may be parts of a character.
+TokenText: TypeAlias = Any
 
 
 class CheckedCallback:
     """Calls a user's callback; adds to an exception that it came from there, by the argument's name."""
 
-    def __init__(self, callback: Callable[..., Any], argument: str) -> None:
+    def __init__(self, callback: AnyFunction, argument: str) -> None:
         self.callback = callback
         self._argument = argument
 
-    def call(self, *arguments: object) -> Any:
+    def call(self, *arguments: object) -> object:
         """Call the callback, and return its result."""
         try:
             return self.callback(*arguments)
@@ -34,6 +38,9 @@ class CheckedCallback:
 
     def _refuse(self, result: object, allowed: str) -> InputError:
         return InputError(self._argument, result, f"{type(self.callback).__name__} must return {allowed}")
+
+
+Checked = TypeVar("Checked", bound=CheckedCallback)
 
 
 class CheckedProcessor(CheckedCallback, LogitsProcessor):
@@ -50,7 +57,7 @@ class CheckedProcessor(CheckedCallback, LogitsProcessor):
 class CheckedCriterion(CheckedCallback, StoppingCriteria):
     """A stopping criterion that says yes or no for all rows that it sees, or for each of them."""
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         result = self.call(input_ids, scores)
         if isinstance(result, bool):
             return torch.tensor([result], device=input_ids.device)
@@ -80,16 +87,16 @@ class TokenTexts:
             raise ValueError(SPELLED)
         self.size = len(tokenizer)
         self._names = {index: name for name, index in tokenizer.get_vocab().items()}
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, TokenText | None] = {}
 
-    def find(self, tokenizer: PreTrainedTokenizerBase, token: int) -> Any:
+    def find(self, tokenizer: PreTrainedTokenizerBase, token: int) -> TokenText | None:
         """The text of a token, str or bytes; None if there is no such token."""
         if token not in self._known:
             name = self._names.get(token)
             self._known[token] = None if name is None else self._read(tokenizer, name)
         return self._known[token]
 
-    def _read(self, tokenizer: PreTrainedTokenizerBase, name: str) -> Any:
+    def _read(self, tokenizer: PreTrainedTokenizerBase, name: str) -> TokenText:
         if self._falls_back and BYTE.fullmatch(name):
             return bytes([int(name[3:5], 16)])
         if self.are_bytes and not self._falls_back and all(one in BYTE_OF for one in name):
@@ -122,10 +129,10 @@ class StopStringsCriterion(StoppingCriteria):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
         self._tokenizer, self._texts = tokenizer, token_texts(tokenizer)
-        self._strings: list[Any] = [one.encode() if self._texts.are_bytes else one for one in strings]
+        self._strings: list[TokenText] = [one.encode() if self._texts.are_bytes else one for one in strings]
         self._longest = max(map(len, self._strings))
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         found = [self._ends(ids) for ids in input_ids[:, -self._longest :].tolist()]
         return torch.tensor(found, device=input_ids.device)
 
@@ -153,7 +160,7 @@ class StopTextCriterion(StoppingCriteria):
         # a word takes a character at least, special tokens none
         self._window = 2 * max(map(len, strings)) + 1
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         found = [self._ends(ids) for ids in input_ids[:, -self._window :].tolist()]
         return torch.tensor(found, device=input_ids.device)
 
@@ -162,9 +169,7 @@ class StopTextCriterion(StoppingCriteria):
         return any(text.find(item, max(0, before - len(item) + 1)) >= 0 for item in self._strings)
 
 
-def checked(
-    kind: type[CheckedProcessor] | type[CheckedCriterion], argument: str, callbacks: object
-) -> list[Any]:
+def checked(kind: type[Checked], argument: str, callbacks: object) -> list[Checked]:
     """Wrap the callbacks of a list, so that they are checked whenever they are called.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from huggingface_hub import snapshot_download
@@ -14,13 +14,14 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
-from mmspec.core.canvas import Canvas
+from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.families.image_parts import ModelSource, check_parts
 from mmspec.families.images import check_same_latents, continuous_target
 from mmspec.models.checkpoint import check_source, load_config
 from mmspec.models.weights import execution_device, is_offloaded
+from mmspec.open_types import Keywords, Processor
 from mmspec.pipelines.drafter import Drafter
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ContinuousSettings
@@ -33,6 +34,9 @@ VAE = "vae"
 GENERATION_CONFIG = "generation_config.json"
 NEEDED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "vae/*")
 FROM_HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+
+#: An image tokenizer, diffusers' `AutoencoderKL`; None where there is none yet.
+Autoencoder: TypeAlias = Any
 
 
 class ContinuousImagePipeline(ImageGenerationPipeline):
@@ -61,21 +65,21 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     def __init__(
         self,
         model: PreTrainedModel,
-        processor: Any = None,
+        processor: Processor = None,
         accelerator: str | None = None,
         *,
-        vae: Any = None,
-        **options: Any,
+        vae: Autoencoder = None,
+        **options: object,
     ) -> None:
         self.vae = vae
         super().__init__(model, processor, accelerator, **options)
 
     @classmethod
-    def _reader(cls, found: Checkpoint, **reading: Any) -> Any:
+    def _reader(cls, found: Checkpoint, **reading: object) -> Processor:
         return None
 
     @classmethod
-    def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> dict[str, Any]:
+    def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> Keywords:
         config, how = found.model_config, found.how
         if found.adapter is not None:
             allowed = f"no adapter: none is known for {config.model_type}"
@@ -95,15 +99,15 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return target
 
     def _build_accelerator(
-        self, name: str, drafter: Drafter | None, options: dict[str, Any]
-    ) -> tuple[Accelerator, Any]:
+        self, name: str, drafter: Drafter | None, options: Keywords
+    ) -> tuple[Accelerator, Processor]:
         if drafter is None and (preset := self._preset(self.model.config, name)) != name:
             return replace(build_accelerator(preset, **options), name=name), None
         return super()._build_accelerator(name, drafter, options)
 
-    def _load_draft_model(self, drafter: Drafter) -> tuple[Any, Any]:
+    def _load_draft_model(self, drafter: Drafter) -> tuple[Any, Processor]:
         model: Any = drafter
-        vae: Any = None
+        vae: Autoencoder = None
         allowed = f"a draft model for {type(self.model).__name__}"
         if not isinstance(drafter, PreTrainedModel):
             source = check_source(drafter, "drafter")
@@ -139,7 +143,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return int(2 ** (len(self.vae.config.block_out_channels) - 1)) * self.patch
 
     @property
-    def components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, object]:
         """The parts, as diffusers names them."""
         parts = {"model": self.model, "vae": self.vae, "processor": self.processor}
         return {name: part for name, part in parts.items() if part is not None}
@@ -157,7 +161,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         normalize = bool(self.vae.config.get("encoder_norm"))
         return settings.sampler(self.target, prompts, grid.length, normalize)
 
-    def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
+    def sampling(self, keywords: Keywords) -> Keywords:
         """The sampling settings of a call with these keywords, the model's defaults included."""
         settings = ContinuousSettings.from_keywords(self.target, keywords)
         sampler = settings.sampler(self.target, 1, self.target.grid.length)
@@ -165,7 +169,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         described = {name: getattr(sampler, name) for name in names}
         return {**described, "num_inference_steps": sampler.schedule.steps}
 
-    def _find_grid(self, height: Any, width: Any) -> ImageGrid:
+    def _find_grid(self, height: int | None, width: int | None) -> ImageGrid:
         own: ImageGrid = self.target.grid
         sides: list[int] = []
         for name, value, cells in (("height", height, own.rows), ("width", width, own.columns)):
@@ -181,13 +185,13 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
             raise InputError("height, width", (height, width), allowed)
         return grid
 
-    def drawn(self, canvas: Canvas) -> list[Any]:
+    def drawn(self, canvas: Canvas) -> list[RowOutput]:
         """Vectors [N, d] of every row, NaN where a place is not decided."""
         count = canvas.stopping[0].max_new_tokens
         values, decided = canvas.tokens[:, :-1][:, :count], canvas.decided[:, :-1][:, :count]
         return list(values.masked_fill(~decided[..., None], torch.nan))
 
-    def latents(self, layout: Layout, rows: Sequence[Any]) -> Tensor:
+    def latents(self, layout: Layout, rows: Sequence[RowOutput]) -> Tensor:
         """Scaled latents [n, C, h, w] of the vectors of images; NaN where a place is not decided."""
         grid = layout.image
         shape = len(rows), grid.cells, self.target.vector_size
@@ -208,10 +212,10 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
 def load_continuous(
     source: str,
     config: PreTrainedConfig,
-    where: dict[str, Any],
-    how: dict[str, Any],
+    where: Keywords,
+    how: Keywords,
     parts: dict[str, str | Path],
-) -> dict[str, Any]:
+) -> Keywords:
     """Load what the pipeline of a model of continuous tokens is made of; `vae` is None where it has none."""
     family = family_of(config)
     if family is None or family.draws != "vectors" or family.load is None:
@@ -227,13 +231,13 @@ def load_continuous(
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(source, allow_patterns=list(NEEDED_FILES), **where))
-    loaded: dict[str, Any] = load(family.load)(ModelSource(str(folder), config, parts, {}, how))
+    loaded: Keywords = load(family.load)(ModelSource(str(folder), config, parts, {}, how))
     if (folder / GENERATION_CONFIG).is_file():
         loaded["model"].generation_config = GenerationConfig.from_pretrained(str(folder))
     return loaded
 
 
-def scaling(model: Any, vae: Any) -> tuple[float, float] | None:
+def scaling(model: PreTrainedModel, vae: Autoencoder) -> tuple[float, float] | None:
     """Factor and shift of a model's latents; None where neither autoencoder nor config says them."""
     config = model.config if vae is None else vae.config
     factor = getattr(config, "scaling_factor", None)

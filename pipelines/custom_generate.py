@@ -27,11 +27,12 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmspec.accelerator import Accelerator, Call
 from mmspec.core.canvas import NOT_FINITE, Canvas, Stopping
-from mmspec.core.interfaces import Request, Target
+from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.core.sampling import LEAST_TEMPERATURE, Sampler
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, NumericalError, UnsupportedModelError
+from mmspec.open_types import AnyFunction, Keywords
 from mmspec.pipelines.drafter import Drafter, FoundMethod, find_method
 from mmspec.pipelines.generate_inputs import check_inputs, split_rows
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
@@ -43,7 +44,7 @@ from mmspec.pipelines.token_processors import (
     say_why_plain,
     split_warpers,
 )
-from mmspec.targets import adapt
+from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.admission import check_reach
 
 __all__ = ["accelerate", "make_loop"]
@@ -56,8 +57,8 @@ def accelerate(
     *,
     drafter: Drafter | None = None,
     seed: int | None = None,
-    **options: Any,
-) -> Callable[..., Any]:
+    **options: object,
+) -> AnyFunction:
     """Make a function for `custom_generate=` of any decoder-only transformers model.
 
     Everything else of `generate` works as it is: its keywords, generation config, logits processors,
@@ -93,7 +94,7 @@ def accelerate(
 
 def make_loop(
     method: FoundMethod, seed: int | None, keep: Callable[[DecodingStats], None], *, passes_on: bool = False
-) -> Callable[..., Any]:
+) -> AnyFunction:
     """Make a loop that `generate` calls when all is prepared; `keep` gets the statistics of each call.
 
     What would not act in it is an error, or (`passes_on`) decoded by transformers' own loop.
@@ -106,7 +107,7 @@ def make_loop(
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None = None,
-        **model_kwargs: Any,
+        **model_kwargs: object,
     ) -> Generated:
         given = arguments_of_generate()
         if not passes_on:
@@ -132,11 +133,11 @@ class GenerateCall(OuterCall[Generated]):
     criteria: StoppingCriteriaList
     config: GenerationConfig
     streamer: BaseStreamer | None
-    model_kwargs: dict[str, Any]
-    given: Mapping[str, Any]
+    model_kwargs: Keywords
+    given: Mapping[str, object]
 
     @cached_property
-    def target(self) -> Target[Any]:
+    def target(self) -> CausalTarget:
         """The model behind the Target interface."""
         return adapt(self.model)
 
@@ -206,13 +207,13 @@ def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows
     return Sampler(**{"temperature": 1.0, **told}, processors=per_row)
 
 
-def guided(request: Request, target: Target[Any], guide: Guidance, row: int) -> Request:
+def guided(request: Request, target: CausalTarget, guide: Guidance, row: int) -> Request:
     """The request of a masked model with its unconditional prompt: the caller's, or the model's own.
 
     Raises:
         InputError: there is neither.
     """
-    context: dict[str, Any] = guide.unconditional_context
+    context: Keywords = guide.unconditional_context
     ids, mask = context["input_ids"], context["attention_mask"]
     if ids is None:
         negative = target.unconditional(request.inputs)

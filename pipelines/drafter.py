@@ -14,6 +14,7 @@ from mmspec.assets import own_drafters
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads.checkpoint import check_head, check_no_other, load_head
 from mmspec.models.checkpoint import check_source
+from mmspec.open_types import Keywords
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.plugins import HEADS, METHODS, family_of, load
 from mmspec.registry import did_you_mean, parse_options
@@ -26,8 +27,8 @@ Drafter = str | Path | PreTrainedModel
 
 
 def read_written(
-    accelerator: Any, drafter: Drafter | None, options: Mapping[str, Any]
-) -> tuple[Any, Any, dict[str, Any]]:
+    accelerator: Any, drafter: Drafter | None, options: Mapping[str, object]
+) -> tuple[Any, Any, Keywords]:
     """Read an accelerator that is written with options, "copy:num_draft_tokens=8", as the command line does.
 
     Returns:
@@ -124,7 +125,7 @@ class HeadToLoad:
         CheckpointError: there can be no such folder or hub id.
     """
 
-    def __init__(self, name: str, drafter: str | Path | None, options: dict[str, Any]) -> None:
+    def __init__(self, name: str, drafter: str | Path | None, options: Keywords) -> None:
         known = option_names(name, options.get("acceptance"))
         for option in options.keys() - known:
             raise UnknownArgumentError(f"option of accelerator {name!r}", option, did_you_mean(option, known))
@@ -132,7 +133,7 @@ class HeadToLoad:
         if drafter is not None:
             check_source(drafter, "drafter")
         self.name, self.drafter, self.options = name, drafter, options
-        self._loaded: dict[tuple[Any, ...], Accelerator] = {}
+        self._loaded: dict[tuple[object, ...], Accelerator] = {}
 
     def fit(self, target: Any) -> Accelerator:
         """Return the accelerator fitted to a target.
@@ -153,7 +154,9 @@ class HeadToLoad:
 FoundMethod = Accelerator | HeadToLoad
 
 
-def find_method(accelerator: Any, drafter: Drafter | None, options: Mapping[str, Any]) -> FoundMethod:
+def find_method(
+    accelerator: str | Accelerator, drafter: Drafter | None, options: Mapping[str, object]
+) -> FoundMethod:
     """Find the method of `enable` or `accelerate`: an accelerator, or a name with its drafter and options.
 
     Raises:

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from mmspec.core.cache import check_layer_types
 from mmspec.core.interfaces import Request
 from mmspec.errors import InputError
+from mmspec.open_types import Inputs, Keywords
 from mmspec.transformers_versions import CACHE_NAMES
 
 __all__ = ["PATCHES", "check_inputs", "check_mask", "split_rows"]
@@ -65,7 +66,7 @@ PLACEHOLDERS = {
 
 
 def check_inputs(
-    model: PreTrainedModel, input_ids: Tensor, model_kwargs: Mapping[str, Any], given: Mapping[str, Any]
+    model: PreTrainedModel, input_ids: Tensor, model_kwargs: Inputs, given: Mapping[str, object]
 ) -> None:
     """Raise InputError for the first input that would act in `generate`, and not in the accelerated loop.
 
@@ -83,7 +84,7 @@ def check_inputs(
     check_hooks(model)
 
 
-def check_cache(model_kwargs: Mapping[str, Any]) -> None:
+def check_cache(model_kwargs: Inputs) -> None:
     """Raise InputError for a cache of the caller's: it would neither be seen nor filled."""
     for name in CACHE_NAMES:
         cache = model_kwargs.get(name)
@@ -95,7 +96,7 @@ def check_cache(model_kwargs: Mapping[str, Any]) -> None:
             raise InputError(name, held, "None: an accelerated call keeps a cache of its own")
 
 
-def cached_tokens(cache: Any) -> int | None:
+def cached_tokens(cache: Cache) -> int | None:
     """Number of tokens that a cache has read; None if it does not tell."""
     if not hasattr(cache, "get_seq_length"):
         return None
@@ -132,9 +133,7 @@ def check_mask(model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None) -
     return seen
 
 
-def check_positions(
-    model: PreTrainedModel, seen: Tensor, model_kwargs: Mapping[str, Any], is_given: bool
-) -> None:
+def check_positions(model: PreTrainedModel, seen: Tensor, model_kwargs: Inputs, is_given: bool) -> None:
     """Raise InputError for positions that do not follow from the mask, or (M-RoPE) do not simply go on."""
     positions, order = model_kwargs.get("position_ids"), model_kwargs.get("cache_position")
     if order is not None and order.tolist() != list(range(seen.shape[1])):
@@ -151,7 +150,7 @@ def check_positions(
         allowed = "positions whose last is the greatest on all axes, so that the next is one more"
     else:
         # a model with several axes makes positions of all of them: fewer are the caller's
-        inner: Any = getattr(model, "model", None)
+        inner = getattr(model, "model", None)
         fewer = is_given and any(hasattr(part, "get_rope_index") for part in (model, inner))
         follows = not fewer and positions.shape[-1] == seen.shape[-1]
         follows = follows and bool(((positions == implied) | hidden).all())
@@ -160,7 +159,7 @@ def check_positions(
         raise InputError("position_ids", positions.flatten().tolist(), allowed)
 
 
-def check_names(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> None:
+def check_names(model: PreTrainedModel, model_kwargs: Inputs) -> None:
     """Raise InputError for an input that is neither of the prompt nor the default of the forward."""
     has_images = hasattr(getattr(model, "model", None), "get_image_features")
     known = OF_GENERATE | OF_PROMPT | CHOICES | ({TOKEN_TYPES} if has_images else set())
@@ -180,13 +179,13 @@ def is_same(default: object, value: object) -> bool:
     return isinstance(value, bool | int | float | str) and type(value) is type(default) and value == default
 
 
-def check_preparation(model: PreTrainedModel, input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> None:
+def check_preparation(model: PreTrainedModel, input_ids: Tensor, model_kwargs: Inputs) -> None:
     """Raise InputError where the forwards of `generate` get other inputs than those that are known here.
 
     PEFT brings prompts and prefixes in so, by a method of the instance. What a class outside of transformers
     does is seen by asking for the inputs of the first forward.
     """
-    family: Any = type(model)
+    family = type(model)
     usual, prepare = getattr(family, PREPARE), getattr(model, PREPARE)
     if getattr(prepare, "__func__", None) is not usual or prepare.__self__ is not model:
         allowed = (
@@ -218,7 +217,7 @@ def check_hooks(model: PreTrainedModel) -> None:
 def split_rows(
     config: PreTrainedConfig,
     input_ids: Tensor,
-    model_kwargs: Mapping[str, Any],
+    model_kwargs: Inputs,
     image_sizes: Sequence[int] | None = None,
 ) -> list[Request]:
     """Split a padded batch into one request per row, without its padding.
@@ -266,7 +265,7 @@ def is_empty(value: object) -> bool:
     return value is None or value is False or (isinstance(value, dict) and not value)
 
 
-def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Inputs) -> list[Keywords]:
     """Inputs that are not one value a token, row by row.
 
     Raises:
@@ -275,7 +274,7 @@ def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Mapping[str, An
     count = len(input_ids)
     if count == 1:
         return [dict(shared)]
-    rows: list[dict[str, Any]] = [
+    rows: list[Keywords] = [
         {name: value for name, value in shared.items() if name in CHOICES} for _ in range(count)
     ]
     unknown = set(shared) - {ENCODED} - CHOICES - ({GRIDS, COUNTS} if COUNTS in shared else set())

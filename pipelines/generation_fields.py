@@ -11,7 +11,7 @@ import difflib
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TypeAlias
 
 import torch.distributed
 from transformers import GenerationConfig, PreTrainedModel
@@ -19,6 +19,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.open_types import Keywords
 from mmspec.registry import did_you_mean
 from mmspec.validation import given_of, plain_numbers
 
@@ -36,8 +37,10 @@ CHANGE_NO_TOKEN = {
 BEAMS = "beam search has no draft to verify"
 MOVED = "transformers has moved it out of its package"
 CACHES = "dynamic", "static", "hybrid", "hybrid_chunked", "sliding_window"
+#: Of fields: values that do nothing, and why others are refused.
+Refusals: TypeAlias = dict[str, tuple[tuple[object, ...], str]]
 #: Values that do nothing, besides None and False; and why others are refused, wherever they stand.
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+REFUSED: Refusals = {
     "cache_implementation": (CACHES, "keys and values are kept as they are, where the model is"),
     "constraints": ((), f"{BEAMS}; a logits processor can constrain"),
     "diversity_penalty": ((0.0,), BEAMS),
@@ -52,7 +55,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 DRAFTS = "drafts are the accelerator's: set_accelerator('copy'), or 'mtp', or another"
 RETURNED = "tokens, text and stats are returned"
 #: The same for what is asked of a call; in a checkpoint it changes no token of ours, and is passed over.
-REFUSED_OF_CALLERS: dict[str, tuple[tuple[Any, ...], str]] = {
+REFUSED_OF_CALLERS: Refusals = {
     "assistant_early_exit": ((), DRAFTS),
     "prompt_lookup_num_tokens": ((), DRAFTS),
     "use_mtp": ((), DRAFTS),
@@ -65,13 +68,13 @@ OF_CALL, OF_CONFIG = "", "generation_config."
 OTHER_LOOP = "it asks for another loop of transformers"
 OWN_CACHE = "an accelerated call keeps a cache of its own"
 #: The same for calls of `generate`, which makes rows of one prompt itself, beside the tables above.
-REFUSED_OF_GENERATE: dict[str, tuple[tuple[Any, ...], str]] = {
+REFUSED_OF_GENERATE: Refusals = {
     "is_assistant": ((), OTHER_LOOP),
     "cache_config": ((), OWN_CACHE),
     "prefill_chunk_size": ((), "prompts are read whole"),
 }
 #: The same for its arguments that are no fields.
-ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
+ARGUMENTS: Refusals = {
     "assistant_model": ((), OTHER_LOOP),
     "synced_gpus": ((), "processes that wait for one another make the same number of forwards"),
     "generation_mode": (("text",), OTHER_LOOP),  # of Janus, which draws by a loop of its own
@@ -81,11 +84,11 @@ NAMED = ("streamer", "synced_gpus", "assistant_model")  # of its signature; cust
 
 def resolve(
     served: Collection[str],
-    keywords: Mapping[str, Any],
+    keywords: Mapping[str, object],
     given: GenerationConfig | None,
     own: GenerationConfig | None,
     others: Collection[str] = (),
-) -> dict[str, Any]:
+) -> Keywords:
     """Find the value of every served field that a call, its `generation_config=` or the model's own sets.
 
     Raises:
@@ -114,14 +117,14 @@ def resolve(
     return given_of(**found)
 
 
-def nearest(name: str, places: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Any]:
+def nearest(name: str, places: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[str, object]:
     """The first value of a field that is not None, behind the prefix of its place; None if there is none."""
     found = ((prefix, values[name]) for prefix, values in places if values.get(name) is not None)
     return next(found, (OF_CALL, None))
 
 
 def distance(
-    name: str, keywords: Mapping[str, Any], given: GenerationConfig | None, own: GenerationConfig | None
+    name: str, keywords: Mapping[str, object], given: GenerationConfig | None, own: GenerationConfig | None
 ) -> int:
     """Rank of the place where a field is set: 0 the call, 1 `generation_config=`, 2 the model's own or none.
 
@@ -133,7 +136,7 @@ def distance(
     return 2 if value is None or value == getattr(own, name, None) else 1
 
 
-def check(name: str, value: Any, harmless: Sequence[Any], reason: str) -> None:
+def check(name: str, value: object, harmless: Sequence[object], reason: str) -> None:
     """Raise InputError for a value that does something: that is not None, False or harmless."""
     value = plain_numbers(value)
     if value is not None and value is not False and value not in harmless:
@@ -143,7 +146,7 @@ def check(name: str, value: Any, harmless: Sequence[Any], reason: str) -> None:
 
 
 @cache
-def unserved(served: frozenset[str]) -> dict[str, tuple[tuple[Any, ...], str]]:
+def unserved(served: frozenset[str]) -> Refusals:
     """Fields of the installed transformers that this version knows nothing of: refused where they are set."""
     known = {*served, *CHANGE_NO_TOKEN, *REFUSED, *REFUSED_OF_CALLERS, "pad_token_id"}
     reason = "a field of this version of transformers that mmspec does not know"
@@ -166,7 +169,7 @@ def installed_fields() -> frozenset[str]:
     return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
 
 
-def check_arguments(model: PreTrainedModel, config: GenerationConfig, arguments: Mapping[str, Any]) -> None:
+def check_arguments(model: PreTrainedModel, config: GenerationConfig, arguments: Keywords) -> None:
     """Raise InputError for the first field or other argument of a call that would not act in our loop."""
     given = {**arguments, "synced_gpus": is_synced(model, arguments.get("synced_gpus"))}
     refused = REFUSED | REFUSED_OF_CALLERS | REFUSED_OF_GENERATE
@@ -190,7 +193,7 @@ def is_synced(model: PreTrainedModel, given: bool | None) -> bool:
     return managed and shared and torch.distributed.get_world_size() > 1
 
 
-def arguments_of_generate() -> dict[str, Any]:
+def arguments_of_generate() -> Keywords:
     """Find the arguments of the `generate` that calls a custom loop; none where nobody by that name does.
 
     transformers (5.17 to 5.24) gives the streamer its prompt and then hands it to its own loops alone, never

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -16,18 +16,19 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from mmspec.accelerator import Call
-from mmspec.core.canvas import NOT_FINITE, Canvas, Stopping
+from mmspec.core.canvas import NOT_FINITE, Canvas, RowOutput, Stopping
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.core.interfaces import Request, Round
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import merge_stats
 from mmspec.errors import InputError, NumericalError
+from mmspec.open_types import AnyFunction, Keywords, Processor
 from mmspec.pipelines.base import DRAWING, MMSpecPipeline
 from mmspec.pipelines.callbacks import CheckedCallback
 from mmspec.pipelines.image_prompts import find_grid, image_requests
 from mmspec.pipelines.image_settings import OF_PROMPTS, ImageBatchSettings
-from mmspec.pipelines.outputs import ImageOutput
+from mmspec.pipelines.outputs import ImageOutput, Images
 from mmspec.plugins import family_of, load
 from mmspec.validation import plain_numbers
 from mmspec.vectors.sampling import DenoisingSampler
@@ -48,9 +49,13 @@ class ImageGenerationPipeline(MMSpecPipeline):
     settings: ClassVar[type[ImageBatchSettings]]
 
     def __init__(
-        self, model: PreTrainedModel, processor: Any = None, accelerator: str | None = None, **options: Any
+        self,
+        model: PreTrainedModel,
+        processor: Processor = None,
+        accelerator: str | None = None,
+        **options: Any,
     ) -> None:
-        self._progress: dict[str, Any] = {}
+        self._progress: Keywords = {}
         super().__init__(model, processor, accelerator, **options)
 
     @classmethod
@@ -62,7 +67,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
         kind: type[MMSpecPipeline] = load(DRAWING[draws])
         return kind
 
-    def set_progress_bar_config(self, **config: Any) -> None:
+    def set_progress_bar_config(self, **config: object) -> None:
         """Set tqdm's keywords for the bar that counts tokens, such as `disable=True`; as in diffusers."""
         self._progress = config
 
@@ -74,12 +79,12 @@ class ImageGenerationPipeline(MMSpecPipeline):
         negative_prompt: str | Sequence[str | None] | None = None,
         height: int | None = None,
         width: int | None = None,
-        control_image: Any = None,
+        control_image: object = None,
         control_strength: float | None = None,
-        callback_on_step_end: Callable[..., Any] | None = None,
+        callback_on_step_end: AnyFunction | None = None,
         return_dict: bool = True,
-        **settings: Any,
-    ) -> ImageOutput | tuple[Any]:
+        **settings: object,
+    ) -> ImageOutput | tuple[Images]:
         """Generate images of one prompt or class, or of a list of them.
 
         Args:
@@ -114,7 +119,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
                 allowed = "a function (pipe, step, committed, kwargs)"
                 raise InputError("callback_on_step_end", callback_on_step_end, allowed)
             notify = CheckedCallback(callback_on_step_end, "callback_on_step_end")
-        what: dict[str, Any] = {"class_labels": class_labels, "negative_prompt": negative_prompt}
+        what: Keywords = {"class_labels": class_labels, "negative_prompt": negative_prompt}
         with self._busy():
             what |= {"control_image": control_image, "control_strength": control_strength}
             call = self.prepare(prompt, settings, **what, height=height, width=width)
@@ -133,7 +138,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
         call.check(output)
         return output if return_dict else (output.images,)
 
-    def watch(self, prompt: Any = None, **arguments: Any) -> Generator[ImageCall, None, None]:
+    def watch(self, prompt: object = None, **arguments: object) -> Generator[ImageCall, None, None]:
         """Generate, yielding the call after every round; closing the iterator ends the work.
 
         `progress()` of the call tells of the images at work, `output()` makes all of them so far. Arguments,
@@ -147,7 +152,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
                     break
         call.check()
 
-    def prepare(self, prompt: Any, keywords: dict[str, Any], **others: Any) -> ImageCall:
+    def prepare(self, prompt: Any, keywords: Keywords, **others: object) -> ImageCall:
         """Check all arguments of a call, in `keywords` or as `others`, and encode the prompts.
 
         Nothing heavy has happened when this raises. The rounds of what is returned can be watched.
@@ -178,7 +183,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
             random = RandomStream.from_seed(draw_seed(), len(requests), self.device)
         return ImageCall(self, requests, settings, sampler, random)
 
-    def _find_grid(self, height: Any, width: Any) -> ImageGrid:
+    def _find_grid(self, height: int | None, width: int | None) -> ImageGrid:
         """Find the grid of a size, by default the model's; InputError if it draws no image of that size."""
         return find_grid(self.target, height, width)
 
@@ -187,7 +192,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
         raise NotImplementedError
 
     def _prepare_request(
-        self, prompt: Any, arguments: dict[str, Any]
+        self, prompt: object, arguments: Keywords
     ) -> tuple[Call, Callable[[Canvas], ImageOutput]]:
         drawing = self.prepare(prompt, arguments)
         call = drawing.batch(0, len(drawing.requests))
@@ -203,7 +208,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
             return self.prepare(None, {"seed": 0}, class_labels=[0] * rows, control_strength=0)
         return self.prepare(["a"] * rows, {"seed": 0}, control_strength=0)
 
-    def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
+    def sampling(self, keywords: Keywords) -> Keywords:
         """The sampling settings of a call with these keywords, the model's defaults included."""
         raise NotImplementedError
 
@@ -212,11 +217,11 @@ class ImageGenerationPipeline(MMSpecPipeline):
         """Pixels per side of a token."""
         raise NotImplementedError
 
-    def drawn(self, canvas: Canvas) -> list[Any]:
+    def drawn(self, canvas: Canvas) -> list[RowOutput]:
         """The tokens of every row that are there so far."""
         return canvas.outputs()
 
-    def latents(self, layout: Layout, rows: Sequence[Any]) -> Tensor:
+    def latents(self, layout: Layout, rows: Sequence[RowOutput]) -> Tensor:
         """Tokens of images in their places, and a mark where there is none; rows as `drawn` gives them."""
         raise NotImplementedError
 
@@ -251,7 +256,7 @@ class ImageCall:
     calls: list[Call] = field(default_factory=list, init=False)  # the batches that were begun
     committed: int = field(default=0, init=False)  # tokens of all images so far
 
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Generator[Round, None, None]:
         """Decode batch after batch, yielding every round; `calls[-1]` is the batch that it belongs to."""
         size = self.settings.batch_size
         for first in range(0, len(self.requests), size):
@@ -269,7 +274,7 @@ class ImageCall:
         stopping = Stopping(self.layout.length)
         return self.pipeline.accelerator.call(self.pipeline.target, sampler, requests, stopping, random)
 
-    def progress(self) -> dict[str, Any]:
+    def progress(self) -> Keywords:
         """Progress of the current batch: its rows, their tokens, and a function that makes images of them."""
         first = self.settings.batch_size * (len(self.calls) - 1)
         tokens = self.pipeline.drawn(self.calls[-1].canvas)
@@ -293,7 +298,7 @@ class ImageCall:
         """Make the output of the images drawn so far."""
         begun = [call.canvas for call in self.calls]
         missing = len(self.requests) - sum(len(batch.ids) for batch in begun)
-        tokens: list[Any] = [row for batch in begun for row in self.pipeline.drawn(batch)]
+        tokens: list[RowOutput] = [row for batch in begun for row in self.pipeline.drawn(batch)]
         tokens += [[] for _ in range(missing)]
         reasons = [reason or "interrupted" for batch in begun for reason in batch.finish_reasons]
         drafted = [row for batch in begun for row in batch.drafted]
@@ -315,7 +320,7 @@ class ImageCall:
         layout: Layout = found
         return layout
 
-    def _images(self, kind: str, tokens: Sequence[Any], frame: int | None = None) -> Any:
+    def _images(self, kind: str, tokens: Sequence[RowOutput], frame: int | None = None) -> Images:
         """Images of tokens, whole or one frame of each, in the form of an `output_type`."""
         layout = self.layout
         if frame is not None:

@@ -8,7 +8,7 @@ padded and none depends on others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,25 +25,28 @@ from mmspec.pipelines.prompts import check_text
 from mmspec.targets.image_tokens import FORCED, ImageTokenTarget
 from mmspec.validation import is_integer, require_number
 
-__all__ = ["find_grid", "image_requests"]
+__all__ = ["ImageTarget", "find_grid", "image_requests"]
+
+#: Targets that draw.
+ImageTarget: TypeAlias = ImageTokenTarget | NextStepTarget | MARTarget
 
 
 def image_requests(
-    target: ImageTokenTarget | NextStepTarget | MARTarget,
+    target: ImageTarget,
     prompt: str | Sequence[str] | None = None,
     *,
     class_labels: int | None | Sequence[int | None] = None,
     negative_prompt: str | Sequence[str | None] | None = None,
     height: int | None = None,
     width: int | None = None,
-    control_image: Any = None,
+    control_image: object = None,
     control_strength: float | None = None,
     limits: MediaLimits = DEFAULT_LIMITS,
     grid: ImageGrid | None = None,
     guided: bool = True,
     num_images_per_prompt: int = 1,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    text_encoder: Any = None,
+    text_encoder: object = None,
 ) -> list[Request]:
     """Make requests of what users pass, `num_images_per_prompt` in a row for each prompt.
 
@@ -65,7 +68,7 @@ def image_requests(
         grid = find_grid(target, height, width)
     if prompt is not None and class_labels is not None:
         raise InputError("class_labels", class_labels, "either a prompt or class labels, not both")
-    asked: list[tuple[Any, str | None]]
+    asked: list[tuple[str | int | None, str | None]]
     if target.classes is None:
         if prompt is None:
             raise InputError("prompt", None, "a text, or several: this model is conditioned on text")
@@ -90,7 +93,7 @@ def image_requests(
 
 def read_control(
     target: Any,
-    control_image: Any,
+    control_image: object,
     strength: float | None,
     prompts: int,
     grid: ImageGrid,

@@ -20,9 +20,12 @@ from mmspec.call_fields import (
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler, check_rows
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
+from mmspec.pipelines.image_prompts import ImageTarget
 from mmspec.pipelines.settings import GenerationSettings, read_keywords, read_seeds
 from mmspec.pipelines.token_processors import shaping_of, truncation_of
 from mmspec.plugins import family_of
+from mmspec.targets import ImageTokenTarget
 from mmspec.validation import given_of, is_list
 from mmspec.vectors.denoising_head import DDPMSchedule, FlowSchedule
 from mmspec.vectors.sampling import DenoisingSampler
@@ -52,7 +55,7 @@ class ImageBatchSettings(ImageFields, RandomFields):
         check_fields(self, {name: one for name, one in known.items() if name not in SAMPLING})
 
     @classmethod
-    def from_keywords(cls, target: Any, keywords: Mapping[str, Any]) -> Self:
+    def from_keywords(cls, target: ImageTarget, keywords: Mapping[str, object]) -> Self:
         """Read settings from a call's keywords, completed by those of a target; see `sampling_defaults`.
 
         Raises:
@@ -61,14 +64,14 @@ class ImageBatchSettings(ImageFields, RandomFields):
         """
         return cls(**{**sampling_defaults(target), **read_keywords(cls, keywords, OF_CALLS)})
 
-    def of_images(self, prompts: int) -> dict[str, Any]:
+    def of_images(self, prompts: int) -> Keywords:
         """Sampling settings that are given, where they are lists with one value for each image.
 
         Raises:
             InputError: a list of another length than the prompts.
         """
         check_rows(self, prompts, "prompts")
-        settings: dict[str, Any] = {}
+        settings: Keywords = {}
         for name in SAMPLING:
             given = getattr(self, name, None)
             if is_list(given):
@@ -99,7 +102,7 @@ class ImageBatchSettings(ImageFields, RandomFields):
 class ImageSettings(ImageBatchSettings, SamplingFields):
     """Settings of images of discrete tokens. None takes the generation config's, or the published one."""
 
-    def sampler(self, target: Any, prompts: int = 1) -> Sampler:
+    def sampler(self, target: ImageTokenTarget, prompts: int = 1) -> Sampler:
         """Sampler of the distribution that is promised, for the images of all prompts.
 
         Raises:
@@ -133,7 +136,9 @@ class ContinuousSettings(ImageBatchSettings, ContinuousFields):
             raise InputError("clip_sample_range", self.clip_sample_range, "nothing: the head is a flow")
         if kind == "flow":
             shift = 1.0 if self.shift is None else self.shift
-            schedule: Any = FlowSchedule(steps, shift, last_step_noise=self.last_step_noise)
+            schedule: FlowSchedule | DDPMSchedule = FlowSchedule(
+                steps, shift, last_step_noise=self.last_step_noise
+            )
         else:
             schedule = DDPMSchedule(steps, self.last_step_noise, self.clip_sample_range)
         made: DenoisingSampler = target.sampler(
@@ -147,7 +152,7 @@ class ContinuousSettings(ImageBatchSettings, ContinuousFields):
         return made
 
 
-def sampling_defaults(target: Any) -> dict[str, Any]:
+def sampling_defaults(target: ImageTarget) -> Keywords:
     """Sampling settings of a model that draws: those of its generation config, then the published ones.
 
     The generation config of a model which also answers is about its answers, and does not count.

@@ -16,10 +16,10 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
 from transformers import (
@@ -31,15 +31,16 @@ from transformers import (
 )
 
 from mmspec.accelerator import Accelerator
-from mmspec.core.interfaces import Target
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MMSpecError
+from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
 from mmspec.models.linear_layers import SHARE, forget, packing_of
+from mmspec.open_types import AnyFunction, Keywords
 from mmspec.pipelines.custom_generate import make_loop
-from mmspec.pipelines.drafter import FoundMethod, find_method
+from mmspec.pipelines.drafter import Drafter, FoundMethod, find_method
 from mmspec.pipelines.generation_fields import check_arguments
 from mmspec.pipelines.in_place_diffusers import CanvasCall, family_of_canvases, target_of_canvases
-from mmspec.targets import adapt
+from mmspec.targets import CausalTarget, adapt
 
 __all__ = ["Summary", "disable", "enable", "summary"]
 
@@ -54,6 +55,9 @@ NOT_OF_CONFIG = ("tokenizer", "assistant_tokenizer", "trust_remote_code")
 logger = logging.getLogger(__name__)
 #: Models whose `generate` runs: the calls that it makes of itself are its own, and stay as they are.
 RUNNING: ContextVar[tuple[int, ...]] = ContextVar("running", default=())
+
+#: What is called: a model with `generate`, or a pipeline of diffusers with a loop of its own.
+Called: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Enabled:
     summary: Summary
     method: FoundMethod
     seed: int | None
-    before: Callable[..., Any] | None  # what stood in the place of the class's `generate`
+    before: AnyFunction | None  # what stood in the place of the class's `generate`
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, stats: DecodingStats) -> None:
@@ -110,11 +114,11 @@ class Enabled:
                 last=stats,
             )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Enabled:
+    def __deepcopy__(self, memo: dict[int, object]) -> Enabled:
         fresh = Summary(self.summary.name, self.summary.accelerator, self.summary.exactness)
         return Enabled(fresh, self.method, self.seed, copy.deepcopy(self.before, memo))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(None), ()  # what is saved is a plain model
 
 
@@ -122,10 +126,10 @@ def enable(
     model_or_pipe: Accelerated,
     accelerator: str | Accelerator = "copy",
     *,
-    drafter: Any = None,
+    drafter: Drafter | None = None,
     seed: int | None = None,
     pack: bool = True,
-    **options: Any,
+    **options: object,
 ) -> Accelerated:
     """Accelerate a transformers model, or the language models inside a diffusers pipeline, where they stand.
 
@@ -156,10 +160,10 @@ def enable(
     """
     method = find_method(accelerator, drafter, options)
     refused: list[str] = []
-    prepared: list[tuple[Any, nn.Module, Enabled]] = []
+    prepared: list[tuple[Called, nn.Module, Enabled]] = []
     for name, model in components(model_or_pipe).items():
         try:
-            target: Any = target_of(model)
+            target = target_of(model)
         except MMSpecError as error:
             refused.append(f"{name}: {error}")
             continue
@@ -192,7 +196,7 @@ def disable(model_or_pipe: Accelerated) -> Accelerated:
     """
     for model, _ in enabled_of(model_or_pipe):
         restore(model)
-        target: Any = target_of(model)
+        target = target_of(model)
         forget(target.model)
     return model_or_pipe
 
@@ -234,7 +238,7 @@ def unwrapped(holder: object) -> PreTrainedModel | None:
     return None
 
 
-def target_of(called: Any) -> Target[Any]:
+def target_of(called: Called) -> CausalTarget | DiffusionGemmaTarget:
     """The target that is decoded where this model or pipeline is called.
 
     Raises:
@@ -255,7 +259,7 @@ def mark_of(model: object) -> Enabled | None:
     return mark if isinstance(mark, Enabled) else None
 
 
-def enabled_of(model_or_pipe: object) -> list[tuple[Any, Enabled]]:
+def enabled_of(model_or_pipe: object) -> list[tuple[object, Enabled]]:
     """The models in an object that are accelerated, with their marks; InputError if none is."""
     marks = [(model, mark_of(model)) for model in components(model_or_pipe).values()]
     found = [(model, mark) for model, mark in marks if mark is not None]
@@ -274,7 +278,7 @@ def look_for_marks(called: object) -> None:
         return
 
     @functools.wraps(plain)
-    def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def marked(self: Called, *args: object, **kwargs: object) -> Any:
         mark = mark_of(self)
         if mark is None or id(self) in RUNNING.get():
             return plain(self, *args, **kwargs)
@@ -301,11 +305,11 @@ def restore(model: object) -> None:
 
 def with_loop(
     model: PreTrainedModel,
-    call: Callable[..., Any],
+    call: AnyFunction,
     mark: Enabled,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: tuple[object, ...],
+    kwargs: Keywords,
+) -> tuple[tuple[object, ...], Keywords]:
     """The arguments of a call, with the accelerated loop among them unless it is left to transformers."""
     given = bound(call, args, kwargs)
     if given is None or given.get(LOOP) is not None:
@@ -322,7 +326,7 @@ def with_loop(
     return own[0], own[1] | {LOOP: make_loop(mark.method, mark.seed, mark.count, passes_on=True)}
 
 
-def bound(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def bound(call: AnyFunction, args: tuple[object, ...], kwargs: Keywords) -> Keywords | None:
     """The arguments of a call by name; None where it takes no loop, or transformers has something to say."""
     signature = inspect.signature(call)
     kinds = {each.kind for each in signature.parameters.values()}
@@ -331,7 +335,7 @@ def bound(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if inspect.Parameter.VAR_POSITIONAL in kinds:  # stands before the method, and takes what it takes
         signature, args = inspect.signature(GenerationMixin.generate), (None, *args)
     try:
-        arguments: dict[str, Any] = signature.bind(*args, **kwargs).arguments
+        arguments: Keywords = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return None
     arguments = arguments.pop("kwargs", {}) | arguments
@@ -339,7 +343,7 @@ def bound(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return arguments
 
 
-def config_of(model: Any, given: Mapping[str, Any]) -> GenerationConfig:
+def config_of(model: Called, given: Keywords) -> GenerationConfig:
     """All fields of a call: of its keywords, its config and the model's, as `generate` joins them."""
     signature = inspect.signature(GenerationMixin.generate).parameters
     keywords = {
@@ -349,7 +353,7 @@ def config_of(model: Any, given: Mapping[str, Any]) -> GenerationConfig:
     return config
 
 
-def with_stop_strings(model: Any, given: Mapping[str, Any], config: GenerationConfig) -> dict[str, Any]:
+def with_stop_strings(model: Called, given: Keywords, config: GenerationConfig) -> Keywords:
     """The arguments of a call with its stop strings as a criterion.
 
     transformers loses a tokenizer on the way to any custom loop.

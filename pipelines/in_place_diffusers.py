@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from mmspec.errors import InputError
 from mmspec.families.diffusion_gemma import MODEL_TYPE
 from mmspec.families.diffusion_gemma.renoise import Renoise
 from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
+from mmspec.open_types import AnyFunction, Keywords
 from mmspec.pipelines.drafter import FoundMethod
 from mmspec.pipelines.generate_inputs import PATCHES, check_mask, split_rows
 from mmspec.pipelines.outer_call import OuterCall, filled
@@ -44,14 +45,17 @@ SERVED = {
 }
 TYPES = "mm_token_type_ids"
 
+#: A pipeline, its scheduler or its output: not every version of diffusers has their classes.
+OfDiffusers: TypeAlias = Any
 
-def family_of_canvases(holder: object) -> type[Any] | None:
+
+def family_of_canvases(holder: object) -> type | None:
     """The class `DiffusionGemmaPipeline` if the object is one; None if it is not."""
-    family: type[Any] | None = getattr(sys.modules.get(MODULE), "DiffusionGemmaPipeline", None)
+    family: type | None = getattr(sys.modules.get(MODULE), "DiffusionGemmaPipeline", None)
     return family if family is not None and isinstance(holder, family) else None
 
 
-def target_of_canvases(pipe: Any) -> DiffusionGemmaTarget:
+def target_of_canvases(pipe: OfDiffusers) -> DiffusionGemmaTarget:
     """The target of a pipeline's model.
 
     Raises:
@@ -64,20 +68,20 @@ def target_of_canvases(pipe: Any) -> DiffusionGemmaTarget:
 
 
 @dataclass(frozen=True)
-class CanvasCall(OuterCall[Any]):
+class CanvasCall(OuterCall[OfDiffusers]):
     """A call of a pipeline, whose `model` is a DiffusionGemma, and its own `__call__`.
 
     A call's generator goes before the seed; each call with one draws another seed of it.
     """
 
     owner = "diffusers"
-    pipe: Any
-    own: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    pipe: OfDiffusers
+    own: AnyFunction
+    args: tuple[object, ...]
+    kwargs: Keywords
 
     @cached_property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> Keywords:
         """All arguments by name; InputError for one that would not act in our loop."""
         signature = inspect.signature(self.own)
         try:
@@ -129,7 +133,7 @@ class CanvasCall(OuterCall[Any]):
             sizes = (patches // config.vision_config.pooling_kernel_size**2).tolist()
         return split_rows(config, ids, {"attention_mask": mask, **media}, sizes)
 
-    def carry_out(self, call: Call) -> Any:
+    def carry_out(self, call: Call) -> OfDiffusers:
         """Return whole canvases, and texts up to an end token.
 
         Behind a row's end token there are end tokens; the pipeline leaves what it decoded there.
@@ -137,7 +141,8 @@ class CanvasCall(OuterCall[Any]):
         for _ in self.pipe.progress_bar(call.rounds()):
             pass
         call.raise_errors()
-        rows, end, target = call.canvas.outputs(), self.end, call.target
+        rows, end = call.canvas.outputs(), self.end
+        target: Any = call.target  # of canvases
         sequences, texts = filled(rows, end or 0, target.device, target.canvas_length), None
         if self.given["output_type"] == "text":
             cut = [row[: row.index(end) + 1] if end in row else row for row in rows]
@@ -146,11 +151,11 @@ class CanvasCall(OuterCall[Any]):
             return sequences, texts
         return sys.modules[MODULE].DiffusionGemmaPipelineOutput(sequences=sequences, texts=texts)
 
-    def by_owner(self) -> Any:
+    def by_owner(self) -> OfDiffusers:
         return self.own(*self.args, **self.kwargs)
 
 
-def settings_of(scheduler: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(scheduler: OfDiffusers, given: Keywords) -> Keywords:
     """Settings of `Renoise`, as the scheduler and a call of the pipeline say them.
 
     Raises:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from einops import rearrange
 from PIL import Image
 
+from mmspec.core.canvas import RowOutput
 from mmspec.core.statistics import DecodingStats
+
+#: Images in the form of an `output_type`: a list of PIL images, an array or a tensor.
+Images: TypeAlias = Any
 
 
 @dataclass
@@ -54,8 +58,8 @@ class ImageOutput:
         num_frames: T of a clip; 1 for images.
     """
 
-    images: Any
-    tokens: list[Any]
+    images: Images
+    tokens: list[RowOutput]
     stats: DecodingStats
     finish_reasons: list[str] = field(default_factory=list)
     drafted: list[list[bool]] = field(default_factory=list)
@@ -63,7 +67,7 @@ class ImageOutput:
     num_frames: int = 1
 
     @property
-    def frames(self) -> Any:
+    def frames(self) -> Images:
         """Frames of each clip, in the form of the images.
 
         Lists of T PIL images ("pil"), [n, T, 3, H, W] ("pt"), [n, T, H, W, 3] ("np"), or codes [n, T, rows,
@@ -91,3 +95,7 @@ class ImageOutput:
             f"{stats.step_compression:.2f} tokens per forward, {stats.seconds:.2f} s and "
             f"{self.decode_seconds:.2f} s for pixels, {stats.accelerator}: {stats.promise}"
         )
+
+
+#: What a call of a pipeline gives.
+CallOutput: TypeAlias = TextOutput | ImageOutput

@@ -15,6 +15,7 @@ from typing import Any
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords, Processor
 
 STAND_IN = re.compile("\ufdd0([0-9]{1,5})\ufdd1")  # in noncharacters, which Unicode keeps for such uses
 
@@ -34,7 +35,7 @@ def with_stand_ins(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return re.sub("|".join(map(re.escape, names)), lambda found: places[found[0]], text)
 
 
-def reading_stand_ins(processor: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+def reading_stand_ins(processor: Processor, tokenizer: PreTrainedTokenizerBase) -> Processor:
     """A copy of a processor, which may be the tokenizer itself, that reads stand-ins as text.
 
     Raises:
@@ -60,7 +61,9 @@ class SpellingTokenizer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
-    def __call__(self, text: str | list[str], return_tensors: str | None = None, **how: Any) -> BatchEncoding:
+    def __call__(
+        self, text: str | list[str], return_tensors: str | None = None, **how: object
+    ) -> BatchEncoding:
         """As of the tokenizer, for texts that need no padding."""
         texts = [text] if isinstance(text, str) else text
         rows = [self._read(row, how) for row in texts]
@@ -70,7 +73,7 @@ class SpellingTokenizer:
         measured = self._tokenizer(texts, **how).encodings
         return BatchEncoding({key: [row[key] for row in rows] for key in rows[0]}, measured, return_tensors)
 
-    def _read(self, text: str, how: dict[str, Any]) -> dict[str, list[int]]:
+    def _read(self, text: str, how: Keywords) -> dict[str, list[int]]:
         names, pasted = special_texts(self._tokenizer), dict[int, str]()
         whole, read = "", 0
         for found in STAND_IN.finditer(text):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from mmspec.errors import InputError
 from mmspec.media import MediaLimits, Video, load_image, load_video
 from mmspec.messages import MEDIA_URL, MESSAGE, PARTS, SOURCES
+from mmspec.open_types import AnyFunction, Json, Processor
 from mmspec.pipelines.pasted_tokens import with_stand_ins
 from mmspec.pipelines.processor_parts import checked_size
 from mmspec.registry import did_you_mean
@@ -28,8 +29,8 @@ from mmspec.validation import require_unicode
 
 __all__ = ["apply_template", "template_variables"]
 
-Message = Mapping[str, Any]
-Loaders = Mapping[str, Callable[..., Any]]
+Message = Mapping[str, object]
+Loaders = Mapping[str, AnyFunction]
 """Loaders of media by kind, "image" and "video": each takes a source and `argument`, for errors."""
 TYPES = "parts of type 'text', 'image' or 'video', or 'image_url' or 'video_url' as OpenAI's"
 ASKED_OF_ALL = {"content", "tool_calls"}  # one of them, in every message
@@ -50,7 +51,7 @@ class Prompt:
         continues: whether the output goes on with the last message instead of beginning one.
     """
 
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Json] = field(default_factory=list)
     text: str | None = None
     images: list[Image.Image] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
@@ -172,7 +173,7 @@ def is_message_list(value: object) -> bool:
     return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
-def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> list[list[Any]]:
+def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> list[list[object]]:
     """Assign images or videos to rows: one list of sources per row."""
     if media is None:
         return [[] for _ in range(rows)]
@@ -198,7 +199,7 @@ def is_clip(media: Sequence[object], argument: str) -> bool:
 
 def from_string(text: str, images: list[Image.Image], videos: list[Video]) -> Prompt:
     """Make a prompt of one user turn, the images in front."""
-    parts: list[dict[str, Any]] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
+    parts: list[Json] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
     parts.append({"type": "text", "text": text})
     return Prompt([{"role": "user", "content": parts}], images=images, videos=videos)
 
@@ -206,7 +207,7 @@ def from_string(text: str, images: list[Image.Image], videos: list[Video]) -> Pr
 def from_messages(
     messages: Sequence[Message],
     where: str,
-    given: Mapping[str, Sequence[Any]],
+    given: Mapping[str, Sequence[object]],
     load: Loaders,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -235,7 +236,7 @@ def from_messages(
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, Sequence) or isinstance(parts, bytes):
             raise InputError(f"{place}['content']", content, "a string or a list of parts")
-        cleaned: list[dict[str, Any]] = []
+        cleaned: list[Json] = []
         for part in parts:
             named = part.get("type") if isinstance(part, Mapping) else None
             if not isinstance(named, str) or named not in PARTS:
@@ -283,7 +284,7 @@ def from_messages(
     return prompt
 
 
-def take_source(options: dict[str, Any], named: str, place: str) -> Any:
+def take_source(options: Json, named: str, place: str) -> object:
     """Take the image or video out of the keys of a part; None if it has none.
 
     Raises:
@@ -304,7 +305,7 @@ def take_source(options: dict[str, Any], named: str, place: str) -> Any:
     return url
 
 
-def check_template_key(name: str, value: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_template_key(name: str, value: object, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise InputError for a key of a message that templates cannot write, or that would forge a turn."""
     if name != "tool_calls":
         check_text(value, where, tokenizer)
@@ -314,7 +315,7 @@ def check_template_key(name: str, value: Any, where: str, tokenizer: PreTrainedT
         check_texts(value, where, tokenizer)
 
 
-def check_texts(value: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_texts(value: object, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check all texts in a value that JSON can hold; errors as of `check_text`."""
     if isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
@@ -350,7 +351,7 @@ def count_placeholders(text: str, where: str, kind: str, given: int, placeholder
 
 
 def apply_template(
-    prompt: Prompt, processor: Any, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]
+    prompt: Prompt, processor: Processor, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, object]
 ) -> str:
     """Return the text of a prompt, up to where the output begins, with stand-ins for pasted special tokens.
 
@@ -390,12 +391,12 @@ def apply_template(
         raise InputError("prompt", messages, f"the chat template says: {error}"[:200]) from error
 
 
-def spelled(part: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def spelled(part: Json, tokenizer: PreTrainedTokenizerBase) -> Json:
     """A part of a message with stand-ins for special tokens in its text."""
     return {**part, "text": with_stand_ins(part["text"], tokenizer)} if part["type"] == "text" else part
 
 
-def check_variables(variables: object, processor: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_variables(variables: object, processor: Processor, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise InputError for what a template does not read, or what could forge a turn."""
     if not isinstance(variables, Mapping):
         raise InputError("chat_template_kwargs", variables, "a dict of variables of the chat template")
@@ -411,7 +412,7 @@ def check_variables(variables: object, processor: Any, tokenizer: PreTrainedToke
             check_text(value, where, tokenizer)
 
 
-def template_variables(processor: Any) -> set[str]:
+def template_variables(processor: Processor) -> set[str]:
     """Names that the chat template of a processor or tokenizer reads, and that callers may set."""
     template = getattr(processor, "chat_template", None) or ""
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701  # parsed, never rendered

@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
 from mmspec.accelerators import make
-from mmspec.core.canvas import Canvas
+from mmspec.core.canvas import Canvas, RowOutput
+from mmspec.core.interfaces import TargetState
 from mmspec.core.loop import Batch, begin
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
+from mmspec.pipelines.outputs import CallOutput
 from mmspec.plugins import METHODS, Method
 from mmspec.targets import CausalTarget
 from mmspec.validation import is_integer
@@ -45,8 +47,8 @@ class RowUpdate:
     """
 
     handle: int
-    tokens: list[Any]
-    output: Any = None
+    tokens: list[RowOutput]
+    output: CallOutput | None = None
     error: NumericalError | None = None
 
 
@@ -55,12 +57,12 @@ class Running:
     """A request in the batch."""
 
     handle: int
-    make_output: Callable[[Canvas], Any]  # of the canvas of its rows
+    make_output: Callable[[Canvas], CallOutput]  # of the canvas of its rows
     rows: int
     text_before: list[int]  # of its first row's `Request`
-    fresh: list[list[Any]]  # new tokens of each row that have not been reported
+    fresh: list[RowOutput]  # new tokens of each row that have not been reported
 
-    def take(self, tokens: Sequence[Sequence[Any]]) -> None:
+    def take(self, tokens: Sequence[RowOutput]) -> None:
         """Add new tokens of its rows."""
         for fresh, new in zip(self.fresh, tokens, strict=True):
             fresh.extend(new)
@@ -87,7 +89,7 @@ class RunningBatch:
         self._held = ExitStack()
         self._held.enter_context(pipe._busy())
         self._past = DecodingStats(pipe.accelerator.name, pipe.accelerator.exactness)
-        self._batch: Batch[Any] | None = None
+        self._batch: Batch[TargetState] | None = None
         self._running: list[Running] = []
         self._handles = 0
 
@@ -124,7 +126,7 @@ class RunningBatch:
         return next((each.text_before for each in self._running if each.handle == handle), [])
 
     @torch.inference_mode()
-    def enter(self, prompt: Any, **arguments: Any) -> int:
+    def enter(self, prompt: object, **arguments: object) -> int:
         """Read a request's prompt, and let it take part from the next round on.
 
         Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from transformers import GenerationConfig, MaxTimeCriteria, PreTrainedTokenizerBase, StoppingCriteriaList
@@ -22,6 +21,7 @@ from mmspec.call_fields import (
 from mmspec.core.canvas import MAX_NEW_TOKENS, Stopping
 from mmspec.core.sampling import Sampler, check_rows
 from mmspec.errors import InputError, UnknownArgumentError
+from mmspec.open_types import Keywords
 from mmspec.pipelines.callbacks import CheckedCriterion, StopStringsCriterion, StopTextCriterion, checked
 from mmspec.pipelines.generation_fields import distance, resolve
 from mmspec.registry import did_you_mean
@@ -46,7 +46,10 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
 
     @classmethod
     def from_keywords(
-        cls, own: GenerationConfig | None, keywords: Mapping[str, Any], config: GenerationConfig | None = None
+        cls,
+        own: GenerationConfig | None,
+        keywords: Mapping[str, object],
+        config: GenerationConfig | None = None,
     ) -> GenerationSettings:
         """Read settings from a call's keywords, completed by its generation config and then the model's.
 
@@ -157,7 +160,7 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
         return criteria
 
 
-def read_keywords(settings: type[Any], keywords: Mapping[str, Any], others: set[str]) -> dict[str, Any]:
+def read_keywords(settings: type[RandomFields], keywords: Mapping[str, object], others: set[str]) -> Keywords:
     """Check that a call's keywords name fields of a dataclass; return those that are not None.
 
     Raises:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from transformers import (
     EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
+    LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
@@ -34,6 +35,7 @@ from mmspec.core.canvas import Stopping
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.sampling import Sampler, values_of
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 from mmspec.pipelines.callbacks import CheckedProcessor, checked
 from mmspec.pipelines.settings import GenerationSettings
 from mmspec.validation import is_list
@@ -75,6 +77,9 @@ WARPERS: dict[type, str] = {
 #: Tensors of theirs that hold a row for each prompt.
 ROWS_HELD = ("prompt_ignore_length", "encoder_input_ids")
 
+#: The `prefix_allowed_tokens_fn` of transformers: of a row and its ids.
+AllowedTokens: TypeAlias = Callable[[int, Tensor], list[int]]
+
 
 def knows_its_row(callback: Any) -> bool:
     """True if a processor or criterion may be asked about one row and one path at a time, in any order."""
@@ -85,18 +90,20 @@ def knows_its_row(callback: Any) -> bool:
     return type(callback) in OF_PATH | OF_ROWS or declares(callback)
 
 
-def declares(callback: Any) -> bool:
+def declares(callback: object) -> bool:
     """True if its author declares that it depends on the path alone."""
     return getattr(callback, DECLARED, False) is True
 
 
-def row_processors(processors: Iterable[Any], row: int) -> LogitsProcessorList:
+def row_processors(processors: Iterable[LogitsProcessor], row: int) -> LogitsProcessorList:
     """Processors of a batch for one row of it: those that hold something for every row get their own."""
     chosen = LogitsProcessorList()
     for item in processors:
         if type(item) is logits_process.PrefixConstrainedLogitsProcessor:
 
-            def own(_: int, ids: Tensor, allowed: Any = item._prefix_allowed_tokens_fn) -> Any:
+            def own(
+                _: int, ids: Tensor, allowed: AllowedTokens = item._prefix_allowed_tokens_fn
+            ) -> list[int]:
                 return allowed(row, ids)
 
             item = logits_process.PrefixConstrainedLogitsProcessor(own, 1)
@@ -111,12 +118,12 @@ def row_processors(processors: Iterable[Any], row: int) -> LogitsProcessorList:
 
 def build_processors(
     model: PreTrainedModel,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     ids: Tensor,
     ends: Sequence[int],
     max_length: int,
     user: LogitsProcessorList,
-    allowed_tokens: Any = None,
+    allowed_tokens: AllowedTokens | None = None,
     mask: Tensor | None = None,
 ) -> LogitsProcessorList:
     """Build the processors of prompts [B, L] by transformers' own code, in its order.
@@ -125,7 +132,9 @@ def build_processors(
         InputError: transformers refuses a setting; which one is found by building each alone.
     """
 
-    def build(some: Mapping[str, Any], mine: LogitsProcessorList, allowed: Any) -> LogitsProcessorList:
+    def build(
+        some: Mapping[str, object], mine: LogitsProcessorList, allowed: AllowedTokens | None
+    ) -> LogitsProcessorList:
         config = copy.copy(empty_config())
         for name, value in some.items():
             setattr(config, name, value)
@@ -160,7 +169,7 @@ def empty_config() -> GenerationConfig:
     return GenerationConfig(num_beams=1, num_return_sequences=1)
 
 
-def say_why_plain(callback: Any) -> None:
+def say_why_plain(callback: object) -> None:
     """Log, once for each kind of callback, why calls with it are decoded a token at a time."""
     warn_of(getattr(callback, "__qualname__", type(callback).__qualname__))
 
@@ -209,7 +218,7 @@ def with_processors(
         ends, most = settings.end_token_ids(), tokens.shape[1] + stopping.max_new_tokens
         return build_processors(model, values, tokens, ends, most, own, asked, seen)
 
-    def wrapped(processors: Sequence[Any]) -> LogitsProcessorList:
+    def wrapped(processors: Sequence[LogitsProcessor]) -> LogitsProcessorList:
         return LogitsProcessorList([mine.get(id(item), item) for item in processors])
 
     rows = [build([ids], row) for row, ids in enumerate(prompts)]
@@ -241,7 +250,9 @@ def with_processors(
     return replace(bare, processors=[lockstep] * len(prompts)), stopping
 
 
-def split_warpers(processors: Iterable[Any]) -> tuple[LogitsProcessorList, list[Any] | None]:
+def split_warpers(
+    processors: Iterable[LogitsProcessor],
+) -> tuple[LogitsProcessorList, list[LogitsProcessor] | None]:
     """Split off temperature and truncation, which a `Sampler` does for all nodes of a draft at once.
 
     Returns:
@@ -257,11 +268,11 @@ def split_warpers(processors: Iterable[Any]) -> tuple[LogitsProcessorList, list[
     return LogitsProcessorList(others), warpers
 
 
-def truncations(sampler: Sampler, rows: int) -> list[dict[str, Any]]:
+def truncations(sampler: Sampler, rows: int) -> list[Keywords]:
     """Temperature and truncation of each row, as fields of a generation config; nothing for greedy rows."""
-    settings: list[dict[str, Any]] = []
+    settings: list[Keywords] = []
     for row in range(rows):
-        values: dict[str, Any] = {
+        values: Keywords = {
             name: (given := values_of(getattr(sampler, name)))[row % len(given)] for name in WARPERS.values()
         }
         drawn = {"do_sample": True, **values, "temperature": float(values["temperature"])}
@@ -269,7 +280,7 @@ def truncations(sampler: Sampler, rows: int) -> list[dict[str, Any]]:
     return settings
 
 
-def shaping_of(settings: GenerationSettings) -> dict[str, Any]:
+def shaping_of(settings: GenerationSettings) -> Keywords:
     """Settings of processors, for draws or not, that do something."""
     found = that_act(settings, SHAPING)
     if settings.min_new_tokens is not None:
@@ -277,7 +288,7 @@ def shaping_of(settings: GenerationSettings) -> dict[str, Any]:
     return found
 
 
-def truncation_of(settings: GenerationSettings) -> dict[str, Any]:
+def truncation_of(settings: GenerationSettings) -> Keywords:
     """Truncation that our own sampler does not do, where it does something to a draw.
 
     Raises:
@@ -288,13 +299,13 @@ def truncation_of(settings: GenerationSettings) -> dict[str, Any]:
     return {name: float(value) for name, value in found.items()}
 
 
-def that_act(settings: GenerationSettings, known: Mapping[str, CallField]) -> dict[str, Any]:
+def that_act(settings: GenerationSettings, known: Mapping[str, CallField]) -> Keywords:
     """The fields of a group that settings set to something."""
     found = {name: getattr(settings, name) for name in known}
     return {name: value for name, value in found.items() if value not in (None, known[name].neutral)}
 
 
-def check_shaping(found: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+def check_shaping(found: Keywords, vocabulary: int) -> Keywords:
     """Check settings of processors; return them as transformers takes them.
 
     Raises:

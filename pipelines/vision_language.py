@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BatchFeature
+from transformers import BatchFeature, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from mmspec.accelerator import Call
@@ -17,6 +17,7 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords, Processor
 from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
 from mmspec.pipelines.generation_fields import distance
 from mmspec.pipelines.outputs import TextOutput
@@ -46,20 +47,20 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
     def __call__(
         self,
-        prompt: Any,
-        images: Any = None,
-        videos: Any = None,
+        prompt: object,
+        images: object = None,
+        videos: object = None,
         *,
         num_frames: int | None = None,
         fps: float | None = None,
         apply_chat_template: bool = True,
         continue_final_message: bool | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         sanitize_control_tokens: bool = False,
-        generation_config: Any = None,
+        generation_config: GenerationConfig | None = None,
         streamer: BaseStreamer | None = None,
         return_dict: bool = True,
-        **settings: Any,
+        **settings: object,
     ) -> TextOutput | tuple[list[str]]:
         """Generate text for one prompt or a list of them.
 
@@ -128,7 +129,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
         call.raise_errors(output)
         return output if return_dict else (output.text,)
 
-    def stream(self, prompt: Any, images: Any = None, videos: Any = None, **arguments: Any) -> Iterator[str]:
+    def stream(
+        self, prompt: object, images: object = None, videos: object = None, **arguments: object
+    ) -> Iterator[str]:
         """Generate for one prompt, yielding text as it comes; the pieces join to the whole text.
 
         Closing the iterator ends the work. Arguments as of `__call__`, without `streamer` and `return_dict`.
@@ -148,7 +151,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 yield delta
         call.raise_errors()
 
-    def watch(self, prompt: Any, **arguments: Any) -> Generator[TextOutput, None, None]:
+    def watch(self, prompt: object, **arguments: object) -> Generator[TextOutput, None, None]:
         """Generate, yielding the output so far after every round; closing the iterator ends the work.
 
         Arguments, and errors, as of `__call__`, without `streamer` and `return_dict`.
@@ -163,13 +166,13 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
     def _prepare(
         self,
-        prompt: Any,
-        keywords: dict[str, Any],
+        prompt: object,
+        keywords: Keywords,
         *,
-        images: Any = None,
-        videos: Any = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        generation_config: Any = None,
+        images: object = None,
+        videos: object = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        generation_config: GenerationConfig | None = None,
         **reading: Any,
     ) -> Call:
         """Check all arguments of a call and tokenise; nothing heavy has happened when this raises."""
@@ -229,7 +232,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
     def _prepare_request(
-        self, prompt: Any, arguments: dict[str, Any]
+        self, prompt: object, arguments: Keywords
     ) -> tuple[Call, Callable[[Canvas], TextOutput]]:
         own = {name: value for name, value in arguments.items() if name in OF_CALLS - {"streamer"}}
         settings = {name: value for name, value in arguments.items() if name not in own}
@@ -248,7 +251,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 allowed = f"none: {type(self.model).__name__} does not take {kind}s"
                 raise InputError(f"{kind}s", f"{kind}s", allowed)
 
-    def _encode(self, prompt: Prompt, processor: Any, variables: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _encode(
+        self, prompt: Prompt, processor: Processor, variables: Mapping[str, object]
+    ) -> dict[str, Tensor]:
         """Encode one row as tensors of batch size 1, on the model's device and of its dtype."""
         tokenizer = tokenizer_of(processor)
         text = apply_template(prompt, processor, tokenizer, variables)
@@ -256,7 +261,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         if prompt.text is None and STAND_IN.search(text):
             processor = reading_stand_ins(processor, tokenizer)
         bos = tokenizer.bos_token
-        arguments: dict[str, Any] = {
+        arguments: Keywords = {
             "return_tensors": "pt",
             "add_special_tokens": not (bos and text.startswith(bos)),
         }
@@ -285,7 +290,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return int(found[0] if isinstance(found, list | tuple) else found)
 
     def _draft_inputs(
-        self, prompt: Prompt, inputs: Mapping[str, Tensor], variables: Mapping[str, Any]
+        self, prompt: Prompt, inputs: Mapping[str, Tensor], variables: Mapping[str, object]
     ) -> dict[str, Tensor] | None:
         """Inputs of a draft model: its own view of the prompt, or the text alone if it takes no images."""
         if self.accelerator.drafter.reader is None or self.draft_processor is None:
@@ -316,7 +321,7 @@ def holds_media(given: object) -> bool:
     return any(map(holds_media, given)) if isinstance(given, list | tuple) else given is not None
 
 
-def text_output(call: Call, tokenizer: Any) -> TextOutput:
+def text_output(call: Call, tokenizer: Processor) -> TextOutput:
     """Make the output of the text that a call has decoded so far."""
     canvas, tokens = call.canvas, call.canvas.outputs()
     unfinished = ["interrupted" if one.max_new_tokens else "length" for one in canvas.stopping]

@@ -89,7 +89,7 @@ def with_copies(drafter: Any, /, copy: bool = False, corpus: str | Path | None =
 
 
 def unmasked(
-    name: str, *, block_length: int | None = None, cache: str = "none", **options: Any
+    name: str, *, block_length: int | None = None, cache: str = "none", **options: object
 ) -> Accelerator:
     """Places of a masked language model, several in a forward as a rule chooses them.
 
@@ -174,7 +174,7 @@ def build_accelerator(
     acceptance: str | None = None,
     length: str = "auto",
     stop_below: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> Accelerator:
     """Make an accelerator from its name and the options of its method and rule, as the command line does.
 

@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from torch import nn
 from mmspec.atomic_file import atomic_file
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.models.weights import stored_weight
+from mmspec.open_types import Json, Keywords
 from mmspec.validation import is_integer, require_number
 
 __all__ = ["AUTO", "Tuned", "check_tuned_for", "find_tuned", "fingerprint", "save_tuned", "tuned_file"]
@@ -40,13 +40,13 @@ class Tuned:
     """
 
     accelerator: str
-    options: dict[str, Any]
+    options: Keywords
     batch_size: int
     tv: float
     speedup: float
     speedup_interval: tuple[float, float] | None = None
-    evidence: list[dict[str, Any]] = field(default_factory=list)
-    found_on: dict[str, Any] = field(default_factory=dict)
+    evidence: list[Json] = field(default_factory=list)
+    found_on: Json = field(default_factory=dict)
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -90,7 +90,7 @@ def save_tuned(model: nn.Module, found: Tuned) -> Path:
     return path
 
 
-def check_tuned_for(drafter: Any = None, batch_size: int = 1, tv: float = 0.0, **others: Any) -> None:
+def check_tuned_for(drafter: object = None, batch_size: int = 1, tv: float = 0.0, **others: object) -> None:
     """Check what is asked for beside `accelerator="auto"`; arguments as of `find_tuned`.
 
     Raises:

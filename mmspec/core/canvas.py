@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ NOT_FINITE = (
 MAX_NEW_TOKENS = 1_000_000
 GROWTH = 512  # least room that is added at a time
 NO_TOKEN = -1
+
+#: What a row has put out: a list of token ids, or a tensor [k, d] of vectors.
+RowOutput: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Emission:
             finished, or where only places further on were decided.
     """
 
-    tokens: list[Any]
+    tokens: list[RowOutput]
 
 
 class Report(NamedTuple):
@@ -184,7 +187,7 @@ class Canvas(Rows):
         place = self.emitted[:, None] + torch.arange(1 - count, 1, device=self.device)
         return pick(self._line, place.clamp_min(0))
 
-    def outputs(self) -> list[Any]:
+    def outputs(self) -> list[RowOutput]:
         """B lists of output tokens, without the prompts."""
         return [ids[length:] for ids, length in zip(self.ids, self.prompt_lengths, strict=True)]
 
@@ -327,7 +330,7 @@ class Canvas(Rows):
         """Columns of integers that tell the host of new tokens."""
         return [tokens]
 
-    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:
+    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> RowOutput:
         """Append a block of tokens, after whose last the row ends if there is a reason; return those kept."""
         for index, token in enumerate(block, start=1):
             self.ids[row].append(token)
@@ -365,7 +368,7 @@ class VectorCanvas(Canvas):
         # a prompt ends in an id
         self._line = torch.zeros(len(prompts), 2, size, dtype=torch.float32, device=device)
 
-    def outputs(self) -> list[Any]:
+    def outputs(self) -> list[RowOutput]:
         """B tensors [N, d] of output vectors."""
         return [row[:count] for row, count in zip(self.tokens, self.output_lengths, strict=True)]
 
@@ -375,7 +378,7 @@ class VectorCanvas(Canvas):
     def _readable(self, tokens: Tensor) -> list[Tensor]:
         return []
 
-    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> Any:
+    def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> RowOutput:
         start = self.output_lengths[row]
         self.finish_reasons[row] = reason
         return self.tokens[row, start : start + count]

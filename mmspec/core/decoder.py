@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,11 +12,11 @@ from mmspec.core.distributions import AnyDistribution
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import (
     AcceptanceRule,
+    AnyRule,
     Drafter,
     DraftSession,
     PromptOutput,
     Request,
-    Rule,
     TargetOutput,
 )
 from mmspec.core.promise import Level, Promise
@@ -43,7 +42,7 @@ class Decoder:
     """
 
     drafter: Drafter
-    rule: Rule[Any]
+    rule: AnyRule
 
     def __post_init__(self) -> None:
         if is_sound(type(self.rule), self.drafter):
@@ -106,7 +105,7 @@ class Decoder:
         return self.rule.decide(draft, output, scores, random, first)
 
 
-def is_sound(rule: type[Rule[Any]], drafter: Drafter) -> bool:
+def is_sound(rule: type[AnyRule], drafter: Drafter) -> bool:
     """Return whether the rule's promise holds for what the drafter proposes."""
     if not issubclass(rule, drafter.judged_by):
         return False

@@ -21,6 +21,7 @@ from mmspec.core.random_stream import Purpose, RandomStream, box_muller
 from mmspec.core.rows import Rows, concat, named, select
 from mmspec.kernels import Warping, sample_tokens, verify_chain, warp_logits
 from mmspec.kernels.sampling import is_fused, race
+from mmspec.open_types import Keywords
 
 if TYPE_CHECKING:
     from mmspec.core.draft import Tree
@@ -309,13 +310,13 @@ class Continuous(Distribution):
     proposals = PROPOSALS
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        changed: Any = {name: change(held) for name, held in self._tensors().items()}
+        changed: Keywords = {name: change(held) for name, held in self._tensors().items()}
         return replace(self, **changed)
 
     @classmethod
     def stack(cls, parts: Sequence[Self]) -> Self:
         held = [part._tensors() for part in parts]
-        stacked: Any = {name: torch.stack([each[name] for each in held], 1) for name in held[0]}
+        stacked: Keywords = {name: torch.stack([each[name] for each in held], 1) for name in held[0]}
         return replace(parts[0], **stacked)
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ class Graph(NamedTuple):
 class Side(NamedTuple):
     """Stream and memory of a device that graphs are captured with; memory is shared along one stream only."""
 
-    stream: Any
+    stream: torch.cuda.Stream
     pool: Any
 
 

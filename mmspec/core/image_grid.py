@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
@@ -140,14 +140,12 @@ class GridSequence(Layout):
     """
 
     grids: tuple[ImageGrid, ...]
+    codebook_size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(sizes := {grid.codebook_size for grid in self.grids}) != 1:
             raise InputError("grids", sorted(sizes), "grids of one codebook size")
-
-    @property
-    def codebook_size(self) -> int:  # type: ignore[override]
-        return self.grids[0].codebook_size
+        object.__setattr__(self, "codebook_size", sizes.pop())
 
     @property
     def image(self) -> ImageGrid:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from mmspec.core.once import once
 from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.rows import Rows
-from mmspec.core.sampling import RowSettings
+from mmspec.core.sampling import AnySampler, RowSettings
 from mmspec.core.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
 
@@ -155,7 +155,7 @@ class Target(ABC, Generic[State]):
         """Layout of the output that an image of that grid is drawn by: the grid alone, or more before it."""
         return grid
 
-    def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None] | None:
+    def plain_decoding(self) -> tuple[Drafter, AnyRule | None] | None:
         """Return what decodes plainly where the model has no next token; None where it has one.
 
         Returns:
@@ -203,6 +203,10 @@ class Target(ABC, Generic[State]):
         """Keep what was decided in the rows that are active [B], and drop the others' keys."""
 
 
+#: A target whose kind of state does not matter.
+AnyTarget: TypeAlias = Target[Any]
+
+
 class Rule(ABC, Generic[D]):
     """Decides what a round commits: an `AcceptanceRule` of trees, or a policy of places.
 
@@ -230,7 +234,7 @@ class Rule(ABC, Generic[D]):
         """Promise with these arguments."""
         return Promise(self.exactness)
 
-    def fit(self, target: Target[Any]) -> Self:
+    def fit(self, target: AnyTarget) -> Self:
         """Return this rule fitted to a target; rules that use the target's codebook take it here.
 
         Raises:
@@ -251,6 +255,10 @@ class Rule(ABC, Generic[D]):
             random: random numbers of the T lanes.
             first: [T] output index that depth 1 of each lane competes for.
         """
+
+
+#: A rule whose kind of draft does not matter.
+AnyRule: TypeAlias = Rule[Any]
 
 
 class AcceptanceRule(Rule[Draft]):
@@ -351,7 +359,7 @@ class DraftSession(Rows, ABC):
     def propose(self, canvas: Canvas) -> Draft:
         """Propose the candidates of one round, given the output so far."""
 
-    def observe(self, draft: Any, output: TargetOutput, scores: Any, verdict: Any) -> None:
+    def observe(self, draft: Any, output: TargetOutput, scores: AnyDistribution, verdict: Any) -> None:
         """Update the session after verification, also of drafts that are not its own. Optional."""
         return None
 
@@ -396,13 +404,13 @@ class Drafter(ABC):
     draws_anew: bool = False
     is_plain: bool = False
 
-    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
+    def admit(self, requests: Sequence[Request], sampler: AnySampler, stopping: Stopping) -> None:
         """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""
         return None
 
     @abstractmethod
     def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: AnySampler, random: RandomStream
     ) -> DraftSession:
         """Start a session for a batch that the target has just prefilled."""
 
@@ -416,7 +424,7 @@ class Drafter(ABC):
         """The target behind which a draft model stands that reads prompts by itself; None if none does."""
         return None
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
+    def to(self, *args: object, **kwargs: object) -> None:
         """Move the drafter's own model, as `torch.nn.Module.to` does; most have none."""
         return None
 
@@ -443,11 +451,11 @@ class Drafter(ABC):
         """
         raise InputError("length", "confidence", f"'fixed': {type(self).__name__} has no confidence")
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         """Raise InputError if this drafter does not fit the target. The default fits any."""
         return None
 
-    def fit(self, target: Target[Any]) -> Drafter:
+    def fit(self, target: AnyTarget) -> Drafter:
         """Return this drafter fitted to a target; drafters that use the target's weights take them here.
 
         Raises:

@@ -51,6 +51,6 @@ class Lockstep:
 
     def stops(self, rows: Sequence[Sequence[int]], device: torch.device) -> list[bool]:
         """Ask the criteria which of the rows end here."""
-        ids: Any = self.batch(rows, device)
+        ids = self.batch(rows, device)
         asked: Tensor = self.criteria(ids, None)
         return list(asked.tolist())

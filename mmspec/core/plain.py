@@ -6,12 +6,11 @@ Targets without a next token have a plain decoding of their own (`Target.plain_d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
-from mmspec.core.interfaces import Drafter, DraftSession, PromptOutput, Request, Target
+from mmspec.core.interfaces import AnyTarget, Drafter, DraftSession, PromptOutput, Request
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.rows import named
 from mmspec.core.sampling import Sampler
@@ -31,7 +30,7 @@ class NoDrafter(Drafter, DraftSession):
     rows_move = True
     row_fields = named()
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         if target.vector_size and target.any_order:
             raise InputError("accelerator", "none", "masked: a MAR decides its cells in an order of its own")
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 
 __all__ = ["RowField", "Rows", "concat", "lengthen", "named", "select"]
 
@@ -82,7 +83,7 @@ class Rows:
             raise InputError("rows", f"some of a {cls.__name__}", allowed)
         return [each for base in reversed(cls.__mro__) for each in vars(base).get("row_fields") or ()]
 
-    def _with_rows(self, changed: dict[str, Any]) -> Self:
+    def _with_rows(self, changed: Keywords) -> Self:
         this: Any = self
         if is_dataclass(type(this)):
             this = replace(this, **changed)

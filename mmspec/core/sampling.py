@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,9 +35,11 @@ from mmspec.core.rows import Rows, named
 from mmspec.errors import InputError
 from mmspec.kernels import Warping, warp_logits
 from mmspec.kernels.sampling import of_rows
+from mmspec.open_types import Keywords
 from mmspec.validation import is_list, plain_numbers
 
 __all__ = [
+    "AnySampler",
     "RowSettings",
     "Sampler",
     "check_rows",
@@ -92,14 +94,18 @@ class RowSettings(Rows, ABC):
         return self.temperature == 0.0
 
 
-def check_setting(name: str, value: Any) -> None:
+#: `RowSettings` of the kind that target and drafter share, as of `AnyDistribution`.
+AnySampler: TypeAlias = Any
+
+
+def check_setting(name: str, value: object) -> None:
     """Raise InputError for a value outside the range of its setting; None where there is a neutral one."""
     known = SAMPLING[name]
     if known.check is not None and (value is not None or known.neutral is None):
         known.check(name, value)
 
 
-def read_setting(name: str, given: Any, check: Callable[[str, Any], None]) -> Any:
+def read_setting(name: str, given: Any, check: Callable[[str, object], None]) -> Any:
     """Check a value, or one for each row: a tuple without None, or one value where all are equal."""
     given = plain_numbers(given)
     values = list(given) if is_list(given) else [given]
@@ -178,7 +184,7 @@ class Sampler(RowSettings):
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         """Return the settings of these rows followed by those of another batch."""
-        both: dict[str, Any] = {}
+        both: Keywords = {}
         for name in SAMPLING:
             both[name] = []
             for each, count in zip((self, other), counts, strict=True):

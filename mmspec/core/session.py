@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mmspec.core.interfaces import Drafter, DraftSession, PromptOutput, Request, list_prompts
 from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import AnySampler
 
 __all__ = ["ModelDrafter", "PromptBatch", "SessionDrafter"]
 
@@ -20,7 +21,7 @@ class PromptBatch:
 
     requests: Sequence[Request]
     prefill: PromptOutput
-    sampler: Any
+    sampler: AnySampler
     random: RandomStream
 
     @property
@@ -39,7 +40,7 @@ class SessionDrafter(Drafter):
     session: Callable[[Any, PromptBatch], DraftSession]
 
     def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: AnySampler, random: RandomStream
     ) -> DraftSession:
         return self.session(self, PromptBatch(requests, prefill, sampler, random))
 
@@ -57,7 +58,7 @@ class ModelDrafter(SessionDrafter):
     def modules(self) -> Sequence[nn.Module]:
         return (self.model.model,)
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
+    def to(self, *args: object, **kwargs: object) -> None:
         self.model = type(self.model)(self.model.model.to(*args, **kwargs))
 
     def compile(self) -> None:

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import add
 from time import perf_counter
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from mmspec.core.rows import Rows, named
+from mmspec.open_types import Keywords
 
 #: Parts of a call's time, each with its `<part>_seconds`.
 PARTS = ("prompt", "target", "draft", "verify")
@@ -112,13 +113,13 @@ class DecodingStats(Rows):
 
     def of_rows_alone(self) -> DecodingStats:
         """Return statistics with the counts of these rows, and nothing summed with other rows."""
-        own: dict[str, Any] = {name: getattr(self, name) for name in ROW_COUNTS}
+        own: Keywords = {name: getattr(self, name) for name in ROW_COUNTS}
         own |= {"prompt_forwards": self.prompt_forwards, "target_forwards": self.nfe_max}
         return DecodingStats(self.accelerator, self.exactness, self.keeps, **own)
 
     def as_one_row(self) -> DecodingStats:
         """Return these statistics with the counts of all rows added up."""
-        sums: dict[str, Any] = {name: [reduce(add, getattr(self, name))] for name in ROW_COUNTS}
+        sums: Keywords = {name: [reduce(add, getattr(self, name))] for name in ROW_COUNTS}
         return replace(self, **sums)
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from mmspec.core.promise import Level
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, require_number
 
@@ -86,7 +86,7 @@ class Places:
     def map(self, change: Callable[[Tensor], Tensor]) -> Places:
         """These places with each tensor [B, ...] changed."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
-        changed: Any = {name: change(value) for name, value in held.items() if isinstance(value, Tensor)}
+        changed: Keywords = {name: change(value) for name, value in held.items() if isinstance(value, Tensor)}
         return replace(self, **changed)
 
     @property

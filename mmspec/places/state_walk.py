@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.core.distributions import Scores
 from mmspec.core.indexing import take
-from mmspec.core.interfaces import Rule, Target, TargetOutput
+from mmspec.core.interfaces import AnyRule, AnyTarget, TargetOutput
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
 from mmspec.places.policies import Places, places_of
@@ -35,7 +35,7 @@ class StateFill(Fill):
 
 
 @dataclass(frozen=True)
-class StateWalk(Rule[Any]):
+class StateWalk(AnyRule):
     """Follow the target's own step from state to state while it leads to the next one (FreeDave, 2510.00294).
 
     A step decides one place, in the target's own order. From the state that the walk ends in, one more is
@@ -45,7 +45,7 @@ class StateWalk(Rule[Any]):
 
     order: str = field(default="confidence", init=False)
 
-    def fit(self, target: Target[Any]) -> StateWalk:
+    def fit(self, target: AnyTarget) -> StateWalk:
         fitted = copy.copy(self)
         object.__setattr__(fitted, "order", getattr(target, "order", self.order))
         return fitted
@@ -96,7 +96,7 @@ class StateWalk(Rule[Any]):
         return fill, Measured.nothing(last)
 
 
-class CellWalk(Rule[Any]):
+class CellWalk(AnyRule):
     """Follow the target's own draws from group to group of an image's cells, while they are what was guessed.
 
     Of groups that come in a known order (LPD), each cell drawn with its own noise in the state that the

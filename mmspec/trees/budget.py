@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.core.interfaces import Target
+from mmspec.core.interfaces import AnyTarget
 from mmspec.core.promise import Level, Promise
 from mmspec.errors import InputError
 from mmspec.kernels import nearby_mass, nearby_prefix, rank_ratio, rank_ratio_at
@@ -67,7 +66,7 @@ class Budget(RelaxedSampling):
     def promise(self) -> Promise:
         return Promise(Level.BOUNDED, self.delta) if self.delta else Promise()
 
-    def fit(self, target: Target[Any]) -> Budget:
+    def fit(self, target: AnyTarget) -> Budget:
         if self.relaxation != "neighbours":
             return self
         rule = copy.copy(self)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from mmspec.core.interfaces import Target
+from mmspec.core.interfaces import AnyTarget
 from mmspec.core.promise import Level
 from mmspec.errors import InputError
 from mmspec.trees.jacobi_session import JacobiSession, WindowDrafter
@@ -70,7 +70,7 @@ class JacobiDrafter(WindowDrafter):
             self.exactness = Level.APPROXIMATE
         self.reuse = reuse
 
-    def fit(self, target: Target[Any]) -> JacobiDrafter:
+    def fit(self, target: AnyTarget) -> JacobiDrafter:
         fitted = copy.copy(self)
         if self.is_chosen:
             on_cpu, is_exact = target.device.type == "cpu", self.coupling == "exact"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from mmspec.core.distributions import Categorical, PointMass, Scores
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.image_grid import FREE, Layout, require_grid
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.core.interfaces import AnyTarget, DraftSession, Request, TargetOutput
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import Sampler
@@ -104,7 +104,7 @@ class WindowDrafter(SessionDrafter):
         """Nodes that each row feeds in a forward of so many rows, the unconditional ones included."""
         return self.window
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         self.require_room(target.grid)
         if self.max_children > target.vocabulary:
             allowed = f"at most {target.vocabulary} candidates, the vocabulary"

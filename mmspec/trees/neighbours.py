@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmspec.atomic_file import atomic_file
-from mmspec.core.interfaces import Target
+from mmspec.core.interfaces import AnyTarget
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer
@@ -44,7 +43,7 @@ def fitted(table: Tensor | None) -> Tensor:
     return table
 
 
-def codebook_of(target: Target[Any]) -> Tensor:
+def codebook_of(target: AnyTarget) -> Tensor:
     """[K, d] the target's code vectors.
 
     Raises:
@@ -63,7 +62,7 @@ def codebook_of(target: Target[Any]) -> Tensor:
     return vectors
 
 
-def neighbour_table(target: Target[Any], count: int, metric: str) -> Tensor:
+def neighbour_table(target: AnyTarget, count: int, metric: str) -> Tensor:
     """[K, min(count, K - 1)] the nearest codes of each code of a target, from the cache if it is there.
 
     Raises:
@@ -117,7 +116,7 @@ def smallest(values: Tensor, count: int) -> Tensor:
     return index
 
 
-def model_folder(target: Target[Any]) -> Path | None:
+def model_folder(target: AnyTarget) -> Path | None:
     """Local folder that the target's model was loaded from, or None."""
     name = getattr(getattr(target, "model", None), "name_or_path", "")
     return Path(name) if name and Path(name).is_dir() else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +76,7 @@ class ChainRejection(AcceptanceRule):
         return replace(path, decided=path.accepted + filled)
 
     def compared(
-        self, draft: Tree, scores: Any, random: RandomStream, emitted: Tensor
+        self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor
     ) -> tuple[Distribution, Distribution]:
         """Distributions p and q at every node that candidates are judged by; arguments as of `verify`."""
         return scores, sampled_distribution(draft)

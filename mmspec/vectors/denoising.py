@@ -95,7 +95,12 @@ class DenoisingSource(Protocol):
     """Denoising head of a model."""
 
     def process(
-        self, condition: Tensor, unconditional: Tensor | None, scale: Any, temperature: Any, schedule: Any
+        self,
+        condition: Tensor,
+        unconditional: Tensor | None,
+        scale: float | Tensor,
+        temperature: float | Tensor,
+        schedule: Any,
     ) -> DenoisingProcess:
         """Set up M chains.
 

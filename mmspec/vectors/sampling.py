@@ -93,7 +93,7 @@ class DenoisingSampler(RowSettings):
         lanes = len(nodes) // max(1, len(numbers))
         return numbers.repeat_interleave(lanes, 0).expand(*nodes.shape[:2], 1)
 
-    def _share(self, draft: Draft, first: Tensor, nodes: Tensor) -> Any:
+    def _share(self, draft: Draft, first: Tensor, nodes: Tensor) -> float | Tensor:
         """Share of the scale: what is decided after this round if rising, what is not before if falling."""
         before, after = self.progress(draft, first, nodes)
         if self.guidance_schedule == "falling":
@@ -105,7 +105,7 @@ class DenoisingSampler(RowSettings):
         """The schedule of the head's steps for a draft."""
         return self.schedule
 
-    def progress(self, draft: Draft, first: Tensor, like: Tensor) -> tuple[Any, Any]:
+    def progress(self, draft: Draft, first: Tensor, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
         """Places that are decided before and after each node's, [T, n, 1]: in order, one after another."""
         before = (first[:, None] + draft.lanes.depth).to(like.dtype)[..., None]
         return before, before + 1

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from mmspec.core.cache import RaggedCache, additive_mask, mask_width
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import Target
+from mmspec.core.interfaces import AnyTarget
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.heads.drafter import HeadDrafter, StateSession
@@ -86,13 +87,13 @@ class AssistantDrafter(HeadDrafter):
     model: AssistantHead
     rows_move = False  # rows would leave with their keys
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         super().check(target)
         if target.config is None or set(storing_layers(target.config)) != set(KINDS):
             raise InputError("drafter", self.title, f"a target with layers of {' and '.join(KINDS)}")
 
 
-def storing_layers(config: Any) -> dict[str, int]:
+def storing_layers(config: PreTrainedConfig) -> dict[str, int]:
     """The last layers of each kind that keep keys and values."""
     text = config.get_text_config(decoder=True)
     count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)

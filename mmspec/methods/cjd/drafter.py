@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -276,7 +276,7 @@ class CorrectedDrafter(StateWindowDrafter):
         self.corrected, self.passes = corrected, min(passes, max(1, corrected))
         self.draw: Callable[..., Candidates] = draw_corrected
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
+    def to(self, *args: object, **kwargs: object) -> None:
         super().to(*args, **kwargs)
         self.draw = draw_corrected
 

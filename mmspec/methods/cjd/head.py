@@ -11,7 +11,7 @@ the tokens drawn in this round is computed once. Places are told apart by learne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig
 
 from mmspec.heads.configuration import WindowHeadConfig
 from mmspec.heads.model import WindowHead
+from mmspec.open_types import Keywords
 
 __all__ = ["EXCLUDED", "CorrectorConfig", "CorrectorHead", "Memory", "Tables"]
 
@@ -64,7 +65,7 @@ class CorrectorConfig(WindowHeadConfig):
             raise ValueError(f"width ({self.width}) is a multiple of num_heads ({self.num_heads})")
 
     @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         width = min(int(text.hidden_size), max(NARROW, int(text.hidden_size) // SHARE))
         return super().sizes_for(text, vocabulary) | {"width": width // 8 * 8}
 

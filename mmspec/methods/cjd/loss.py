@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from mmspec.core.decoder import Decoder
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.image_grid import FREE, Layout
-from mmspec.core.interfaces import TargetOutput
+from mmspec.core.interfaces import TargetOutput, TargetState
 from mmspec.core.loop import Batch, begin
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.statistics import DecodingStats
@@ -28,6 +28,7 @@ from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.methods.cjd.drafter import CorrectedDrafter, CorrectedSession, StaleWindow
 from mmspec.methods.cjd.head import EXCLUDED, CorrectorHead
+from mmspec.open_types import Keywords
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import PromptData, TensorBatch, Trial
 from mmspec.training.losses.base import DrafterLoss, learnt_images
@@ -123,7 +124,7 @@ class Rollout:
     def __init__(self, drafter: RecordingDrafter, target: CausalTarget) -> None:
         self.drafter, self.target = drafter, target
         self.records: deque[WindowBatch] = deque(maxlen=KEPT)
-        self.batch: Batch[Any] | None = None
+        self.batch: Batch[TargetState] | None = None
         self.layout: Layout | None = None
 
     @property
@@ -194,7 +195,7 @@ class CorrectorLoss(DrafterLoss):
         chosen = torch.randint(len(known), (LEARNT - 1,), generator=rng).tolist()
         return WindowBatch.join([rollout.records[-1], *(known[index] for index in chosen)])
 
-    def measure(self, batches: Iterable[Any]) -> dict[str, Any]:
+    def measure(self, batches: Iterable[object]) -> Keywords:
         """Attributes of the config that name the images that the head has learnt from."""
         return learnt_images(self.target, self.rollouts[0].layout)
 

@@ -19,7 +19,7 @@ from torch import nn
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
-from mmspec.core.interfaces import Target, TargetOutput, TargetState
+from mmspec.core.interfaces import AnyTarget, TargetOutput, TargetState
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path as AcceptedPath
@@ -93,7 +93,7 @@ class CopyBesideHeadDrafter(CopyDrafter):
         super().__init__(head.shape.num_draft_tokens, corpus=corpus)
         self.head, self.kind, self.taps, self.rows_move = head, head.kind, head.taps, head.rows_move
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
+    def to(self, *args: object, **kwargs: object) -> None:
         self.head.to(*args, **kwargs)
 
     @property
@@ -103,11 +103,11 @@ class CopyBesideHeadDrafter(CopyDrafter):
     def compile(self) -> None:
         self.head.compile()
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         super().check(target)
         self.head.check(target)
 
-    def fit(self, target: Target[Any]) -> Self:
+    def fit(self, target: AnyTarget) -> Self:
         self.check(target)
         return self._of(self.head.fit(target))
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +20,7 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import PointMass
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.graphs import can_capture
-from mmspec.core.interfaces import DraftSession, Target
+from mmspec.core.interfaces import AnyTarget, DraftSession
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
@@ -241,7 +241,7 @@ class CopyDrafter(SessionDrafter):
         self.max_nodes, self.branches = num_draft_tokens + 1, top_k > 1
         self.corpus = None if corpus is None else Trigrams.load(corpus)
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         if self.corpus is not None and self.corpus.vocabulary > target.vocabulary:
             allowed = f"one of this model's {target.vocabulary:,} tokens: it has ids up to "
             raise InputError("corpus", "a table", f"{allowed}{self.corpus.vocabulary - 1:,}")

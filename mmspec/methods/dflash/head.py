@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -21,6 +20,7 @@ from mmspec.heads.configuration import check_taps, three_taps
 from mmspec.heads.layers import FULL, SLIDING, PartialRotary, PublishedLayerConfig
 from mmspec.heads.model import DraftingHead
 from mmspec.methods.dflash.layers import BlockLayer, near
+from mmspec.open_types import Keywords
 
 MAX_SLOTS = 64
 MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
@@ -128,7 +128,7 @@ class DFlashConfig(PublishedLayerConfig):
         check_taps(self.taps, self.target_layers)
 
     @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         sizes = super().sizes_for(text, vocabulary) | {"taps": three_taps(int(text.num_hidden_layers))}
         return sizes | {"markov_rank": min(256, int(text.hidden_size))}
 
@@ -295,7 +295,7 @@ class DFlashHead(DraftingHead):
         positions: Tensor,
         mask: Tensor | Sequence[Tensor] | None = None,
         cache: Cache | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Tensor:
         """Denoise blocks, and keep the rows of the context.
 

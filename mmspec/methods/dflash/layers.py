@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Cache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, rotate_half
+
+from mmspec.open_types import Keywords
 
 __all__ = ["BlockLayer", "near"]
 
@@ -57,7 +57,7 @@ class BlockAttention(Qwen3Attention):
             return block
         groups = self.num_key_value_groups
         if self.sinks is None:
-            settings: dict[str, Any] = {"scale": self.scaling, "enable_gqa": groups > 1}
+            settings: Keywords = {"scale": self.scaling, "enable_gqa": groups > 1}
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **settings)
         else:
             k, v = (each.repeat_interleave(groups, 1) for each in (k, v))

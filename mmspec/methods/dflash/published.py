@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from mmspec.heads.published import (
     table_of_layer,
 )
 from mmspec.methods.dflash.head import DFlashConfig, DSparkConfig
+from mmspec.open_types import Json, Keywords
 
 __all__ = ["read_dflash", "read_dspark"]
 
@@ -67,7 +67,7 @@ def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
         raise CheckpointError("drafter", f"a head for a target whose layers are {meant}", allowed)
     obeyed = OBEYED | OF_DOMINO if DOMINO in tensors else OBEYED
     table = table_of_layer(found, (own, stored.get("transformer_layer_config") or {}), obeyed)
-    shape: Any = Qwen3Config(**{**table, "model_type": "qwen3"})
+    shape = Qwen3Config(**{**table, "model_type": "qwen3"})
     depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
     if (stated := table.get("num_hidden_layers")) not in (None, depth):
         raise CheckpointError(f"{file}: num_hidden_layers", stated, f"{depth}, as its weights")
@@ -100,7 +100,7 @@ def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
     return config
 
 
-def read_markov(own: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+def read_markov(own: Json, tensors: dict[str, Tensor]) -> Keywords:
     """Settings of what the tokens before say about a slot."""
     if DOMINO in tensors:
         return {
@@ -118,7 +118,7 @@ def read_markov(own: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, An
 
 
 def read_attention(
-    file: Path, table: dict[str, Any], shape: Any, layers: int
+    file: Path, table: Json, shape: Qwen3Config, layers: int
 ) -> tuple[list[str], int | None, list[bool]]:
     """Types of the layers, their window, and in which of them slots see those before them alone.
 
@@ -142,7 +142,7 @@ def read_attention(
     return types, window, [kind == SLIDING and not both for kind in types]
 
 
-def read_noise(folder: Path, tensors: dict[str, Tensor], own: dict[str, Any]) -> None:
+def read_noise(folder: Path, tensors: dict[str, Tensor], own: Json) -> None:
     """Add the embedding of the noise, if it stands beside the weights (`mask_embedding.pt`)."""
     path = folder / f"{NOISE}.pt"
     if not path.is_file():
@@ -166,7 +166,7 @@ def read_noise(folder: Path, tensors: dict[str, Tensor], own: dict[str, Any]) ->
     tensors[NOISE] = named.flatten()
 
 
-def anchor_predicts(stored: dict[str, Any], own: dict[str, Any]) -> bool:
+def anchor_predicts(stored: Json, own: Json) -> bool:
     """True if the slot of the newest token predicts too, as in everything that DeepSpec trains."""
     if own.get("projector_type") == "domino":
         return bool(own.get("shift_label"))
@@ -175,7 +175,7 @@ def anchor_predicts(stored: dict[str, Any], own: dict[str, Any]) -> bool:
     return any("DSpark" in name for name in stored.get("architectures") or ())
 
 
-def confidence_knows(own: dict[str, Any], tensors: dict[str, Tensor], width: int) -> bool:
+def confidence_knows(own: Json, tensors: dict[str, Tensor], width: int) -> bool:
     """True if the confidence of a slot reads the token before it too: so says the width of its weights."""
     knows = CONFIDENCE not in tensors or tensors[CONFIDENCE].shape[-1] != width
     said = own.get("confidence_head_with_markov")
@@ -185,7 +185,7 @@ def confidence_knows(own: dict[str, Any], tensors: dict[str, Tensor], width: int
     return knows
 
 
-def read_taps(own: dict[str, Any], layers: int, depth: int) -> list[int]:
+def read_taps(own: Json, layers: int, depth: int) -> list[int]:
     """Layers whose inputs a head reads.
 
     `aux_hidden_state_layer_ids` (speculators) are those. `target_layer_ids` are layers whose outputs are

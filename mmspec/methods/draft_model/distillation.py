@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.frequent_output import draft_tokens_of
 from mmspec.heads.model import HIDDEN
+from mmspec.open_types import Keywords
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
 from mmspec.training.data.conversations import ConversationRows
@@ -175,7 +175,7 @@ class DraftModelLoss(nn.Module):
         """The same with the nats of reply tokens that the model drafts, and without figures."""
         ids = pad_sequence([each.inputs["input_ids"][0] for each in batch.examples], batch_first=True)[:, 1:]
         learnt = pad_sequence([each.learnt for each in batch.examples], batch_first=True)[:, 1:]
-        output: Any = self.model.get_output_embeddings()
+        output = self.model.get_output_embeddings()
         tokens = draft_tokens_of(self.model)
         tokens = (torch.arange(output.out_features) if tokens is None else tokens).to(ids.device)
         row, before = (learnt & torch.isin(ids, tokens)).nonzero(as_tuple=True)
@@ -221,7 +221,7 @@ def compare(
         return formula(log_p, log_q), accepted
 
     count = max(1, PIECE // size)
-    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    how: Keywords = {"use_reentrant": False, "preserve_rng_state": False}
     parts = [
         checkpoint(measure, *rows, **how)
         for rows in zip(target.split(count), draft.split(count), strict=True)

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
-from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.interfaces import AnyTarget, DraftSession, TargetOutput, TargetState
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import named
 from mmspec.core.session import ModelDrafter, PromptBatch
@@ -237,11 +238,11 @@ class DraftModelDrafter(ModelDrafter):
     def sizes(self) -> tuple[int, ...]:
         return half_lengths(self.num_draft_tokens) if self.shape is None else ()
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         if self.shape is not None and (most := self.shape.max_children) > target.vocabulary:
             raise InputError("tree", most, f"at most {target.vocabulary} children, the vocabulary")
 
-    def fit(self, target: Target[Any]) -> DraftModelDrafter:
+    def fit(self, target: AnyTarget) -> DraftModelDrafter:
         self.check(target)
         if self.keep is None:
             return self
@@ -252,7 +253,7 @@ class DraftModelDrafter(ModelDrafter):
         return fitted
 
     def places(
-        self, prompts: Sequence[Mapping[str, Tensor]], batch: PromptBatch, state: Any
+        self, prompts: Sequence[Mapping[str, Tensor]], batch: PromptBatch, state: TargetState
     ) -> list[Tensor | None]:
         """The places of each prompt that the draft model is to read; None for all.
 
@@ -294,7 +295,7 @@ class DraftModelDrafter(ModelDrafter):
         return cautious
 
 
-def visual_places(config: Any, prompt: Mapping[str, Tensor]) -> Tensor:
+def visual_places(config: PreTrainedConfig, prompt: Mapping[str, Tensor]) -> Tensor:
     """Indices [N] of a prompt's visual tokens."""
     spans = [range(span.start, span.stop) for span in find_images(config, prompt)]
     return torch.tensor([place for span in spans for place in span], dtype=torch.long, device="cpu")

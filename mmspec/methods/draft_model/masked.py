@@ -12,14 +12,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft, DraftKind, Tree
-from mmspec.core.interfaces import DraftSession, Request, Target
+from mmspec.core.interfaces import AnyTarget, DraftSession, Request
 from mmspec.core.session import ModelDrafter, PromptBatch
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
@@ -236,7 +235,7 @@ class MaskedModelDrafter(ModelDrafter):
     def reader(self) -> None:
         return None
 
-    def fit(self, target: Target[Any]) -> MaskedModelDrafter:
+    def fit(self, target: AnyTarget) -> MaskedModelDrafter:
         fitted = copy.copy(self)
         fitted.vocabulary = min(target.vocabulary, self.model.vocabulary)
         return fitted

@@ -5,15 +5,13 @@ Candidates are judged by speculative sampling (2211.17192) with densities in pla
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Continuous, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
-from mmspec.core.interfaces import DraftSession, Target
+from mmspec.core.interfaces import AnyTarget, DraftSession
 from mmspec.core.random_stream import Purpose
 from mmspec.core.session import ModelDrafter, PromptBatch
 from mmspec.errors import InputError
@@ -93,7 +91,7 @@ class VectorModelDrafter(ModelDrafter):
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
         self.max_nodes = num_draft_tokens + 1
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         if target.vector_size != self.model.vector_size:
             allowed = f"a model of vectors of size {target.vector_size}, as the target's"
             raise InputError("drafter", f"vectors of size {self.model.vector_size}", allowed)

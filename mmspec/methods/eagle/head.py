@@ -6,7 +6,6 @@ It has no output matrix, and no embedding unless its config says so: those are i
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -18,6 +17,7 @@ from mmspec.core.indexing import take
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.heads.layers import TargetLayerConfig, single_layer
 from mmspec.heads.model import FeatureHead, Prompts
+from mmspec.open_types import Keywords
 from mmspec.visual_tokens.splice import PromptRows, compress_images, splice
 
 __all__ = ["EagleConfig", "EagleHead"]
@@ -52,7 +52,7 @@ class EagleConfig(TargetLayerConfig):
     input_norm: bool = True
     visual: str = "fused"
     compressor: str = "identity"
-    compressor_options: dict[str, Any] = field(default_factory=dict)
+    compressor_options: Keywords = field(default_factory=dict)
     own_embedding: bool = False
     one_axis: bool = False
     depth: int = 5

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
@@ -19,6 +17,7 @@ from mmspec.errors import CheckpointError
 from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.heads.published import Found, Layout
 from mmspec.methods.eagle.head import EagleConfig
+from mmspec.open_types import Json, Keywords
 from mmspec.plugins import family_of
 
 __all__ = ["read_eagle"]
@@ -42,7 +41,7 @@ def config_of(found: Found) -> EagleConfig:
     """The config of a head, to which a padded vocabulary is no other: it has no weights of that size."""
     stored, tensors, given = found.stored, found.tensors, axes(found.text)
     named = re.search(r"\bMSD\b", str(found.path.parent))
-    settings: dict[str, Any] = {
+    settings: Keywords = {
         "bias": "fc.bias" in tensors,
         "input_norm": "decoder.layers.0.input_layernorm.weight" in tensors,
         "visual": stored.get("visual", "embedded" if named else "fused"),
@@ -75,12 +74,12 @@ def config_of(found: Found) -> EagleConfig:
     return made
 
 
-def is_lantern(stored: Mapping[str, Any]) -> bool:
+def is_lantern(stored: Json) -> bool:
     """True if a config.json is that of one of LANTERN's drafters for LlamaGen (2410.03355)."""
     return stored.get("model_type") == "llama" and stored.get("input_type") in CONDITIONS
 
 
-def layer_described(stored: Mapping[str, Any], target: PreTrainedConfig) -> PreTrainedConfig:
+def layer_described(stored: Json, target: PreTrainedConfig) -> PreTrainedConfig:
     """The config of the language model that the layer of a head is of.
 
     Its sizes may stand beside `model_type` though transformers nests those of that type: then they are those
@@ -99,7 +98,7 @@ def layer_described(stored: Mapping[str, Any], target: PreTrainedConfig) -> PreT
     return AutoConfig.for_model(kind, **table).get_text_config(decoder=True)
 
 
-def _layer_of_llamagen(stored: Mapping[str, Any], text: PreTrainedConfig) -> PreTrainedConfig:
+def _layer_of_llamagen(stored: Json, text: PreTrainedConfig) -> PreTrainedConfig:
     """LlamaGen's own layer, of those sizes: its positions are those of the target's raster."""
     condition = CONDITIONS[stored["input_type"]]
     if not isinstance(text, LlamaGenConfig) or text.condition_type != condition:

@@ -29,6 +29,7 @@ from mmspec.heads.layers import (
     one_layer,
 )
 from mmspec.heads.model import FeatureHead
+from mmspec.open_types import Keywords
 
 __all__ = ["ParallelConfig", "ParallelHead", "Eagle3Config", "Eagle3Head"]
 
@@ -96,12 +97,12 @@ class Eagle3Config(PublishedLayerConfig):
         if section is not None and self.rotary.get("rope_type", "default") != "default":
             raise ValueError(f"rotary: got {self.rotary}; positions of several axes are not scaled")
 
-    def layer_settings(self) -> dict[str, Any]:
+    def layer_settings(self) -> Keywords:
         windows = {"layer_types": [SLIDING], "sliding_window": self.sliding_window}
         return super().layer_settings() | ({} if self.sliding_window is None else windows)
 
     @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         """Attributes of a head with a layer, its taps, and a vocabulary, reduced where it is large.
 
         Positions have several axes where the target's have, and turn all numbers of its heads.
@@ -137,7 +138,7 @@ class Eagle3Layer(LlamaDecoderLayer):
             size = getattr(self.self_attn, name).out_features
             setattr(self.self_attn, name, nn.Linear(2 * width, size, bias=config.attention_bias))
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Rows [B, n, 2d] of embeddings and features -> states [B, n, d]."""
         embeddings, features = hidden_states.chunk(2, dim=-1)
         normed = self.hidden_norm(features)
@@ -211,7 +212,7 @@ class Eagle3Head(FeatureHead):
         position_ids: Tensor,
         attention_mask: Tensor | dict[str, Tensor] | None = None,
         cache: Cache | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Tensor:
         window = self.config.sliding_window
         if attention_mask is None and window is not None and rows.shape[1] > window:
@@ -270,7 +271,7 @@ class ParallelHead(Eagle3Head):
         super().__init__(config)
         layer: Any = self.decoder.config
         layers: Any = self.decoder.layers
-        attention: Any = type(layers[0].self_attn)
+        attention = type(layers[0].self_attn)
         for index in range(1, config.num_layers):
             added = LlamaDecoderLayer(layer, index)
             output = added.self_attn.o_proj

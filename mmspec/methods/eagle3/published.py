@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoConfig
 
@@ -12,6 +11,7 @@ from mmspec.errors import CheckpointError
 from mmspec.heads.configuration import three_taps
 from mmspec.heads.published import Found, Layout, add_words, read_layer, read_windows, table_of_layer
 from mmspec.methods.eagle3.head import PREDICTIONS, Eagle3Config, ParallelConfig
+from mmspec.open_types import Json
 
 __all__ = ["read_eagle3"]
 
@@ -41,7 +41,7 @@ def config_of(found: Found) -> Eagle3Config:
     kind = table.pop("model_type", None) or "llama"
     if kind not in LIKE_LLAMA:
         raise CheckpointError(f"{file}: model_type", kind, f"one of {', '.join(LIKE_LLAMA)}")
-    shape: Any = AutoConfig.for_model(kind, **table)
+    shape = AutoConfig.for_model(kind, **table)
     rope = getattr(shape, "rope_parameters", None) or {}
     section, given = rope.get("mrope_section"), getattr(found.text, "rope_parameters", None) or {}
     if section is not None and given.get("mrope_section") is None:
@@ -76,7 +76,7 @@ def config_of(found: Found) -> Eagle3Config:
     return parallel_config(found, config) if is_parallel else config
 
 
-def read_norms(stored: dict[str, Any]) -> tuple[bool, bool]:
+def read_norms(stored: Json) -> tuple[bool, bool]:
     """Whether the state that is fed back is normed, and whether what the output matrix reads is.
 
     In the format of speculators `norm_output` means the former, and the latter is always so. SpecForge means
@@ -87,7 +87,7 @@ def read_norms(stored: dict[str, Any]) -> tuple[bool, bool]:
     return False, bool(stored.get("norm_output", True))
 
 
-def read_taps(file: Path, stored: dict[str, Any], layers: int) -> list[int]:
+def read_taps(file: Path, stored: Json, layers: int) -> list[int]:
     """Layers whose inputs a published head reads; empty where its config does not say.
 
     Ids at the top level (speculators, vLLM) are those layers, and count where both are given. Ids in

@@ -7,7 +7,6 @@ semi-autoregressive head in; this follows the paper (2505.12728).
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -20,6 +19,7 @@ from mmspec.core.indexing import take
 from mmspec.errors import InputError
 from mmspec.heads.layers import LlamaLayerConfig, one_layer
 from mmspec.heads.model import FeatureHead, Prompts
+from mmspec.open_types import Keywords
 from mmspec.visual_tokens.splice import PromptRows, compress_images, splice
 
 __all__ = ["MAX_BLOCK", "FlashConfig", "FlashHead"]
@@ -55,7 +55,7 @@ class FlashConfig(LlamaLayerConfig):
     offset_size: int = 4096
     bias_rank: int = 256
     compressor: str = "latent"
-    compressor_options: dict[str, Any] = field(default_factory=dict)
+    compressor_options: Keywords = field(default_factory=dict)
     num_draft_tokens: int = 16
     top_k: int = 4
 
@@ -72,7 +72,7 @@ class FlashConfig(LlamaLayerConfig):
             raise ValueError(f"bias_rank: got {self.bias_rank}; 0 (none) or more")
 
     @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         width = int(text.hidden_size)
         return super().sizes_for(text, vocabulary) | {"offset_size": width, "bias_rank": min(256, width)}
 

@@ -21,11 +21,12 @@ from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft
-from mmspec.core.interfaces import Target, TargetOutput
+from mmspec.core.interfaces import AnyTarget, TargetOutput
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedBlock
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter, UnmaskingSession
+from mmspec.open_types import Keywords
 from mmspec.places.policies import NOWHERE, draw_anew, rank
 from mmspec.places.state_walk import StateFill, StateWalk
 from mmspec.validation import is_integer
@@ -135,7 +136,7 @@ class StatesSession(UnmaskingSession):
         exists: Tensor,
         is_open: Tensor,
         full: Tensor,
-    ) -> dict[str, Any]:
+    ) -> Keywords:
         """Fields of a block of S + 1 groups of lanes [B, (S + 1) n]: who stands in which slot, and sees whom.
 
         Each group sees what is before the block, and itself; the last one the group `full` [B] as well.
@@ -239,7 +240,7 @@ class StatesDrafter(UnmaskingDrafter):
         super().__init__()
         self.states = states
 
-    def fit(self, target: Target[Any]) -> StatesDrafter:
+    def fit(self, target: AnyTarget) -> StatesDrafter:
         fitted = super().fit(target)
         if not isinstance(fitted, StatesDrafter):
             raise TypeError(type(fitted).__name__)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from mmspec.accelerator import Accelerator
-from mmspec.core.interfaces import Target
+from mmspec.core.interfaces import AnyTarget
 from mmspec.kernels import nearby_mass, nearby_prefix
 from mmspec.kernels.chain import normalise
 from mmspec.trees.budget import Budget
@@ -55,7 +55,7 @@ class Lantern(RelaxedSampling):
             require_number("lam", self.lam, 1.0, 1e6, "above 1, at most 1,000,000", open_below=True)
         check_neighbours(self.neighbours, self.metric)
 
-    def fit(self, target: Target[Any]) -> Lantern:
+    def fit(self, target: AnyTarget) -> Lantern:
         rule = copy.copy(self)
         rule.table = neighbour_table(target, self.neighbours, self.metric)
         return rule

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
+from mmspec.core.distributions import AnyDistribution
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import DraftSession, TargetOutput
 from mmspec.core.session import PromptBatch
@@ -26,6 +27,8 @@ from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
 from mmspec.families.lpd.target import CellStates
 from mmspec.families.parallel_images.cells import OrderedCellsDrafter, layout_of
+from mmspec.families.parallel_images.target import ParallelImageTarget
+from mmspec.open_types import Keywords
 from mmspec.places.state_walk import CellWalk
 from mmspec.validation import is_integer
 
@@ -102,7 +105,9 @@ class CellStatesSession(DraftSession):
         )
         return replace(made, valid=exists[:, :, None])
 
-    def observe(self, draft: CellStates, output: TargetOutput, scores: Any, verdict: Fill) -> None:
+    def observe(
+        self, draft: CellStates, output: TargetOutput, scores: AnyDistribution, verdict: Fill
+    ) -> None:
         self.newest.scatter_(1, verdict.places, verdict.values)
         steps = (draft.turns + 1).masked_fill(~verdict.decided, 0)
         self.done = self.done + steps.amax(-1)
@@ -128,7 +133,7 @@ class CellStatesDrafter(OrderedCellsDrafter):
             raise InputError("states", states, f"an integer from 2 to {MAX_STATES}")
         self.states = states
 
-    def fitted(self, target: Any) -> CellStatesDrafter:
+    def fitted(self, target: ParallelImageTarget) -> CellStatesDrafter:
         fitted = super().fitted(target)
         if not isinstance(fitted, CellStatesDrafter):
             raise TypeError(type(fitted).__name__)
@@ -160,7 +165,7 @@ def lpd(
     """
     thresholds = {"repulsion_threshold": repulsion_threshold, "proximity_threshold": proximity_threshold}
     steps = {"generation_steps": generation_steps, "regions": regions}
-    options: dict[str, Any] = {"order": order, **steps, **thresholds}
+    options: Keywords = {"order": order, **steps, **thresholds}
     if states == 1:
         return pair("lpd", OrderedCellsDrafter(**options))
     return Accelerator("lpd", CellStatesDrafter(states, **options), CellWalk())

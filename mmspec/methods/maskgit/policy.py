@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmspec.core.distributions import Scores
-from mmspec.core.interfaces import Rule, TargetOutput
+from mmspec.core.interfaces import AnyRule, TargetOutput
 from mmspec.core.promise import Level
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
@@ -20,7 +20,7 @@ __all__ = ["MaskGIT"]
 
 
 @dataclass(frozen=True)
-class MaskGIT(Rule[Any]):
+class MaskGIT(AnyRule):
     """Draw a token for every open cell, and decide the surest ones (MaskGIT, 2202.04200, section 3.2).
 
     The confidence of a token is the logarithm of its probability in the promised distribution, plus Gumbel

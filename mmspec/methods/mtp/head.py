@@ -6,7 +6,6 @@ It has no embedding and no output matrix: those are its target's, frozen.
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -15,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from mmspec.heads.layers import TargetLayerConfig, single_layer
 from mmspec.heads.model import FeatureHead
+from mmspec.open_types import Keywords
 
 __all__ = ["MtpConfig", "MtpHead", "with_experts"]
 
@@ -32,7 +32,7 @@ class MtpConfig(TargetLayerConfig):
     depth: int = 5
 
     @classmethod
-    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
+    def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         sizes = super().sizes_for(text, vocabulary)
         kinds = getattr(text, "mlp_layer_types", None)
         last = int(text.num_hidden_layers) - 1
@@ -40,9 +40,9 @@ class MtpConfig(TargetLayerConfig):
         return sizes | {"layer": with_experts(sizes["layer"], not dense)}
 
 
-def with_experts(layer: dict[str, Any], sparse: bool) -> dict[str, Any]:
+def with_experts(layer: Keywords, sparse: bool) -> Keywords:
     """The config of one layer, as a table, whose words for this are set: with experts, or without."""
-    words: dict[str, Any] = {
+    words: Keywords = {
         "mlp_layer_types": ["sparse" if sparse else "dense"],
         "first_k_dense_replace": 0 if sparse else 1,
         "mlp_only_layers": [] if sparse else [0],

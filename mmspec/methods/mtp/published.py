@@ -20,6 +20,7 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.methods.mtp.head import MtpConfig, MtpHead, with_experts
 from mmspec.models.checkpoint import read_index
 from mmspec.models.official_files import fill, replace_prefix
+from mmspec.open_types import Json, Keywords
 
 __all__ = ["PUBLISHED", "fuse_experts", "read_mtp", "scale_weights", "write_checkpoint"]
 
@@ -57,8 +58,8 @@ LAYERS = "mtp_num_hidden_layers"  # of Qwen's configs
 
 def scale_weights(path: Path, tensors: Mapping[str, Tensor], target: PreTrainedConfig) -> dict[str, Tensor]:
     """Multiply float8 weights by the scales of their blocks; that of `x` is `x_scale_inv` or `x_scale`."""
-    stored: Any = getattr(target, "quantization_config", None) or {}
-    table: Mapping[str, Any] = stored if isinstance(stored, Mapping) else vars(stored)
+    stored = getattr(target, "quantization_config", None) or {}
+    table: Mapping[str, object] = stored if isinstance(stored, Mapping) else vars(stored)
     given = table.get("weight_block_size")
     found = dict(tensors)
     for name, tensor in tensors.items():
@@ -204,7 +205,7 @@ def read_tensors(files: Mapping[str, Path], names: Mapping[str, str]) -> dict[st
 
 def write_checkpoint(
     head: MtpHead, layout: str, target: str, config: PreTrainedConfig, folder: Path
-) -> dict[str, Any]:
+) -> Keywords:
     """Copy a checkpoint in safetensors, whose layers have Qwen's names, with a head in a file of its own.
 
     Raises:
@@ -236,7 +237,7 @@ def write_checkpoint(
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(names.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     path = folder / "config.json"
-    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    stored: Json = json.loads(path.read_text(encoding="utf-8"))
     stored.get("text_config", stored)[LAYERS] = 1
     path.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
     return {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import ceil
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import ProbedTree, Tree
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import Target, TargetOutput
+from mmspec.core.interfaces import AnyTarget, TargetOutput
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path
@@ -27,6 +26,7 @@ from mmspec.errors import InputError
 from mmspec.heads.drafter import HeadDrafter, HeadSession
 from mmspec.kernels import best
 from mmspec.methods.ppd.head import PromptTokens
+from mmspec.open_types import Keywords
 from mmspec.trees.siblings import DRAWN
 from mmspec.validation import require_number
 
@@ -163,7 +163,7 @@ class PromptTokensDrafter(HeadDrafter):
     def probes_of(self, candidates: int) -> int:
         return self.probes + ceil(self.probes_per_node * candidates)
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         super().check(target)
         if not self.model.embeddings.isfinite().all():  # masked NaN is NaN at all nodes
             raise InputError("drafter", "prompt tokens with NaN or infinity", "finite prompt tokens")
@@ -172,7 +172,7 @@ class PromptTokensDrafter(HeadDrafter):
         """Add prompt tokens to a tree, given the log-probabilities [B, n] of its paths."""
         count = self.probes_of(tree.valid.shape[1] - 1)
         hosts, steps = place_probes(tree.parents, paths, self.model.config.worth, count)
-        same: dict[str, Any] = {each.name: getattr(tree, each.name) for each in fields(Tree)}
+        same: Keywords = {each.name: getattr(tree, each.name) for each in fields(Tree)}
         return PromptTree(
             **same,
             queries=self.model.embeddings,

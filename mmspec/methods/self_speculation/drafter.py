@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -19,7 +18,7 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import DraftKind, Nodes, Tree
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.interfaces import AnyTarget, DraftSession, TargetOutput
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch, SessionDrafter
@@ -128,7 +127,7 @@ class SelfSpeculationDrafter(SessionDrafter):
         self.kind, self.sampling = kind_of(sampling), sampling
         self.max_nodes = (num_draft_tokens + 1) ** 2
 
-    def fit(self, target: Target[Any]) -> SelfSpeculationDrafter:
+    def fit(self, target: AnyTarget) -> SelfSpeculationDrafter:
         text = None if target.config is None else target.config.get_text_config(decoder=True)
         mask = getattr(text, "mask_token_id", None)
         is_causal = isinstance(target, CausalTarget) and not isinstance(target, MaskedTarget)

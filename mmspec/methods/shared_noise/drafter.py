@@ -7,8 +7,6 @@ those of plain decoding.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Continuous, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.interfaces import AnyTarget, DraftSession, TargetOutput
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
@@ -80,7 +78,7 @@ class VectorWindowDrafter(SessionDrafter):
             raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
         self.window = self.max_nodes = window
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         if not target.vector_size or target.any_order:
             raise InputError("accelerator", "shared_noise", "a causal model of continuous tokens")
 

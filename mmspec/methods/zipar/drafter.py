@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from mmspec.core.distributions import Categorical, PointMass, Scores
 from mmspec.core.draft import Block, Draft, DraftKind
 from mmspec.core.image_grid import FREE, Grammar, ImageGrid, require_grid
 from mmspec.core.indexing import take
-from mmspec.core.interfaces import DraftSession, Request, Target, TargetOutput
+from mmspec.core.interfaces import AnyTarget, DraftSession, Request, TargetOutput
 from mmspec.core.promise import Level
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import PromptBatch, SessionDrafter
@@ -315,13 +315,13 @@ class StaircaseDrafter(SessionDrafter):
         """Rows of an image at work in one forward: those being decoded, and one whose last token is fed."""
         return min(grid.rows, 1 + -(-grid.columns // self.lag(grid.columns)))
 
-    def fit(self, target: Target[Any]) -> StaircaseDrafter:
+    def fit(self, target: AnyTarget) -> StaircaseDrafter:
         self.check(target)
         fitted = copy.copy(self)
         fitted.max_nodes = self.nodes * self.lanes(require_grid(target.grid, "zipar"))
         return fitted
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         grid = target.grid
         if grid is None:
             raise InputError("accelerator", "zipar", "a model of image tokens: cells of an image have rows")

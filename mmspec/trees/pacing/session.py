@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from time import perf_counter
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from torch import nn
 
@@ -23,7 +23,7 @@ from mmspec.core.interfaces import (
     TargetState,
 )
 from mmspec.core.random_stream import RandomStream
-from mmspec.core.sampling import Sampler
+from mmspec.core.sampling import AnySampler, Sampler
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path
 from mmspec.trees.pacing.candidates import Candidate
@@ -189,7 +189,7 @@ class PacedDrafter(Drafter):
         return self.inner.modules
 
     def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Any, random: RandomStream
+        self, requests: Sequence[Request], prefill: PromptOutput, sampler: AnySampler, random: RandomStream
     ) -> DraftSession:
         batch = PromptBatch(requests, prefill, sampler, random)
         policy = self.policies.setdefault(len(requests), self.new_policy())

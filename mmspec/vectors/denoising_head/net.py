@@ -73,7 +73,7 @@ class DenoisingNet(nn.Module):
         self.time_embed = TimeEmbedding(width)
         self.cond_embed = nn.Linear(condition_size, width)
         self.input_proj = nn.Linear(input_size, width)
-        # Any: nn.ModuleList does not say of what it is a list
+        # nn.ModuleList does not say of what it is a list
         self.res_blocks: Any = nn.ModuleList(ResidualBlock(width) for _ in range(depth))
         self.final_layer = FinalLayer(width, output_size)
         self.graphs = GraphCache(type(self).__name__)
