@@ -36,7 +36,7 @@ from mmspec.models.checkpoint import (
 from mmspec.models.linear_layers import SHARE
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.open_types import Keywords, Processor
-from mmspec.pipelines.drafter import Drafter, check_accelerator, find_drafter, read_written
+from mmspec.pipelines.drafter import DrafterSource, check_accelerator, find_drafter, read_written
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.pipelines.outputs import CallOutput
 from mmspec.plugins import HEADS, METHODS, family_of, load, register_families
@@ -114,7 +114,7 @@ class MMSpecPipeline:
         pretrained_model_name_or_path: str | Path,
         *,
         accelerator: str | None = None,
-        drafter: Drafter | None = None,
+        drafter: DrafterSource | None = None,
         mode: str | None = None,
         vq: str | Path | None = None,
         text_encoder: str | Path | None = None,
@@ -194,8 +194,8 @@ class MMSpecPipeline:
 
     @classmethod
     def _check_accelerator(
-        cls, found: Checkpoint, name: str | None, drafter: Drafter | None, mode: str | None
-    ) -> tuple[Checkpoint, Drafter | None]:
+        cls, found: Checkpoint, name: str | None, drafter: DrafterSource | None, mode: str | None
+    ) -> tuple[Checkpoint, DrafterSource | None]:
         """Check the accelerator before weights are read; returns the checkpoint, sorted, and what drafts."""
         if name == AUTO:
             known = TUNED_FOR.union(*map(options_of, METHODS.values()))
@@ -259,7 +259,7 @@ class MMSpecPipeline:
         self,
         accelerator: str | Accelerator,
         *,
-        drafter: Drafter | None = None,
+        drafter: DrafterSource | None = None,
         **options: Any,
     ) -> Self:
         """Swap the method on the loaded model.
@@ -300,7 +300,7 @@ class MMSpecPipeline:
         return self
 
     def _build_accelerator(
-        self, name: str, drafter: Drafter | None, options: Keywords
+        self, name: str, drafter: DrafterSource | None, options: Keywords
     ) -> tuple[Accelerator, Processor]:
         """Build the accelerator of a name, and the processor of its draft model if that has its own."""
         checkpoint = self.model.name_or_path or None
@@ -313,7 +313,7 @@ class MMSpecPipeline:
         model, processor = self._load_draft_model(found)
         return build_accelerator(name, model=model, **options), processor
 
-    def _load_draft_model(self, drafter: Drafter) -> tuple[CausalTarget, Processor]:
+    def _load_draft_model(self, drafter: DrafterSource) -> tuple[CausalTarget, Processor]:
         """Load the draft model, and its processor; None if it reads what the target reads."""
         if isinstance(drafter, PreTrainedModel):
             draft = adapt(drafter)

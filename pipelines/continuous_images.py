@@ -22,7 +22,7 @@ from mmspec.families.images import check_same_latents, continuous_target
 from mmspec.models.checkpoint import check_source, load_config
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.open_types import Keywords, Processor
-from mmspec.pipelines.drafter import Drafter
+from mmspec.pipelines.drafter import DrafterSource
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ContinuousSettings
 from mmspec.pipelines.loading import Checkpoint
@@ -99,13 +99,13 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return target
 
     def _build_accelerator(
-        self, name: str, drafter: Drafter | None, options: Keywords
+        self, name: str, drafter: DrafterSource | None, options: Keywords
     ) -> tuple[Accelerator, Processor]:
         if drafter is None and (preset := self._preset(self.model.config, name)) != name:
             return replace(build_accelerator(preset, **options), name=name), None
         return super()._build_accelerator(name, drafter, options)
 
-    def _load_draft_model(self, drafter: Drafter) -> tuple[Any, Processor]:
+    def _load_draft_model(self, drafter: DrafterSource) -> tuple[Any, Processor]:
         model: Any = drafter
         vae: Autoencoder = None
         allowed = f"a draft model for {type(self.model).__name__}"

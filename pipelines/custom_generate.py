@@ -33,7 +33,7 @@ from mmspec.core.sampling import LEAST_TEMPERATURE, Sampler
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, NumericalError, UnsupportedModelError
 from mmspec.open_types import AnyFunction, Keywords
-from mmspec.pipelines.drafter import Drafter, FoundMethod, find_method
+from mmspec.pipelines.drafter import DrafterSource, FoundMethod, find_method
 from mmspec.pipelines.generate_inputs import check_inputs, split_rows
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
 from mmspec.pipelines.outer_call import OuterCall, filled
@@ -55,7 +55,7 @@ Generated = Tensor | GenerateDecoderOnlyOutput
 def accelerate(
     accelerator: str | Accelerator = "copy",
     *,
-    drafter: Drafter | None = None,
+    drafter: DrafterSource | None = None,
     seed: int | None = None,
     **options: object,
 ) -> AnyFunction:

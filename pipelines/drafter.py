@@ -20,14 +20,14 @@ from mmspec.plugins import HEADS, METHODS, family_of, load
 from mmspec.registry import did_you_mean, parse_options
 from mmspec.validation import given_of
 
-__all__ = ["Drafter", "FoundMethod", "check_accelerator", "find_drafter", "find_method", "read_written"]
+__all__ = ["DrafterSource", "FoundMethod", "check_accelerator", "find_drafter", "find_method", "read_written"]
 
 #: Folder or hub id of a draft model or head, or a loaded one.
-Drafter = str | Path | PreTrainedModel
+DrafterSource = str | Path | PreTrainedModel
 
 
 def read_written(
-    accelerator: Any, drafter: Drafter | None, options: Mapping[str, object]
+    accelerator: Any, drafter: DrafterSource | None, options: Mapping[str, object]
 ) -> tuple[Any, Any, Keywords]:
     """Read an accelerator that is written with options, "copy:num_draft_tokens=8", as the command line does.
 
@@ -49,12 +49,12 @@ def read_written(
 
 def find_drafter(
     name: str,
-    given: Drafter | None,
+    given: DrafterSource | None,
     *,
     folder: str | Path | None = None,
     checkpoint: str | None = None,
     argument: str = "drafter",
-) -> Drafter | None:
+) -> DrafterSource | None:
     """Find the drafter of an accelerator: the given one, or one that belongs to the model.
 
     That is what `drafters.json` in its folder names; else, for heads that are part of it, its checkpoint.
@@ -83,8 +83,8 @@ def find_drafter(
 
 
 def check_accelerator(
-    found: Checkpoint, name: str, drafter: Drafter | None, *, preset: str | None = None
-) -> Drafter | None:
+    found: Checkpoint, name: str, drafter: DrafterSource | None, *, preset: str | None = None
+) -> DrafterSource | None:
     """Refuse an accelerator that cannot be right whatever the target's weights are, before they are loaded.
 
     Returns:
@@ -155,7 +155,7 @@ FoundMethod = Accelerator | HeadToLoad
 
 
 def find_method(
-    accelerator: str | Accelerator, drafter: Drafter | None, options: Mapping[str, object]
+    accelerator: str | Accelerator, drafter: DrafterSource | None, options: Mapping[str, object]
 ) -> FoundMethod:
     """Find the method of `enable` or `accelerate`: an accelerator, or a name with its drafter and options.
 

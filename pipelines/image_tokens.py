@@ -27,7 +27,7 @@ from mmspec.families.image_parts import (
 from mmspec.families.images import image_target
 from mmspec.models.checkpoint import check_vocabulary, load_processor
 from mmspec.models.weights import execution_device
-from mmspec.pipelines.drafter import Drafter
+from mmspec.pipelines.drafter import DrafterSource
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.pipelines.loading import Checkpoint
@@ -108,7 +108,7 @@ class ImagePipeline(ImageGenerationPipeline):
             raise no_images_error(type(model).__name__)
         return target
 
-    def _load_draft_model(self, drafter: Drafter) -> tuple[CausalTarget, Any]:
+    def _load_draft_model(self, drafter: DrafterSource) -> tuple[CausalTarget, Any]:
         # a smaller model would have to read the condition again, of which tokens alone do not tell
         raise InputError("accelerator", "draft_model", "one for images: sjd, or a head that drafts (eagle)")
 

@@ -37,7 +37,7 @@ from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
 from mmspec.models.linear_layers import SHARE, forget, packing_of
 from mmspec.open_types import AnyFunction, Keywords
 from mmspec.pipelines.custom_generate import make_loop
-from mmspec.pipelines.drafter import Drafter, FoundMethod, find_method
+from mmspec.pipelines.drafter import DrafterSource, FoundMethod, find_method
 from mmspec.pipelines.generation_fields import check_arguments
 from mmspec.pipelines.in_place_diffusers import CanvasCall, family_of_canvases, target_of_canvases
 from mmspec.targets import CausalTarget, adapt
@@ -126,7 +126,7 @@ def enable(
     model_or_pipe: Accelerated,
     accelerator: str | Accelerator = "copy",
     *,
-    drafter: Drafter | None = None,
+    drafter: DrafterSource | None = None,
     seed: int | None = None,
     pack: bool = True,
     **options: object,
