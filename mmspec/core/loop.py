@@ -30,7 +30,7 @@ from mmspec.core.interfaces import (
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import RowSettings
-from mmspec.core.statistics import Laps
+from mmspec.core.statistics import Timer
 from mmspec.core.verdict import Measured, Path, Verdict
 
 # A generous max_new_tokens must not cost memory that is never used: beyond this the cache grows in blocks.
@@ -62,7 +62,7 @@ class Batch(Rows, Generic[State]):
     random: RandomStream
     state: State
     session: DraftSession
-    laps: Laps
+    timer: Timer
     round: int
     computing: Callable[[], AbstractContextManager[None]]
 
@@ -75,7 +75,7 @@ class Batch(Rows, Generic[State]):
         return super().joined(other, (len(self.canvas.ids), len(other.canvas.ids)))
 
     def rows_changed(self) -> None:
-        self.laps = Laps(self.canvas.stats, self.target.device)
+        self.timer = Timer(self.canvas.stats, self.target.device)
         self.session.attach(self.state)
 
     def decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
@@ -84,22 +84,22 @@ class Batch(Rows, Generic[State]):
             return self._decode_round()
 
     def _decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
-        canvas, laps = self.canvas, self.laps
-        laps.start()
+        canvas, timer = self.canvas, self.timer
+        timer.start()
         draft = self.session.propose(canvas)
         draft = draft.roots_alone(canvas.in_step) if canvas.in_step else draft
-        laps.end("draft")
+        timer.end("draft")
         output = self.target.score(self.state, draft)
-        laps.end("target")
+        timer.end("target")
         canvas.stats.draft_passes = self.session.passes
         first = draft.first(canvas.emitted)
         scores = self.sampler(output.logits, draft, canvas.ids, first)
         noise = self.random.repeat(len(first)).during(self.round)
         verdict, measured = self.decoder.decide(draft, output, scores, noise, first)
         self.target.commit(self.state, draft, verdict, canvas.active)
-        laps.end("verify")
+        timer.end("verify")
         self.session.observe(draft, output, scores, verdict)
-        laps.end("draft")
+        timer.end("draft")
         canvas.submit(draft, verdict, measured)
         self.round += 1
         return draft, first, scores, verdict
@@ -131,24 +131,24 @@ def begin(
     most = max(stopping.max_new_tokens for stopping in canvas.stopping)
     capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + decoder.max_nodes
 
-    laps = Laps(stats, target.device)
-    laps.start()
+    timer = Timer(stats, target.device)
+    timer.start()
     computing = target.computing(*decoder.modules)
     with computing():
         state, prefill = target.prefill(list_prompts(requests, sampler), capacity, decoder.taps)
-    laps.end("prompt")
+    timer.end("prompt")
     try:
         with computing():
             session = decoder.start(requests, prefill, sampler, random)
             session.attach(state)
             draft = session.open(canvas)
-            laps.end("draft")
+            timer.end("draft")
             first = draft.first(canvas.emitted)
             scores = sampler(prefill.logits, draft, canvas.ids, first)
             lanes, noise = draft.lanes, random.repeat(len(first))
             path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
             verdict = draft.verdict(path, scores.is_finite())
-        laps.end("verify")
+        timer.end("verify")
         canvas.submit(draft, verdict, Measured.nothing(canvas.active))
         emission = canvas.read()
     except BaseException:
@@ -158,7 +158,7 @@ def begin(
     stats.target_forwards += prefill.forwards
     stats.cached_prompt_tokens = prefill.cached_tokens
     stats.prefill_seconds = perf_counter() - started
-    where = canvas, random, state, session, laps, prefill.forwards, computing
+    where = canvas, random, state, session, timer, prefill.forwards, computing
     batch = Batch(target, decoder, sampler, *where)
     return batch, Round(draft, first, scores, verdict, emission)
 
@@ -189,7 +189,7 @@ def speculate(
     if not requests or not any(stopping.max_new_tokens for stopping in canvas.stopping):
         return
     batch, prompts = begin(target, decoder, sampler, requests, canvas, random)
-    with closing(batch.state), batch.laps:
+    with closing(batch.state), batch.timer:
         yield prompts
         # a GPU goes on to the next round while the host reads, where nothing on the host decides about it
         criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)

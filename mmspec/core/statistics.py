@@ -1,7 +1,7 @@
 """Statistics of decoding: tokens, rounds, acceptance, times and memory.
 
 Acceptance length counts the bonus token (vLLM's convention); plain decoding has 1.0. Times of the parts of a
-loop (`Laps`) are by the host's clock; or, where a benchmark asks for it, by events on the GPU, which cost no
+loop (`Timer`) are by the host's clock; or, where a benchmark asks for it, by events on the GPU, which cost no
 synchronisation until the loop has ended.
 """
 
@@ -211,7 +211,7 @@ def timed_by_device() -> Iterator[None]:
         _by_device.reset(token)
 
 
-class Laps:
+class Timer:
     """Adds the seconds of each part to the `<part>_seconds` of statistics.
 
     On leaving the block, what the GPU's events say is added; the host waits for them.
@@ -227,7 +227,7 @@ class Laps:
         self._laps: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._last: float | torch.cuda.Event = 0.0
 
-    def __enter__(self) -> Laps:
+    def __enter__(self) -> Timer:
         self.start()
         return self
 

@@ -14,7 +14,7 @@ import torch
 from mmspec import kernels
 from mmspec.core import canvas, statistics
 from mmspec.core.canvas import Report
-from mmspec.core.statistics import DecodingStats, Laps
+from mmspec.core.statistics import DecodingStats, Timer
 from mmspec.kernels.backend import launcher
 
 FOLDER = Path(next(iter(kernels.__path__)))
@@ -100,6 +100,6 @@ def test_events_are_recorded_where_the_numbers_are(monkeypatch: pytest.MonkeyPat
     numbers: Any = SimpleNamespace(is_cuda=True, device=SECOND, shape=(2, 3), dtype=torch.int64)
     assert Report.send(numbers, 1, "tv").arrived is not None
     with statistics.timed_by_device():
-        laps = Laps(DecodingStats("none", "exact", ""), SECOND)
-    laps.start()
+        timer = Timer(DecodingStats("none", "exact", ""), SECOND)
+    timer.start()
     assert Event.recorded == [SECOND, SECOND]

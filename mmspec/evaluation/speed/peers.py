@@ -18,7 +18,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from mmspec.core.sampling import Sampler
-from mmspec.core.statistics import DecodingStats, Laps
+from mmspec.core.statistics import DecodingStats, Timer
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import AnyPipeline, decode_conversations, encode_prompts, prepare_images
 from mmspec.evaluation.examples import Example
@@ -214,7 +214,7 @@ def watched(
     ones the newest token and candidates. What MTP layers take is in the rest.
     """
     started = perf_counter()
-    laps = Laps(stats, device)
+    timer = Timer(stats, device)
     drafted = 0
 
     def begin(module: nn.Module, args: Sequence[torch.Tensor], kwargs: Keywords) -> None:
@@ -222,14 +222,14 @@ def watched(
         tokens = args[0] if args else kwargs.get("input_ids")
         if module is model and tokens is not None:
             drafted += tokens.shape[1] - (1 if stats.target_forwards else prompt)
-        laps.start()
+        timer.start()
 
     def end(module: nn.Module, args: object, output: object) -> None:
         if module is not model:
-            laps.end("draft")
+            timer.end("draft")
             stats.draft_passes += 1
             return
-        laps.end("target" if stats.target_forwards else "prompt")
+        timer.end("target" if stats.target_forwards else "prompt")
         if not stats.target_forwards:
             stats.prefill_seconds = perf_counter() - started
         stats.target_forwards += 1
@@ -240,7 +240,7 @@ def watched(
             handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
             handles.append(module.register_forward_hook(end))
     try:
-        with laps:
+        with timer:
             yield
     finally:
         for handle in handles:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmspec.core import statistics
-from mmspec.core.statistics import PARTS, DecodingStats, Laps, timed_by_device
+from mmspec.core.statistics import PARTS, DecodingStats, Timer, timed_by_device
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode
@@ -79,7 +79,7 @@ def test_events_are_read_once_when_the_loop_has_ended_and_only_where_they_were_a
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: setattr(Event, "waited", True))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     stats, cuda = DecodingStats(), torch.device("cuda:1")
-    with timed_by_device(), Laps(stats, cuda) as timed:
+    with timed_by_device(), Timer(stats, cuda) as timed:
         Event.now = 2.0
         timed.end("target")
         assert stats.target_seconds == 0.0
@@ -88,7 +88,7 @@ def test_events_are_read_once_when_the_loop_has_ended_and_only_where_they_were_a
         assert not Event.waited
     assert (stats.target_seconds, stats.verify_seconds) == (2.0, 3.0)
     Event.waited, clock.now = False, 0.0
-    with Laps(stats, cuda) as timed:
+    with Timer(stats, cuda) as timed:
         clock.now = 1.0
         timed.start()  # what came before belongs to no part
         clock.now = 5.0
