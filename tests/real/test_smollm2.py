@@ -121,25 +121,6 @@ def test_shipped_drafters_draft_what_it_says(name: str, pipe: Any, said: Any) ->
     assert output.tokens == [said(prompt, 32)] and output.stats.acceptance_length > 1.25
 
 
-def test_copies_beside_a_head_find_what_either_finds(pipe: Any, said: Any) -> None:
-    """A text that repeats the prompt and then goes on; greedy and drawn as plain decoding has it."""
-    prompt = templated(pipe, [{"role": "user", "content": f"Repeat this, and explain it: {LINE}{LINE}"}])
-    found, head = {}, str(reference_models()["smollm2-mtp"])
-    pipe.set_accelerator("none")
-    plain = pipe(prompt, seed=3, **DRAWN, **RAW).tokens
-    for name, options in {
-        "copy": {},
-        "mtp": {"drafter": head},
-        "both": {"drafter": head, "copy": True},
-    }.items():
-        pipe.set_accelerator("mtp" if name == "both" else name, length="fixed", **options)
-        output = pipe(prompt, max_new_tokens=32, **RAW)
-        assert output.tokens == [said(prompt, 32)]
-        found[name] = output.stats.acceptance_length
-    assert pipe(prompt, seed=3, **DRAWN, **RAW).tokens == plain
-    assert found["both"] > max(found["copy"], found["mtp"]), found
-
-
 def test_a_call_of_generate_is_accelerated_in_place(pipe: Any, said: Any) -> None:
     inputs = pipe.tokenizer(COPIED, return_tensors="pt")
     drafted: Any = mmspec.accelerate("copy")
