@@ -9,16 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.autoencoders.vq_model import VQModel
+from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmspec.models.checkpoint import check_source, load_checked
 from mmspec.models.official_files import check_layout, measure
+from mmspec.open_types import Keywords
+
+Autoencoder = TypeVar("Autoencoder", bound=ModelMixin)
 
 CODEBOOK = "quantize.embedding.weight"
 # usage statistics; the discriminator of a training file, and its averages
@@ -67,7 +71,7 @@ def autoencoder_from_ldm(
     return vae.requires_grad_(False)
 
 
-def load_autoencoder(source: str | Path, argument: str = "vae", **where: Any) -> AutoencoderKL:
+def load_autoencoder(source: str | Path, argument: str = "vae", **where: object) -> AutoencoderKL:
     """The autoencoder of a folder of diffusers, in single precision.
 
     Raises:
@@ -81,12 +85,12 @@ def load_autoencoder(source: str | Path, argument: str = "vae", **where: Any) ->
 
 
 def build_autoencoder(
-    model_class: type[Any],
-    settings: Mapping[str, Any],
+    model_class: type[Autoencoder],
+    settings: Keywords,
     path: Path,
     tensors: Mapping[str, Tensor],
     source_name: Callable[[str], str],
-) -> Any:
+) -> Autoencoder:
     """Build an autoencoder of diffusers with published weights; `source_name` gives the name of each."""
     with torch.device("meta"):
         model = model_class(**settings)
@@ -138,7 +142,7 @@ def measure_levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int]
 
 def vq_settings(
     path: Path, tensors: Mapping[str, Tensor], widths: list[int], attends: list[bool]
-) -> dict[str, Any]:
+) -> Keywords:
     """Arguments of `VQModel`; the decoder attends at the levels of the encoder."""
     return {
         "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),

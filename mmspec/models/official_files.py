@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import MAX_CONFIG_BYTES, SHARDS, read_index, read_json
+from mmspec.open_types import Json
 
 INDEX = ".index.json"  # behind the name of a file that is in shards
 
@@ -30,9 +31,9 @@ CONTAINERS = ("state_dict",)  # of files that hold more than tensors
 MAX_NAMED_KEYS = 8
 
 
-def read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+def read_shards(index: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors that an index names; `read` gives the content of one file."""
-    shards: dict[str, Mapping[str, Any]] = {}
+    shards: dict[str, Mapping[str, Tensor]] = {}
     tensors = {}
     for name, file in read_index(index).items():
         path = index.parent / file
@@ -133,7 +134,7 @@ def tensor_names(path: Path) -> set[str]:
         raise CheckpointError("checkpoint", str(path), f"a complete checkpoint ({error})") from error
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> Json:
     """The config.json that stands beside weights.
 
     Raises:

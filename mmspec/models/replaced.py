@@ -16,12 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from mmspec.open_types import AnyFunction, Keywords
+
 __all__ = [
     *("Confined", "Maker", "Replacement", "Switch", "computes_plainly", "rebound", "replaced_attention"),
     *("replaced_forwards", "twin"),
 ]
 
-Function = Callable[..., Any]
+Function = AnyFunction
 Maker = Callable[[Function], Function]
 """Makes another function of the one that is replaced."""
 M = TypeVar("M", bound=nn.Module)
@@ -70,7 +72,7 @@ class Switch(Confined):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return HERE.functions.get(self.key, self.__wrapped__)(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+    def __deepcopy__(self, memo: dict[int, object]) -> Function:
         own: Function = copy.deepcopy(self.__wrapped__, memo)  # a copied model has its own forward
         return own
 
@@ -90,7 +92,7 @@ class Replacement(NamedTuple):
 
 
 @contextmanager
-def replaced(places: Iterable[tuple[Any, dict[str, Any], str, Maker, Switch | None]]) -> Iterator[None]:
+def replaced(places: Iterable[tuple[object, Keywords, str, Maker, Switch | None]]) -> Iterator[None]:
     """Replace functions for the calling thread, until the context is left.
 
     Args:
@@ -98,7 +100,7 @@ def replaced(places: Iterable[tuple[Any, dict[str, Any], str, Maker, Switch | No
             inherited by the owner.
     """
     functions = HERE.functions
-    entered: list[tuple[dict[str, Any], str, Switch, Function | None]] = []
+    entered: list[tuple[Keywords, str, Switch, Function | None]] = []
     try:
         with LOCK:
             for owner, names, name, make, switch in places:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from accelerate.hooks import ModelHook
 from torch import Tensor, nn
 
 from mmspec.models.replaced import computes_plainly
@@ -16,9 +16,9 @@ __all__ = [
 ]
 
 
-def hooks_of(module: nn.Module) -> list[Any]:
+def hooks_of(module: nn.Module) -> list[ModelHook]:
     """The hooks of accelerate on a module, which bring its weights and inputs where it computes."""
-    hook: Any = getattr(module, "_hf_hook", None)
+    hook = getattr(module, "_hf_hook", None)
     return [] if hook is None else list(getattr(hook, "hooks", [hook]))
 
 

@@ -116,7 +116,7 @@ def attention_on_tree(
         return
 
     def on_tree(own: AnyFunction) -> AnyFunction:
-        def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
+        def attention(module: nn.Module, *args: Any, **given: Any) -> object:
             is_of_decoder = getattr(module, "config", None) is config
             ours = attend if by_kernel else partial(attend_grouped, own)
             return (ours if is_of_decoder else own)(module, *args, **given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.core.draft import Nodes
 from mmspec.core.interfaces import PromptOutput, TargetOutput
+from mmspec.families.lpd.modeling import LPDForCausalLM
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
+from mmspec.open_types import Keywords
 from mmspec.targets.causal import CausalState, to_device
+from mmspec.targets.image_tokens import AnyVQ
 
 __all__ = ["CellStates", "LPDState", "LPDTarget"]
 
@@ -92,11 +95,12 @@ class LPDTarget(ParallelImageTarget):
     forward reads the prompts, whose slots stand in their order before the image.
     """
 
+    model: LPDForCausalLM
     any_cells = True
     compared = ("lpd", "maskgit")
     from_prompt = False
 
-    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
+    def __init__(self, model: LPDForCausalLM, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
         config = model.config
         shape = config.num_hidden_layers, config.hidden_size, config.grid_size**2
@@ -109,10 +113,10 @@ class LPDTarget(ParallelImageTarget):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[Any, PromptOutput]:
+    ) -> tuple[LPDState, PromptOutput]:
         """Keep the prompts, embedded; see `unread`."""
-        decoder: Any = self.model.model
-        queries, ids, offsets = [decoder.mask_token], list[Tensor](), list[int]()
+        decoder = self.model.model
+        queries, ids, offsets = list[Tensor]([decoder.mask_token]), list[Tensor](), list[int]()
         count = self.vocabulary + 1
         for prompt in (to_device(prompt, self.device) for prompt in prompts):
             vectors = decoder.embed(prompt["input_ids"], prompt.get("caption_features"))[0]
@@ -130,7 +134,7 @@ class LPDTarget(ParallelImageTarget):
             unread=pad_sequence(ids, batch_first=True, padding_value=self.vocabulary),
         )
 
-    def score(self, state: LPDState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: LPDState, draft: CellGroup) -> TargetOutput:
         state.lanes = draft.starts.shape[1]
         output = super().score(state, draft)
         if state.unread.shape[1]:
@@ -157,10 +161,10 @@ class LPDTarget(ParallelImageTarget):
         tokens, slots = torch.cat([fresh.tokens, masks], 1), torch.cat([fresh.slots, asked], 1)
         return Nodes(tokens, slots, fresh.depths, visible, fresh.deepest)
 
-    def score_nodes(self, state: LPDState, nodes: Nodes) -> TargetOutput:  # type: ignore[override]
-        return super().score_nodes(state, behind(state, nodes) if state.unread.shape[1] else nodes)  # type: ignore[arg-type]
+    def score_nodes(self, state: LPDState, nodes: Nodes) -> TargetOutput:
+        return super().score_nodes(state, behind(state, nodes) if state.unread.shape[1] else nodes)
 
-    def further_inputs(self, state: LPDState, nodes: Nodes) -> dict[str, Any]:
+    def further_inputs(self, state: LPDState, nodes: Nodes) -> Keywords:
         return {"logits_to_keep": state.lanes}  # queries come last
 
 

@@ -19,8 +19,9 @@ from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import ModelSource
 from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
-from mmspec.models.checkpoint import check_folder, load_checked
+from mmspec.models.checkpoint import AnyModel, check_folder, load_checked
 from mmspec.models.official_files import fill, find_tensors, measure, open_checkpoint
+from mmspec.open_types import Json, Keywords
 
 if TYPE_CHECKING:  # diffusers takes seconds, and no model needs it
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -43,7 +44,7 @@ def convert_mar(
     vae: str | Path | None = None,
     num_heads: int | None = None,
     dtype: torch.dtype | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Write a safetensors folder of an official MAR and of its image tokenizer.
 
     Args:
@@ -60,7 +61,7 @@ def convert_mar(
         CheckpointError: a file is damaged, or its keys or shapes are not those of such a model.
         InputError: an argument is missing, or contradicts the file.
     """
-    model: Any = _open_official(_official_file(Path(checkpoint)), num_heads)
+    model: AnyModel = _open_official(_official_file(Path(checkpoint)), num_heads)
     tokenizer = _open_vae(vae)
     if dtype is not None:
         model.to(dtype)
@@ -91,7 +92,7 @@ def is_mar(checkpoint: str | Path) -> bool:
     return any(isinstance(part, Mapping) and OWN_KEY in part for part in parts)
 
 
-def load_parts(found: ModelSource) -> dict[str, Any]:
+def load_parts(found: ModelSource) -> Keywords:
     """Load a model and its autoencoder; see `Family`."""
     model, vae = load_mar(found.source, found.parts.get(VAE), **found.how)
     return {"model": model, "vae": vae}

@@ -254,7 +254,7 @@ class MARForImageGeneration(PreTrainedModel):
         """
         return rearrange(tokens, "b (h w) c -> b c h w", h=self.config.grid_size)
 
-    def get_input_embeddings(self) -> Any:
+    def get_input_embeddings(self) -> nn.Module:
         return self.class_emb
 
 

@@ -75,7 +75,7 @@ class NextStepConfig(LlamaConfig):
     gen_pos_grid: int = 32
     o_attention_bias: bool | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         if self.o_attention_bias is None:
             self.o_attention_bias = self.attention_bias
         super().__post_init__(**kwargs)
@@ -107,6 +107,9 @@ class NextStepForImageGeneration(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     gen_pos_embed: Tensor
+    embed_tokens: nn.Module
+    lm_head: nn.Module
+    _unregistered: tuple[nn.Module]
 
     def __init__(self, config: NextStepConfig) -> None:
         super().__init__(config)
@@ -136,16 +139,16 @@ class NextStepForImageGeneration(PreTrainedModel):
         self.post_init()
         self.image_head.net.initialize()  # its layers are not drawn like the others
 
-    def get_decoder(self) -> Any:
+    def get_decoder(self) -> nn.Module:
         return self._unregistered[0]
 
-    def get_input_embeddings(self) -> Any:
+    def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
 
-    def set_input_embeddings(self, value: Any) -> None:
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self.embed_tokens = self.get_decoder().embed_tokens = value
 
-    def get_output_embeddings(self) -> Any:
+    def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -158,7 +161,7 @@ class NextStepForImageGeneration(PreTrainedModel):
             embedded = self.embed_tokens(tokens)
         return embedded
 
-    def forward(self, tokens: Tensor, output_index: Tensor | None = None, **arguments: Any) -> Tensor:
+    def forward(self, tokens: Tensor, output_index: Tensor | None = None, **arguments: object) -> Tensor:
         """Read tokens and give the conditions of those that follow.
 
         Args:

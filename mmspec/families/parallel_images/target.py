@@ -7,7 +7,7 @@ anything does. Which cells these are is up to the draft. Keys of tokens stay in 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -17,12 +17,13 @@ from torch import Tensor
 from mmspec.core.cache import RaggedCache
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Block, Draft, Nodes
-from mmspec.core.interfaces import Drafter, PromptOutput, Rule, TargetOutput
+from mmspec.core.interfaces import Drafter, PromptOutput, TargetOutput
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.open_types import Keywords
 from mmspec.targets.attention import mask_dtype
-from mmspec.targets.causal import CausalState
+from mmspec.targets.causal import AnyState, CausalState
 
 __all__ = ["CellGroup", "CellSampler", "ParallelImageTarget"]
 
@@ -104,9 +105,9 @@ class ParallelImageTarget(LlamaGenTarget):
     sampler = CellSampler
     any_cells: ClassVar[bool] = False
     from_prompt: ClassVar[bool] = True
-    plain: Mapping[str, Any]
+    plain: Keywords
 
-    def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None]:
+    def plain_decoding(self) -> tuple[Drafter, None]:
         from mmspec.families.parallel_images.cells import OrderedCellsDrafter  # which reads this target
 
         return OrderedCellsDrafter().fitted(self), None
@@ -140,10 +141,10 @@ class ParallelImageTarget(LlamaGenTarget):
         logits = torch.empty(rows, 0, self.vocabulary, dtype=self.dtype, device=self.device)
         return state, PromptOutput(logits, forwards=0)
 
-    def score(self, state: CausalState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: AnyState, draft: CellGroup) -> TargetOutput:
         """Score the cells of a group, in one forward that also reads the tokens decided before it."""
         copies = state.cache.rows // len(draft.starts)
-        output = self.score_nodes(state, self.nodes(draft).repeat_rows(copies))  # type: ignore[arg-type]
+        output = self.score_nodes(state, self.nodes(draft).repeat_rows(copies))
         return replace(output, logits=self.predict(output.logits, draft))
 
     @abstractmethod
