@@ -24,11 +24,7 @@ VectorTarget: TypeAlias = "MARTarget | NextStepTarget"
 
 
 def image_target(
-    model: PreTrainedModel,
-    vq: AnyVQ = None,
-    *,
-    codebook: Tensor | None = None,
-    family: str | None = None,
+    model: PreTrainedModel, vq: AnyVQ = None, *, codebook: Tensor | None = None, family: str | None = None
 ) -> ImageTokenTarget | None:
     """Build the target that draws images of discrete tokens with this model; None if the model draws none.
 

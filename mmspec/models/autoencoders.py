@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmspec.models.checkpoint import check_source, load_checked
-from mmspec.models.official_files import check_layout, measure
+from mmspec.models.official_files import build, measure
 from mmspec.open_types import Keywords
 
 Autoencoder = TypeVar("Autoencoder", bound=ModelMixin)
@@ -92,15 +93,7 @@ def build_autoencoder(
     source_name: Callable[[str], str],
 ) -> Autoencoder:
     """Build an autoencoder of diffusers with published weights; `source_name` gives the name of each."""
-    with torch.device("meta"):
-        model = model_class(**settings)
-    sources = {name: source_name(name) for name in model.state_dict()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    expected = {sources[name]: ldm_shape(sources[name], shape) for name, shape in shapes.items()}
-    check_layout(path, tensors, expected, NOT_NEEDED)
-    own = {name: tensors[source].reshape(shapes[name]).clone() for name, source in sources.items()}
-    model.load_state_dict(own, assign=True)
-    return model.eval()
+    return build(path, tensors, partial(model_class, **settings), source_name, NOT_NEEDED, ldm_shape)
 
 
 def ldm_name(name: str, levels: int) -> str:

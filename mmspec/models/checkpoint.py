@@ -110,12 +110,7 @@ def check_source(source: object, argument: str = "model") -> str:
 
 
 def load_config(
-    source: str,
-    *,
-    argument: str = "model",
-    pickles: bool = False,
-    variant: str | None = None,
-    **where: Any,
+    source: str, *, argument: str = "model", pickles: bool = False, variant: str | None = None, **where: Any
 ) -> PreTrainedConfig:
     """The config of a local folder or hub id, or of a GGUF file in it.
 

@@ -12,7 +12,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import MAX_CONFIG_BYTES, SHARDS, read_index, read_json
 from mmspec.open_types import Json
+
+Model = TypeVar("Model", bound=nn.Module)
 
 INDEX = ".index.json"  # behind the name of a file that is in shards
 
@@ -207,6 +209,11 @@ def measure(path: Path, tensors: Mapping[str, Tensor], pattern: str, axis: int =
     return sizes.most_common(1)[0][0]
 
 
+def count(tensors: Mapping[str, Tensor], pattern: str) -> int:
+    """How many numbers the group of a pattern stands for in the names that begin with it."""
+    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
+
+
 def check_layout(
     path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], ignored: str
 ) -> None:
@@ -230,6 +237,44 @@ def check_layout(
     ]
     if problems:
         raise CheckpointError("checkpoint", str(path), "; ".join(problems))
+
+
+def build(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    make: Callable[[], Model],
+    source_name: Callable[[str], str],
+    ignored: str,
+    source_shape: Callable[[str, tuple[int, ...]], tuple[int, ...]] = lambda name, shape: shape,
+) -> Model:
+    """The model, in eval mode, that `make` makes, with copies of published tensors; raises as `check_layout`.
+
+    Args:
+        path: names the file in messages.
+        tensors: of the file.
+        make: makes the model, on the meta device.
+        source_name: the published name of each own one; several may share it, one behind another in rows.
+        ignored: names that are not needed.
+        source_shape: the published shape, of a published name and the shape here.
+    """
+    with torch.device("meta"):
+        model = make()
+    expected: dict[str, tuple[int, ...]] = {}
+    places: dict[str, tuple[str, int]] = {}  # own name -> name in the file and first row in that tensor
+    for name, tensor in model.state_dict().items():
+        source = source_name(name)
+        first_row = expected[source][0] if source in expected else 0
+        places[name] = source, first_row
+        expected[source] = source_shape(source, (first_row + tensor.shape[0], *tensor.shape[1:]))
+    check_layout(path, tensors, expected, ignored)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    own = {
+        name: tensors[source][first_row : first_row + shapes[name][0]].reshape(shapes[name]).clone()
+        for name, (source, first_row) in places.items()
+    }
+    model.load_state_dict(own, assign=True)
+    model.eval()
+    return model
 
 
 def fill(

@@ -125,7 +125,8 @@ def replaced(places: Iterable[tuple[object, Keywords, str, Maker, Switch | None]
                 else:
                     functions[switch.key] = before
                 switch.users -= 1
-                if switch.users or names.get(name) is not switch:
+                stands: object = names.get(name)
+                if switch.users or stands is not switch:
                     continue
                 if switch.stood is None:
                     del names[name]

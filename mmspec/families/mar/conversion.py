@@ -20,7 +20,7 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import ModelSource
 from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
 from mmspec.models.checkpoint import AnyModel, check_folder, load_checked
-from mmspec.models.official_files import fill, find_tensors, measure, open_checkpoint
+from mmspec.models.official_files import count, fill, find_tensors, measure, open_checkpoint
 from mmspec.open_types import Json, Keywords
 
 if TYPE_CHECKING:  # diffusers takes seconds, and no model needs it
@@ -178,8 +178,8 @@ def _infer_config(path: Path, tensors: Mapping[str, Tensor], num_heads: int | No
         raise InputError("num_heads", heads, f"a divisor of the width {width}")
     return MARConfig(
         hidden_size=width,
-        encoder_layers=_count(tensors, r"encoder_blocks\.(\d+)\."),
-        decoder_layers=_count(tensors, r"decoder_blocks\.(\d+)\."),
+        encoder_layers=count(tensors, r"encoder_blocks\.(\d+)\."),
+        decoder_layers=count(tensors, r"decoder_blocks\.(\d+)\."),
         num_attention_heads=heads,
         mlp_ratio=inner / width,
         token_size=measure(path, tensors, r"z_proj\.weight", axis=1),
@@ -187,12 +187,8 @@ def _infer_config(path: Path, tensors: Mapping[str, Tensor], num_heads: int | No
         buffer_size=places - cells,
         num_classes=measure(path, tensors, r"class_emb\.weight"),
         head_width=measure(path, tensors, r"diffloss\.net\.(input_proj|cond_embed)\.weight"),
-        head_depth=_count(tensors, r"diffloss\.net\.res_blocks\.(\d+)\."),
+        head_depth=count(tensors, r"diffloss\.net\.res_blocks\.(\d+)\."),
     )
-
-
-def _count(tensors: Mapping[str, Tensor], pattern: str) -> int:
-    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
 
 
 def _check_name(path: Path, width: int) -> None:

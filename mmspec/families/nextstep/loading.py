@@ -22,6 +22,7 @@ from mmspec.models.checkpoint import first_line, load_checked, read_index
 from mmspec.models.official_files import (
     INDEX,
     check_layout,
+    count,
     find_file,
     find_tensors,
     measure,
@@ -154,7 +155,7 @@ def _size(pattern: str, axis: int = 0) -> Reader:
 
 
 def _count(pattern: str) -> Reader:
-    return lambda folder, tensors, stored: len({m[1] for name in tensors if (m := re.match(pattern, name))})
+    return lambda folder, tensors, stored: count(tensors, pattern)
 
 
 def _has(pattern: str) -> Reader:

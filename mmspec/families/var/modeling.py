@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -231,14 +230,8 @@ class VARModel(LlamaGenModel):
     def rotation(self, position_ids: Tensor) -> None:
         return None
 
-    def run(
-        self,
-        hidden_states: Tensor,
-        *,
-        control: Sequence[Tensor] = (),
-        condition: Tensor | None = None,
-        **how: Any,
-    ) -> Tensor:
+    def run(self, hidden_states: Tensor, **how: Any) -> Tensor:
+        condition: Tensor = how.pop("condition")
         given = condition if self.shared_modulation is None else self.shared_modulation(condition)
         for layer in self.layers:
             hidden_states = layer(hidden_states, condition=given, **how)
