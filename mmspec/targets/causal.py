@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from mmspec.core.draft import Block, DraftKind, Nodes, ProbedTree, Tree
 from mmspec.core.interfaces import AnyDraft, AnyVerdict, PromptOutput, TargetOutput, TargetState
 from mmspec.core.rows import named
 from mmspec.core.verdict import Fill
-from mmspec.errors import UnsupportedModelError
+from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.linear_layers import Product
 from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear
 from mmspec.open_types import Inputs, Keywords
@@ -38,6 +38,7 @@ from mmspec.targets.thinned import reading_only
 from mmspec.transformers_versions import cache_name
 
 logger = logging.getLogger(__name__)
+S = TypeVar("S", bound="CausalState")
 
 #: The state of a batch, of the kind that a target makes in its `prefill`.
 AnyState: TypeAlias = Any
@@ -211,6 +212,35 @@ class CausalTarget(ModelTarget[AnyState]):
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, shifts)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
+
+    def unread(
+        self, kind: type[S], prompt_lengths: list[int], capacity: int, taps: Sequence[int], **fields: Any
+    ) -> tuple[S, PromptOutput]:
+        """Make the state of prompts that no forward has read. Returns it and logits [R, 0, V]: of no cell.
+
+        Args:
+            kind: of the state.
+            prompt_lengths: slots before each image.
+            capacity, taps: as of `prefill`.
+            fields: further ones of the state.
+
+        Raises:
+            InputError: hidden states are asked for.
+        """
+        if taps:
+            raise InputError("taps", tuple(taps), "none: such a model has no state of a prompt alone")
+        rows = len(prompt_lengths)
+        state = kind(
+            cache=RaggedCache(self.config, rows, capacity, self.device),
+            prompt_lengths=prompt_lengths,
+            starts=torch.tensor(prompt_lengths, device=self.device),
+            hidden=self._reader(()),
+            change=self._change,
+            additive=mask_dtype(self._decoder),
+            **fields,
+        )
+        logits = torch.empty(rows, 0, self.vocabulary, dtype=self.dtype, device=self.device)
+        return state, PromptOutput(logits, forwards=0)
 
     def read(self, sequences: Sequence[Mapping[str, Tensor]], taps: Sequence[int]) -> dict[int, Tensor]:
         """Read whole sequences to learn from; nothing is kept but their hidden states.

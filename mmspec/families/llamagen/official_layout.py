@@ -61,20 +61,15 @@ def config_of(path: Path, kind: type[LlamaGenConfig], **settings: Any) -> LlamaG
 
 
 def heads_of(path: Path, depth: int, width: int, given: int | None) -> int:
-    """Attention heads: those given, or of the published size; raises InputError if they do not fit."""
-    heads = published_heads(path, depth, width) if given is None else given
+    """Attention heads: those given, or of the published size; raises if there is none, or they do not fit."""
+    published = (size.heads for size in SIZES.values() if (size.layers, size.width) == (depth, width))
+    heads = next(published, None) if given is None else given
+    if heads is None:
+        allowed = f"a published size; {depth} layers of width {width} are none: say num_heads (--heads)"
+        raise CheckpointError("checkpoint", str(path), allowed)
     if heads < 1 or width % (4 * heads):
         raise InputError("num_heads", heads, f"heads of a multiple of 4 dimensions that divide {width}")
     return heads
-
-
-def published_heads(path: Path, depth: int, width: int) -> int:
-    """Attention heads of the published size; raises CheckpointError if there is none."""
-    for size in SIZES.values():
-        if (size.layers, size.width) == (depth, width):
-            return size.heads
-    allowed = f"a published size; {depth} layers of width {width} are none: say num_heads (--heads)"
-    raise CheckpointError("checkpoint", str(path), allowed)
 
 
 def check_size(image_size: int | None, grid: int) -> None:

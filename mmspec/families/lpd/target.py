@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,24 +22,18 @@ __all__ = ["CellStates", "LPDState", "LPDTarget"]
 UNREAD = torch.iinfo(torch.long).max  # turn of cells that nothing sees
 
 
-class LPDSettings(NamedTuple):
-    """Guidance scale, which rises with the image, and repulsion threshold of a published checkpoint."""
-
-    guidance_scale: float
-    repulsion_threshold: int
-
-
-# Of github.com/mit-han-lab/lpd, by layers, width and cells: --cfg and --lpd_order_file of
+# Guidance scale, which rises with the image, and repulsion threshold of published checkpoints
+# of github.com/mit-han-lab/lpd, by layers, width and cells: --cfg and --lpd_order_file of
 # scripts/eval/lpd_{l,xl,xxl}_res{256,512}_steps{20,48}.sh; orders/run_lpd_order.sh makes the orders of that
 # name. Layers and widths are those of models/lpd.py.
 LPD = {
-    (24, 1024, 256): LPDSettings(4.8, 2),  # L
-    (36, 1280, 256): LPDSettings(4.9, 2),  # XL
-    (48, 1536, 256): LPDSettings(5.9, 3),  # XXL
-    (24, 1024, 1024): LPDSettings(7.3, 4),
-    (36, 1280, 1024): LPDSettings(6.0, 4),
+    (24, 1024, 256): (4.8, 2),  # L
+    (36, 1280, 256): (4.9, 2),  # XL
+    (48, 1536, 256): (5.9, 3),  # XXL
+    (24, 1024, 1024): (7.3, 4),
+    (36, 1280, 1024): (6.0, 4),
 }
-OTHER_LPD = LPDSettings(4.8, 2)
+OTHER_LPD = (4.8, 2)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from mmspec.core.cache import RaggedCache, check_layer_types
+from mmspec.core.cache import check_layer_types
 from mmspec.core.draft import Block, Draft, Nodes
 from mmspec.core.indexing import pick
 from mmspec.core.interfaces import Drafter, PromptOutput, TargetOutput
@@ -25,7 +25,6 @@ from mmspec.errors import InputError
 from mmspec.open_types import Keywords
 from mmspec.places.policies import PlaceRule
 from mmspec.targets.admission import check_length, refusal
-from mmspec.targets.attention import mask_dtype
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.targets.prefix import TOKENS
 from mmspec.validation import is_integer
@@ -210,21 +209,16 @@ class MaskedTarget(CausalTarget):
                 ids = self.vocabulary + count + torch.arange(len(places), device=self.device)
                 tokens, count = tokens.scatter(0, places, ids), count + len(places)
             rows.append(tokens)
-        lengths = [len(row) for row in rows]
-        state = MaskedState(
-            cache=RaggedCache(self.config, len(rows), capacity, self.device),
+        return self.unread(
+            MaskedState,
+            [len(row) for row in rows],
+            capacity,
+            taps,
             offset=torch.zeros(len(rows), dtype=torch.long, device=self.device),
-            prompt_lengths=lengths,
-            hidden=self._reader(()),
-            change=self._change,
-            additive=mask_dtype(self._decoder),
             queries=torch.cat(queries),
             tokens=pad_sequence(rows, batch_first=True, padding_value=self.vocabulary),
-            starts=torch.tensor(lengths, device=self.device),
             stored=[0] * len(rows),
         )
-        logits = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.dtype, device=self.device)
-        return state, PromptOutput(logits, forwards=0)
 
     def score(self, state: MaskedState, draft: MaskedBlock) -> TargetOutput:
         """Score the lanes of a block in one forward, which also reads what they need and is not kept."""

@@ -99,8 +99,6 @@ class NextStepForImageGeneration(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     gen_pos_embed: Tensor
-    embed_tokens: nn.Module
-    lm_head: nn.Module
     _unregistered: tuple[nn.Module]
 
     def __init__(self, config: NextStepConfig) -> None:
@@ -134,14 +132,8 @@ class NextStepForImageGeneration(PreTrainedModel):
     def get_decoder(self) -> nn.Module:
         return self._unregistered[0]
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embed_tokens = self.get_decoder().embed_tokens = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed token ids [B, n] or image tokens [B, n, d] for the first layer, [B, n, D]."""
