@@ -244,7 +244,7 @@ def build(
     tensors: Mapping[str, Tensor],
     make: Callable[[], Model],
     source_name: Callable[[str], str],
-    ignored: str,
+    ignored: str = "",
     source_shape: Callable[[str, tuple[int, ...]], tuple[int, ...]] = lambda name, shape: shape,
 ) -> Model:
     """The model, in eval mode, that `make` makes, with copies of published tensors; raises as `check_layout`.
@@ -277,11 +277,8 @@ def build(
     return model
 
 
-def fill(
-    path: Path, model: nn.Module, tensors: Mapping[str, Tensor], ignored: str = "", *, assign: bool = False
-) -> None:
-    """Load tensors by the model's own names into it, or copies of them; raises as `check_layout`."""
+def fill(path: Path, model: nn.Module, tensors: Mapping[str, Tensor], ignored: str = "") -> None:
+    """Load tensors by the model's own names into it; raises as `check_layout`."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     check_layout(path, tensors, expected, ignored)
-    own = {name: tensors[name].clone() if assign else tensors[name] for name in expected}
-    model.load_state_dict(own, assign=assign)
+    model.load_state_dict({name: tensors[name] for name in expected})

@@ -9,6 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import ModelSource
 from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
 from mmspec.models.checkpoint import AnyModel, check_folder, load_checked
-from mmspec.models.official_files import count, fill, find_tensors, measure, open_checkpoint
+from mmspec.models.official_files import build, count, find_tensors, measure, open_checkpoint
 from mmspec.open_types import Json, Keywords
 
 if TYPE_CHECKING:  # diffusers takes seconds, and no model needs it
@@ -129,11 +130,7 @@ def mar_from_official(
 ) -> MARForImageGeneration:
     """The model of an official state dict; `path` names the file in messages, and its size is checked."""
     config = _infer_config(path, tensors, num_heads)
-    with torch.device("meta"):
-        model = MARForImageGeneration(config)
-    fill(path, model, tensors, assign=True)
-    model.eval()
-    return model
+    return build(path, tensors, partial(MARForImageGeneration, config), lambda name: name)
 
 
 def _open_official(path: Path, num_heads: int | None) -> MARForImageGeneration:
