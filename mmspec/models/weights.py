@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from accelerate.hooks import ModelHook
 from torch import Tensor, nn
 
 from mmspec.models.replaced import computes_plainly
@@ -16,7 +15,7 @@ __all__ = [
 ]
 
 
-def hooks_of(module: nn.Module) -> list[ModelHook]:
+def hooks_of(module: nn.Module) -> list[object]:
     """The hooks of accelerate on a module, which bring its weights and inputs where it computes."""
     hook = getattr(module, "_hf_hook", None)
     return [] if hook is None else list(getattr(hook, "hooks", [hook]))
