@@ -21,6 +21,7 @@ from mmspec.errors import InputError
 from mmspec.families.mar.target import MARTarget
 from mmspec.families.nextstep.target import NextStepTarget
 from mmspec.media import DEFAULT_LIMITS, MediaLimits, load_images
+from mmspec.open_types import AnyFunction
 from mmspec.pipelines.prompts import check_text
 from mmspec.targets.image_tokens import FORCED, ImageTokenTarget
 from mmspec.validation import is_integer, require_number
@@ -83,8 +84,9 @@ def image_requests(
     layout = target.layout_of(grid)
     laid_out = {} if target.vector_size else {FORCED: torch.tensor([layout.forced], device="cpu")}
     requests = []
+    encode: AnyFunction = target.encode_prompt  # each kind of target takes what was read for it
     for (one, negative), control in zip(asked, controls, strict=True):
-        inputs, unconditional = target.encode_prompt(one, negative, grid, tokenizer, text_encoder)
+        inputs, unconditional = encode(one, negative, grid, tokenizer, text_encoder)
         other = {**unconditional, **laid_out} if guided else None
         request = Request({**inputs, **laid_out, **control}, None, other, layout)
         requests += [request] * num_images_per_prompt

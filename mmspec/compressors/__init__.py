@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any
 
 from mmspec.compressors.interface import Compressor
 from mmspec.errors import UnknownArgumentError
@@ -45,11 +45,10 @@ def build_compressor(name: str, width: int, **options: object) -> Compressor:
         InputError: no such compressor, or a value outside its range.
         UnknownArgumentError: an option that it does not have.
     """
-    compressor: Any = COMPRESSORS[name]
+    compressor: Callable[..., Compressor] = COMPRESSORS[name]
     known = set(inspect.signature(compressor).parameters) - {"width"}
     for option in options:
         if option not in known:
             allowed = did_you_mean(option, known) if known else "it has no options"
             raise UnknownArgumentError(f"option of compressor {name!r}", option, allowed)
-    made: Compressor = compressor(width, **options)
-    return made
+    return compressor(width, **options)

@@ -120,6 +120,10 @@ class TargetState(Rows):
 
 State = TypeVar("State", bound=TargetState)
 D = TypeVar("D", bound=Draft)
+#: The kind of draft that target, drafter and rule share, which a decoder checks when it is built.
+AnyDraft: TypeAlias = Any
+#: The kind of verdict that the rule gives on such drafts.
+AnyVerdict: TypeAlias = Any
 
 
 class Target(ABC, Generic[State]):
@@ -195,11 +199,11 @@ class Target(ABC, Generic[State]):
         """
 
     @abstractmethod
-    def score(self, state: State, draft: Draft) -> TargetOutput:
+    def score(self, state: State, draft: AnyDraft) -> TargetOutput:
         """Score every node of the draft in one forward; nothing is committed to the cache."""
 
     @abstractmethod
-    def commit(self, state: State, draft: Draft, verdict: Verdict, active: Tensor) -> None:
+    def commit(self, state: State, draft: AnyDraft, verdict: AnyVerdict, active: Tensor) -> None:
         """Keep what was decided in the rows that are active [B], and drop the others' keys."""
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
+from transformers import PreTrainedConfig
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.checkpoint import check_source, load_checked, load_model
+from mmspec.open_types import Keywords, Processor
+from mmspec.targets.image_tokens import AnyVQ
 
 __all__ = [
     *("RAW_CODEBOOK_FILE", "TEXT_ENCODER", "TOKENIZER", "VQ"),
@@ -33,14 +36,14 @@ class ModelSource(NamedTuple):
     """
 
     source: str
-    config: Any
+    config: PreTrainedConfig
     parts: Mapping[str, str | Path] = {}
-    where: dict[str, Any] = {}
-    how: dict[str, Any] = {}
-    read: Callable[[], Any] = lambda: None
+    where: Keywords = {}
+    how: Keywords = {}
+    read: Callable[[], Processor] = lambda: None
 
 
-def load_whole(found: ModelSource) -> dict[str, Any]:
+def load_whole(found: ModelSource) -> Keywords:
     """Load a model that holds its image tokenizer, and the processor that reads its prompts; see `Family`."""
     check_parts(found)
     return {
@@ -56,7 +59,7 @@ def check_parts(found: ModelSource, *known: str) -> None:
             raise InputError(name, part, f"nothing: this {found.config.model_type} has no such part")
 
 
-def load_vq(source: str, vq: str | Path | None = None, kind: type[Any] = VQModel, **where: Any) -> Any:
+def load_vq(source: str, vq: str | Path | None = None, kind: type[AnyVQ] = VQModel, **where: object) -> AnyVQ:
     """The image tokenizer, in single precision: of the folder `vq` if there is one, else a subfolder.
 
     Args:
@@ -71,9 +74,7 @@ def load_vq(source: str, vq: str | Path | None = None, kind: type[Any] = VQModel
     return load_checked(kind, folder, VQ, "image tokenizer", torch_dtype=torch.float32, **where)
 
 
-def part_of(
-    source: str, name: str, given: str | Path | None, where: dict[str, Any]
-) -> tuple[str, dict[str, Any]]:
+def part_of(source: str, name: str, given: str | Path | None, where: Keywords) -> tuple[str, Keywords]:
     """Locate a part of a checkpoint: its folder or hub id, and the keywords of transformers."""
     if given is not None:
         return check_source(given, name), where

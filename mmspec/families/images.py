@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -10,14 +10,21 @@ from transformers import PreTrainedModel
 from mmspec.errors import InputError
 from mmspec.plugins import FAMILIES, family_of, load
 from mmspec.registry import did_you_mean
-from mmspec.targets.image_tokens import ImageTokenTarget
+from mmspec.targets.image_tokens import AnyVQ, ImageTokenTarget
 from mmspec.vectors.denoising_head import DenoisingHead
+
+if TYPE_CHECKING:  # they take seconds, and one of them is needed at most
+    from mmspec.families.mar.target import MARTarget
+    from mmspec.families.nextstep.target import NextStepTarget
 
 __all__ = ["check_same_latents", "continuous_target", "image_target"]
 
+#: A target that draws continuous tokens.
+VectorTarget: TypeAlias = "MARTarget | NextStepTarget"
+
 
 def image_target(
-    model: PreTrainedModel, vq: Any = None, *, codebook: Tensor | None = None, family: str | None = None
+    model: PreTrainedModel, vq: AnyVQ = None, *, codebook: Tensor | None = None, family: str | None = None
 ) -> ImageTokenTarget | None:
     """Build the target that draws images of discrete tokens with this model; None if the model draws none.
 
@@ -42,13 +49,18 @@ def image_target(
     return target
 
 
-def continuous_target(model: PreTrainedModel) -> Any | None:
+def continuous_target(model: PreTrainedModel) -> VectorTarget | None:
     """Build the target that draws continuous tokens with this model; None if the model draws none."""
     family = family_of(model.config)
-    return load(family.target)(model) if family is not None and family.draws == "vectors" else None
+    if family is None or family.draws != "vectors":
+        return None
+    target: VectorTarget = load(family.target)(model)
+    return target
 
 
-def check_same_latents(target: Any, draft: Any, scalings: tuple[Any, Any] = (None, None)) -> None:
+def check_same_latents(
+    target: VectorTarget, draft: VectorTarget, scalings: tuple[object, object] = (None, None)
+) -> None:
     """Raise InputError unless a draft model predicts the tokens that the target predicts.
 
     Args:
@@ -64,7 +76,7 @@ def check_same_latents(target: Any, draft: Any, scalings: tuple[Any, Any] = (Non
             raise InputError("drafter", f"{name}: {other[name]}", allowed)
 
 
-def described(target: Any) -> dict[str, Any]:
+def described(target: VectorTarget) -> dict[str, object]:
     """Properties that two models must have in common to judge each other's tokens."""
     head: DenoisingHead = target.denoiser
     return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
@@ -17,6 +16,7 @@ from mmspec.errors import CheckpointError, InputError, MissingDependencyError, U
 from mmspec.models.checkpoint import MAX_CONFIG_BYTES, first_line, listing, next_step, read_json
 from mmspec.models.local_paths import is_path
 from mmspec.models.weights import is_finite, is_offloaded, stored_weights
+from mmspec.open_types import Keywords
 
 __all__ = ["Adapter", "find_adapter", "load_adapter", "save_model"]
 
@@ -45,7 +45,7 @@ class Adapter:
         return any((self.folder / name).is_file() for name in files)
 
 
-def find_adapter(source: str, **where: Any) -> Adapter | None:
+def find_adapter(source: str, **where: object) -> Adapter | None:
     """The adapter in a folder or hub repository; None if there is none.
 
     Args:
@@ -80,7 +80,7 @@ def find_adapter(source: str, **where: Any) -> Adapter | None:
     return Adapter(path.parent, find_base(path, base), table.get("revision") or None)
 
 
-def locate(source: str, name: str, where: dict[str, Any]) -> Path | None:
+def locate(source: str, name: str, where: Keywords) -> Path | None:
     """A file of a folder or hub repository; None if it has none of that name, or cannot be asked."""
     folder = Path(source) / (where.get("subfolder") or "")
     if Path(source).is_dir():
@@ -135,7 +135,7 @@ def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
     try:
         with safe_open(adapter.folder / WEIGHTS, framework="pt") as stored:
             count = len(stored.keys())
-        report: Any = model.load_adapter(str(adapter.folder))
+        report = model.load_adapter(str(adapter.folder))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         reason = f"an adapter for {adapter.base}: {first_line(error)}"
         raise CheckpointError("model", str(adapter.folder), reason) from error

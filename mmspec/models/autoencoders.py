@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.autoencoders.vq_model import VQModel
+from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmspec.models.checkpoint import check_source, load_checked
-from mmspec.models.official_files import check_layout, measure
+from mmspec.models.official_files import build, measure
+from mmspec.open_types import Keywords
+
+Autoencoder = TypeVar("Autoencoder", bound=ModelMixin)
 
 CODEBOOK = "quantize.embedding.weight"
 # usage statistics; the discriminator of a training file, and its averages
@@ -67,7 +72,7 @@ def autoencoder_from_ldm(
     return vae.requires_grad_(False)
 
 
-def load_autoencoder(source: str | Path, argument: str = "vae", **where: Any) -> AutoencoderKL:
+def load_autoencoder(source: str | Path, argument: str = "vae", **where: object) -> AutoencoderKL:
     """The autoencoder of a folder of diffusers, in single precision.
 
     Raises:
@@ -81,22 +86,14 @@ def load_autoencoder(source: str | Path, argument: str = "vae", **where: Any) ->
 
 
 def build_autoencoder(
-    model_class: type[Any],
-    settings: Mapping[str, Any],
+    model_class: type[Autoencoder],
+    settings: Keywords,
     path: Path,
     tensors: Mapping[str, Tensor],
     source_name: Callable[[str], str],
-) -> Any:
+) -> Autoencoder:
     """Build an autoencoder of diffusers with published weights; `source_name` gives the name of each."""
-    with torch.device("meta"):
-        model = model_class(**settings)
-    sources = {name: source_name(name) for name in model.state_dict()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    expected = {sources[name]: ldm_shape(sources[name], shape) for name, shape in shapes.items()}
-    check_layout(path, tensors, expected, NOT_NEEDED)
-    own = {name: tensors[source].reshape(shapes[name]).clone() for name, source in sources.items()}
-    model.load_state_dict(own, assign=True)
-    return model.eval()
+    return build(path, tensors, partial(model_class, **settings), source_name, NOT_NEEDED, ldm_shape)
 
 
 def ldm_name(name: str, levels: int) -> str:
@@ -138,7 +135,7 @@ def measure_levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int]
 
 def vq_settings(
     path: Path, tensors: Mapping[str, Tensor], widths: list[int], attends: list[bool]
-) -> dict[str, Any]:
+) -> Keywords:
     """Arguments of `VQModel`; the decoder attends at the levels of the encoder."""
     return {
         "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),

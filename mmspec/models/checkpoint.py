@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from huggingface_hub import is_offline_mode
@@ -37,8 +37,13 @@ from transformers.utils.import_utils import is_gguf_available
 from mmspec.errors import CheckpointError, MissingDependencyError, UnsupportedModelError
 from mmspec.models.local_paths import advice, is_path, nearest
 from mmspec.models.weights import is_finite, stored_weights
+from mmspec.open_types import Json, Processor
 from mmspec.plugins import FAMILIES, load, register_families
 from mmspec.registry import did_you_mean
+
+#: A class that loads models by `from_pretrained`, of transformers or diffusers; and what it loads.
+ModelClass: TypeAlias = Any
+AnyModel: TypeAlias = Any
 
 SUFFIX, MAGIC = ".gguf", b"GGUF"
 
@@ -105,12 +110,7 @@ def check_source(source: object, argument: str = "model") -> str:
 
 
 def load_config(
-    source: str,
-    *,
-    argument: str = "model",
-    pickles: bool = False,
-    variant: str | None = None,
-    **where: Any,
+    source: str, *, argument: str = "model", pickles: bool = False, variant: str | None = None, **where: Any
 ) -> PreTrainedConfig:
     """The config of a local folder or hub id, or of a GGUF file in it.
 
@@ -237,7 +237,7 @@ def has_key(table: object, name: str) -> bool:
     return isinstance(table, list) and any(has_key(value, name) for value in table)
 
 
-def check_sizes(config: dict[str, Any], path: str) -> None:
+def check_sizes(config: Json, path: str) -> None:
     """Raise CheckpointError for sizes that no model has, before anything is allocated."""
     for key, value in config.items():
         if isinstance(value, dict):
@@ -258,8 +258,8 @@ def load_model(
     *,
     argument: str = "model",
     surplus_allowed: bool = True,
-    model_class: Any = None,
-    **where: Any,
+    model_class: ModelClass = None,
+    **where: object,
 ) -> PreTrainedModel:
     """The model, in eval mode, every weight present and finite.
 
@@ -275,7 +275,7 @@ def load_model(
         UnsupportedModelError: neither an image-text-to-text nor a causal model.
         CheckpointError: weights are missing, of another shape, or not finite; the first three are named.
     """
-    auto: Any
+    auto: ModelClass
     if model_class is not None:
         auto = model_class
     elif type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -308,16 +308,18 @@ def load_model(
     return loaded
 
 
-def load_reported(model_class: Any, source: str, **where: Any) -> tuple[Any, Any]:
+def load_reported(model_class: ModelClass, source: str, **where: object) -> tuple[AnyModel, Json]:
     """A model of transformers or diffusers, and the report of its loading, for `check_weights`."""
     with torch.random.fork_rng(devices=[]):  # weights that are missing would be drawn
-        loaded: tuple[Any, Any] = model_class.from_pretrained(
+        loaded: tuple[AnyModel, Json] = model_class.from_pretrained(
             source, output_loading_info=True, **{"use_safetensors": True, **where}
         )
     return loaded
 
 
-def load_checked(model_class: Any, source: str, argument: str, what: str = "", **where: Any) -> Any:
+def load_checked(
+    model_class: ModelClass, source: str, argument: str, what: str = "", **where: object
+) -> AnyModel:
     """A model of transformers or diffusers in eval mode, every weight present, finite and of use.
 
     Args:
@@ -338,7 +340,7 @@ def load_checked(model_class: Any, source: str, argument: str, what: str = "", *
 
 
 def check_weights(
-    model: torch.nn.Module, report: Any, source: str, argument: str, *, surplus_allowed: bool = False
+    model: torch.nn.Module, report: Json, source: str, argument: str, *, surplus_allowed: bool = False
 ) -> None:
     """Raise CheckpointError unless every weight was in the files, and is finite."""
     problems = {
@@ -354,7 +356,7 @@ def check_weights(
         raise CheckpointError(argument, source, f"weights hold NaN or infinity: {listing(broken)}")
 
 
-def mismatched(auto: Any, source: str, config: PreTrainedConfig) -> list[str]:
+def mismatched(auto: ModelClass, source: str, config: PreTrainedConfig) -> list[str]:
     """Names of weights in a folder's files whose shapes are not those of the config's model."""
     with torch.device("meta"):
         expected = {
@@ -368,8 +370,13 @@ def mismatched(auto: Any, source: str, config: PreTrainedConfig) -> list[str]:
 
 
 def load_processor(
-    source: str, config: PreTrainedConfig, *, argument: str = "model", words_only: bool = False, **where: Any
-) -> Any:
+    source: str,
+    config: PreTrainedConfig,
+    *,
+    argument: str = "model",
+    words_only: bool = False,
+    **where: object,
+) -> Processor:
     """The processor of a vision-language model; the tokenizer of others, or where that alone is needed."""
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not words_only
     auto = AutoProcessor if sees else AutoTokenizer
@@ -379,7 +386,7 @@ def load_processor(
         raise CheckpointError(argument, source, f"no usable processor: {first_line(error)}") from error
 
 
-def with_own_tokenizer(processor: Any, source: str, **where: Any) -> Any:
+def with_own_tokenizer(processor: Processor, source: str, **where: Any) -> Processor:
     """The processor or tokenizer with the tokenizer that its folder names.
 
     For some model types (Qwen3.5) transformers takes the family's own class whatever the folder says, and of

@@ -17,7 +17,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import MAX_CONFIG_BYTES, read_json
@@ -99,7 +98,7 @@ def read_drafters(
     return OwnDrafters(path, entries, default)
 
 
-def check_entry(where: str, label: str, entry: Any, accelerators: Mapping[str, bool]) -> None:
+def check_entry(where: str, label: str, entry: object, accelerators: Mapping[str, bool]) -> None:
     """Raise CheckpointError unless an entry has two strings that can be used, and a label of its own."""
     if not isinstance(entry, dict) or set(entry) != set(KEYS):
         raise CheckpointError(where, entry, f"an object with the keys {' and '.join(map(repr, KEYS))}")

@@ -12,7 +12,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 
 from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import MAX_CONFIG_BYTES, SHARDS, read_index, read_json
+from mmspec.open_types import Json
+
+Model = TypeVar("Model", bound=nn.Module)
 
 INDEX = ".index.json"  # behind the name of a file that is in shards
 
@@ -30,9 +33,9 @@ CONTAINERS = ("state_dict",)  # of files that hold more than tensors
 MAX_NAMED_KEYS = 8
 
 
-def read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+def read_shards(index: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors that an index names; `read` gives the content of one file."""
-    shards: dict[str, Mapping[str, Any]] = {}
+    shards: dict[str, Mapping[str, Tensor]] = {}
     tensors = {}
     for name, file in read_index(index).items():
         path = index.parent / file
@@ -133,7 +136,7 @@ def tensor_names(path: Path) -> set[str]:
         raise CheckpointError("checkpoint", str(path), f"a complete checkpoint ({error})") from error
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> Json:
     """The config.json that stands beside weights.
 
     Raises:
@@ -206,6 +209,11 @@ def measure(path: Path, tensors: Mapping[str, Tensor], pattern: str, axis: int =
     return sizes.most_common(1)[0][0]
 
 
+def count(tensors: Mapping[str, Tensor], pattern: str) -> int:
+    """How many numbers the group of a pattern stands for in the names that begin with it."""
+    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
+
+
 def check_layout(
     path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], ignored: str
 ) -> None:
@@ -231,11 +239,46 @@ def check_layout(
         raise CheckpointError("checkpoint", str(path), "; ".join(problems))
 
 
-def fill(
-    path: Path, model: nn.Module, tensors: Mapping[str, Tensor], ignored: str = "", *, assign: bool = False
-) -> None:
-    """Load tensors by the model's own names into it, or copies of them; raises as `check_layout`."""
+def build(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    make: Callable[[], Model],
+    source_name: Callable[[str], str],
+    ignored: str = "",
+    source_shape: Callable[[str, tuple[int, ...]], tuple[int, ...]] = lambda name, shape: shape,
+) -> Model:
+    """The model, in eval mode, that `make` makes, with copies of published tensors; raises as `check_layout`.
+
+    Args:
+        path: names the file in messages.
+        tensors: of the file.
+        make: makes the model, on the meta device.
+        source_name: the published name of each own one; several may share it, one behind another in rows.
+        ignored: names that are not needed.
+        source_shape: the published shape, of a published name and the shape here.
+    """
+    with torch.device("meta"):
+        model = make()
+    expected: dict[str, tuple[int, ...]] = {}
+    places: dict[str, tuple[str, int]] = {}  # own name -> name in the file and first row in that tensor
+    for name, tensor in model.state_dict().items():
+        source = source_name(name)
+        first_row = expected[source][0] if source in expected else 0
+        places[name] = source, first_row
+        expected[source] = source_shape(source, (first_row + tensor.shape[0], *tensor.shape[1:]))
+    check_layout(path, tensors, expected, ignored)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    own = {
+        name: tensors[source][first_row : first_row + shapes[name][0]].reshape(shapes[name]).clone()
+        for name, (source, first_row) in places.items()
+    }
+    model.load_state_dict(own, assign=True)
+    model.eval()
+    return model
+
+
+def fill(path: Path, model: nn.Module, tensors: Mapping[str, Tensor], ignored: str = "") -> None:
+    """Load tensors by the model's own names into it; raises as `check_layout`."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     check_layout(path, tensors, expected, ignored)
-    own = {name: tensors[name].clone() if assign else tensors[name] for name in expected}
-    model.load_state_dict(own, assign=assign)
+    model.load_state_dict({name: tensors[name] for name in expected})

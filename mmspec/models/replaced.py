@@ -16,13 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from mmspec.open_types import AnyFunction, Keywords
+
 __all__ = [
     *("Confined", "Maker", "Replacement", "Switch", "computes_plainly", "rebound", "replaced_attention"),
     *("replaced_forwards", "twin"),
 ]
 
-Function = Callable[..., Any]
-Maker = Callable[[Function], Function]
+Maker = Callable[[AnyFunction], AnyFunction]
 """Makes another function of the one that is replaced."""
 M = TypeVar("M", bound=nn.Module)
 ATTENTION = "sdpa"
@@ -32,7 +33,7 @@ class Replacements(threading.local):
     """The replacements of a thread, by the `id` of the module whose function each replaces."""
 
     def __init__(self) -> None:
-        self.functions: dict[int, Function] = {}
+        self.functions: dict[int, AnyFunction] = {}
 
 
 HERE = Replacements()
@@ -47,7 +48,7 @@ class Confined:
     """
 
     __slots__ = ()
-    stood: Function | None
+    stood: AnyFunction | None
 
 
 class Switch(Confined):
@@ -64,14 +65,14 @@ class Switch(Confined):
 
     __slots__ = ("__wrapped__", "key", "stood", "users")
 
-    def __init__(self, owner: object, own: Function, stood: Function | None = None) -> None:
+    def __init__(self, owner: object, own: AnyFunction, stood: AnyFunction | None = None) -> None:
         self.__wrapped__, self.key, self.stood, self.users = own, id(owner), stood, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return HERE.functions.get(self.key, self.__wrapped__)(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
-        own: Function = copy.deepcopy(self.__wrapped__, memo)  # a copied model has its own forward
+    def __deepcopy__(self, memo: dict[int, object]) -> AnyFunction:
+        own: AnyFunction = copy.deepcopy(self.__wrapped__, memo)  # a copied model has its own forward
         return own
 
 
@@ -90,7 +91,7 @@ class Replacement(NamedTuple):
 
 
 @contextmanager
-def replaced(places: Iterable[tuple[Any, dict[str, Any], str, Maker, Switch | None]]) -> Iterator[None]:
+def replaced(places: Iterable[tuple[object, Keywords, str, Maker, Switch | None]]) -> Iterator[None]:
     """Replace functions for the calling thread, until the context is left.
 
     Args:
@@ -98,7 +99,7 @@ def replaced(places: Iterable[tuple[Any, dict[str, Any], str, Maker, Switch | No
             inherited by the owner.
     """
     functions = HERE.functions
-    entered: list[tuple[dict[str, Any], str, Switch, Function | None]] = []
+    entered: list[tuple[Keywords, str, Switch, AnyFunction | None]] = []
     try:
         with LOCK:
             for owner, names, name, make, switch in places:
@@ -123,7 +124,8 @@ def replaced(places: Iterable[tuple[Any, dict[str, Any], str, Maker, Switch | No
                 else:
                     functions[switch.key] = before
                 switch.users -= 1
-                if switch.users or names.get(name) is not switch:
+                stands: object = names.get(name)
+                if switch.users or stands is not switch:
                     continue
                 if switch.stood is None:
                     del names[name]
@@ -172,8 +174,8 @@ def twin(module: M) -> M:
     return made
 
 
-def rebound(own: Function, module: nn.Module) -> Function:
+def rebound(own: AnyFunction, module: nn.Module) -> AnyFunction:
     """Bind the method `own` of a module to its twin; that of the class where `own` is no method."""
     function = getattr(own, "__func__", type(module).forward)
-    bound: Function = function.__get__(module)
+    bound: AnyFunction = function.__get__(module)
     return bound

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,9 @@ __all__ = [
 ]
 
 
-def hooks_of(module: nn.Module) -> list[Any]:
+def hooks_of(module: nn.Module) -> list[object]:
     """The hooks of accelerate on a module, which bring its weights and inputs where it computes."""
-    hook: Any = getattr(module, "_hf_hook", None)
+    hook = getattr(module, "_hf_hook", None)
     return [] if hook is None else list(getattr(hook, "hooks", [hook]))
 
 

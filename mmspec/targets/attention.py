@@ -78,7 +78,7 @@ def attends_plainly(decoder: nn.Module) -> bool:
     found = [module for module in decoder.modules() if "attention" in type(module).__name__.lower()]
     return bool(found) and all(
         type(module).__name__ in PLAIN_ATTENTION
-        and type(module).__module__.startswith(("transformers.models.", "mmspec.models."))
+        and type(module).__module__.startswith(("transformers.models.", "mmspec.families."))
         and getattr(module, "config", None) is decoder.config
         for module in found
     )
@@ -116,7 +116,7 @@ def attention_on_tree(
         return
 
     def on_tree(own: AnyFunction) -> AnyFunction:
-        def attention(module: nn.Module, *args: Any, **given: Any) -> Any:
+        def attention(module: nn.Module, *args: Any, **given: Any) -> object:
             is_of_decoder = getattr(module, "config", None) is config
             ours = attend if by_kernel else partial(attend_grouped, own)
             return (ours if is_of_decoder else own)(module, *args, **given)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.core.cache import RaggedCache
-from mmspec.core.draft import Block, Draft, DraftKind, Nodes, ProbedTree, Tree
-from mmspec.core.interfaces import PromptOutput, TargetOutput, TargetState
+from mmspec.core.draft import Block, DraftKind, Nodes, ProbedTree, Tree
+from mmspec.core.interfaces import AnyDraft, AnyVerdict, PromptOutput, TargetOutput, TargetState
 from mmspec.core.rows import named
-from mmspec.core.verdict import Fill, Verdict
-from mmspec.errors import UnsupportedModelError
+from mmspec.core.verdict import Fill
+from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.linear_layers import Product
 from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear
 from mmspec.open_types import Inputs, Keywords
@@ -38,6 +38,10 @@ from mmspec.targets.thinned import reading_only
 from mmspec.transformers_versions import cache_name
 
 logger = logging.getLogger(__name__)
+S = TypeVar("S", bound="CausalState")
+
+#: The state of a batch, of the kind that a target makes in its `prefill`.
+AnyState: TypeAlias = Any
 
 
 @dataclass
@@ -105,7 +109,7 @@ class CausalState(CacheState):
         self.hidden.close()
 
 
-class CausalTarget(ModelTarget[Any]):
+class CausalTarget(ModelTarget[AnyState]):
     """Adapter from a transformers model to the Target interface.
 
     Prompts are read one row at a time and never padded, so a row of a batch is computed as it is
@@ -165,7 +169,7 @@ class CausalTarget(ModelTarget[Any]):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[CausalState, PromptOutput]:
+    ) -> tuple[AnyState, PromptOutput]:
         """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
         return self.prefill_part(prompts, [None] * len(prompts), capacity, taps)
 
@@ -208,6 +212,35 @@ class CausalTarget(ModelTarget[Any]):
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, shifts)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
+
+    def unread(
+        self, kind: type[S], prompt_lengths: list[int], capacity: int, taps: Sequence[int], **fields: Any
+    ) -> tuple[S, PromptOutput]:
+        """Make the state of prompts that no forward has read. Returns it and logits [R, 0, V]: of no cell.
+
+        Args:
+            kind: of the state.
+            prompt_lengths: slots before each image.
+            capacity, taps: as of `prefill`.
+            fields: further ones of the state.
+
+        Raises:
+            InputError: hidden states are asked for.
+        """
+        if taps:
+            raise InputError("taps", tuple(taps), "none: such a model has no state of a prompt alone")
+        rows = len(prompt_lengths)
+        state = kind(
+            cache=RaggedCache(self.config, rows, capacity, self.device),
+            prompt_lengths=prompt_lengths,
+            starts=torch.tensor(prompt_lengths, device=self.device),
+            hidden=self._reader(()),
+            change=self._change,
+            additive=mask_dtype(self._decoder),
+            **fields,
+        )
+        logits = torch.empty(rows, 0, self.vocabulary, dtype=self.dtype, device=self.device)
+        return state, PromptOutput(logits, forwards=0)
 
     def read(self, sequences: Sequence[Mapping[str, Tensor]], taps: Sequence[int]) -> dict[int, Tensor]:
         """Read whole sequences to learn from; nothing is kept but their hidden states.
@@ -301,7 +334,7 @@ class CausalTarget(ModelTarget[Any]):
             layer.load(row, read.committed)
         return logits
 
-    def score(self, state: CausalState, draft: Draft) -> TargetOutput:
+    def score(self, state: AnyState, draft: AnyDraft) -> TargetOutput:
         """Score every node of the draft in one forward."""
         cache, nodes = state.cache, draft.nodes
         if cache.recurrent and isinstance(draft, Block):
@@ -317,9 +350,9 @@ class CausalTarget(ModelTarget[Any]):
         own, queried = output.logits.split([draft.valid.shape[1], draft.hosts.shape[1]], 1)
         return replace(output, logits=own.contiguous(), queried=queried)
 
-    def score_nodes(self, state: CausalState, nodes: Nodes) -> TargetOutput:
+    def score_nodes(self, state: AnyState, nodes: Nodes) -> TargetOutput:
         """Score nodes [R, n] of all rows, in one forward."""
-        cache = state.cache
+        cache: RaggedCache = state.cache
         is_apart = bool(self._changing) and cache.longest + nodes.deepest + 1 >= state.change
         if cache.recurrent and nodes.extent > state.most_nodes:
             check_draft(cache.rows, nodes.extent, self.node_bytes, self.device)
@@ -356,13 +389,13 @@ class CausalTarget(ModelTarget[Any]):
         self._readers[tuple(taps)].begin()
         return self._readers[tuple(taps)]
 
-    def next_positions(self, state: Any, nodes: Nodes) -> Tensor:
+    def next_positions(self, state: AnyState, nodes: Nodes) -> Tensor:
         """Position ids of scored nodes [R, n], or with several axes in front."""
         # the place on the path, never the index in the array
         after: Tensor = state.cache.lengths + state.offset
         return after[:, None] + nodes.depth
 
-    def further_inputs(self, state: Any, nodes: Nodes) -> Keywords:
+    def further_inputs(self, state: AnyState, nodes: Nodes) -> Keywords:
         """Arguments that only this kind of model takes, for a scoring forward."""
         return {}
 
@@ -432,7 +465,7 @@ class CausalTarget(ModelTarget[Any]):
         weight, bias = rows
         return functools.partial(Product(self.packing), weight=weight, bias=bias)
 
-    def commit(self, state: CausalState, draft: Draft, verdict: Verdict, active: Tensor) -> None:
+    def commit(self, state: AnyState, draft: AnyDraft, verdict: AnyVerdict, active: Tensor) -> None:
         """Keep the accepted nodes of the active rows; the next token has no keys yet.
 
         The keys of a fill stay in their slots.

@@ -12,7 +12,6 @@ import functools
 import logging
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +22,7 @@ from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.verdict import Path
 from mmspec.models.replaced import Confined, forward_name
 from mmspec.open_types import AnyFunction
+from mmspec.targets.model_target import AnyModelTarget
 
 __all__ = ["hooks_of_users", "names_of", "treats_alike"]
 
@@ -69,7 +69,7 @@ def names_of(hooks: Mapping[int, AnyFunction]) -> str:
     return ", ".join(sorted(names))
 
 
-def treats_alike(target: Any, prompt: Mapping[str, Tensor]) -> bool:
+def treats_alike(target: AnyModelTarget, prompt: Mapping[str, Tensor]) -> bool:
     """Whether a target gives several tokens in a forward the logits that it gives them one after another.
 
     It is tried on a prompt when hooks of users were set or removed, not again while they stay.
@@ -96,10 +96,10 @@ def treats_alike(target: Any, prompt: Mapping[str, Tensor]) -> bool:
 
 
 @torch.inference_mode()
-def score_twice(target: Any, prompt: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def score_twice(target: AnyModelTarget, prompt: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Logits [2, V] of two tokens behind a prompt: scored in one forward, and one after the other."""
     reader = copy.copy(target)
-    reader.prefix_cache = reader.steps = None
+    vars(reader).update(prefix_cache=None, steps=None)
     state, output = reader.prefill([prompt], prompt["input_ids"].shape[1] + 2)
     with closing(state):
         first = Tree.chain(output.logits[:, -1:].argmax(-1), DraftKind.POINT)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from einops import rearrange
@@ -27,12 +27,18 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.models.weights import execution_device, stored_weight
 from mmspec.open_types import Keywords, Processor
-from mmspec.targets.causal import CausalState, CausalTarget
+from mmspec.targets.causal import AnyState, CausalState, CausalTarget
 
 __all__ = ["CODEBOOK", "FORCED", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride", "stride_of"]
 
 #: The model's inputs for a prompt, and for the unconditional one that guidance leads away from.
 PromptPair = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+#: An image tokenizer: a `VQModel` of diffusers, or a family's own module.
+AnyVQ: TypeAlias = Any
+TextEncoder: TypeAlias = PreTrainedModel | None
+#: What an image is asked for by: a text; of models of classes a label, or None for no class.
+Asked: TypeAlias = Any
 
 CODEBOOK = "quantize.embedding.weight"  # of an image tokenizer
 FORCED = "forced"  # of a prompt: [1, n] what its layout forces, where the output is not the default image
@@ -84,6 +90,7 @@ class ImageTokenTarget(CausalTarget, ABC):
     no_vq: ClassVar[str] = "an image tokenizer, which turns tokens into pixels"
     published: Mapping[str, object] = {}
     classes: int | None = None
+    vq: AnyVQ
     sampler: ClassVar[type[Sampler]] = Sampler
 
     def __init__(
@@ -92,7 +99,7 @@ class ImageTokenTarget(CausalTarget, ABC):
         grid: ImageGrid,
         syntax: int = 0,
         stride: int = 16,
-        vq: Any = None,
+        vq: AnyVQ = None,
         codebook: Tensor | None = None,
     ) -> None:
         super().__init__(model)
@@ -135,11 +142,11 @@ class ImageTokenTarget(CausalTarget, ABC):
     @abstractmethod
     def encode_prompt(
         self,
-        asked: object,
+        asked: Asked,
         negative: str | None,
         grid: ImageGrid,
         tokenizer: Processor,
-        text_encoder: object = None,
+        text_encoder: TextEncoder = None,
     ) -> PromptPair:
         """Encode a prompt, and the unconditional one.
 
@@ -200,7 +207,7 @@ class ImageTokenTarget(CausalTarget, ABC):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[ImageState, PromptOutput]:
+    ) -> tuple[AnyState, PromptOutput]:
         """Prefill the prompts, and set up the grammar of their outputs."""
         rows = [prompt[FORCED][0].tolist() if FORCED in prompt else self.grid.forced for prompt in prompts]
         grammar = Grammar(rows, self.device)
@@ -212,7 +219,7 @@ class ImageTokenTarget(CausalTarget, ABC):
         """The model's arguments for a prompt alone, without the layout of its output."""
         return super().arguments({name: value for name, value in prompt.items() if name != FORCED})
 
-    def score_nodes(self, state: ImageState, nodes: Nodes) -> TargetOutput:  # type: ignore[override]
+    def score_nodes(self, state: AnyState, nodes: Nodes) -> TargetOutput:
         """Score nodes [R, n] in one forward, and exclude what the grammar excludes after each."""
         output = super().score_nodes(state, nodes)
         if not self.syntax:
@@ -233,12 +240,12 @@ class ImageTokenTarget(CausalTarget, ABC):
         return exclude(logits, forced, self.grid.codebook_size) if self.syntax else logits
 
 
-def stride_of(vq: Any) -> int:
+def stride_of(vq: AnyVQ) -> int:
     """Pixels per cell of an image tokenizer, a `VQModel` of diffusers."""
     return int(2 ** (len(vq.config.block_out_channels) - 1))
 
 
-def check_stride(vq: object, stride: int) -> None:
+def check_stride(vq: AnyVQ, stride: int) -> None:
     """Raise CheckpointError unless an image tokenizer has cells of that many pixels."""
     if (found := stride_of(vq)) != stride:
         raise CheckpointError("vq", f"{found} pixels per token", f"{stride}, as the model expects")

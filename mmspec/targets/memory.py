@@ -6,7 +6,6 @@ What recurrent states take, for each row and for each node of a draft, is measur
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from mmspec.models.free_memory import free_bytes
 from mmspec.models.replaced import Replacement, replaced_forwards
 from mmspec.models.weights import execution_device
 from mmspec.targets.mixers import closed_form, find_mixers, mixer_on_tree
+from mmspec.targets.model_target import AnyModelTarget
 from mmspec.transformers_versions import cache_name
 
 __all__ = ["MemoryPlan", "StateMemory", "cached_bytes", "check_draft", "measure_states"]
@@ -58,7 +58,7 @@ class MemoryPlan:
 
     @classmethod
     def of(
-        cls, target: Any, rows: int, tokens: int, nodes: int, drafter: nn.Module | None = None
+        cls, target: AnyModelTarget, rows: int, tokens: int, nodes: int, drafter: nn.Module | None = None
     ) -> MemoryPlan:
         """Plan for a batch.
 

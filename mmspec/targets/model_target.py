@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
 from mmspec.core.interfaces import State, Target
 from mmspec.models.linear_layers import LinearLayers, Packing, packing_of
 
-__all__ = ["ModelTarget"]
+__all__ = ["AnyModelTarget", "ModelTarget"]
 
 
 class ModelTarget(Target[State]):
@@ -40,3 +40,7 @@ class ModelTarget(Target[State]):
         if self.device.type != "cpu":
             return nullcontext
         return LinearLayers((self.model, *modules), self.packing)
+
+
+#: A target that runs a model, whose kind of state does not matter.
+AnyModelTarget: TypeAlias = ModelTarget[Any]

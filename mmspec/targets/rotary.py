@@ -70,7 +70,7 @@ def turned(modules: Sequence[nn.Module], one_by_one: bool = False) -> AbstractCo
     """
     if not modules:
         return nullcontext()
-    turning: Any = turn_each if one_by_one else lambda turn, _, positions: turn(positions)
+    turning: AnyFunction = turn_each if one_by_one else lambda turn, _, positions: turn(positions)
     return replaced_forwards(Replacement(module, partial(turned_by, module, turning)) for module in modules)
 
 
@@ -98,10 +98,10 @@ def turn_each(
     return tuple(whole.unflatten(-2, sizes.shape) for whole in found)
 
 
-def turned_by(module: Any, turning: Callable[..., tuple[Tensor, ...]], own: AnyFunction) -> AnyFunction:
+def turned_by(module: Any, turning: AnyFunction, own: AnyFunction) -> AnyFunction:
     """The other forward of one module, whose frequencies are those of a fresh one before each turn."""
 
-    def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+    def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> object:
         layer = {} if layer_type is None else {"layer_type": layer_type}
         kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
         if not changes(kind):

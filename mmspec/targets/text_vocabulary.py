@@ -19,7 +19,7 @@ from mmspec.core.cache import RaggedCache
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
 from mmspec.open_types import Inputs, Processor
-from mmspec.targets.image_tokens import ImageTokenTarget, PromptPair
+from mmspec.targets.image_tokens import AnyVQ, Asked, ImageTokenTarget, PromptPair, TextEncoder
 
 __all__ = [
     "IdsPair",
@@ -44,16 +44,16 @@ class TextPromptTarget(ImageTokenTarget):
 
     def encode_prompt(
         self,
-        asked: Any,
+        asked: Asked,
         negative: str | None,
         grid: ImageGrid,
         tokenizer: Processor,
-        text_encoder: Any = None,
+        text_encoder: TextEncoder = None,
     ) -> PromptPair:
         """Encode a prompt, and the unconditional one; ids are counted from the target's own vocabulary on."""
-        ids, negative_ids = self.prompt_ids(asked, negative, grid, tokenizer)
-        asked, unconditional = (torch.tensor([each], device="cpu") for each in (ids, negative_ids))
-        return {"input_ids": asked + self.vocabulary}, {"input_ids": unconditional + self.vocabulary}
+        pair = self.prompt_ids(str(asked), negative, grid, tokenizer)
+        own, other = (torch.tensor([ids], device="cpu") + self.vocabulary for ids in pair)
+        return {"input_ids": own}, {"input_ids": other}
 
     @abstractmethod
     def embed(self, tokens: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class TextVocabularyTarget(TextPromptTarget):
         codes: Sequence[int],
         syntax_ids: Sequence[int],
         stride: int,
-        vq: object,
+        vq: AnyVQ,
         codebook: Tensor | None,
     ) -> None:
         super().__init__(model, grid, len(syntax_ids), stride, vq, codebook)

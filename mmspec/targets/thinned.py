@@ -108,7 +108,7 @@ def attention_behind(target: Any, state: Any, tokens: Tensor) -> Tensor:
     found: list[Tensor] = []
 
     def keeping(own: AnyFunction) -> AnyFunction:
-        def forward(*args: object, **given: object) -> Any:
+        def forward(*args: object, **given: object) -> object:
             output = own(*args, **given)
             found.extend(each for each in output[1:2] if each is not None and each.dim() == 4)
             return output
@@ -127,7 +127,7 @@ def attention_behind(target: Any, state: Any, tokens: Tensor) -> Tensor:
 def eagerly(own: AnyFunction) -> AnyFunction:
     """The attention function by which a module tells its weights, of its modelling file; else `own`."""
 
-    def attention(module: nn.Module, *args: object, **given: object) -> Any:
+    def attention(module: nn.Module, *args: object, **given: object) -> object:
         files = (sys.modules[each.__module__] for each in type(module).__mro__)
         function = next((getattr(file, EAGER) for file in files if hasattr(file, EAGER)), own)
         return function(module, *args, **given)

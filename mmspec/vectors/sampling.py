@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec.call_fields import ABOVE_ZERO
 from mmspec.core.draft import Draft
+from mmspec.core.interfaces import AnyDraft
 from mmspec.core.rows import named
 from mmspec.core.sampling import RowSettings, check_setting, read_setting, values_of
 from mmspec.errors import InputError
@@ -101,11 +102,11 @@ class DenoisingSampler(RowSettings):
         last = self.length - 1
         return (after.clamp_max(last) if isinstance(after, Tensor) else min(after, last)) / self.length
 
-    def schedule_of(self, draft: Draft) -> StepSchedule:
+    def schedule_of(self, draft: AnyDraft) -> StepSchedule:
         """The schedule of the head's steps for a draft."""
         return self.schedule
 
-    def progress(self, draft: Draft, first: Tensor, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
+    def progress(self, draft: AnyDraft, first: Tensor, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
         """Places that are decided before and after each node's, [T, n, 1]: in order, one after another."""
         before = (first[:, None] + draft.lanes.depth).to(like.dtype)[..., None]
         return before, before + 1

@@ -17,6 +17,7 @@ from mmspec.targets import CausalTarget, attention
 from mmspec.targets.attention import EXPRESSED, PLAIN_ATTENTION, attends_plainly, tree_mask
 from tests.oracles import ragged_tree
 from tests.tiny_models import TEXT_MODELS, tiny_llama, tiny_mistral_sliding, tiny_qwen2_mixed_sliding
+from tests.tiny_models.llamagen import tiny_llamagen
 
 LENGTHS = [0, 3, 20]
 
@@ -63,6 +64,10 @@ def test_the_packed_mask_means_the_mask(build) -> None:
 def test_models_with_other_attention_keep_theirs(name: str) -> None:
     plain = attends_plainly(TEXT_MODELS[name]().get_decoder())
     assert plain == (name in ("llama", "mistral_sliding"))
+
+
+def test_attention_of_our_image_models_is_plain() -> None:
+    assert attends_plainly(tiny_llamagen("class").get_decoder())
 
 
 def test_plain_attention_asks_for_nothing_that_the_kernel_cannot_express() -> None:

@@ -1,14 +1,15 @@
 """Chameleon: Anole and Lumina-mGPT."""
 
 from pathlib import Path
-from typing import Any
+
+from transformers import PreTrainedConfig
 
 from mmspec.plugins import Converter, Family
 
 LUMINA_CLASS = "ChameleonXLLMX"
 
 
-def is_lumina(config: Any) -> bool:
+def is_lumina(config: PreTrainedConfig) -> bool:
     """Whether a Chameleon is a Lumina-mGPT, which differs from it only in its class or its folder."""
     by_class = any(name.startswith(LUMINA_CLASS) for name in config.architectures or [])
     return by_class or "lumina" in Path(config.name_or_path or "").name.lower()

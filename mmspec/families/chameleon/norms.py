@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError
 from mmspec.models.official_files import MAX_NAMED_KEYS, read_config
+from mmspec.open_types import Json
 
 __all__ = ["convert_chameleon", "is_chameleon"]
 
@@ -34,7 +34,7 @@ def is_chameleon(folder: Path) -> bool:
         return False
 
 
-def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None) -> dict[str, Any]:
+def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None) -> Json:
     """Write a folder whose norms have one row for each head; shard after shard, all other files as they are.
 
     Args:
@@ -51,8 +51,8 @@ def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None)
         InputError: `out` is not empty.
     """
     config = read_config(folder)
-    queries: Any = config.get("num_attention_heads")
-    heads: dict[str, Any] = {"q": queries, "k": config.get("num_key_value_heads") or queries}
+    queries = config.get("num_attention_heads", 0)
+    heads: dict[str, int] = {"q": queries, "k": config.get("num_key_value_heads") or queries}
     shards = sorted(folder.glob("*.safetensors"))
     if not shards or not all(isinstance(count, int) and count > 0 for count in heads.values()):
         allowed = "a folder of safetensors, whose config.json has num_attention_heads"

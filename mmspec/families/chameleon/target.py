@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import InputError
 from mmspec.models.weights import stored_weight
-from mmspec.targets.image_tokens import CODEBOOK, check_stride
+from mmspec.open_types import Processor
+from mmspec.targets.image_tokens import CODEBOOK, AnyVQ, check_stride
 from mmspec.targets.text_vocabulary import (
     IdsPair,
     TextVocabularyTarget,
@@ -60,7 +61,7 @@ class AnoleTarget(TextVocabularyTarget):
     no_vq = "the image tokenizer: transformers' Chameleon has no decoder (see load_chameleon_vq)"
     published = {"guidance_scale": 3.0, "top_k": 2000}
 
-    def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
         config = model.config.vq_config
         stride = 2 ** (len(config.channel_multiplier) - 1)
         codes = code_ids(model.model.vocabulary_mapping.img2bpe)
@@ -76,7 +77,7 @@ class AnoleTarget(TextVocabularyTarget):
         """The default grid, and the model ids of its syntax."""
         return square, []
 
-    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Processor) -> IdsPair:
         """A turn, then begin-of-image; the unconditional prompt is the first and last token alone."""
         begin, end, image = special_ids(tokenizer, BEGIN_OF_TEXT, END_OF_TURN, BEGIN_OF_IMAGE)
 
@@ -107,7 +108,7 @@ class LuminaTarget(AnoleTarget):
         grid = ImageGrid(side, side, square.codebook_size, row_end, (row_end + 1,))
         return grid, token_ids(model, [END_OF_ROW, END_OF_IMAGE])
 
-    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Processor) -> IdsPair:
         """A turn, begin-of-image, two size tokens; the unconditional prompt is these three alone."""
         height, width = grid.rows * self.stride, grid.columns * self.stride
         head = special_ids(tokenizer, BEGIN_OF_IMAGE, size_token(height), size_token(width))

@@ -21,13 +21,14 @@ from mmspec.errors import CheckpointError
 from mmspec.families.image_parts import VQ, ModelSource, check_parts, load_vq, load_whole
 from mmspec.models.autoencoders import build_autoencoder, ldm_name, measure_levels, vq_settings
 from mmspec.models.official_files import find_tensors, open_checkpoint
+from mmspec.open_types import Keywords
 
 __all__ = ["load_chameleon", "load_chameleon_tokenizer", "load_chameleon_vq", "vq_from_taming"]
 
 PREFIX = "model.vqmodel."
 
 
-def load_chameleon(found: ModelSource) -> dict[str, Any]:
+def load_chameleon(found: ModelSource) -> Keywords:
     """Load a model and its image tokenizer; see `Family`."""
     check_parts(found, VQ)
     loaded = load_whole(found._replace(parts={}))

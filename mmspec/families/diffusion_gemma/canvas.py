@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
-from mmspec.core.interfaces import DraftSession, Target, TargetOutput
+from mmspec.core.interfaces import AnyVerdict, DraftSession, TargetOutput
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.families.diffusion_gemma.renoise import Renoise, uniform_tokens
 from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
 from mmspec.families.masked_language.unmasking import PlacesDrafter
 from mmspec.places.noise_canvas import CanvasBlock, CanvasFill
+from mmspec.targets import AnyTarget
 
 __all__ = ["NoiseCanvasDrafter"]
 
@@ -80,7 +80,7 @@ class NoiseCanvasSession(DraftSession):
             begins=[begin if reason is None else None for reason, begin in going],
         )
 
-    def observe(self, draft: Draft, output: TargetOutput, scores: Any, verdict: Any) -> None:
+    def observe(self, draft: Draft, output: TargetOutput, scores: object, verdict: AnyVerdict) -> None:
         if isinstance(verdict, CanvasFill):
             self.tokens, self.steps = verdict.canvas, self.steps - 1
             self.past = torch.cat([verdict.values[:, None], self.past[:, :-1]], 1)
@@ -106,7 +106,7 @@ class NoiseCanvasDrafter(PlacesDrafter):
     def __init__(self, rule: Renoise) -> None:
         self.rule = rule
 
-    def fit(self, target: Target[Any]) -> NoiseCanvasDrafter:
+    def fit(self, target: AnyTarget) -> NoiseCanvasDrafter:
         if not isinstance(target, DiffusionGemmaTarget):
             raise InputError("accelerator", "renoise", "a model of canvases of noise, as DiffusionGemma is")
         fitted, own = copy.copy(self), self.rule.fit(target).settled

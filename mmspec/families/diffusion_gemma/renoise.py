@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.distributions import Scores
-from mmspec.core.interfaces import Rule, Target, TargetOutput
+from mmspec.core.interfaces import Rule, TargetOutput
 from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Measured, Verdict
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 from mmspec.places.noise_canvas import CanvasBlock, CanvasFill
 from mmspec.places.policies import entropy, within
+from mmspec.targets import AnyTarget
 from mmspec.validation import is_integer, require_number
 
 __all__ = ["Renoise", "uniform_tokens"]
@@ -60,7 +61,7 @@ class Renoise(Rule[CanvasBlock]):
     t_max: float | None = None
     stability_threshold: int | None = None
     confidence_threshold: float | None = None
-    settled: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    settled: Keywords = field(default_factory=dict, init=False, compare=False, repr=False)
 
     exactness = Level.LOSSY
 
@@ -78,7 +79,7 @@ class Renoise(Rule[CanvasBlock]):
             if value is not None and (not is_integer(value) or value < least):
                 raise InputError(name, value, f"an integer of {least} or more")
 
-    def fit(self, target: Target[Any]) -> Renoise:
+    def fit(self, target: AnyTarget) -> Renoise:
         fitted, own = copy.copy(self), {**DEFAULTS, **getattr(target, "published", {})}
         settled = {name: own[name] if getattr(self, name) is None else getattr(self, name) for name in own}
         object.__setattr__(fitted, "settled", settled)

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import Drafter, PromptOutput, Rule, TargetOutput, TargetState
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 from mmspec.places.noise_canvas import CanvasBlock, CanvasFill
 from mmspec.targets.causal import to_device
 from mmspec.targets.model_target import ModelTarget
@@ -67,7 +68,7 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
     by_blocks = True
     prefix_cache = None
 
-    def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None]:
+    def plain_decoding(self) -> tuple[Drafter, Rule[CanvasBlock]]:
         from mmspec.families.diffusion_gemma.canvas import NoiseCanvasDrafter  # which reads this target
         from mmspec.families.diffusion_gemma.renoise import Renoise
 
@@ -75,18 +76,17 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
         return NoiseCanvasDrafter(rule).fit(self), rule.fit(self)
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model: Any = model
-        self.config: Any = model.config
+        self.model, self.config = model, model.config
         self.vocabulary: int = model.config.get_text_config().vocab_size
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.canvas_length: int = model.config.canvas_length
-        self.steps: Any = None
-        settings: Any = model.generation_config
+        self.steps = None
+        settings = model.generation_config
         sampler = getattr(settings, "sampler_config", None)
         found = {"entropy_bound": getattr(sampler, "entropy_bound", None)}
         found |= {own: getattr(settings, theirs, None) for own, theirs in SETTINGS.items()}
-        self.published: Mapping[str, Any] = {name: one for name, one in found.items() if one is not None}
+        self.published: Keywords = {name: one for name, one in found.items() if one is not None}
 
     def compile(self) -> None:
         """Compiled steps are not there yet.
@@ -131,7 +131,7 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
         )
         encoder(input_ids=tokens, attention_mask=masks, **{CACHE: cache}, position_ids=positions, **inputs)
 
-    def score(self, state: DiffusionGemmaState, draft: CanvasBlock) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: DiffusionGemmaState, draft: CanvasBlock) -> TargetOutput:
         """Score the canvas of each row; a canvas that was decided before is read first."""
         tokens = draft.tokens[:, :, 0]
         logits = torch.zeros(*tokens.shape, self.vocabulary, dtype=torch.float32, device=self.device)
@@ -154,13 +154,7 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
             logits[row] = output.logits[0]
         return TargetOutput(logits)
 
-    def commit(
-        self,
-        state: DiffusionGemmaState,
-        draft: Draft,
-        verdict: CanvasFill,  # type: ignore[override]
-        active: Tensor,
-    ) -> None:
+    def commit(self, state: DiffusionGemmaState, draft: Draft, verdict: CanvasFill, active: Tensor) -> None:
         """Keep the canvases that were decided, and tell the next step of the others what this one said."""
         done = verdict.decided.all(-1, keepdim=True)
         state.canvas = verdict.values if state.canvas is None else verdict.values.where(done, state.canvas)

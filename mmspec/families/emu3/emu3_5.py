@@ -39,6 +39,7 @@ class Emu3p5Model(Qwen3Model):
 class Emu3p5ForCausalLM(Qwen3ForCausalLM):
     """Emu3.5 with its head, module for module Qwen3."""
 
+    config: Emu3p5Config
     config_class = Emu3p5Config
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Emu3ForConditionalGeneration
 
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import CheckpointError, InputError
+from mmspec.families.emu3.emu3_5 import Emu3p5Config, Emu3p5ForCausalLM
 from mmspec.models.weights import execution_device
-from mmspec.targets.image_tokens import check_stride
+from mmspec.open_types import Processor
+from mmspec.targets.image_tokens import AnyVQ, check_stride
 from mmspec.targets.text_vocabulary import (
     IdsPair,
     TextVocabularyTarget,
@@ -73,19 +75,20 @@ class Emu3Target(AnySizeTarget):
     min_columns = 3  # on narrower grids the reference's rules for the ends of rows and of the image meet
     published = {"guidance_scale": 3.0, "top_k": 2048}
 
-    def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
+    def __init__(
+        self, model: Emu3ForConditionalGeneration, vq: AnyVQ = None, codebook: Tensor | None = None
+    ) -> None:
         if vq is not None:
             raise InputError("vq", type(vq).__name__, "None: an Emu3 checkpoint holds its image tokenizer")
-        parts: Any = model.model
-        codes = code_ids(parts.vocabulary_mapping.img2bpe)
+        codes = code_ids(model.model.vocabulary_mapping.img2bpe)
         end: int = model.config.get_text_config(decoder=True).eos_token_id
         syntax = [*token_ids(model, [END_OF_ROW, END_OF_FRAME, END_OF_IMAGE]), end]
         row_end, *ending = range(len(codes), len(codes) + len(syntax))
         grid = ImageGrid(DEFAULT_CELLS, DEFAULT_CELLS, len(codes), row_end, tuple(ending))
-        vq = parts.vqmodel
-        super().__init__(model, grid, codes, syntax, vq.spatial_scale_factor, vq, codebook)
+        own = model.model.vqmodel
+        super().__init__(model, grid, codes, syntax, own.spatial_scale_factor, own, codebook)
 
-    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Processor) -> IdsPair:
         """The text, then the grid's size; the unconditional prompt is a list of flaws."""
         names = (tokenizer.bos_token, BEGIN_OF_IMAGE, BEGIN_OF_TOKENS)
         begin, image, tokens = special_ids(tokenizer, *names)
@@ -119,8 +122,10 @@ class Emu3p5Target(AnySizeTarget):
     no_vq = "the image tokenizer, which Emu3.5 keeps in a folder of its own"
     published = {"guidance_scale": 5.0, "top_k": 5120}
 
-    def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
-        config: Any = model.config
+    config: Emu3p5Config
+
+    def __init__(self, model: Emu3p5ForCausalLM, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
+        config = model.config
         first = config.eoi_token_id + 1
         codes = range(first, config.vocab_size)
         if not codes:
@@ -133,15 +138,14 @@ class Emu3p5Target(AnySizeTarget):
         syntax = [config.eol_token_id, config.eoi_token_id]
         super().__init__(model, grid, codes, syntax, STRIDE_3_5, vq, codebook)
 
-    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Processor) -> IdsPair:
         """A turn, then the grid's size; the unconditional prompt is a turn without task and text."""
         begin, answer = special_ids(tokenizer, *TURN)
-        config: Any = self.config
         size = plain_ids(tokenizer, f"{grid.rows}*{grid.columns}")
 
         def turn(task: str, content: str) -> list[int]:
             said = plain_ids(tokenizer, f"You are a helpful assistant{task}. USER: {content} ASSISTANT: ")
-            return [begin, *said, answer, config.boi_token_id, *size, config.img_token_id]
+            return [begin, *said, answer, self.config.boi_token_id, *size, self.config.img_token_id]
 
         task = " for t2i task"
         return turn(task, text), turn("", "") if negative is None else turn(task, negative)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoProcessor, GlmImageForConditionalGeneration
 
@@ -14,11 +13,12 @@ from mmspec.errors import CheckpointError
 from mmspec.families.glm_image.target import GlmImageTarget
 from mmspec.families.image_parts import ModelSource
 from mmspec.models.checkpoint import load_model
+from mmspec.open_types import Keywords, Processor
 
 SIZE = 1024
 
 
-def load_glm_image(found: ModelSource) -> dict[str, Any]:
+def load_glm_image(found: ModelSource) -> Keywords:
     """Load a model, and its processor, which lies beside it; see `Family`.
 
     Raises:
@@ -29,12 +29,12 @@ def load_glm_image(found: ModelSource) -> dict[str, Any]:
         processor = AutoProcessor.from_pretrained(beside if beside.is_dir() else found.source)
     except (OSError, ValueError) as error:
         raise CheckpointError("target", found.source, f"a processor beside it ({error})"[:300]) from error
-    kind: dict[str, Any] = {"argument": "target", "model_class": GlmImageForConditionalGeneration}
+    kind: Keywords = {"argument": "target", "model_class": GlmImageForConditionalGeneration}
     return {"processor": processor, "model": load_model(found.source, found.config, **kind, **found.how)}
 
 
 def image_prompts(
-    target: GlmImageTarget, processor: Any, texts: Sequence[str], height: int | None, width: int | None
+    target: GlmImageTarget, processor: Processor, texts: Sequence[str], height: int | None, width: int | None
 ) -> tuple[list[Request], Sampler, int]:
     """Requests of images without a source image, how they are sampled, and tokens of each; see `Family`."""
     size = {"target_h": height or SIZE, "target_w": width or SIZE}
@@ -45,7 +45,7 @@ def image_prompts(
             [messages], tokenize=True, **size, return_dict=True, return_tensors="pt"
         )
         requests.append(Request(dict(inputs)))
-    config: Any = target.model.generation_config
+    config = target.model.generation_config
     sampler = Sampler(config.temperature or 1.0, top_k=config.top_k, top_p=config.top_p)
     tokens = target.layout_for(requests[0].inputs).length  # of preview and image; a mark ends them
     return requests, sampler, tokens + 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,8 +58,7 @@ class GlmImageTarget(VisionLanguageTarget):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        text: Any = model.config.get_text_config(decoder=True)
-        self.vocabulary = int(text.vision_vocab_size)
+        self.vocabulary = int(model.config.get_text_config(decoder=True).vision_vocab_size)
         self.codebook = stored_weight(model, f"model.vqmodel.{CODEBOOK}").detach().to(self.device)
 
     def prefill(
@@ -78,8 +76,7 @@ class GlmImageTarget(VisionLanguageTarget):
 
         The mark of the end is not in it: no grammar forces it.
         """
-        config: Any = self.model.config
-        given = int((inputs["input_ids"] == config.image_end_token_id).sum())
+        given = int((inputs["input_ids"] == self.config.image_end_token_id).sum())
         sides = inputs["image_grid_thw"][given:, 1:].flip(0).tolist()
         return GridSequence(tuple(ImageGrid(rows, columns, len(self.codebook)) for rows, columns in sides))
 
@@ -87,10 +84,10 @@ class GlmImageTarget(VisionLanguageTarget):
         """Position ids of a prompt [3, 1, L]; what follows it is looked up, so that there is no offset."""
         return self._rope(inputs)[0], 0
 
-    def next_positions(self, state: Any, nodes: Nodes) -> Tensor:
+    def next_positions(self, state: GlmImageState, nodes: Nodes) -> Tensor:
         """Position ids [3, R, n] of scored nodes, by their index in the output."""
         index = state.index(nodes).clamp_max(state.table.shape[1] - 1)
-        found: Tensor = state.table.gather(1, index[..., None].expand(-1, -1, 3))
+        found = state.table.gather(1, index[..., None].expand(-1, -1, 3))
         return found.permute(2, 0, 1)
 
     def _rope(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -101,8 +98,7 @@ class GlmImageTarget(VisionLanguageTarget):
         """
         if inputs.get("image_grid_thw") is None:
             raise InputError("inputs", sorted(inputs), "`image_grid_thw`, as the processor returns it")
-        model: Any = self.model
-        module = model.model
+        module = self.model.model
         grids = {name: inputs[name] for name in GRIDS if inputs.get(name) is not None}
         positions, _ = module.get_rope_index(inputs["input_ids"], **grids)
         # kept on the module until the next prompt is read; a copy belongs to the request

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import JanusForConditionalGeneration
 
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import InputError
 from mmspec.models.weights import execution_device
+from mmspec.open_types import Processor
+from mmspec.targets.image_tokens import AnyVQ
 from mmspec.targets.text_vocabulary import IdsPair, TextPromptTarget, plain_ids, special_ids
 
 __all__ = ["JanusTarget"]
@@ -30,16 +30,18 @@ class JanusTarget(TextPromptTarget):
     only_size = "the only size that Janus draws"
     published = {"guidance_scale": 5.0}
 
-    def __init__(self, model: PreTrainedModel, vq: Any = None, codebook: Tensor | None = None) -> None:
+    def __init__(
+        self, model: JanusForConditionalGeneration, vq: AnyVQ = None, codebook: Tensor | None = None
+    ) -> None:
         if vq is not None:
             raise InputError("vq", type(vq).__name__, "None: a Janus checkpoint holds its image tokenizer")
-        vq = model.model.vqmodel
-        config = vq.config
+        own = model.model.vqmodel
+        config = own.config
         grid = ImageGrid(config.num_patches, config.num_patches, config.num_embeddings)
         stride = 2 ** (len(config.channel_multiplier) - 1)
-        super().__init__(model, grid, stride=stride, vq=vq, codebook=codebook)
+        super().__init__(model, grid, stride=stride, vq=own, codebook=codebook)
 
-    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Any) -> IdsPair:
+    def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Processor) -> IdsPair:
         """A turn, then begin-of-image; the unconditional prompt is as many visible paddings."""
         newer = "<|User|>" in tokenizer.get_vocab()
         user, assistant = ("<|User|>", "<|Assistant|>") if newer else ("User", "Assistant")
@@ -56,15 +58,13 @@ class JanusTarget(TextPromptTarget):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed words by the language model's table, and codes by the projected table of codes."""
-        model: Any = self.model
-        words = model.get_input_embeddings()((tokens - self.vocabulary).clamp(min=0))
-        codes = model.prepare_embeddings_for_image_generation(tokens.clamp(max=self.vocabulary - 1))
+        words = self.model.get_input_embeddings()((tokens - self.vocabulary).clamp(min=0))
+        codes = self.model.prepare_embeddings_for_image_generation(tokens.clamp(max=self.vocabulary - 1))
         return torch.where((tokens >= self.vocabulary)[..., None], words, codes)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of the generation head."""
-        parts: Any = self.model.model
-        logits: Tensor = parts.generation_head(hidden)
+        logits: Tensor = self.model.model.generation_head(hidden)
         return logits
 
     def decode(self, cells: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2Config, PreTrainedConfig
 
+from mmspec.open_types import Json
 from mmspec.transformers_versions import CACHE_NAMES
 
 __all__ = ["CONTROLLED_LAYERS", "RESIZES", "SIZES", "LlamaGenConfig", "Size", "swiglu_width"]
@@ -70,7 +71,6 @@ class LlamaGenConfig(PreTrainedConfig):
     model_type = "llamagen"
     sub_configs = {"control_config": Dinov2Config}
     keys_to_ignore_at_inference = list(CACHE_NAMES)
-    attention_bias = False  # no field: no LlamaGen has any
     frames = 1  # a field of models of clips
 
     vocab_size: int = 16384
@@ -89,7 +89,7 @@ class LlamaGenConfig(PreTrainedConfig):
     caption_length: int = 120
     caption_dim: int = 2048
     rope_base: float = 10000.0
-    control_config: dict[str, Any] | PreTrainedConfig | None = None
+    control_config: Json | PreTrainedConfig | None = None
     control_resize: str = "bicubic"
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
@@ -100,7 +100,7 @@ class LlamaGenConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = swiglu_width(self.hidden_size, self.multiple_of, self.ffn_dim_multiplier)
         if self.num_key_value_heads is None:
@@ -144,6 +144,11 @@ class LlamaGenConfig(PreTrainedConfig):
         """The config of a published size, by its name in `SIZES`."""
         layers, heads, width = SIZES[size]
         return cls(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, **settings)
+
+    @property
+    def attention_bias(self) -> bool:
+        """Whether queries, keys, values and outputs of attention have biases: no LlamaGen has any."""
+        return False
 
     @property
     def head_dim(self) -> int:

@@ -36,7 +36,9 @@ from mmspec.families.llamagen.official_layout import (
     renamed,
 )
 from mmspec.families.llamagen.vq import is_vq, vq_from_official
+from mmspec.models.checkpoint import AnyModel
 from mmspec.models.official_files import find_tensors, measure, open_checkpoint, read_config
+from mmspec.open_types import Json
 from mmspec.plugins import FAMILIES, load
 
 CONDITIONS = {"c2i": "class", "t2i": "caption"}
@@ -109,7 +111,7 @@ def convert_checkpoint(
     num_heads: int | None = None,
     control_resize: str | None = None,
     dtype: torch.dtype | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Write a safetensors folder of an official transformer or image tokenizer (VQ-8, VQ-16, VAR's).
 
     Transformers are LlamaGen's (c2i, t2i), also under the control of an image (ControlAR), and those of LPD,
@@ -137,7 +139,7 @@ def convert_checkpoint(
     tensors = find_tensors(path, content, (*CONTAINERS, "ema"), parts=False)  # LANTERN's are known by theirs
     if control_resize is not None and not is_controlled(tensors):
         raise InputError("control_resize", control_resize, "None: this model is not controlled by an image")
-    model: Any
+    model: AnyModel
     if is_vq(tensors):
         model, codebook = vq_from_official(path, find_tensors(path, content, ("ema", *CONTAINERS)))
     elif is_lantern(tensors):
@@ -148,7 +150,7 @@ def convert_checkpoint(
         model = model_of_kin(path, tensors, image_size, num_heads)
         if model is None:
             model = llamagen_from_official(path, tensors, image_size, num_heads, control_resize)
-    summary: dict[str, Any]
+    summary: Json
     if isinstance(model, LlamaGenForCausalLM):
         summary = {"kind": model.config.condition_type, "grid_size": model.config.grid_size}
     else:
@@ -170,7 +172,7 @@ def convert_checkpoint(
 
 def model_of_kin(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
-) -> Any | None:
+) -> AnyModel | None:
     """The model, or image tokenizer, of another family of the layout, by its `official`; None of LlamaGen."""
     readers = (load(family.official) for family in FAMILIES.values() if family.official)
     read = (reader(path, tensors, image_size, num_heads) for reader in readers)
@@ -244,7 +246,7 @@ def infer_config(
     )
 
 
-def _condition(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _condition(path: Path, tensors: Mapping[str, Tensor]) -> Json:
     if any(name.startswith(("cls_embedding.cap_proj.", "cls_embedding.uncond_")) for name in tensors):
         return {
             "condition_type": "caption",
@@ -255,7 +257,7 @@ def _condition(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {"condition_type": "class", "num_classes": rows - 1}
 
 
-def _control(path: Path, tensors: Mapping[str, Tensor], resize: str | None) -> dict[str, Any]:
+def _control(path: Path, tensors: Mapping[str, Tensor], resize: str | None) -> Json:
     """The fields of a ControlAR: its DINOv2, and how it resizes control images."""
     if resize is None:
         found = (how for kinds, how in RESIZE_OF if re.search(kinds, path.stem.lower()))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from mmspec.core.interfaces import Request
 from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.open_types import Keywords
 
 
 class GuidedHalves(LogitsProcessor):
@@ -26,9 +25,8 @@ class GuidedHalves(LogitsProcessor):
 
 def generate_keywords(
     target: LlamaGenTarget, request: Request, scale: float
-) -> tuple[PreTrainedModel, int, dict[str, Any]]:
+) -> tuple[PreTrainedModel, int, Keywords]:
     """Keywords that draw an image, a guided pair as two rows of a batch; see `Family`."""
-    layout: Any = request.layout
     halves = (
         [request.inputs] if request.negative_inputs is None else [request.inputs, request.negative_inputs]
     )
@@ -42,6 +40,6 @@ def generate_keywords(
             **inputs,
             "guidance_scale": 1.0,  # its own would run a second forward for every token
             "logits_processor": guidance,
-            "max_new_tokens": layout.length,
+            "max_new_tokens": (request.layout or target.grid).length,
         },
     )

@@ -31,6 +31,7 @@ from transformers.utils.output_capturing import capture_outputs
 from mmspec.errors import InputError
 from mmspec.families.llamagen.configuration import CONTROLLED_LAYERS, LlamaGenConfig
 from mmspec.families.llamagen.control import ControlEncoder, control_of_tokens, two_layers
+from mmspec.open_types import Keywords
 from mmspec.transformers_versions import CACHE, CACHE_NAMES, takes_cache
 from mmspec.validation import is_integer
 
@@ -110,19 +111,19 @@ def rotate_pairs(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class LlamaGenAttention(LlamaAttention):
     """Llama's attention with raster positions."""
 
-    def forward(  # type: ignore[override, unused-ignore]  # the name of the cache
+    def forward(
         self,
         hidden_states: Tensor,  # [B, T, D]
-        rotation: tuple[Tensor, Tensor],
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
         cache: Cache | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor]:
         queries, keys, values = (
             projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        queries, keys = self.place(queries, keys, rotation)
+        queries, keys = self.place(queries, keys, position_embeddings)
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -134,8 +135,12 @@ class LlamaGenAttention(LlamaAttention):
         )
         return self.o_proj(output.flatten(2)), weights
 
-    def place(self, queries: Tensor, keys: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Turn queries and keys [B, heads, T, head_dim] by their positions."""
+    def place(
+        self, queries: Tensor, keys: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Turn queries and keys [B, heads, T, head_dim] by their positions, if these are any."""
+        if rotation is None:
+            return queries, keys
         return rotate_pairs(queries, *rotation), rotate_pairs(keys, *rotation)
 
 
@@ -145,11 +150,11 @@ class LlamaGenDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: LlamaGenConfig, layer_idx: int) -> None:
         super().__init__()
         self.self_attn = LlamaGenAttention(config, layer_idx)  # type: ignore[arg-type]
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp: nn.Module = LlamaMLP(config)
+        self.input_layernorm: nn.Module = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm: nn.Module = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
         hidden_states = hidden_states + attended
         output: Tensor = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
@@ -178,13 +183,13 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        is_class = config.condition_type == "class"
-        self.cls_embedding = ClassEmbedding(config) if is_class else CaptionEmbedding(config)
+        self.embed_tokens: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
+        kind = ClassEmbedding if config.condition_type == "class" else CaptionEmbedding
+        self.cls_embedding: ClassEmbedding | CaptionEmbedding = kind(config)
         self.layers = nn.ModuleList(
             LlamaGenDecoderLayer(config, index) for index in range(config.num_hidden_layers)
         )
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm: nn.Module = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -232,16 +237,18 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
             **{CACHE: cache},
         )
         precise = torch.promote_types(inputs_embeds.dtype, torch.float32)
-        cos, sin = self.rotation(position_ids)
-        rotation = cos.to(precise), sin.to(precise)
+        angles = self.rotation(position_ids)
+        rotation = None if angles is None else (angles[0].to(precise), angles[1].to(precise))
         if control is not None:
             kwargs["control"] = control_of_tokens(control, position_ids, self.config)
-        states = self.run(inputs_embeds, rotation=rotation, attention_mask=mask, cache=cache, **kwargs)
-        kept: dict[str, Any] = {CACHE: cache}
-        return BaseModelOutputWithPast(last_hidden_state=states, **kept)
+        states = self.run(
+            inputs_embeds, position_embeddings=rotation, attention_mask=mask, cache=cache, **kwargs
+        )
+        kept: Keywords = {"last_hidden_state": states, CACHE: cache}
+        return BaseModelOutputWithPast(**kept)
 
-    def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions [B, T]; see `raster_rotation`."""
+    def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines of positions [B, T], see `raster_rotation`; None where nothing is turned."""
         return raster_rotation(position_ids, self.config)
 
     def run(self, hidden_states: Tensor, *, control: Sequence[Tensor] = (), **how: Any) -> Tensor:
@@ -299,7 +306,7 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> CausalLMOutputWithPast:
         outputs = self.model(
             input_ids=input_ids,
@@ -327,14 +334,11 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
             **{CACHE: getattr(outputs, CACHE)},
         )
 
-    def prepare_inputs_for_generation(  # type: ignore[override, unused-ignore]
-        self, input_ids: Tensor, is_first_iteration: bool = False, **kwargs: Any
-    ) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Keywords:
         """As in any model, but the caption is read once, and padded slots count as positions."""
-        prepare: Any = super().prepare_inputs_for_generation  # type: ignore[misc, unused-ignore]
-        inputs: dict[str, Any] = prepare(input_ids, is_first_iteration=is_first_iteration, **kwargs)
+        inputs: Keywords = super().prepare_inputs_for_generation(*args, **kwargs)
         inputs.pop("position_ids", None)
-        if not is_first_iteration and kwargs.get("use_cache", True):
+        if not kwargs.get("is_first_iteration", False) and kwargs.get("use_cache", True):
             inputs.pop("caption_features", None)
         return inputs
 
@@ -382,7 +386,7 @@ def caption_prompt(config: LlamaGenConfig, features: Tensor) -> dict[str, Tensor
 
 @torch.inference_mode()
 def encode_caption(
-    config: LlamaGenConfig, text: str, tokenizer: PreTrainedTokenizerBase, text_encoder: Any
+    config: LlamaGenConfig, text: str, tokenizer: PreTrainedTokenizerBase, text_encoder: PreTrainedModel
 ) -> dict[str, Tensor]:
     """Encode a caption, alone and without padding; one that is too long is cut, with a warning.
 

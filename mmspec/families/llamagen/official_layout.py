@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.llamagen.configuration import SIZES, LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
-from mmspec.models.official_files import check_layout
+from mmspec.models import official_files
 
 __all__ = ["build", "check_size", "config_of", "grid_size_of", "heads_of", "renamed"]
 
@@ -41,23 +41,7 @@ def build(
     if config.num_hidden_layers > len(tensors):
         allowed = f"{config.num_hidden_layers} layers, as its config says; it holds {len(tensors)} tensors"
         raise CheckpointError("checkpoint", str(path), allowed)
-    with torch.device("meta"):
-        model = kind(config)
-    expected: dict[str, tuple[int, ...]] = {}
-    places: dict[str, tuple[str, int]] = {}  # own name -> name in the file and first row in that tensor
-    for name, tensor in model.state_dict().items():
-        source = source_name(name)
-        first_row = expected[source][0] if source in expected else 0
-        places[name] = source, first_row
-        expected[source] = (first_row + tensor.shape[0], *tensor.shape[1:])
-    check_layout(path, tensors, expected, NOT_NEEDED)
-    own = {
-        name: tensors[source][first_row : first_row + model.state_dict()[name].shape[0]].clone()
-        for name, (source, first_row) in places.items()
-    }
-    model.load_state_dict(own, assign=True)
-    model.eval()
-    return model
+    return official_files.build(path, tensors, partial(kind, config), source_name, NOT_NEEDED)
 
 
 def renamed(renames: Iterable[tuple[str, str]], name: str) -> str:
@@ -77,20 +61,15 @@ def config_of(path: Path, kind: type[LlamaGenConfig], **settings: Any) -> LlamaG
 
 
 def heads_of(path: Path, depth: int, width: int, given: int | None) -> int:
-    """Attention heads: those given, or of the published size; raises InputError if they do not fit."""
-    heads = published_heads(path, depth, width) if given is None else given
+    """Attention heads: those given, or of the published size; raises if there is none, or they do not fit."""
+    published = (size.heads for size in SIZES.values() if (size.layers, size.width) == (depth, width))
+    heads = next(published, None) if given is None else given
+    if heads is None:
+        allowed = f"a published size; {depth} layers of width {width} are none: say num_heads (--heads)"
+        raise CheckpointError("checkpoint", str(path), allowed)
     if heads < 1 or width % (4 * heads):
         raise InputError("num_heads", heads, f"heads of a multiple of 4 dimensions that divide {width}")
     return heads
-
-
-def published_heads(path: Path, depth: int, width: int) -> int:
-    """Attention heads of the published size; raises CheckpointError if there is none."""
-    for size in SIZES.values():
-        if (size.layers, size.width) == (depth, width):
-            return size.heads
-    allowed = f"a published size; {depth} layers of width {width} are none: say num_heads (--heads)"
-    raise CheckpointError("checkpoint", str(path), allowed)
 
 
 def check_size(image_size: int | None, grid: int) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, T5EncoderModel
+from transformers import (
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    T5EncoderModel,
+)
 from transformers.utils.hub import cached_file
 
 from mmspec.errors import CheckpointError
@@ -23,21 +28,21 @@ from mmspec.families.image_parts import (
     load_vq,
     part_of,
 )
-from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.models.checkpoint import check_vocabulary, first_line, load_checked, load_model
+from mmspec.open_types import Keywords
 from mmspec.plugins import family_of, load
 from mmspec.targets.image_tokens import ImageTokenTarget
 
 __all__ = ["load_codebook", "load_llamagen", "load_reader", "load_text_encoder"]
 
 
-def load_llamagen(found: ModelSource) -> dict[str, Any]:
+def load_llamagen(found: ModelSource) -> Keywords:
     """Load a model and its parts; see `Family`. A model of classes has no text encoder."""
     source, config, parts, where, how, _ = found
     is_captioned = config.condition_type == "caption"
     check_parts(found, VQ, *[TEXT_ENCODER] * is_captioned)
     kind = load(getattr(family_of(config), VQ))
-    loaded: dict[str, Any] = {
+    loaded: Keywords = {
         "vq": load_vq(source, parts.get(VQ), kind, **where),
         "codebook": load_codebook(source, parts.get(VQ), **where),
     }
@@ -48,7 +53,7 @@ def load_llamagen(found: ModelSource) -> dict[str, Any]:
     return {**loaded, "model": load_model(source, config, surplus_allowed=False, **where, **how)}
 
 
-def load_reader(folder: Path, target: ImageTokenTarget) -> dict[str, Any]:
+def load_reader(folder: Path, target: ImageTokenTarget) -> Keywords:
     """Load what reads captions in training, frozen: `tokenizer` and `text_encoder`; nothing for classes."""
     if target.classes is not None:
         return {}
@@ -57,7 +62,7 @@ def load_reader(folder: Path, target: ImageTokenTarget) -> dict[str, Any]:
     return {"tokenizer": tokenizer, "text_encoder": encoder}
 
 
-def load_codebook(source: str, vq: str | Path | None = None, **where: Any) -> Tensor | None:
+def load_codebook(source: str, vq: str | Path | None = None, **where: object) -> Tensor | None:
     """[K, d] the code vectors as they were trained, where the image tokenizer keeps them beside itself."""
     folder, where = part_of(source, VQ, vq, where)
     try:
@@ -69,10 +74,10 @@ def load_codebook(source: str, vq: str | Path | None = None, **where: Any) -> Te
 
 def load_text_encoder(
     source: str,
-    config: LlamaGenConfig,
+    config: PreTrainedConfig,
     text_encoder: str | Path | None = None,
     dtype: torch.dtype | str = "auto",
-    **where: Any,
+    **where: object,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The T5 encoder of captions and its tokenizer: of one folder or hub id, else of two subfolders.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +20,18 @@ from mmspec.families.llamagen.modeling import (
     encode_caption,
     null_caption_prompt,
 )
+from mmspec.open_types import Keywords, Processor
 from mmspec.targets.batches import EMBEDDINGS
-from mmspec.targets.image_tokens import ImageState, ImageTokenTarget, PromptPair, stride_of
+from mmspec.targets.causal import AnyState
+from mmspec.targets.image_tokens import (
+    AnyVQ,
+    Asked,
+    ImageState,
+    ImageTokenTarget,
+    PromptPair,
+    TextEncoder,
+    stride_of,
+)
 
 __all__ = ["CONTROL", "ControlledState", "LlamaGenTarget"]
 
@@ -64,7 +73,7 @@ class LlamaGenTarget(ImageTokenTarget):
     model: LlamaGenForCausalLM
     only_size = "which this checkpoint was trained for"  # the rotation of a token depends on it
 
-    def __init__(self, model: LlamaGenForCausalLM, vq: Any = None, codebook: Tensor | None = None) -> None:
+    def __init__(self, model: LlamaGenForCausalLM, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
         config = model.config
         stride = STRIDE if vq is None else stride_of(vq)
         rows, frames = config.frames * config.grid_size, config.frames
@@ -75,7 +84,12 @@ class LlamaGenTarget(ImageTokenTarget):
         self.classes = config.num_classes if config.condition_type == "class" else None
 
     def encode_prompt(
-        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+        self,
+        asked: Asked,
+        negative: str | None,
+        grid: ImageGrid,
+        tokenizer: Processor,
+        text_encoder: TextEncoder = None,
     ) -> PromptPair:
         """Encode a label or a caption. The null caption is cut to the length of the caption, from its end.
 
@@ -110,7 +124,7 @@ class LlamaGenTarget(ImageTokenTarget):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[ImageState, PromptOutput]:
+    ) -> tuple[AnyState, PromptOutput]:
         """Prefill the prompts, and keep what controls their images."""
         state, output = super().prefill(prompts, capacity, taps)
         if not self.is_controlled:
@@ -118,7 +132,7 @@ class LlamaGenTarget(ImageTokenTarget):
         control = [{**self.no_control(), **prompt}[CONTROL].to(self.device) for prompt in prompts]
         return ControlledState(**vars(state), control=torch.cat(control)), output
 
-    def further_inputs(self, state: Any, nodes: Nodes) -> dict[str, Any]:
+    def further_inputs(self, state: AnyState, nodes: Nodes) -> Keywords:
         """The control of all cells, of which the model finds that of each node by its position."""
         return {CONTROL: state.control} if self.is_controlled else {}
 
@@ -134,7 +148,7 @@ class LlamaGenTarget(ImageTokenTarget):
         offset = self.config.prefix_length - length
         return offset + torch.arange(length, device=self.device)[None], offset
 
-    def joinable(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def joinable(self, inputs: Keywords) -> Keywords:
         """Vectors in place of ids and captions, which differ in length where the rest does not."""
         rest = dict(inputs)
         ids, features = rest.pop("input_ids"), rest.pop("caption_features", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.official_layout import build, check_size, config_of, heads_of, renamed
 from mmspec.families.lpd.modeling import LPDForCausalLM
-from mmspec.models.official_files import measure
+from mmspec.models.official_files import count, measure
 
 # the part of a name -> the official one
 LPD_RENAMES = (
@@ -41,7 +40,7 @@ def lpd_from_official(
     if NULL not in tensors:
         return None
     width = measure(path, tensors, r"(z_proj_ln|norm)\.weight")
-    depth = len({match[1] for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))})
+    depth = count(tensors, r"blocks\.(\d+)\.")
     places = measure(path, tensors, r"pos_embed", axis=1)
     grid = math.isqrt(places - 1)
     check_size(image_size, grid)

@@ -6,7 +6,6 @@ A query is a learned mask token, and the position of a cell. Which cells a forwa
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -42,7 +41,7 @@ class LPDConfig(LlamaGenConfig):
     repulsion_threshold: int | None = None
 
     @property
-    def attention_bias(self) -> bool:  # type: ignore[override]
+    def attention_bias(self) -> bool:
         """Whether queries, keys, values and outputs of attention have biases."""
         return self.body == "vit"
 
@@ -58,10 +57,10 @@ class LPDLayer(LlamaGenDecoderLayer):
     def __init__(self, config: LPDConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         width, inner = config.hidden_size, int(config.intermediate_size or 0)
-        self.input_layernorm = nn.LayerNorm(width, eps=VIT_EPS)  # type: ignore[assignment]
-        self.post_attention_layernorm = nn.LayerNorm(width, eps=VIT_EPS)  # type: ignore[assignment]
+        self.input_layernorm = nn.LayerNorm(width, eps=VIT_EPS)
+        self.post_attention_layernorm = nn.LayerNorm(width, eps=VIT_EPS)
         parts = OrderedDict(fc1=nn.Linear(width, inner), act=nn.GELU(), fc2=nn.Linear(inner, width))
-        self.mlp = nn.Sequential(parts)  # type: ignore[assignment]
+        self.mlp = nn.Sequential(parts)
 
 
 class LPDModel(LlamaGenModel):
@@ -84,7 +83,7 @@ class LPDModel(LlamaGenModel):
         if config.body == "vit":
             self.embedding_norm = nn.LayerNorm(width, eps=VIT_EPS)
             self.layers = nn.ModuleList(LPDLayer(config, index) for index in range(config.num_hidden_layers))
-            self.norm = nn.LayerNorm(width, eps=VIT_EPS)  # type: ignore[assignment]
+            self.norm = nn.LayerNorm(width, eps=VIT_EPS)
         self.post_init()
 
     def forward(
@@ -93,7 +92,7 @@ class LPDModel(LlamaGenModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         caption_features: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> BaseModelOutputWithPast:
         """Read tokens, or vectors such as queries, at `position_ids` [B, T].
 
@@ -112,12 +111,8 @@ class LPDModel(LlamaGenModel):
         )
         return read
 
-    def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        if self.config.body == "llamagen":
-            return super().rotation(position_ids)
-        shape = *position_ids.shape, self.config.head_dim // 2
-        still = torch.ones(shape, dtype=torch.float32, device=position_ids.device)
-        return still, torch.zeros_like(still)
+    def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        return super().rotation(position_ids) if self.config.body == "llamagen" else None
 
 
 class LPDForCausalLM(LlamaGenForCausalLM):
@@ -132,5 +127,6 @@ class LPDForCausalLM(LlamaGenForCausalLM):
     """
 
     config: LPDConfig
+    model: LPDModel
     config_class = LPDConfig
     decoder_class = LPDModel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,32 +11,29 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.core.draft import Nodes
 from mmspec.core.interfaces import PromptOutput, TargetOutput
+from mmspec.families.lpd.modeling import LPDForCausalLM
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
+from mmspec.open_types import Keywords
 from mmspec.targets.causal import CausalState, to_device
+from mmspec.targets.image_tokens import AnyVQ
 
 __all__ = ["CellStates", "LPDState", "LPDTarget"]
 
 UNREAD = torch.iinfo(torch.long).max  # turn of cells that nothing sees
 
 
-class LPDSettings(NamedTuple):
-    """Guidance scale, which rises with the image, and repulsion threshold of a published checkpoint."""
-
-    guidance_scale: float
-    repulsion_threshold: int
-
-
-# Of github.com/mit-han-lab/lpd, by layers, width and cells: --cfg and --lpd_order_file of
+# Guidance scale, which rises with the image, and repulsion threshold of published checkpoints
+# of github.com/mit-han-lab/lpd, by layers, width and cells: --cfg and --lpd_order_file of
 # scripts/eval/lpd_{l,xl,xxl}_res{256,512}_steps{20,48}.sh; orders/run_lpd_order.sh makes the orders of that
 # name. Layers and widths are those of models/lpd.py.
 LPD = {
-    (24, 1024, 256): LPDSettings(4.8, 2),  # L
-    (36, 1280, 256): LPDSettings(4.9, 2),  # XL
-    (48, 1536, 256): LPDSettings(5.9, 3),  # XXL
-    (24, 1024, 1024): LPDSettings(7.3, 4),
-    (36, 1280, 1024): LPDSettings(6.0, 4),
+    (24, 1024, 256): (4.8, 2),  # L
+    (36, 1280, 256): (4.9, 2),  # XL
+    (48, 1536, 256): (5.9, 3),  # XXL
+    (24, 1024, 1024): (7.3, 4),
+    (36, 1280, 1024): (6.0, 4),
 }
-OTHER_LPD = LPDSettings(4.8, 2)
+OTHER_LPD = (4.8, 2)
 
 
 @dataclass(frozen=True)
@@ -92,11 +88,12 @@ class LPDTarget(ParallelImageTarget):
     forward reads the prompts, whose slots stand in their order before the image.
     """
 
+    model: LPDForCausalLM
     any_cells = True
     compared = ("lpd", "maskgit")
     from_prompt = False
 
-    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
+    def __init__(self, model: LPDForCausalLM, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
         config = model.config
         shape = config.num_hidden_layers, config.hidden_size, config.grid_size**2
@@ -109,10 +106,10 @@ class LPDTarget(ParallelImageTarget):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[Any, PromptOutput]:
+    ) -> tuple[LPDState, PromptOutput]:
         """Keep the prompts, embedded; see `unread`."""
-        decoder: Any = self.model.model
-        queries, ids, offsets = [decoder.mask_token], list[Tensor](), list[int]()
+        decoder = self.model.model
+        queries, ids, offsets = list[Tensor]([decoder.mask_token]), list[Tensor](), list[int]()
         count = self.vocabulary + 1
         for prompt in (to_device(prompt, self.device) for prompt in prompts):
             vectors = decoder.embed(prompt["input_ids"], prompt.get("caption_features"))[0]
@@ -130,7 +127,7 @@ class LPDTarget(ParallelImageTarget):
             unread=pad_sequence(ids, batch_first=True, padding_value=self.vocabulary),
         )
 
-    def score(self, state: LPDState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: LPDState, draft: CellGroup) -> TargetOutput:
         state.lanes = draft.starts.shape[1]
         output = super().score(state, draft)
         if state.unread.shape[1]:
@@ -157,10 +154,10 @@ class LPDTarget(ParallelImageTarget):
         tokens, slots = torch.cat([fresh.tokens, masks], 1), torch.cat([fresh.slots, asked], 1)
         return Nodes(tokens, slots, fresh.depths, visible, fresh.deepest)
 
-    def score_nodes(self, state: LPDState, nodes: Nodes) -> TargetOutput:  # type: ignore[override]
-        return super().score_nodes(state, behind(state, nodes) if state.unread.shape[1] else nodes)  # type: ignore[arg-type]
+    def score_nodes(self, state: LPDState, nodes: Nodes) -> TargetOutput:
+        return super().score_nodes(state, behind(state, nodes) if state.unread.shape[1] else nodes)
 
-    def further_inputs(self, state: LPDState, nodes: Nodes) -> dict[str, Any]:
+    def further_inputs(self, state: LPDState, nodes: Nodes) -> Keywords:
         return {"logits_to_keep": state.lanes}  # queries come last
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,15 +17,16 @@ from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.distributions import Continuous
 from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.image_grid import require_grid
-from mmspec.core.interfaces import Request, Target
+from mmspec.core.interfaces import Request
 from mmspec.core.promise import Level
 from mmspec.core.random_stream import Purpose
 from mmspec.core.session import ModelDrafter, PromptBatch, SessionDrafter
 from mmspec.errors import InputError
-from mmspec.families.mar.target import CellBlock, MARTarget
+from mmspec.families.mar.target import CellBlock, MARSampler, MARTarget
 from mmspec.families.parallel_images.orders import cells_by_forward, checkerboard_first
 from mmspec.places.order import Groups, OrderSession
 from mmspec.registry import did_you_mean
+from mmspec.targets import AnyTarget
 from mmspec.validation import check_draft_tokens, is_integer, require_number
 from mmspec.vectors.denoising import Denoising
 from mmspec.vectors.denoising_head import StepAnnealing
@@ -69,7 +69,7 @@ class CellOrderSession(OrderSession):
         self.forwards += places.shape[1] > 0
         return made
 
-    def _cells(self, cells: Tensor, canvas: Canvas, before: Any, after: Any) -> CellBlock:
+    def _cells(self, cells: Tensor, canvas: Canvas, before: int | Tensor, after: int | Tensor) -> CellBlock:
         """Each cell [B, k] alone in a lane that predicts it; `before` and `after` as of `CellBlock`."""
         return CellBlock.single(
             torch.zeros_like(canvas.tokens[:, :1]).expand(*cells.shape, -1),
@@ -119,7 +119,7 @@ class CellModelSession(CellOrderSession):
         known, lanes = canvas.decided[:, : self.cells], cells.shape[1]
         self.state.known.zero_()
         self.state.write(self.place.where(known, self.cells), canvas.tokens[:, : self.cells])
-        made, seen = list[Any](), known
+        made, seen = list[tuple[Tensor, Tensor, Tensor, Denoising]](), known
         for lane in range(lanes):
             token, predicted = self._candidate(cells[:, lane], lane, canvas)
             made.append((seen, token, predicted.is_finite() & token.isfinite().all(-1), predicted))
@@ -209,11 +209,11 @@ class CellOrderDrafter(SessionDrafter):
         self.exactness = Level.EXACT if published else Level.APPROXIMATE
         self.keeps = TOGETHER
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         if target.grid is None or not target.any_order:
             raise InputError("accelerator", "masked", "a masked autoregressive model of images (MAR)")
 
-    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
+    def admit(self, requests: Sequence[Request], sampler: MARSampler, stopping: Stopping) -> None:
         lengths = {require_grid(request.layout, "masked").length for request in requests}
         if len(lengths) != 1:
             raise InputError("requests", sorted(lengths), "images of one size")
@@ -277,7 +277,7 @@ class CellModelDrafter(ModelDrafter, CellOrderDrafter):
         exact = see_drafts and last_noise and rollback and not shared_guidance
         self.exactness = Level.EXACT if exact else Level.APPROXIMATE
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         super().check(target)
         ours, theirs = ((each.vector_size, each.grid) for each in (self.model, target))
         if ours != theirs:

@@ -9,6 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import ModelSource
 from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
-from mmspec.models.checkpoint import check_folder, load_checked
-from mmspec.models.official_files import fill, find_tensors, measure, open_checkpoint
+from mmspec.models.checkpoint import AnyModel, check_folder, load_checked
+from mmspec.models.official_files import build, count, find_tensors, measure, open_checkpoint
+from mmspec.open_types import Json, Keywords
 
 if TYPE_CHECKING:  # diffusers takes seconds, and no model needs it
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -43,7 +45,7 @@ def convert_mar(
     vae: str | Path | None = None,
     num_heads: int | None = None,
     dtype: torch.dtype | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Write a safetensors folder of an official MAR and of its image tokenizer.
 
     Args:
@@ -60,7 +62,7 @@ def convert_mar(
         CheckpointError: a file is damaged, or its keys or shapes are not those of such a model.
         InputError: an argument is missing, or contradicts the file.
     """
-    model: Any = _open_official(_official_file(Path(checkpoint)), num_heads)
+    model: AnyModel = _open_official(_official_file(Path(checkpoint)), num_heads)
     tokenizer = _open_vae(vae)
     if dtype is not None:
         model.to(dtype)
@@ -91,7 +93,7 @@ def is_mar(checkpoint: str | Path) -> bool:
     return any(isinstance(part, Mapping) and OWN_KEY in part for part in parts)
 
 
-def load_parts(found: ModelSource) -> dict[str, Any]:
+def load_parts(found: ModelSource) -> Keywords:
     """Load a model and its autoencoder; see `Family`."""
     model, vae = load_mar(found.source, found.parts.get(VAE), **found.how)
     return {"model": model, "vae": vae}
@@ -128,11 +130,7 @@ def mar_from_official(
 ) -> MARForImageGeneration:
     """The model of an official state dict; `path` names the file in messages, and its size is checked."""
     config = _infer_config(path, tensors, num_heads)
-    with torch.device("meta"):
-        model = MARForImageGeneration(config)
-    fill(path, model, tensors, assign=True)
-    model.eval()
-    return model
+    return build(path, tensors, partial(MARForImageGeneration, config), lambda name: name)
 
 
 def _open_official(path: Path, num_heads: int | None) -> MARForImageGeneration:
@@ -177,8 +175,8 @@ def _infer_config(path: Path, tensors: Mapping[str, Tensor], num_heads: int | No
         raise InputError("num_heads", heads, f"a divisor of the width {width}")
     return MARConfig(
         hidden_size=width,
-        encoder_layers=_count(tensors, r"encoder_blocks\.(\d+)\."),
-        decoder_layers=_count(tensors, r"decoder_blocks\.(\d+)\."),
+        encoder_layers=count(tensors, r"encoder_blocks\.(\d+)\."),
+        decoder_layers=count(tensors, r"decoder_blocks\.(\d+)\."),
         num_attention_heads=heads,
         mlp_ratio=inner / width,
         token_size=measure(path, tensors, r"z_proj\.weight", axis=1),
@@ -186,12 +184,8 @@ def _infer_config(path: Path, tensors: Mapping[str, Tensor], num_heads: int | No
         buffer_size=places - cells,
         num_classes=measure(path, tensors, r"class_emb\.weight"),
         head_width=measure(path, tensors, r"diffloss\.net\.(input_proj|cond_embed)\.weight"),
-        head_depth=_count(tensors, r"diffloss\.net\.res_blocks\.(\d+)\."),
+        head_depth=count(tensors, r"diffloss\.net\.res_blocks\.(\d+)\."),
     )
-
-
-def _count(tensors: Mapping[str, Tensor], pattern: str) -> int:
-    return len({match[1] for name in tensors if (match := re.match(pattern, name))})
 
 
 def _check_name(path: Path, width: int) -> None:

@@ -121,6 +121,7 @@ class MARForImageGeneration(PreTrainedModel):
     config_class = MARConfig
     config: MARConfig
     main_input_name = "tokens"
+    _input_embed_layer = "class_emb"
     _no_split_modules = ["Block"]
 
     def __init__(self, config: MARConfig) -> None:
@@ -253,9 +254,6 @@ class MARForImageGeneration(PreTrainedModel):
         `rows` and `columns` are g where they are given.
         """
         return rearrange(tokens, "b (h w) c -> b c h w", h=self.config.grid_size)
-
-    def get_input_embeddings(self) -> Any:
-        return self.class_emb
 
 
 def known_first(known: Tensor, counts: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from mmspec.core.interfaces import PromptOutput, TargetOutput, TargetState
 from mmspec.core.verdict import Fill, Path
 from mmspec.errors import InputError
 from mmspec.families.mar.modeling import MARForImageGeneration
+from mmspec.open_types import Keywords
 from mmspec.targets.image_tokens import PromptPair
 from mmspec.targets.model_target import ModelTarget
 from mmspec.targets.steps import CompiledForward
@@ -62,13 +63,13 @@ class CellBlock(Block):
 class MARSampler(DenoisingSampler):
     """Sampling settings of a MAR: steps and guidance follow how much of the image is decided."""
 
-    def schedule_of(self, draft: CellBlock) -> StepSchedule:  # type: ignore[override]
+    def schedule_of(self, draft: CellBlock) -> StepSchedule:
         if draft.annealing is None:
             return self.schedule
         steps = draft.annealing.steps(self.schedule.steps, draft.iteration, draft.iterations)
         return with_steps(self.schedule, steps)
 
-    def progress(self, draft: CellBlock, first: Tensor, like: Tensor) -> tuple[Any, Any]:  # type: ignore[override]
+    def progress(self, draft: CellBlock, first: Tensor, like: Tensor) -> tuple[int | Tensor, int | Tensor]:
         return draft.before, draft.after
 
 
@@ -132,11 +133,11 @@ class MARTarget(ModelTarget[MARState]):
     distribution = Continuous
     compared = ("masked:iterations=20:order=checkerboard", "masked:iterations=32")
     sampler = MARSampler
-    published: Mapping[str, Any]
+    published: Keywords
 
     def __init__(self, model: MARForImageGeneration) -> None:
         self.model = model
-        self.config: Any = model.config
+        self.config = model.config
         scale = GUIDANCE.get(model.config.hidden_size, GUIDANCE[1024])
         self.published = {"guidance_scale": scale, "guidance_schedule": "rising"}
         self.classes: int = model.config.num_classes
@@ -149,13 +150,11 @@ class MARTarget(ModelTarget[MARState]):
         self.largest_image: int = self.grid.cells
         self.steps: CompiledForward | None = None
 
-    def encode_prompt(
-        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
-    ) -> PromptPair:
+    def encode_prompt(self, asked: int | None, *others: object) -> PromptPair:
         """Encode a label, or None for no class; see `ImageTokenTarget`."""
         label = self.classes if asked is None else asked
-        asked, none = torch.tensor([[[label]], [[self.classes]]], device="cpu")
-        return {"input_ids": asked}, {"input_ids": none}
+        own, none = torch.tensor([[[label]], [[self.classes]]], device="cpu")
+        return {"input_ids": own}, {"input_ids": none}
 
     def compile(self) -> None:
         """Compile the forwards of the transformer, each when it is first met."""
@@ -190,7 +189,7 @@ class MARTarget(ModelTarget[MARState]):
         nothing = torch.empty(size, dtype=torch.float32, device=self.device)
         return state, PromptOutput(nothing, forwards=0)
 
-    def score(self, state: MARState, draft: CellBlock) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: MARState, draft: CellBlock) -> TargetOutput:
         """Conditions [R, n, D] of the cells of a draft.
 
         Where its lanes do not all see the same cells, each is read in a row of its own: a mask of one lane
@@ -218,7 +217,7 @@ class MARTarget(ModelTarget[MARState]):
         picked = pick(conditions, slots)
         return TargetOutput(picked.view(len(state.labels), -1, picked.shape[-1]))
 
-    def commit(self, state: MARState, draft: Draft, verdict: Fill, active: Tensor) -> None:  # type: ignore[override]
+    def commit(self, state: MARState, draft: Draft, verdict: Fill, active: Tensor) -> None:
         """Write the cells that were decided."""
         decided = verdict.decided & active[:, None]
         state.write(verdict.places.where(decided, self.grid.cells), verdict.values)

@@ -41,7 +41,13 @@ from transformers import (
     core_model_loading,
 )
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+)
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from mmspec.errors import UnsupportedModelError
 
@@ -71,7 +77,7 @@ SETTINGS = {
     "embedding_size": "vocab_size",  # the rows that there are; some may be spare
 }
 #: What its code can be set to besides, and what of that a Llama is.
-ALLOWED: dict[str, tuple[Any, ...]] = {
+ALLOWED: dict[str, tuple[object, ...]] = {
     "block_type": ("llama",),
     "layer_norm_type": ("rms",),
     "layer_norm_with_affine": (True,),
@@ -111,7 +117,7 @@ LLADA2_SETTINGS = {
     "num_shared_experts": "n_shared_experts",
     "use_qkv_bias": "attention_bias",
 }
-LLADA2_ALLOWED: dict[str, Any] = {"score_function": "sigmoid", "use_bias": False, "rope_scaling": None}
+LLADA2_ALLOWED: dict[str, object] = {"score_function": "sigmoid", "use_bias": False, "rope_scaling": None}
 LAYER = r"^model\.layers\.(\d+)\."
 LLADA2_KEYS = {
     r"^model\.word_embeddings\.": "model.embed_tokens.",
@@ -225,7 +231,7 @@ class LLaDA2Config(Glm4MoeConfig):
 class MaskedModel(PreTrainedModel):
     """Base of all: without a mask all places are seen, and there is no next token."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         for layer in self.model.layers:
             layer.self_attn.is_causal = getattr(config, "is_causal", True)
@@ -249,11 +255,11 @@ class LLaDAModel(LlamaModel):
 
     config_class = LLaDAConfig
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: LLaDAConfig) -> None:
         super().__init__(config)
-        layers: Any = self.layers
-        for layer in layers:
-            layer.self_attn.is_causal = config.is_causal
+        for part in self.modules():
+            if isinstance(part, LlamaAttention):
+                part.is_causal = config.is_causal
 
 
 class LLaDAForMaskedLM(MaskedModel, LlamaForCausalLM):
@@ -291,7 +297,9 @@ for config, model in MASKED_MODELS.items():
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
 AutoModel.register(LLaDAConfig, LLaDAModel, exist_ok=True)
-renamings: list[Any] = [WeightRenaming(theirs, own) for theirs, own in KEYS.items()]
+renamings: list[WeightConverter | WeightRenaming] = [
+    WeightRenaming(theirs, own) for theirs, own in KEYS.items()
+]
 register_checkpoint_conversion_mapping(LLaDAConfig.model_type, renamings, overwrite=True)
 
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from mmspec.core.cache import RaggedCache, check_layer_types
+from mmspec.core.cache import check_layer_types
 from mmspec.core.draft import Block, Draft, Nodes
 from mmspec.core.indexing import pick
-from mmspec.core.interfaces import Drafter, PromptOutput, Rule, TargetOutput
+from mmspec.core.interfaces import Drafter, PromptOutput, TargetOutput
 from mmspec.core.rows import lengthen
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
+from mmspec.places.policies import PlaceRule
 from mmspec.targets.admission import check_length, refusal
-from mmspec.targets.attention import mask_dtype
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.targets.prefix import TOKENS
 from mmspec.validation import is_integer
@@ -133,7 +133,7 @@ class MaskedTarget(CausalTarget):
     fills_masks = True
     compared = ("none", "low_confidence:places_per_step=2", "threshold", "entropy_bound")
 
-    def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None]:
+    def plain_decoding(self) -> tuple[Drafter, PlaceRule]:
         from mmspec.families.masked_language.unmasking import plain_unmasking  # which reads this target
 
         return plain_unmasking(self)
@@ -148,7 +148,7 @@ class MaskedTarget(CausalTarget):
         confidence: str | None = None,
     ) -> None:
         super().__init__(model)
-        text: Any = model.config.get_text_config(decoder=True)
+        text = model.config.get_text_config(decoder=True)
         narrow = sorted(set(check_layer_types(text)) - {"full_attention"})
         if narrow:
             raise refusal(model, f"has layers of type {', '.join(narrow)}, which do not see the whole output")
@@ -209,23 +209,18 @@ class MaskedTarget(CausalTarget):
                 ids = self.vocabulary + count + torch.arange(len(places), device=self.device)
                 tokens, count = tokens.scatter(0, places, ids), count + len(places)
             rows.append(tokens)
-        lengths = [len(row) for row in rows]
-        state = MaskedState(
-            cache=RaggedCache(self.config, len(rows), capacity, self.device),
+        return self.unread(
+            MaskedState,
+            [len(row) for row in rows],
+            capacity,
+            taps,
             offset=torch.zeros(len(rows), dtype=torch.long, device=self.device),
-            prompt_lengths=lengths,
-            hidden=self._reader(()),
-            change=self._change,
-            additive=mask_dtype(self._decoder),
             queries=torch.cat(queries),
             tokens=pad_sequence(rows, batch_first=True, padding_value=self.vocabulary),
-            starts=torch.tensor(lengths, device=self.device),
             stored=[0] * len(rows),
         )
-        logits = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.dtype, device=self.device)
-        return state, PromptOutput(logits, forwards=0)
 
-    def score(self, state: MaskedState, draft: MaskedBlock) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: MaskedState, draft: MaskedBlock) -> TargetOutput:
         """Score the lanes of a block in one forward, which also reads what they need and is not kept."""
         shift = int(self.predicts == "next")
         if (longest := max(state.prompt_lengths)) == state.tokens.shape[1]:
@@ -294,11 +289,11 @@ class MaskedTarget(CausalTarget):
             state.stored[row] = low // size * size
         return bounds
 
-    def further_inputs(self, state: MaskedState, nodes: Nodes) -> dict[str, Any]:
+    def further_inputs(self, state: MaskedState, nodes: Nodes) -> Keywords:
         # the lanes come last
         return {"logits_to_keep": state.lanes}
 
-    def commit(self, state: MaskedState, draft: Draft, verdict: Fill, active: Tensor) -> None:  # type: ignore[override]
+    def commit(self, state: MaskedState, draft: Draft, verdict: Fill, active: Tensor) -> None:
         """Write what was decided, and masks where places were opened again."""
         copies, junk = len(state.tokens) // len(active), state.tokens.shape[1] - 1
         changed = ((verdict.decided | verdict.reopened) & active[:, None]).repeat(copies, 1)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import Draft, DraftKind
-from mmspec.core.interfaces import DraftSession, Request, Target
+from mmspec.core.interfaces import DraftSession, Request
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.promise import Level
 from mmspec.core.sampling import Sampler, edges_of
@@ -29,6 +29,7 @@ from mmspec.places.order import Groups, OrderSession
 from mmspec.places.policies import PlaceRule
 from mmspec.places.sequential import Sequential
 from mmspec.registry import did_you_mean
+from mmspec.targets import AnyTarget
 from mmspec.validation import is_integer
 
 __all__ = ["ONE_PLACE", "PlacesDrafter", "UnmaskingDrafter", "UnmaskingSession", "plain_unmasking"]
@@ -118,7 +119,7 @@ class UnmaskingDrafter(PlacesDrafter):
 
     judged_by: ClassVar[type] = PlaceRule
     keeps = ONE_PLACE["confidence"]
-    session: Callable[[Any, PromptBatch], DraftSession] = UnmaskingSession
+    session: Callable[..., DraftSession] = UnmaskingSession
     mask: int  # of the target that it is fitted to, as a node
     mask_token_id: int  # of its vocabulary
     order: str  # of its plain decoding
@@ -150,7 +151,7 @@ class UnmaskingDrafter(PlacesDrafter):
                 allowed = f"none with the mask token ({self.mask_token_id}): only places behind it are filled"
                 raise InputError(f"prompt[{index}]", f"the mask token at place {place}", allowed)
 
-    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
+    def fit(self, target: AnyTarget) -> UnmaskingDrafter:
         if not isinstance(target, MaskedTarget):
             allowed = "a masked model: others predict the next token alone"
             raise InputError("accelerator", "unmasking", allowed)

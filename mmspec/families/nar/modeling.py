@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -38,7 +36,7 @@ class NARModel(LlamaGenModel):
         self.below_norm = type(self.norm)(config.hidden_size, eps=config.rms_norm_eps)
         self.post_init()
 
-    def run(self, hidden_states: Tensor, **how: Any) -> Tensor:
+    def run(self, hidden_states: Tensor, **how: object) -> Tensor:
         """Run the layers: [B, T, D] -> [B, T, 2 D] normed states for the cell right of and below each."""
         shared = len(self.layers) - self.config.below_layers
         for layer in self.layers[:shared]:

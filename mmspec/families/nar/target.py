@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,11 @@ from torch import Tensor
 from mmspec.core.draft import Nodes
 from mmspec.core.indexing import pick
 from mmspec.core.interfaces import PromptOutput
+from mmspec.families.nar.modeling import NARForCausalLM
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
+from mmspec.open_types import Keywords
+from mmspec.targets.causal import AnyState
+from mmspec.targets.image_tokens import AnyVQ
 
 __all__ = ["NARTarget"]
 
@@ -24,16 +27,16 @@ class NARTarget(ParallelImageTarget):
     the mean of the logits of the cells left of it and above it, or those of the only one that there is.
     """
 
-    plain: Mapping[str, Any] = {"order": "diagonal"}
+    plain: Keywords = {"order": "diagonal"}
 
-    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
+    def __init__(self, model: NARForCausalLM, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
         if model.config.condition_type == "class":  # those of captions are drawn as LlamaGen's are
             self.published = {"guidance_scale": 2.0, "top_k": 0}
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[Any, PromptOutput]:
+    ) -> tuple[AnyState, PromptOutput]:
         """Read the prompts; the first cell has the mean of both predictions."""
         state, output = super().prefill(prompts, capacity, taps)
         right, below = output.logits.chunk(2, -1)

@@ -22,12 +22,14 @@ from mmspec.models.checkpoint import first_line, load_checked, read_index
 from mmspec.models.official_files import (
     INDEX,
     check_layout,
+    count,
     find_file,
     find_tensors,
     measure,
     open_checkpoint,
     read_config,
 )
+from mmspec.open_types import Json, Keywords
 
 __all__ = ["load_nextstep", "load_nextstep_tokenizer", "load_nextstep_vae"]
 
@@ -43,7 +45,7 @@ SCALING_FACTOR, SHIFT_FACTOR = 0.3611, 0.1159  # where the tokenizer's config ha
 NOT_NEEDED = r".*\.rotary_emb\..*|rotary_emb\..*"  # tables that old versions of transformers kept
 
 
-def load_parts(found: ModelSource) -> dict[str, Any]:
+def load_parts(found: ModelSource) -> Keywords:
     """Load a model, its tokenizer and its autoencoder, if it has one; see `Family`."""
     folder, parts = Path(found.source), found.parts
     model, tokenizer = load_nextstep(folder, **found.how), load_nextstep_tokenizer(folder)
@@ -145,7 +147,7 @@ def _config(folder: Path, tensors: Mapping[str, Tensor]) -> NextStepConfig:
 
 
 #: Reads a size from the weights of a folder and from what its config says.
-Reader = Callable[[Path, Mapping[str, Tensor], Mapping[str, Any]], int]
+Reader = Callable[[Path, Mapping[str, Tensor], Json], int]
 
 
 def _size(pattern: str, axis: int = 0) -> Reader:
@@ -153,20 +155,20 @@ def _size(pattern: str, axis: int = 0) -> Reader:
 
 
 def _count(pattern: str) -> Reader:
-    return lambda folder, tensors, stored: len({m[1] for name in tensors if (m := re.match(pattern, name))})
+    return lambda folder, tensors, stored: count(tensors, pattern)
 
 
 def _has(pattern: str) -> Reader:
     return lambda folder, tensors, stored: any(re.fullmatch(pattern, name) for name in tensors)
 
 
-def _channels(folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Any]) -> int:
+def _channels(folder: Path, tensors: Mapping[str, Tensor], stored: Json) -> int:
     size = measure(folder, tensors, r"image_in_projector\.weight", axis=1)
     patch = stored.get("latent_patch_size") or NextStepConfig.latent_patch_size
     return size // int(patch) ** 2
 
 
-def _places(folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Any]) -> int:
+def _places(folder: Path, tensors: Mapping[str, Tensor], stored: Json) -> int:
     table = tensors.get("gen_pos_embed")
     return 0 if table is None else math.isqrt(table.shape[1])
 

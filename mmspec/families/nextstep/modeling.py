@@ -37,14 +37,11 @@ class NextStepConfig(LlamaConfig):
     The published models are decoders of Qwen2.5 (biases of queries, keys and values, none of outputs).
 
     Attributes:
-        vae_name_or_path: where the image tokenizer was, when it was published.
         latent_size: latents per side of the images of training.
         latent_patch_size: latents per side p of a token.
         latent_channels: channels C of a latent; a token has C * p * p numbers.
         boi, eoi: ids of the tokens before and after an image.
         image_placeholder_id: id that stands for an image token in text.
-        pad_token_id_added: id of the token that the authors added for padding.
-        lm_loss_weight, im_loss_weight, fm_head_batch_mul: of training.
         fm_head_dim, fm_head_layers: width and residual blocks of the head.
         use_gen_pos_embed: whether an embedding of its place is added to what predicts a token.
         fm_condition_size: numbers of a condition of the head; None for the hidden size, as published.
@@ -55,19 +52,14 @@ class NextStepConfig(LlamaConfig):
 
     model_type = "nextstep"
 
-    vae_name_or_path: str | None = None
     latent_size: int = 32
     latent_patch_size: int = 2
     latent_channels: int = 16
     boi: int | None = None
     eoi: int | None = None
     image_placeholder_id: int | None = None
-    pad_token_id_added: int | None = None
-    lm_loss_weight: float = 0.01
-    im_loss_weight: float = 1.0
     fm_head_dim: int = 1536
     fm_head_layers: int = 12
-    fm_head_batch_mul: int = 4
     fm_condition_size: int | None = None
     scaling_factor: float | None = None
     shift_factor: float | None = None
@@ -75,7 +67,7 @@ class NextStepConfig(LlamaConfig):
     gen_pos_grid: int = 32
     o_attention_bias: bool | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         if self.o_attention_bias is None:
             self.o_attention_bias = self.attention_bias
         super().__post_init__(**kwargs)
@@ -107,6 +99,7 @@ class NextStepForImageGeneration(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     gen_pos_embed: Tensor
+    _unregistered: tuple[nn.Module]
 
     def __init__(self, config: NextStepConfig) -> None:
         super().__init__(config)
@@ -136,17 +129,11 @@ class NextStepForImageGeneration(PreTrainedModel):
         self.post_init()
         self.image_head.net.initialize()  # its layers are not drawn like the others
 
-    def get_decoder(self) -> Any:
+    def get_decoder(self) -> nn.Module:
         return self._unregistered[0]
 
-    def get_input_embeddings(self) -> Any:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: Any) -> None:
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self.embed_tokens = self.get_decoder().embed_tokens = value
-
-    def get_output_embeddings(self) -> Any:
-        return self.lm_head
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed token ids [B, n] or image tokens [B, n, d] for the first layer, [B, n, D]."""
@@ -158,7 +145,7 @@ class NextStepForImageGeneration(PreTrainedModel):
             embedded = self.embed_tokens(tokens)
         return embedded
 
-    def forward(self, tokens: Tensor, output_index: Tensor | None = None, **arguments: Any) -> Tensor:
+    def forward(self, tokens: Tensor, output_index: Tensor | None = None, **arguments: object) -> Tensor:
         """Read tokens and give the conditions of those that follow.
 
         Args:

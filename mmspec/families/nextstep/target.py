@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from mmspec.core.draft import Nodes
 from mmspec.core.image_grid import ImageGrid
 from mmspec.errors import InputError
 from mmspec.families.nextstep.modeling import NextStepForImageGeneration, prompt_ids
+from mmspec.open_types import Inputs, Keywords, Processor
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.targets.image_tokens import PromptPair
 from mmspec.vectors.denoising_head import DenoisingHead
@@ -42,7 +42,7 @@ class NextStepTarget(CausalTarget):
     model: NextStepForImageGeneration
     grid: ImageGrid
     distribution = Continuous
-    published: Mapping[str, Any] = {"guidance_scale": 7.5}
+    published: Keywords = {"guidance_scale": 7.5}
     classes: int | None = None
     sampler = DenoisingSampler
     compared = ("shared_noise", "shared_noise:tolerance=0")
@@ -61,7 +61,7 @@ class NextStepTarget(CausalTarget):
         return self.model.image_head
 
     def encode_prompt(
-        self, asked: Any, negative: str | None, grid: ImageGrid, tokenizer: Any, text_encoder: Any = None
+        self, asked: str, negative: str | None, grid: ImageGrid, tokenizer: Processor, *others: object
     ) -> PromptPair:
         """Encode a text, and the unconditional prompt, which is empty; see `ImageTokenTarget`.
 
@@ -78,19 +78,17 @@ class NextStepTarget(CausalTarget):
             pair.append({"input_ids": ids})
         return pair[0], pair[1]
 
-    def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
+    def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[Keywords, int]:
         """The model's arguments for a prompt alone: behind its last token stands the first of the image."""
         inputs, offset = super().arguments(prompt)
         length = inputs["input_ids"].shape[1]
         inputs["output_index"] = torch.arange(1 - length, 1, device=self.device)[None]
         return inputs, offset
 
-    def further_inputs(self, state: CausalState, nodes: Nodes) -> dict[str, Any]:
+    def further_inputs(self, state: CausalState, nodes: Nodes) -> Keywords:
         return {"output_index": state.index(nodes) + 1}
 
-    def forward(
-        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
-    ) -> Tensor:
+    def forward(self, inputs: Inputs, cache: RaggedCache, keep: int = 0, whole: bool = False) -> Tensor:
         """Conditions [B, n or 1, D] of the image head."""
         others = {name: value for name, value in inputs.items() if name != "input_ids"}
         conditions: Tensor = self.model(inputs["input_ids"], **others, **self.told(cache))

@@ -54,5 +54,6 @@ class PARForCausalLM(LlamaGenForCausalLM):
     """PAR: the next token, and in groups the next token of every region."""
 
     config: PARConfig
+    model: PARModel
     config_class = PARConfig
     decoder_class = PARModel

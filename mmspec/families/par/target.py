@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.draft import Nodes
 from mmspec.core.interfaces import PromptOutput
+from mmspec.families.par.modeling import PARForCausalLM
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
+from mmspec.targets.causal import AnyState
+from mmspec.targets.image_tokens import AnyVQ
 
 __all__ = ["PARTarget"]
 
@@ -34,20 +36,21 @@ class PARTarget(ParallelImageTarget):
     of region r.
     """
 
-    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
+    model: PARForCausalLM
+
+    def __init__(self, model: PARForCausalLM, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
-        config, self.group_size = model.config, int(model.config.group_size)
+        config, self.group_size = model.config, model.config.group_size
         shape = config.num_hidden_layers, config.hidden_size, self.group_size
         self.published = {"guidance_scale": PAR.get(shape, OTHER_PAR), "top_k": 0}
         self.plain = {"order": "regions", "regions": self.group_size}
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[Any, PromptOutput]:
+    ) -> tuple[AnyState, PromptOutput]:
         """Read the prompts; see `CausalTarget`."""
         state, output = super().prefill(prompts, capacity, taps)
-        decoder: Any = self.model.model
-        return replace(state, queries=decoder.special_tokens.weight), output
+        return replace(state, queries=self.model.model.special_tokens.weight), output
 
     def nodes(self, draft: CellGroup) -> Nodes:
         special = self.group_size - 1

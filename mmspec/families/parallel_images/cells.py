@@ -17,14 +17,16 @@ from torch import Tensor
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.image_grid import GridSequence, Layout, require_grid
-from mmspec.core.interfaces import DraftSession, Request, Target
+from mmspec.core.interfaces import DraftSession, Request
 from mmspec.core.promise import Level
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.families.parallel_images.orders import DecodingOrder
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
+from mmspec.open_types import Keywords
 from mmspec.places.order import Groups, OrderSession
+from mmspec.targets import AnyTarget
 
 __all__ = ["CellsDrafter", "OrderedCellsDrafter", "group_of", "layout_of"]
 
@@ -116,7 +118,7 @@ class CellsDrafter(SessionDrafter):
     decides_places = True
     name: str
 
-    def check(self, target: Target[Any]) -> None:
+    def check(self, target: AnyTarget) -> None:
         if not isinstance(target, ParallelImageTarget):
             allowed = "a model that predicts many cells in a forward, such as LPD"
             raise InputError("accelerator", self.name, allowed)
@@ -154,12 +156,12 @@ class OrderedCellsDrafter(CellsDrafter):
     order: DecodingOrder
     from_prompt: bool
 
-    def __init__(self, **options: Any) -> None:
-        self.options = {name: value for name, value in options.items() if value is not None}
+    def __init__(self, **options: object) -> None:
+        self.options: Keywords = {name: value for name, value in options.items() if value is not None}
         DecodingOrder(**self.options)  # refuses what cannot be
         self.exactness = Level.LOSSY if self.options else Level.EXACT
 
-    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+    def fit(self, target: AnyTarget) -> OrderedCellsDrafter:
         self.check(target)
         return self.fitted(target)
 

@@ -7,27 +7,25 @@ anything does. Which cells these are is up to the draft. Keys of tokens stay in 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmspec.core.cache import RaggedCache
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Block, Draft, Nodes
-from mmspec.core.interfaces import Drafter, PromptOutput, Rule, TargetOutput
+from mmspec.core.interfaces import Drafter, TargetOutput
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.targets.attention import mask_dtype
-from mmspec.targets.causal import CausalState
+from mmspec.open_types import Keywords
+from mmspec.targets.causal import AnyState
 
 __all__ = ["CellGroup", "CellSampler", "ParallelImageTarget"]
 
 SCHEDULES = ("constant", "rising")
-S = TypeVar("S", bound=CausalState)
 
 
 @dataclass(frozen=True)
@@ -104,46 +102,17 @@ class ParallelImageTarget(LlamaGenTarget):
     sampler = CellSampler
     any_cells: ClassVar[bool] = False
     from_prompt: ClassVar[bool] = True
-    plain: Mapping[str, Any]
+    plain: Keywords
 
-    def plain_decoding(self) -> tuple[Drafter, Rule[Any] | None]:
+    def plain_decoding(self) -> tuple[Drafter, None]:
         from mmspec.families.parallel_images.cells import OrderedCellsDrafter  # which reads this target
 
         return OrderedCellsDrafter().fitted(self), None
 
-    def unread(
-        self, kind: type[S], prompt_lengths: list[int], capacity: int, taps: Sequence[int], **fields: Any
-    ) -> tuple[S, PromptOutput]:
-        """Make the state of prompts that no forward has read. Returns it and logits [R, 0, V]: of no cell.
-
-        Args:
-            kind: of the state.
-            prompt_lengths: slots before each image.
-            capacity, taps: as of `prefill`.
-            fields: further ones of the state.
-
-        Raises:
-            InputError: hidden states are asked for.
-        """
-        if taps:
-            raise InputError("taps", tuple(taps), "none: such a model has no state of a prompt alone")
-        rows = len(prompt_lengths)
-        state = kind(
-            cache=RaggedCache(self.config, rows, capacity, self.device),
-            prompt_lengths=prompt_lengths,
-            starts=torch.tensor(prompt_lengths, device=self.device),
-            hidden=self._reader(()),
-            change=self._change,
-            additive=mask_dtype(self._decoder),
-            **fields,
-        )
-        logits = torch.empty(rows, 0, self.vocabulary, dtype=self.dtype, device=self.device)
-        return state, PromptOutput(logits, forwards=0)
-
-    def score(self, state: CausalState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: AnyState, draft: CellGroup) -> TargetOutput:
         """Score the cells of a group, in one forward that also reads the tokens decided before it."""
         copies = state.cache.rows // len(draft.starts)
-        output = self.score_nodes(state, self.nodes(draft).repeat_rows(copies))  # type: ignore[arg-type]
+        output = self.score_nodes(state, self.nodes(draft).repeat_rows(copies))
         return replace(output, logits=self.predict(output.logits, draft))
 
     @abstractmethod

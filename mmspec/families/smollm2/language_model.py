@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +24,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     TokenizersBackend,
 )
@@ -32,6 +32,7 @@ from transformers.utils.import_utils import is_gguf_available
 
 from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, MissingDependencyError
+from mmspec.open_types import Keywords, Processor
 
 __all__ = ["MARKER", "complete", "gguf_file", "read_language_model", "write_folder"]
 
@@ -65,8 +66,8 @@ def read_language_model(file: Path | None = None) -> tuple[PreTrainedModel, Toke
         MissingDependencyError: it is not installed.
     """
     file = file or gguf_file()
-    where: dict[str, Any] = {"gguf_file": file.name}
-    tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **where)
+    where: Keywords = {"gguf_file": file.name}
+    tokenizer: Processor = AutoTokenizer.from_pretrained(file.parent, **where)
     read: PreTrainedModel = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
     config = read.config
     for kind in ("bos", "eos", "pad"):  # some versions of transformers take others from the file
@@ -127,7 +128,7 @@ def write_whole(folder: Path, language: PreTrainedModel, tokenizer: TokenizersBa
     The token whose id stands for images is called what the processor calls it, so that the vocabulary stays
     that of the language model.
     """
-    config: Any = AutoConfig.from_pretrained(folder)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     weights = {
         f"model.language_model.{name.removeprefix('model.')}": weight

@@ -19,7 +19,7 @@ from mmspec.families.llamagen.official_layout import build, check_size, config_o
 from mmspec.families.var.modeling import VARForCausalLM
 from mmspec.families.var.tokenizer import ScaleVQModel
 from mmspec.models.autoencoders import build_autoencoder, ldm_name, measure_levels, vq_settings
-from mmspec.models.official_files import measure
+from mmspec.models.official_files import count, measure
 
 # the part of a name -> the official one
 VAR_RENAMES = (
@@ -78,7 +78,7 @@ def var_from_official(
         vocab_size=measure(path, own, r"head\.(weight|bias)"),
         hidden_size=width,
         intermediate_size=measure(path, own, r"blocks\.\d+\.ffn\.fc1\.(weight|bias)"),
-        num_hidden_layers=len({match[1] for name in own if (match := re.match(r"blocks\.(\d+)\.", name))}),
+        num_hidden_layers=count(own, r"blocks\.(\d+)\."),
         num_attention_heads=known if num_heads is None else num_heads,
         num_classes=measure(path, own, r"class_emb\.weight") - 1,
     )

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import (
+    ClassEmbedding,
     LlamaGenAttention,
     LlamaGenDecoderLayer,
     LlamaGenForCausalLM,
@@ -56,7 +57,7 @@ class VARConfig(LlamaGenConfig):
     shared_modulation: bool = False
     normalised_attention: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         if self.patch_nums:
             self.grid_size = self.patch_nums[-1]
         if self.intermediate_size is None:
@@ -105,7 +106,9 @@ class VARAttention(LlamaGenAttention):
         else:
             self.scaling *= UNNORMALISED
 
-    def place(self, queries: Tensor, keys: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def place(
+        self, queries: Tensor, keys: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
         if self.log_scale is None:
             return queries, keys
         precise = torch.promote_types(queries.dtype, torch.float32)
@@ -121,10 +124,10 @@ class VARLayer(LlamaGenDecoderLayer):
         super().__init__(config, layer_idx)
         width, inner = config.hidden_size, int(config.intermediate_size or 0)
         self.self_attn = VARAttention(config, layer_idx)
-        self.input_layernorm = plain_norm(config)  # type: ignore[assignment]
-        self.post_attention_layernorm = plain_norm(config)  # type: ignore[assignment]
+        self.input_layernorm = plain_norm(config)
+        self.post_attention_layernorm = plain_norm(config)
         parts = OrderedDict(fc1=nn.Linear(width, inner), act=nn.GELU("tanh"), fc2=nn.Linear(inner, width))
-        self.mlp = nn.Sequential(parts)  # type: ignore[assignment]
+        self.mlp = nn.Sequential(parts)
         self.modulation: Modulation | None = None
         self.offsets: nn.Parameter | None = None  # of this layer, where layers share the rest
         if config.shared_modulation:
@@ -132,10 +135,9 @@ class VARLayer(LlamaGenDecoderLayer):
         else:
             self.modulation = Modulation(width, PARTS)
 
-    def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, condition: Tensor, **kwargs: Any
-    ) -> Tensor:
-        """Run the layer; condition: [B, D] of the class, or [B, 1, 6, D] what all layers share."""
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """Run the layer; `condition`: [B, D] of the class, or [B, 1, 6, D] what all layers share."""
+        condition: Tensor = kwargs.pop("condition")
         if self.modulation is not None:
             parts = self.modulation(condition)
         else:
@@ -159,16 +161,17 @@ class VARModel(LlamaGenModel):
 
     config: VARConfig
     config_class = VARConfig
+    cls_embedding: ClassEmbedding
 
     def __init__(self, config: VARConfig) -> None:
         super().__init__(config)
         width = config.hidden_size
-        self.embed_tokens = nn.Linear(config.latent_channels, width)  # type: ignore[assignment]
+        self.embed_tokens = nn.Linear(config.latent_channels, width)
         self.start = nn.Parameter(torch.zeros(config.patch_nums[0] ** 2, width))
         self.position_embedding = nn.Embedding(config.image_tokens, width)
         self.level_embedding = nn.Embedding(len(config.patch_nums), width)
         self.layers = nn.ModuleList(VARLayer(config, index) for index in range(config.num_hidden_layers))
-        self.norm = plain_norm(config)  # type: ignore[assignment]
+        self.norm = plain_norm(config)
         self.head_modulation = Modulation(width, 2)
         self.shared_modulation = Modulation(width, PARTS) if config.shared_modulation else None
         self.post_init()
@@ -181,7 +184,7 @@ class VARModel(LlamaGenModel):
         caption_features: Tensor | None = None,
         class_labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> BaseModelOutputWithPast:
         """Read what coarser scales come to at some places of all scales.
 
@@ -199,8 +202,7 @@ class VARModel(LlamaGenModel):
         if position_ids is None:
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
         where = position_ids.clamp_max(self.config.image_tokens - 1).expand(len(inputs_embeds), -1)
-        classes: Any = self.cls_embedding
-        condition: Tensor = classes.embedding_table(class_labels)
+        condition: Tensor = self.cls_embedding.embedding_table(class_labels)
         first, level = len(self.start), self.level_of(where)
         begin = condition[:, None] + self.start[where.clamp_max(first - 1)]
         read = torch.where((where < first)[..., None], begin, self.embed_tokens(inputs_embeds))
@@ -225,11 +227,11 @@ class VARModel(LlamaGenModel):
         # by numbers of the host, not by a table, which would have to be brought to the device
         return sum(((places >= end).long() for end in ends), torch.zeros_like(places))
 
-    def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        nothing = position_ids.new_empty(0)
-        return nothing, nothing
+    def rotation(self, position_ids: Tensor) -> None:
+        return None
 
-    def run(self, hidden_states: Tensor, condition: Tensor, **how: Any) -> Tensor:  # type: ignore[override]
+    def run(self, hidden_states: Tensor, **how: Any) -> Tensor:
+        condition: Tensor = how.pop("condition")
         given = condition if self.shared_modulation is None else self.shared_modulation(condition)
         for layer in self.layers:
             hidden_states = layer(hidden_states, condition=given, **how)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,9 +20,11 @@ from mmspec.core.image_grid import GridSequence, ImageGrid
 from mmspec.core.interfaces import PromptOutput, TargetOutput
 from mmspec.errors import CheckpointError
 from mmspec.families.parallel_images.target import CellGroup, ParallelImageTarget
-from mmspec.families.var.modeling import VARConfig
+from mmspec.families.var.modeling import VARConfig, VARForCausalLM
 from mmspec.families.var.tokenizer import ScaleQuantizer, shrunk
+from mmspec.open_types import Inputs, Keywords
 from mmspec.targets.causal import CausalState
+from mmspec.targets.image_tokens import AnyVQ
 
 __all__ = ["ScaleState", "VARTarget"]
 
@@ -59,10 +61,10 @@ class VARTarget(ParallelImageTarget):
 
     config: VARConfig
     from_prompt = False
-    plain: Mapping[str, Any] = {"order": "scales"}
-    settings: ClassVar[Mapping[str, Any]] = {"guidance_scale": 2.5, "top_k": 900, "top_p": 0.96}
+    plain: Keywords = {"order": "scales"}
+    settings: ClassVar[Keywords] = {"guidance_scale": 2.5, "top_k": 900, "top_p": 0.96}
 
-    def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
+    def __init__(self, model: VARForCausalLM, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
         quantizer = getattr(vq, "quantize", None)
         if not isinstance(quantizer, ScaleQuantizer):
             allowed = "its image tokenizer of several scales, which makes what each scale reads"
@@ -81,7 +83,7 @@ class VARTarget(ParallelImageTarget):
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> tuple[Any, PromptOutput]:
+    ) -> tuple[ScaleState, PromptOutput]:
         """Keep the classes; see `unread`."""
         labels = torch.cat([prompt["input_ids"][0] for prompt in prompts]).to(self.device) - self.vocabulary
         nothing = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.dtype, device=self.device)
@@ -97,7 +99,7 @@ class VARTarget(ParallelImageTarget):
             inputs=nothing,
         )
 
-    def score(self, state: ScaleState, draft: CellGroup) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: ScaleState, draft: CellGroup) -> TargetOutput:
         """Score a scale, once the tokens of the last one are added to those before."""
         scale = self.begins.index(draft.begin)
         if scale == 0:
@@ -114,12 +116,10 @@ class VARTarget(ParallelImageTarget):
         visible = before.visible.scatter(2, draft.starts[:, None], True)
         return Nodes(draft.tokens[:, :, 0], draft.starts, before.depths, visible, before.deepest)
 
-    def further_inputs(self, state: ScaleState, nodes: Nodes) -> dict[str, Any]:
+    def further_inputs(self, state: ScaleState, nodes: Nodes) -> Keywords:
         return {"class_labels": state.labels, "inputs_embeds": state.inputs}
 
-    def forward(
-        self, inputs: Mapping[str, Any], cache: RaggedCache, keep: int = 0, whole: bool = False
-    ) -> Tensor:
+    def forward(self, inputs: Inputs, cache: RaggedCache, keep: int = 0, whole: bool = False) -> Tensor:
         """Logits [B, n, V] of places that read vectors, and no tokens."""
         others = {name: value for name, value in inputs.items() if name != "input_ids"}
         return super().forward(others, cache, keep, whole)

@@ -8,7 +8,6 @@ scales have is said in every call: checkpoints do not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,8 @@ from diffusers.models.autoencoders.vae import Decoder, Encoder
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from mmspec.open_types import Keywords
 
 __all__ = ["ScaleQuantizer", "ScaleVQModel"]
 
@@ -104,7 +105,7 @@ class ScaleVQModel(ModelMixin, ConfigMixin):  # type: ignore[misc]  # both name 
         norm_num_groups: int = 32,
     ) -> None:
         super().__init__()
-        shape: dict[str, Any] = {
+        shape: Keywords = {
             "block_out_channels": tuple(block_out_channels),
             "layers_per_block": layers_per_block,
             "norm_num_groups": norm_num_groups,

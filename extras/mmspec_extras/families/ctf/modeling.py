@@ -73,7 +73,7 @@ class CTFRefiner(nn.Module):
         precise = torch.promote_types(states.dtype, torch.float32)
         cos, sin = raster_rotation(places[None], self.config)
         for layer in self.layers:
-            states = layer(states, rotation=(cos.to(precise), sin.to(precise)))
+            states = layer(states, position_embeddings=(cos.to(precise), sin.to(precise)))
         logits: Tensor = self.lm_head(self.norm(states)).float()
         return logits.masked_fill(self.cluster_of != coarse[..., None], -torch.inf)
 

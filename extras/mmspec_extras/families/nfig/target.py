@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mmspec.families.var.target import VARTarget
+from mmspec.open_types import Keywords
 
 __all__ = ["NFIGTarget"]
 
@@ -13,4 +13,4 @@ __all__ = ["NFIGTarget"]
 class NFIGTarget(VARTarget):
     """Adapter from a model that decides a band of frequencies in each forward (NFIG, 2503.07076)."""
 
-    settings: ClassVar[Mapping[str, Any]] = {"guidance_scale": 5.5, "top_k": 990}
+    settings: ClassVar[Keywords] = {"guidance_scale": 5.5, "top_k": 990}

@@ -151,7 +151,7 @@ class AnySubsetTarget(ModelTarget[Gaps]):
         ends[..., self.end] = 0.0
         return torch.where(over[..., None], ends, logits)
 
-    def score(self, state: Gaps, draft: Tree) -> TargetOutput:  # type: ignore[override]
+    def score(self, state: Gaps, draft: Tree) -> TargetOutput:
         """Score the gap after each node of a chain."""
         if not draft.is_chain:
             raise InputError("accelerator", "a tree", "one that drafts chains: gaps are filled in one order")
@@ -166,7 +166,7 @@ class AnySubsetTarget(ModelTarget[Gaps]):
         places = places.where(gaps < width, state.tokens.shape[1] - 1)
         return state.tokens.scatter(1, places, values)
 
-    def commit(self, state: Gaps, draft: Tree, verdict: Path, active: Tensor) -> None:  # type: ignore[override]
+    def commit(self, state: Gaps, draft: Tree, verdict: Path, active: Tensor) -> None:
         """Keep the root and the accepted candidates of active rows."""
         steps = torch.arange(draft.tokens.shape[1], device=self.device)
         gaps = state.filled[:, None] + steps
