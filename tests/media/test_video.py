@@ -1,9 +1,8 @@
-"""Videos through each decoding library: frames, times, sampling, and a child process that misbehaves."""
+"""Videos: frames, times, sampling, and a child process that misbehaves."""
 
 from __future__ import annotations
 
 import base64
-import importlib.util
 import itertools
 import json
 import os
@@ -26,18 +25,7 @@ from mmspec.media.video import sample_indices
 from tests.media.files import clip, cut, fading_gif, laid, noise
 
 CLIP = clip()  # 12 frames at 10 a second, 64 x 48
-READERS = [
-    name for name, module in (("decord", "decord"), ("pyav", "av")) if importlib.util.find_spec(module)
-]
 LOSSY = 3  # mpeg4 at its best quality is this close
-
-
-@pytest.fixture(params=READERS)
-def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Leave one decoding library."""
-    monkeypatch.setattr(video_module, "_READERS", {request.param: video_module._READERS[request.param]})
-    name: str = request.param
-    return name
 
 
 def shown(video: Video) -> list[int]:
@@ -47,13 +35,13 @@ def shown(video: Video) -> list[int]:
 
 
 @pytest.mark.parametrize("container", ["mp4", "mov", "matroska", "avi"])
-def test_frames_and_times_of_every_container(container: str, reader: str) -> None:
+def test_frames_and_times_of_every_container(container: str) -> None:
     video = load_video(clip(container=container), num_frames=4)
     assert video.frames.shape == (4, 48, 64, 3) and video.frames.dtype == np.uint8
     assert shown(video) == [0, 3, 6, 9] == video.frames_indices.tolist()
     assert np.abs(video.frames[:, -4, 4].astype(int) - 255).max() <= LOSSY
     assert np.abs(video.frames[:, -4, -4].astype(int)).max() <= LOSSY
-    assert (video.total_num_frames, video.fps, video.backend) == (12, 10.0, reader)
+    assert (video.total_num_frames, video.fps, video.backend) == (12, 10.0, "pyav")
     assert video.timestamps is not None
     assert np.allclose(video.timestamps, [0, 0.3, 0.6, 0.9], atol=1e-6)
 
@@ -66,7 +54,7 @@ def test_paths_bytes_and_data_urls(tmp_path: Path) -> None:
         assert shown(load_video(source, num_frames=2)) == [0, 6]
 
 
-def test_seeking_across_key_frames_finds_the_same_frames(reader: str) -> None:
+def test_seeking_across_key_frames_finds_the_same_frames() -> None:
     for gop in (1, 5, 30):
         video = load_video(clip(30, gop=gop), num_frames=7)
         assert [value % 12 for value in video.frames_indices] == shown(video)
@@ -86,14 +74,14 @@ EIGHT = {  # a display matrix, and the same by NumPy
 }
 
 
-def test_display_matrices_turn_and_mirror_as_players_do(reader: str) -> None:
+def test_display_matrices_turn_and_mirror_as_players_do() -> None:
     plain = load_video(clip(size=(100, 50)), num_frames=1).frames[0]  # rows that no library pads to
     for matrix, same in EIGHT.items():
         video = load_video(laid(clip(size=(100, 50)), matrix), num_frames=1)
         assert np.array_equal(video.frames[0], same(plain)), matrix
 
 
-def test_the_movies_matrix_counts_and_other_angles_take_the_nearest(reader: str) -> None:
+def test_the_movies_matrix_counts_and_other_angles_take_the_nearest() -> None:
     plain = load_video(CLIP, num_frames=1).frames[0]
     both = laid(laid(CLIP, (0, 1, 1, 0)), (-1, 0, 0, 1), by_movie=True)  # as (0, 1, -1, 0)
     for data in (both, laid(CLIP, (1, 5, -5, 1))):
@@ -105,7 +93,7 @@ UNEVEN = [0, 40, 80, 500, 1000, 1500, 1520, 1540, 3000]
 
 
 @pytest.mark.parametrize(("container", "start"), [("mp4", 2500), ("matroska", 0)])
-def test_models_are_told_the_times_of_frames_at_uneven_rates(container: str, start: int, reader: str) -> None:
+def test_models_are_told_the_times_of_frames_at_uneven_rates(container: str, start: int) -> None:
     data = clip(times_ms=[start + time for time in UNEVEN], container=container)
     for asked in ({"num_frames": 4}, {"fps": 2}):
         video = load_video(data, **asked)
@@ -127,16 +115,6 @@ def test_what_an_edit_list_cuts_off_is_not_in_the_video() -> None:
         video = load_video(cut(CLIP, start, stop))
         assert shown(video) == list(range(start // 100, stop // 100))
         assert video.metadata["frames_indices"] == list(range((stop - start) // 100)) and video.fps == 10
-
-
-def test_without_a_library_that_knows_edit_lists_the_message_names_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if "decord" not in READERS:
-        pytest.skip("needs decord")
-    monkeypatch.setattr(video_module, "_READERS", {"decord": "decord"})
-    with pytest.raises(MediaError, match="edit list.*pip install av"):
-        load_video(cut(CLIP, 300, 700))
 
 
 def test_long_videos_are_sampled_within_the_limits() -> None:
@@ -270,15 +248,13 @@ def test_a_script_without_a_main_guard_can_load_videos(tmp_path: Path) -> None:
 
 
 def test_without_a_decoding_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_module, "_READERS", {"decord": "no_such_module"})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install av"):
         load_video(CLIP)
     assert load_video(fading_gif([100, 100])).total_num_frames == 2
 
 
-def test_a_file_that_the_first_library_cannot_open_goes_to_the_second() -> None:
-    if READERS != ["decord", "pyav"]:
-        pytest.skip("needs decord and PyAV")
+def test_a_file_that_does_not_state_its_length_is_read() -> None:
     unknown_length = bytearray(clip(container="matroska"))
     start = unknown_length.index(b"\x44\x89\x88")  # the Duration of 8 bytes, as browsers leave it out
     unknown_length[start : start + 11] = b"\xec\x89" + bytes(9)  # Void
