@@ -1,9 +1,9 @@
 """Program that decodes a video in a process of its own, so that a bad file can only kill that process.
 
-Knows the decoding libraries and the pipe to its parent, and no limits but those of the process; imports
+Knows PyAV and the pipe to its parent, and no limits but those of the process; imports
 nothing of mmspec, so that it starts fast. Conversation, numbers in the machine's byte order:
 
-    parent: the file's bytes (their count stands in argv, as does the name of the reader)
+    parent: the file's bytes (their count stands in argv)
     child:  one line of JSON, {"width", "height", "total"} or {"refused": why}
     child:  float64 timestamps [total]
     parent: one line of JSON: indices of the wanted frames, in ascending order
@@ -16,8 +16,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -32,24 +32,15 @@ class Refused(Exception):
     """Error: the file is intact, but not a video that we can give frames of."""
 
 
-class Reader(Protocol):
-    """Interface of a decoding library.
+class PyAVReader:
+    """Read frames by PyAV: one pass over the packets for the times, then seeks to key frames.
+
+    Transparent places of a GIF, whose colour FFmpeg says is white, become white.
 
     Attributes:
         timestamps: float64 [total], seconds at which each frame is shown, in ascending order.
         width, height: of a frame as shown, turned and mirrored.
     """
-
-    timestamps: np.ndarray
-    width: int
-    height: int
-
-    def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
-        """Yield uint8 [height, width, 3] for ascending indices."""
-
-
-class PyAVReader:
-    """Read frames by PyAV: one pass over the packets for the times, then seeks to key frames."""
 
     def __init__(self, data: bytes) -> None:
         import av
@@ -80,6 +71,7 @@ class PyAVReader:
         self.width, self.height = sides[::-1] if is_lying(self.matrix) else sides
 
     def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
+        """Yield uint8 [height, width, 3] for ascending indices."""
         last = None  # pts of the frame decoded last
         for index in indices:
             wanted = self.pts[index]
@@ -93,30 +85,6 @@ class PyAVReader:
             # A stream may change its size on the way; all frames are given in the size of the first.
             image = frame.to_ndarray(format="rgb24", width=self.stored_width, height=self.stored_height)
             yield upright(image, self.matrix)
-
-
-class PillowReader:
-    """Read frames of a GIF by Pillow; transparent places become white."""
-
-    def __init__(self, data: bytes) -> None:
-        from PIL import GifImagePlugin, ImageSequence
-
-        self.image = GifImagePlugin.GifImageFile(io.BytesIO(data))
-        # Browsers, too, show a frame without a duration for a tenth of a second.
-        durations = [frame.info.get("duration") or 100 for frame in ImageSequence.Iterator(self.image)]
-        self.timestamps = np.cumsum([0, *durations[:-1]]) / 1000
-        self.width, self.height = self.image.size
-
-    def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
-        from PIL import Image
-
-        for index in indices:
-            self.image.seek(index)
-            white = Image.new("RGBA", self.image.size, "white")
-            yield np.asarray(Image.alpha_composite(white, self.image.convert("RGBA")).convert("RGB"))
-
-
-READERS: dict[str, Callable[[bytes], Reader]] = {"pyav": PyAVReader, "pillow": PillowReader}
 
 
 def upright(frame: np.ndarray, matrix: Matrix) -> np.ndarray:
@@ -152,7 +120,7 @@ def limit_process(seconds: int, memory_bytes: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """Decode a video for the parent, by the exchange described above."""
-    size, seconds, memory_bytes = (int(argument) for argument in arguments[:3])
+    size, seconds, memory_bytes = map(int, arguments)
     limit_process(seconds, memory_bytes)
     # Libraries print to stdout and stderr from C; only this copy of stdout reaches the parent.
     out: Any = os.fdopen(os.dup(1), "wb")
@@ -162,7 +130,7 @@ def main(arguments: list[str]) -> None:
 
     data = sys.stdin.buffer.read(size)
     try:
-        reader = READERS[arguments[3]](data)
+        reader = PyAVReader(data)
     except Refused as refusal:
         out.write(json.dumps({"refused": str(refusal)}).encode() + b"\n")
         out.close()

@@ -161,7 +161,7 @@ class Video:
         timestamps: float64 [T], seconds since the first frame of the source is shown; None if the source was
             a list of frames.
         fps: mean frames a second of the source; None if it is not known (a list, or a single frame).
-        backend: what decoded it: "pyav", "pillow" or "frames".
+        backend: what decoded it: "pyav", or "frames" where they were given.
     """
 
     frames: np.ndarray
@@ -233,10 +233,9 @@ def load_video(
     if name == "GIF":
         width, height = (int.from_bytes(data[at : at + 2], "little") for at in (6, 8))
         check_size(width, height, "a GIF", argument=argument, limits=limits)
-        return _decode(data, "pillow", request)
     if importlib.util.find_spec("av") is None:
         raise MissingDependencyError("reading videos needs PyAV: pip install av")
-    return _decode(data, "pyav", request)
+    return _decode(data, request)
 
 
 def _from_frames(source: Any, request: Request) -> Video:
@@ -262,14 +261,14 @@ def _from_frames(source: Any, request: Request) -> Video:
     return Video(frames, indices, total, timestamps=None, fps=None, backend="frames")
 
 
-def _decode(data: bytes, reader: str, request: Request) -> Video:
+def _decode(data: bytes, request: Request) -> Video:
     """Decode in a child process, and end that process whatever happens."""
     # Not multiprocessing: its spawn runs the user's main script again, its fork copies locks that other
     # threads hold.
     limits = request.limits
     program = str(Path(__file__).with_name("decode_child.py"))
     numbers = (len(data), math.ceil(limits.decode_timeout_s), int(limits.decode_memory_bytes))
-    command = [sys.executable, "-P", program, *map(str, numbers), reader]
+    command = [sys.executable, "-P", program, *map(str, numbers)]
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each thread takes address space
     is_late = threading.Event()
     with subprocess.Popen(
@@ -288,7 +287,7 @@ def _decode(data: bytes, reader: str, request: Request) -> Video:
         timer.daemon = True
         timer.start()
         try:
-            return _converse(child, data, reader, request)
+            return _converse(child, data, request)
         except (BrokenPipeError, EOFError, json.JSONDecodeError) as error:
             if is_late.is_set():
                 allowed = limits.allows("decode_timeout_s", "seconds to decode one video")
@@ -302,7 +301,7 @@ def _decode(data: bytes, reader: str, request: Request) -> Video:
             timer.join()  # it is awake for an instant only; no thread outlives the call
 
 
-def _converse(child: subprocess.Popen[bytes], data: bytes, reader: str, request: Request) -> Video:
+def _converse(child: subprocess.Popen[bytes], data: bytes, request: Request) -> Video:
     """Exchange data with the child as `decode_child.py` describes; trust nothing that it sends."""
     argument, limits = request.argument, request.limits
     if child.stdin is None or child.stdout is None:
@@ -333,7 +332,7 @@ def _converse(child: subprocess.Popen[bytes], data: bytes, reader: str, request:
     frames = np.empty((len(indices), height, width, 3), np.uint8)
     for frame in frames:
         frame[:] = np.frombuffer(_read(child.stdout, frame.size), np.uint8).reshape(frame.shape)
-    return Video(frames, indices, total, timestamps[indices], mean_rate(timestamps), reader)
+    return Video(frames, indices, total, timestamps[indices], mean_rate(timestamps), "pyav")
 
 
 def _read(pipe: IO[bytes], count: int) -> bytes:
