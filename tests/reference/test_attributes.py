@@ -14,6 +14,7 @@ from mmspec.scenes import IMAGE_TOKENS, caption, parse_image_prompt, render, sam
 from mmspec.scenes.reader import AttributeReader, ImageReading, load_reader
 from mmspec.training.data.scenes import image_pixels
 from reference.image_data import IMAGE_SIZE, READER_PATCH
+from reference.image_scores import attribute_scores
 from reference.reader import build_reader
 from reference.vlm_data import PATCH_CLASSES, patch_labels
 
@@ -62,10 +63,12 @@ def test_dense_labels_give_back_every_fact_of_a_scene() -> None:
     labels = np.stack([patch_labels(scene, READER_PATCH, IMAGE_SIZE) for scene in scenes])
     oracle.labels = torch.from_numpy(labels)
     images = (image_pixels(scenes, IMAGE_SIZE) + 1) / 2
-    scores = AttributeJudge(oracle).score(images, [caption(scene) for scene in scenes])
+    scores = attribute_scores(AttributeJudge(oracle), images, [caption(scene) for scene in scenes])
     assert scores.share == scores.exact == scores.count == 1.0
     assert set(scores.by_attribute) == {"size", "colour", "pattern", "shape", "background"}
-    wrong = AttributeJudge(oracle).score(images, [caption(scene) for scene in scenes[1:] + scenes[:1]])
+    wrong = attribute_scores(
+        AttributeJudge(oracle), images, [caption(scene) for scene in scenes[1:] + scenes[:1]]
+    )
     assert 0.1 < wrong.share < 0.6
 
 
@@ -98,8 +101,8 @@ def test_a_saved_reader_reads_the_same(judge: AttributeJudge, tmp_path: Path) ->
 def test_what_cannot_be_judged_is_refused(judge: AttributeJudge, tmp_path: Path) -> None:
     pixels = torch.rand(2, 3, 64, 64)
     for call in (
-        lambda: judge.score(pixels, ["a ring"]),
-        lambda: judge.score(pixels, ["a ring", "a corgi"]),
+        lambda: attribute_scores(judge, pixels, ["a ring"]),
+        lambda: attribute_scores(judge, pixels, ["a ring", "a corgi"]),
         lambda: judge.features(torch.rand(2, 64, 64)),
     ):
         with pytest.raises(InputError):

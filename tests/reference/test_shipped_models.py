@@ -29,7 +29,7 @@ from mmspec.training.data.images import open_llamagen
 from mmspec.training.data.scenes import SceneImages
 from mmspec.training.data.sequences import Trial, acceptance_length
 from mmspec.trees.jacobi import JacobiDrafter
-from reference.image_scores import draw, load_pipeline
+from reference.image_scores import attribute_scores, draw, load_pipeline
 from reference.vlm_scores import score_vlm
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -125,12 +125,12 @@ def test_the_reader_reads_and_the_tokenizer_keeps_what_it_reads() -> None:
     real = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
     judge = AttributeJudge(load_reader(LLAMAGEN / "reader"))
     captions = [caption(scene) for scene in scenes]
-    assert min(judge.score(real, captions).by_attribute.values()) >= 0.95
+    assert min(attribute_scores(judge, real, captions).by_attribute.values()) >= 0.95
     vq = load_vq(str(LLAMAGEN))
     tokens = encode_image(vq, real * 2 - 1)
     assert len(tokens.unique()) > 800, "the codebook is in use"
     made = (decode_tokens(vq, tokens) + 1) / 2
-    assert judge.score(made, captions).share >= 0.96
+    assert attribute_scores(judge, made, captions).share >= 0.96
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_drawn_images_show_what_was_asked_for() -> None:
     captions = [caption(scene) for scene in scenes]
     images = draw(load_pipeline(LLAMAGEN), captions, range(32), 32)
     # The card says 75 %; the facts of an image go wrong together, so 32 images may be far from that.
-    assert AttributeJudge.of_model(LLAMAGEN).score(images, captions).share >= 0.62
+    assert attribute_scores(AttributeJudge.of_model(LLAMAGEN), images, captions).share >= 0.62
 
 
 @functools.cache
