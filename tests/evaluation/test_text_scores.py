@@ -9,7 +9,6 @@ from mmspec.evaluation.examples import scene_examples
 from mmspec.evaluation.quality.text_scores import (
     METRICS,
     chosen_metrics,
-    first_differences,
     read_references,
     scene_references,
     score_texts,
@@ -70,14 +69,6 @@ def test_metrics_are_named_or_refused(hide):
     with pytest.raises(MissingDependencyError, match=r"pip install 'mmspec\[eval\]'"):
         chosen_metrics("exact,rouge", ())
     assert chosen_metrics("exact", ()) == ["exact"]
-
-
-def test_first_differences_are_places_of_tokens_and_of_ends():
-    plain = [[1, 2, 3], [4, 5], [6]]
-    assert first_differences(plain, plain) == []
-    assert first_differences(plain, [[1, 2, 3], [4], [7]]) == [(1, 1), (2, 0)]
-    with pytest.raises(InputError, match="as many outputs"):
-        first_differences(plain, plain[:2])
 
 
 def test_scenes_have_their_captions_and_answers():
