@@ -17,11 +17,11 @@ from mmspec.errors import InputError
 from mmspec.families.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.autoencoders import encode_image
-from mmspec.training.record import float8_matrices, save_trained
+from mmspec.training.record import save_trained
 from mmspec.training.run import Training
 from reference.image import READER
 from reference.image_data import ImageBatch
-from reference.trainer import finish
+from reference.trainer import finish, float8_matrices
 
 __all__ = ["Kept", "evenly_spread", "shape_of", "trained_llamagen"]
 

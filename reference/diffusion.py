@@ -37,9 +37,9 @@ from mmspec.errors import InputError
 from mmspec.families.masked_language.modeling import LLaDAConfig
 from mmspec.scenes import training_seeds
 from mmspec.scenes.world import CANVAS
-from mmspec.training.record import RECORD, float8_matrices, save_trained
+from mmspec.training.record import RECORD, save_trained
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
-from reference.trainer import finish
+from reference.trainer import finish, float8_matrices
 from reference.vlm_data import ConversationBatch, conversation_batch
 from reference.vlm_model import patch_states, tower_of, visual_tokens
 

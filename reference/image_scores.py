@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from mmspec.core.interfaces import Request
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.evaluation.quality.attributes import AttributeJudge, AttributeScores
+from mmspec.evaluation.quality.attributes import AttributeJudge
 from mmspec.evaluation.quality.set_distances import kernel_distance
 from mmspec.models.autoencoders import encode_image
 from mmspec.pipelines import ImageGenerationPipeline
@@ -31,13 +31,14 @@ from mmspec.scenes import (
     IMAGE_TOKENS,
     SHAPES,
     caption,
+    parse_image_prompt,
     sample_image_prompt,
     sample_scene,
 )
 from mmspec.scenes.reader import ImageReading
 from mmspec.training.data.scenes import image_pixels
 
-__all__ = ["FIRST_SEED", "draw", "load_pipeline", "score_image_model"]
+__all__ = ["FIRST_SEED", "attribute_scores", "draw", "load_pipeline", "score_image_model"]
 
 FIRST_SEED = 20_000
 GUIDANCE_SCALES = (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -101,22 +102,26 @@ def score_image_model(
     for scale in tqdm(sorted(scales), desc="guidance scales"):
         images = draw(pipe, asked, seeds, batch_size, guidance_scale=scale)
         by_label = by_class and not only  # of the leftmost object, among which others may stand
-        scored = class_scores(judge.read(images), labels) if by_label else judge.score(images, captions)
+        scored = (
+            class_scores(judge.read(images), labels)
+            if by_label
+            else attribute_scores(judge, images, captions)
+        )
         guidance[f"{scale:g}"] = asdict(scored)
         if not is_raster:
             distance = kernel_distance(judge.features(images), judge.features((real + 1) / 2))
             margin = distance.high - distance.value
             guidance[f"{scale:g}"] |= {"kernel_distance": distance.value, "margin": margin}
     scores: dict[str, Any] = {"default_guidance_scale": default, "guidance": guidance}
-    scores["real"] = asdict(judge.score((real + 1) / 2, captions))
+    scores["real"] = asdict(attribute_scores(judge, (real + 1) / 2, captions))
     if not continuous:
         if not by_class:
             generators = [np.random.default_rng([scene.seed, 0xA5]) for scene in drawn]
             texts = [sample_image_prompt(one, rng).text for one, rng in zip(drawn, generators, strict=True)]
-            scores["prompts"] = asdict(judge.score(draw(pipe, texts, seeds, batch_size), texts))
+            scores["prompts"] = asdict(attribute_scores(judge, draw(pipe, texts, seeds, batch_size), texts))
         codes = pipe.target.tokens_of(torch.cat([encode_image(pipe.vq, part) for part in real.split(32)]))
         made = (pipe.pixels(pipe.target.grid, codes.cpu()) + 1) / 2
-        scores["reconstructed"] = asdict(judge.score(made, captions))
+        scores["reconstructed"] = asdict(attribute_scores(judge, made, captions))
         if is_raster:
             some = asked[:MEASURED], codes[:MEASURED].flatten(1)
             scores |= conditionals(pipe, *some, 1.0) | {"guided": conditionals(pipe, *some, default)}
@@ -140,6 +145,52 @@ def load_pipeline(folder: str | Path, device: str | torch.device = "cpu") -> Any
     pipe: Any = ImageGenerationPipeline.from_pretrained(str(folder), **how)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+@dataclass(frozen=True)
+class AttributeScores:
+    """Shares of the prompted attributes that images show.
+
+    Attributes:
+        share: of all facts asked for: size, colour, pattern and shape of every object, and the background.
+        by_attribute: the same for each of them.
+        exact: share of images in which all of it is there, and no object more.
+        count: share of images with as many objects as were named.
+    """
+
+    share: float
+    by_attribute: dict[str, float]
+    exact: float
+    count: float
+
+
+def attribute_scores(judge: AttributeJudge, images: Tensor, captions: Sequence[str]) -> AttributeScores:
+    """Shares of the facts in the captions that the images [n, 3, H, W] show, in all and by kind.
+
+    Raises:
+        InputError: a caption names no object, or there are as many captions as images not.
+    """
+    facts = judge.facts(images, captions)
+    found: dict[str, list[bool]] = {}
+    for fact, present in (pair for row in facts for pair in row):
+        found.setdefault(fact, []).append(present)
+    prompts = [parse_image_prompt(text) for text in captions]
+    counts = [
+        prompt is not None and len(reading.objects) == len(prompt.objects)
+        for prompt, reading in zip(prompts, judge.read(images), strict=True)
+    ]
+    return AttributeScores(
+        share=_share([present for row in facts for _, present in row]),
+        by_attribute={fact: _share(present) for fact, present in found.items()},
+        exact=_share(
+            [right and all(seen for _, seen in row) for right, row in zip(counts, facts, strict=True)]
+        ),
+        count=_share(counts),
+    )
+
+
+def _share(right: Sequence[bool]) -> float:
+    return round(float(np.mean(right)), 4) if len(right) else 0.0
 
 
 def draw(pipe: Any, asked: Asked, seeds: Sequence[int], batch_size: int, **settings: Any) -> Tensor:

@@ -34,8 +34,9 @@ from mmspec.families.smollm2.language_model import MARKER, PACKAGE, rename_token
 from mmspec.scenes.language import ORDINALS
 from mmspec.scenes.reader import label_heads
 from mmspec.scenes.world import BACKGROUNDS, CANVAS
-from mmspec.training.record import float8_matrices, half_precision, write_record
+from mmspec.training.record import half_precision, write_record
 from reference.smol_data import CHAT_TEMPLATE, IMAGE, RepliesBatch, SpokenBatch
+from reference.trainer import float8_matrices
 from reference.vlm_data import ATTRIBUTES, MENTION_CLASSES, PatchBatch
 from reference.vlm_model import MENTION_WEIGHT, label_loss
 

@@ -13,10 +13,10 @@ from torch import nn
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 from mmspec.scenes import training_seeds
-from mmspec.training.record import training_record
+from mmspec.training.record import half_precision, training_record
 from mmspec.training.run import Batch, Stage, Training
 
-__all__ = ["check_known", "finish", "held_out_figures", "train_on_scenes"]
+__all__ = ["check_known", "finish", "float8_matrices", "held_out_figures", "train_on_scenes"]
 
 
 def check_known(argument: str, value: str, known: Iterable[str]) -> None:
@@ -103,3 +103,12 @@ def finish(
         save(training_record(name, {"out": out, **options}, training, model, before, **more))
     training.accelerator.wait_for_everyone()
     return out
+
+
+def float8_matrices(model: nn.Module, within: str) -> dict[str, torch.Tensor]:
+    """The weights: matrices in float8 (e4m3) if `within` is part of their names ("" is), all else in fp16."""
+    stored = half_precision(model)
+    for name, weight in model.state_dict().items():
+        if weight.dim() == 2 and weight.is_floating_point() and within in name:
+            stored[name] = weight.detach().cpu().to(torch.float8_e4m3fn).contiguous()
+    return stored

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from mmspec.cli import run
-from mmspec.cli.console import print_result
+from mmspec.cli.console import note, print_result
 from mmspec.cli.options import ModelOptions, unpack_options
-from mmspec.cli.subject import Question
+from mmspec.cli.subject import Question, Subject
+from mmspec.open_types import Keywords
 
 __all__ = ["app", "main"]
 
@@ -65,7 +66,7 @@ def train_judge(
     subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
     subject.contender(choice)
     subject.pipe.enable_prefix_cache()
-    calls = subject.first_calls(**{**subject.settings, "temperature": 0.0})
+    calls = first_calls(subject, **{**subject.settings, "temperature": 0.0})
     folder = training.train_judge(
         subject.pipe,
         calls,
@@ -108,7 +109,7 @@ def train_filter(
     from mmspec_extras.methods.learned import training
 
     subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
-    calls = subject.first_calls(**subject.settings)
+    calls = first_calls(subject, **subject.settings)
     use = "spot:head" if learn == "order" else "learned:filter"
     folder = training.train_filter(
         subject.pipe,
@@ -121,3 +122,14 @@ def train_filter(
         record={"target": Path(asked.source).name, **subject.described},
     )
     print_result({"folder": str(folder)}, f"use it: --accelerator {use}={folder}", how.as_json)
+
+
+def first_calls(subject: Subject, **settings: object) -> list[Keywords]:
+    """Keywords of a call for the first turn of each example; a note counts the turns left out."""
+    from mmspec.evaluation.examples import later_turns
+
+    if left_out := later_turns(subject.examples):
+        note(f"{left_out} later turns of conversations are left out: first turns are decoded")
+    return [
+        {"prompt": one.turns[0], "images": list(one.images) or None, **settings} for one in subject.examples
+    ]

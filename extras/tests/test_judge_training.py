@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.cli.subject import Subject
 from mmspec.errors import InputError
+from mmspec.evaluation.examples import Example
 from mmspec.pipelines import MMSpecPipeline
+from mmspec_extras.cli import first_calls
 from mmspec_extras.methods.judge.training import agreement, auc, fit_judge, label_prompt, train_judge
 from tests.contracts.running import generate
 from tests.tiny_models import tiny_llama, tiny_tokenizer
@@ -108,3 +111,10 @@ def test_a_judge_learns_what_can_be_told_apart() -> None:
 )
 def test_answers_agree(plain: str, other: str, answer: str, expected: float) -> None:
     assert agreement(plain, other, answer) == pytest.approx(expected)
+
+
+def test_first_turns_are_learnt_from_and_later_ones_counted(capsys) -> None:
+    examples = [Example(("describe", "and then?")), Example(("red",))]
+    calls = first_calls(Subject(None, False, examples, {}, {}), temperature=0.0)
+    assert [(call["prompt"], call["temperature"]) for call in calls] == [("describe", 0.0), ("red", 0.0)]
+    assert "1 later turns of conversations are left out" in capsys.readouterr().err

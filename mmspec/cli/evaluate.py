@@ -139,11 +139,12 @@ def check_counts(tasks: dict[str, list[Referenced]], prompt_file: Path | None) -
 
 def compare(decoded: dict[str, list[list[int]]], plain: dict[str, list[list[int]]]) -> Json:
     """Share of answers that are plain decoding's token for token, and where the others differ first."""
+    from mmspec.evaluation.identity.comparison import first_difference
     from mmspec.evaluation.quality.intervals import proportion
-    from mmspec.evaluation.quality.text_scores import first_differences
 
     ours, theirs = ([row for rows in one.values() for row in rows] for one in (decoded, plain))
-    found = first_differences(theirs, ours)
+    places = [first_difference(*pair) for pair in zip(theirs, ours, strict=True)]
+    found = [(index, place) for index, place in enumerate(places) if place is not None]
     return {
         "identical": proportion(len(ours) - len(found), len(ours)),
         "differences": [{"example": index, "position": place} for index, place in found],

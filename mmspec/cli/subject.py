@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.call_fields import CALL_FIELDS
-from mmspec.cli.console import note
 from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, AcceleratorChoice, load_pipeline, reference_model
 from mmspec.cli.options import (
     BatchSize,
@@ -124,16 +123,6 @@ class Subject:
         """Tokens of an answer as text, without special tokens."""
         text: str = self.pipe.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
-
-    def first_calls(self, **settings: object) -> list[Keywords]:
-        """Keywords of a call for the first turn of each example; a note counts the turns left out."""
-        from mmspec.evaluation.examples import later_turns
-
-        if left_out := later_turns(self.examples):
-            note(f"{left_out} later turns of conversations are left out: first turns are decoded")
-        return [
-            {"prompt": one.turns[0], "images": list(one.images) or None, **settings} for one in self.examples
-        ]
 
     def contender(self, choice: AcceleratorChoice) -> Contender:
         """Set an accelerator up on the pipeline, here and only here."""

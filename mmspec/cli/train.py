@@ -50,6 +50,18 @@ class TrainingOptions:
             note(f"{hint} {folder}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """Options of every training that a target runs along with."""
+
+    max_length: Annotated[int | None, typer.Option(min=1, help="Skip conversations of more tokens.")] = None
+    dtype: Annotated[
+        str, typer.Option(help="Of the target: float32, bfloat16, float16; auto is bfloat16 on a GPU.")
+    ] = "auto"
+    accumulate: Annotated[int, typer.Option(min=1, help="So many batches make a step.")] = 1
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.")] = None
+
+
 @train_app.callback()
 def _group() -> None:
     """Train models; several GPUs, also with FSDP 2, through `accelerate launch -m mmspec train ...`."""
@@ -79,16 +91,12 @@ def drafter(
     ] = None,
     height: Pixels = None,
     width: Pixels = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Skip conversations of more tokens.")] = None,
     regenerate: Annotated[
         int, typer.Option(min=0, help="Longest reply that the target writes itself; 0 learns the data's.")
     ] = 0,
     learn_prompts: Annotated[
         bool, typer.Option("--learn-prompts", help="Learn all text of the conversations, not replies alone.")
     ] = False,
-    dtype: Annotated[
-        str, typer.Option(help="Of the target: float32, bfloat16, float16; auto is bfloat16 on a GPU.")
-    ] = "auto",
     states: Annotated[
         Path | None,
         typer.Option(
@@ -97,9 +105,8 @@ def drafter(
         ),
     ] = None,
     start: Start = None,
-    accumulate: Annotated[int, typer.Option(min=1, help="So many batches make a step.")] = 1,
-    log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.")] = None,
     *,
+    along: TargetOptions,
     training: TrainingOptions,
 ) -> None:
     """Train a drafter for a model, which runs along and stays as it is.
@@ -135,14 +142,11 @@ def drafter(
         method=name,
         settings=settings,
         data=source,
-        max_length=max_length,
         regenerate=regenerate,
         learn_prompts=learn_prompts,
-        dtype=dtype,
         states=states,
         start=start,
-        accumulate=accumulate,
-        log_dir=log_dir,
+        **vars(along),
         **training.plan,
     )
     training.report(folder, f"use it: --accelerator {RECIPES[name].accelerator} --drafter", method=method)
@@ -184,10 +188,6 @@ def draft_model(
         float | None,
         typer.Option(help="Factor of the learning rate.", show_default="1 for layers, 0.05 for a model"),
     ] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Skip conversations of more tokens.")] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Of the target: float32, bfloat16, float16; auto is bfloat16 on a GPU.")
-    ] = "auto",
     save_dtype: Annotated[
         str | None, typer.Option(help="Of the folder's weights.", show_default="the target's")
     ] = None,
@@ -199,9 +199,8 @@ def draft_model(
         int,
         typer.Option(min=0, help="Tokens that it drafts, the most frequent of the data; 0 for all."),
     ] = 0,
-    accumulate: Annotated[int, typer.Option(min=1, help="So many batches make a step.")] = 1,
-    log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.")] = None,
     *,
+    along: TargetOptions,
     training: TrainingOptions,
 ) -> None:
     """Train a small model that drafts for a larger one, by distillation (DistillSpec).
@@ -226,14 +225,11 @@ def draft_model(
         own_share=own_share,
         new_tokens=new_tokens,
         rate=rate,
-        max_length=max_length,
         regenerate=regenerate,
-        dtype=dtype,
         save_dtype=save_dtype,
         states=states,
         frequent_tokens=frequent_tokens,
-        accumulate=accumulate,
-        log_dir=log_dir,
+        **vars(along),
         **training.plan,
     )
     training.report(folder, "use it: --accelerator draft_model --drafter", divergence=divergence)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mmspec.accelerator import Accelerator
 from mmspec.core.statistics import merge_stats
-from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example, held_out_captions
 from mmspec.evaluation.quality.variation import OverlapMeter, VariationMeter, needs_meter
 from mmspec.evaluation.speed.timing import Decode, Decoded
@@ -170,7 +170,6 @@ def decode_conversations(
         output = pipe(
             [conversations[row].add_turn(batch[row].turns[turn]) for row in rows],
             images=[list(batch[row].images) or None for row in rows],
-            videos=[list(batch[row].videos) or None for row in rows],
             apply_chat_template=conversations[0].has_template,
             seed=None if seeds is None else [seeds[row] for row in rows],
             **settings,
@@ -199,13 +198,7 @@ def converse(pipe: AnyPipeline, example: Example, **settings: Any) -> Iterator[A
 
 
 def reference_inputs(pipe: AnyPipeline, example: Example) -> Keywords:
-    """Arguments of transformers' `model.generate` for the first turn, made without any code of ours.
-
-    Raises:
-        UnsupportedModelError: the example has videos, for which every family has its own conventions.
-    """
-    if example.videos:
-        raise UnsupportedModelError("the reference is taken for text and images only, not for videos")
+    """Arguments of transformers' `model.generate` for the first turn, made without any code of ours."""
     prompt = _Conversation(example, pipe.processor).add_turn(example.turns[0])
     return encode_prompts(pipe, [prompt], [list(example.images)])
 
@@ -261,13 +254,12 @@ class _Conversation:
 
     def __init__(self, example: Example, processor: Processor) -> None:
         self.has_template = getattr(processor, "chat_template", None) is not None
-        kinds = ["image"] * len(example.images) + ["video"] * len(example.videos)
-        self._first = [{"type": kind} for kind in kinds]
+        self._first = [{"type": "image"}] * len(example.images)
         self._messages: list[Json] = []
         self._text = ""
         if not self.has_template and self._first:
             token = getattr(processor, "image_token", None)
-            if token is None or example.videos:
+            if token is None:
                 allowed = "text alone: the model has no chat template to place them with"
                 raise InputError("images", example.identifier, allowed)
             self._text = token * len(example.images) + "\n"

@@ -46,11 +46,11 @@ PROMPTS = {"caption": CAPTION_PROMPTS, "story": STORY_PROMPTS}  # of other tasks
 
 @dataclass(frozen=True)
 class Example:
-    """One conversation: its user turns, and the images and videos that come with the first one.
+    """One conversation: its user turns, and the images that come with the first one.
 
     Attributes:
         turns: what the user says, one string per turn; the model's answers come in between.
-        images, videos: whatever a pipeline takes.
+        images: whatever a pipeline takes.
         category: a group of examples that the report shows a line of.
         identifier: of the example, for messages.
         label: the class to draw, for models of classes.
@@ -58,7 +58,6 @@ class Example:
 
     turns: tuple[str, ...]
     images: tuple[Any, ...] = ()
-    videos: tuple[Any, ...] = ()
     category: str = ""
     identifier: str = ""
     label: int | None = None

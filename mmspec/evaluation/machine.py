@@ -39,12 +39,10 @@ __all__ = ["OPTIONAL", "REQUIRED", "environment", "examine", "examine_model"]
 
 REQUIRED = (
     *("torch", "torchvision", "transformers", "diffusers", "accelerate", "safetensors", "timm", "einops"),
-    *("num2words", "numpy", "packaging", "pillow", "psutil", "tqdm", "typer", "rich"),
+    *("av", "num2words", "numpy", "packaging", "pillow", "psutil", "tqdm", "typer", "rich"),
 )
 OPTIONAL = {
     "triton": ("fast kernels on a GPU; the torch twins are used without it", "pip install triton (Linux)"),
-    "decord": ("reading videos", "pip install decord, or av where decord has no wheel"),
-    "av": ("reading videos where decord has no wheel", "pip install av"),
     "matplotlib": ("plots", 'pip install "mmspec[eval]"'),
     "nvidia-ml-py": ("energy of a GPU", 'pip install "mmspec[eval]"'),
     "pycocoevalcap": ("CIDEr of texts", 'pip install "mmspec[eval]"'),

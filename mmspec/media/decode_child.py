@@ -1,10 +1,10 @@
 """Program that decodes a video in a process of its own, so that a bad file can only kill that process.
 
-Knows the decoding libraries and the pipe to its parent, and no limits but those of the process; imports
+Knows PyAV and the pipe to its parent, and no limits but those of the process; imports
 nothing of mmspec, so that it starts fast. Conversation, numbers in the machine's byte order:
 
-    parent: the file's bytes (their count stands in argv, as do the names of the readers to try)
-    child:  one line of JSON, {"reader", "width", "height", "total"} or {"refused": why}
+    parent: the file's bytes (their count stands in argv)
+    child:  one line of JSON, {"width", "height", "total"} or {"refused": why}
     child:  float64 timestamps [total]
     parent: one line of JSON: indices of the wanted frames, in ascending order
     child:  uint8 frames [height, width, 3], one after the other
@@ -15,17 +15,15 @@ from __future__ import annotations
 import io
 import json
 import os
-import struct
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 Matrix = tuple[float, float, float, float]
 """(a, b, c, d) of a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y), but for a shift."""
 IDENTITY: Matrix = (1, 0, 0, 1)
-ROUNDING_S = 5e-3  # of lengths in a movie's units, and less than a frame
 ONE = 1 << 16  # of the fixed-point numbers of a display matrix
 NO_STREAM = "no video stream was found in it: it has none, or is cut short"
 
@@ -34,59 +32,15 @@ class Refused(Exception):
     """Error: the file is intact, but not a video that we can give frames of."""
 
 
-class Unreadable(Exception):
-    """Error: this library cannot read the file; another might."""
+class PyAVReader:
+    """Read frames by PyAV: one pass over the packets for the times, then seeks to key frames.
 
-
-class Reader(Protocol):
-    """Interface of a decoding library.
+    Transparent places of a GIF, whose colour FFmpeg says is white, become white.
 
     Attributes:
         timestamps: float64 [total], seconds at which each frame is shown, in ascending order.
         width, height: of a frame as shown, turned and mirrored.
     """
-
-    timestamps: np.ndarray
-    width: int
-    height: int
-
-    def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
-        """Yield uint8 [height, width, 3] for ascending indices."""
-
-
-class DecordReader:
-    """Read frames by decord.
-
-    decord 0.6.0 shears the rows of rotated videos (64 x 48 comes back as [64, 48, 4]), so the display matrix
-    is taken out of the file before, and applied here.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        import decord
-
-        if is_cut(data):  # decord counts the frames that are cut off, and gives others under their numbers
-            raise Unreadable("it is cut by an edit list, which PyAV reads: pip install av")
-        data, self.matrix = without_matrix(data)
-        try:
-            self.video = decord.VideoReader(io.BytesIO(data), num_threads=1)
-        except (decord.DECORDError, RuntimeError) as error:
-            if "cannot find video stream" in str(error):
-                raise Refused(NO_STREAM) from error
-            # Among these are intact files that do not state their length, as browsers record them.
-            raise Unreadable from error
-        total = len(self.video)
-        self.timestamps = self.video.get_frame_timestamp(range(total))[:, 0].astype(np.float64)
-        if not (self.timestamps > -1e9).all():  # AVI files hold no times for frames out of order
-            self.timestamps = np.arange(total) / self.video.get_avg_fps()
-        self.height, self.width, _ = upright(self.video[0].asnumpy(), self.matrix).shape
-
-    def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
-        for index in indices:
-            yield upright(self.video[index].asnumpy(), self.matrix)
-
-
-class PyAVReader:
-    """Read frames by PyAV: one pass over the packets for the times, then seeks to key frames."""
 
     def __init__(self, data: bytes) -> None:
         import av
@@ -117,6 +71,7 @@ class PyAVReader:
         self.width, self.height = sides[::-1] if is_lying(self.matrix) else sides
 
     def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
+        """Yield uint8 [height, width, 3] for ascending indices."""
         last = None  # pts of the frame decoded last
         for index in indices:
             wanted = self.pts[index]
@@ -132,50 +87,6 @@ class PyAVReader:
             yield upright(image, self.matrix)
 
 
-class PillowReader:
-    """Read frames of a GIF, which decord does not read, by Pillow; transparent places become white."""
-
-    def __init__(self, data: bytes) -> None:
-        from PIL import GifImagePlugin, ImageSequence
-
-        self.image = GifImagePlugin.GifImageFile(io.BytesIO(data))
-        # Browsers, too, show a frame without a duration for a tenth of a second.
-        durations = [frame.info.get("duration") or 100 for frame in ImageSequence.Iterator(self.image)]
-        self.timestamps = np.cumsum([0, *durations[:-1]]) / 1000
-        self.width, self.height = self.image.size
-
-    def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
-        from PIL import Image
-
-        for index in indices:
-            self.image.seek(index)
-            white = Image.new("RGBA", self.image.size, "white")
-            yield np.asarray(Image.alpha_composite(white, self.image.convert("RGBA")).convert("RGB"))
-
-
-READERS: dict[str, Callable[[bytes], Reader]] = {
-    "decord": DecordReader,
-    "pyav": PyAVReader,
-    "pillow": PillowReader,
-}
-
-
-def open_video(data: bytes, names: list[str]) -> tuple[str, Reader]:
-    """Open with the first library that can; return its name, too.
-
-    Raises:
-        Refused: there is no video in it, or a library that is not here is needed.
-        Unreadable: none of them can.
-    """
-    why = ""
-    for name in names:
-        try:
-            return name, READERS[name](data)
-        except Unreadable as error:
-            why = str(error)
-    raise Refused(why) if why else Unreadable
-
-
 def upright(frame: np.ndarray, matrix: Matrix) -> np.ndarray:
     """Turn and mirror a frame [H, W, 3] as FFmpeg does: by the nearest of the eight ways to lay it."""
     a, b, c, d = matrix
@@ -188,64 +99,6 @@ def is_lying(matrix: Matrix) -> bool:
     """True where rows are shown as columns."""
     a, b, c, d = matrix
     return abs(b) + abs(c) > abs(a) + abs(d)
-
-
-def without_matrix(data: bytes) -> tuple[bytes, Matrix]:
-    """Take the display matrices of track and movie out of an MP4 or MOV file; return both, multiplied."""
-    a, b, c, d = IDENTITY
-    for path, offset in ((b"trak tkhd", 40), (b"mvhd", 36)):
-        for start in video_boxes(data, path):
-            place = start + offset + (12 if data[start] else 0)  # version 1 has longer dates
-            e, f, _, g, h = (number / ONE for number in struct.unpack_from(">5i", data, place))
-            a, b, c, d = a * e + b * g, a * f + b * h, c * e + d * g, c * f + d * h
-            identity = struct.pack(">9i", ONE, 0, 0, 0, ONE, 0, 0, 0, 1 << 30)
-            data = data[:place] + identity + data[place + 36 :]
-    return data, (a, b, c, d)
-
-
-def is_cut(data: bytes) -> bool:
-    """True for an MP4 or MOV file of which an edit list shows less than it holds."""
-    lengths = []  # of the movie and of the track: units a second, and the length in them
-    for path in (b"mvhd", b"trak mdia mdhd"):
-        for start in video_boxes(data, path):
-            layout, place = (">IQ", start + 20) if data[start] else (">II", start + 12)
-            lengths.append(struct.unpack_from(layout, data, place))
-    if len(lengths) != 2 or not lengths[0][0] or not lengths[1][0]:
-        return False
-    (unit, _), (track_unit, held) = lengths
-    shown = 0
-    for start in video_boxes(data, b"trak edts elst"):
-        edit = struct.Struct(">Qqi" if data[start] else ">Iii")
-        (count,) = struct.unpack_from(">I", data, start + 4)
-        edits = [edit.unpack_from(data, start + 8 + edit.size * index) for index in range(count)]
-        shown += sum(length for length, begin, _ in edits if begin >= 0)
-    return bool(0 < shown / unit < held / track_unit - ROUNDING_S)
-
-
-def video_boxes(data: bytes, path: bytes) -> Iterator[int]:
-    """Yield starts of the contents of boxes in the movie of an MP4 file, of its first video track alone."""
-    found = list(boxes(data, 0, len(data), b"moov"))
-    for kind in path.split():
-        found = [inner for box in found for inner in boxes(data, *box, kind)]
-        if kind == b"trak":
-            media = [(track, box) for track in found for box in boxes(data, *track, b"mdia")]
-            handlers = [(track, start) for track, box in media for start, _ in boxes(data, *box, b"hdlr")]
-            found = [track for track, start in handlers if data[start + 8 : start + 12] == b"vide"][:1]
-    yield from (start for start, _ in found)
-
-
-def boxes(data: bytes, start: int, end: int, kind: bytes) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the contents of each MP4 box of one kind, between two offsets."""
-    while start + 8 <= end:
-        size, header = int.from_bytes(data[start : start + 4], "big"), 8
-        if size == 1:
-            size, header = int.from_bytes(data[start + 8 : start + 16], "big"), 16
-        stop = end if size == 0 else start + size
-        if stop < start + header or stop > end:
-            return
-        if data[start + 4 : start + 8] == kind:
-            yield start + header, stop
-        start = stop
 
 
 def limit_process(seconds: int, memory_bytes: int) -> None:
@@ -267,9 +120,9 @@ def limit_process(seconds: int, memory_bytes: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """Decode a video for the parent, by the exchange described above."""
-    size, seconds, memory_bytes = (int(argument) for argument in arguments[:3])
+    size, seconds, memory_bytes = map(int, arguments)
     limit_process(seconds, memory_bytes)
-    # The libraries print to stdout and stderr from C; only this copy of stdout reaches the parent.
+    # Libraries print to stdout and stderr from C; only this copy of stdout reaches the parent.
     out: Any = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -277,12 +130,12 @@ def main(arguments: list[str]) -> None:
 
     data = sys.stdin.buffer.read(size)
     try:
-        name, reader = open_video(data, arguments[3:])
+        reader = PyAVReader(data)
     except Refused as refusal:
         out.write(json.dumps({"refused": str(refusal)}).encode() + b"\n")
         out.close()
         return
-    header = {"reader": name, "width": reader.width, "height": reader.height, "total": len(reader.timestamps)}
+    header = {"width": reader.width, "height": reader.height, "total": len(reader.timestamps)}
     out.write(json.dumps(header).encode() + b"\n" + reader.timestamps.astype(np.float64).tobytes())
     out.flush()
     for frame in reader.frames(json.loads(sys.stdin.buffer.readline() or "[]")):

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -53,16 +53,6 @@ _DAMAGED = (
     Image.DecompressionBombError,
 )
 
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_ORIENTATION = 0x0112
 MOST_NAME = 255  # characters of a file's name
 _WARNINGS_LOCK = threading.Lock()
 
@@ -143,7 +133,7 @@ def _to_rgb(image: Image.Image, what: str, argument: str, limits: MediaLimits, f
     check_size(*image.size, what, argument=argument, limits=limits)
     try:
         image.load()
-        turn = _TURNS.get(_orientation(image))
+        image = _turned(image)
         if image.mode in ("I", "F"):
             image = Image.fromarray(to_pixels(np.asarray(image), argument=argument, limits=limits))
         elif image.mode.startswith("I;16"):
@@ -152,7 +142,6 @@ def _to_rgb(image: Image.Image, what: str, argument: str, limits: MediaLimits, f
             white = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(white, image.convert("RGBA"))
         image = image.convert("RGB")
-        image = image.transpose(turn) if turn is not None else image
     except MediaError:
         raise
     except _DAMAGED as error:
@@ -161,13 +150,12 @@ def _to_rgb(image: Image.Image, what: str, argument: str, limits: MediaLimits, f
     return image
 
 
-def _orientation(image: Image.Image) -> int:
+def _turned(image: Image.Image) -> Image.Image:
     try:
         with _quietly():
-            value = image.getexif().get(_ORIENTATION, 1)
+            return ImageOps.exif_transpose(image)
     except _DAMAGED:  # damaged EXIF data are no reason to refuse an intact image
-        return 1
-    return value if isinstance(value, int) else 1
+        return image
 
 
 @contextlib.contextmanager

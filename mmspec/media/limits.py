@@ -31,7 +31,7 @@ class MediaLimits:
         fetch_timeout_s: seconds for one URL, name lookup and body included (the lookup itself cannot be
             interrupted).
         decode_timeout_s: seconds after which the process that decodes a video is killed.
-        decode_memory_bytes: address space of that process; the decoding library alone takes about 350 MB of
+        decode_memory_bytes: address space of that process; the decoding library alone takes about 250 MB of
             it.
 
     Raises:

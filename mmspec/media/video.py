@@ -1,7 +1,6 @@
 """Load videos as frames with their times, decoded in a process that may crash or hang without harm.
 
-Frames are chosen uniformly, in their count or in time. Decoding itself, through decord or PyAV, is in
-`decode_child.py`.
+Frames are chosen uniformly, in their count or in time. Decoding itself, by PyAV, is in `decode_child.py`.
 """
 
 from __future__ import annotations
@@ -146,8 +145,6 @@ def choose_frames(
 
 
 _FORMATS = ("MP4", "Matroska or WebM", "AVI", "GIF")
-# name -> module; the second is tried where the first cannot read
-_READERS = {"decord": "decord", "pyav": "av"}
 MICROSECONDS = 1_000_000  # a second
 TIME_TOLERANCE_S = 1e-3  # containers round times to their time base, Matroska to milliseconds
 _FASTEST_CAMERA = 240  # frames a second; bounds the index of frames that a lying header makes us read
@@ -164,7 +161,7 @@ class Video:
         timestamps: float64 [T], seconds since the first frame of the source is shown; None if the source was
             a list of frames.
         fps: mean frames a second of the source; None if it is not known (a list, or a single frame).
-        backend: what decoded it: "decord", "pyav", "pillow" or "frames".
+        backend: what decoded it: "pyav", or "frames" where they were given.
     """
 
     frames: np.ndarray
@@ -222,7 +219,7 @@ def load_video(
     Raises:
         MediaError: unreadable, damaged, another format, a number of frames that the video does not have, or
             over a limit, those of time and memory for decoding included.
-        MissingDependencyError: neither decord nor PyAV is installed.
+        MissingDependencyError: PyAV is not installed.
     """
     request = check_request(num_frames, fps, argument, limits)
     if isinstance(source, list | tuple) or is_array(source):
@@ -233,14 +230,12 @@ def load_video(
     name = file_format(data)
     if name not in _FORMATS:  # also keeps playlists out, with which FFmpeg would open other files
         raise MediaError(argument, Described(f"{name} data"), f"allowed are {', '.join(_FORMATS)} files")
-    readers = [reader for reader, module in _READERS.items() if importlib.util.find_spec(module)]
     if name == "GIF":
-        readers = ["pillow"]
         width, height = (int.from_bytes(data[at : at + 2], "little") for at in (6, 8))
         check_size(width, height, "a GIF", argument=argument, limits=limits)
-    if not readers:
+    if importlib.util.find_spec("av") is None:
         raise MissingDependencyError("reading videos needs PyAV: pip install av")
-    return _decode(data, readers, request)
+    return _decode(data, request)
 
 
 def _from_frames(source: Any, request: Request) -> Video:
@@ -266,14 +261,14 @@ def _from_frames(source: Any, request: Request) -> Video:
     return Video(frames, indices, total, timestamps=None, fps=None, backend="frames")
 
 
-def _decode(data: bytes, readers: list[str], request: Request) -> Video:
+def _decode(data: bytes, request: Request) -> Video:
     """Decode in a child process, and end that process whatever happens."""
     # Not multiprocessing: its spawn runs the user's main script again, its fork copies locks that other
     # threads hold.
     limits = request.limits
     program = str(Path(__file__).with_name("decode_child.py"))
     numbers = (len(data), math.ceil(limits.decode_timeout_s), int(limits.decode_memory_bytes))
-    command = [sys.executable, "-P", program, *map(str, numbers), *readers]
+    command = [sys.executable, "-P", program, *map(str, numbers)]
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each thread takes address space
     is_late = threading.Event()
     with subprocess.Popen(
@@ -337,7 +332,7 @@ def _converse(child: subprocess.Popen[bytes], data: bytes, request: Request) -> 
     frames = np.empty((len(indices), height, width, 3), np.uint8)
     for frame in frames:
         frame[:] = np.frombuffer(_read(child.stdout, frame.size), np.uint8).reshape(frame.shape)
-    return Video(frames, indices, total, timestamps[indices], mean_rate(timestamps), header["reader"])
+    return Video(frames, indices, total, timestamps[indices], mean_rate(timestamps), "pyav")
 
 
 def _read(pipe: IO[bytes], count: int) -> bytes:

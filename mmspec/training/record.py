@@ -16,7 +16,6 @@ from mmspec.open_types import Json
 from mmspec.training.run import Training
 
 __all__ = [
-    "float8_matrices",
     "half_precision",
     "save_trained",
     "taken_over",
@@ -101,15 +100,6 @@ def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
         .contiguous()
         for name, tensor in model.state_dict().items()
     }
-
-
-def float8_matrices(model: nn.Module, within: str) -> dict[str, torch.Tensor]:
-    """The weights: matrices in float8 (e4m3) if `within` is part of their names ("" is), all else in fp16."""
-    stored = half_precision(model)
-    for name, weight in model.state_dict().items():
-        if weight.dim() == 2 and weight.is_floating_point() and within in name:
-            stored[name] = weight.detach().cpu().to(torch.float8_e4m3fn).contiguous()
-    return stored
 
 
 def taken_over(start: str | Path | None, allowed: str, load: Callable[[Path], object]) -> list[Json]:

@@ -28,7 +28,7 @@ from mmspec.errors import InputError
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(1e9, 1e10)
 ROOT = Path(__file__).resolve().parents[2]
-MISSING = ("diffusers", "gradio", "decord", "av", "num2words", "tensorboard")
+MISSING = ("diffusers", "gradio", "av", "num2words", "tensorboard")
 
 
 def test_a_case_makes_arguments_of_its_op_and_its_peer_gives_as_much():

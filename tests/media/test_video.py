@@ -1,8 +1,7 @@
-"""Videos through each decoding library: frames, times, sampling, and a child process that misbehaves."""
+"""Videos: frames, times, sampling, and a child process that misbehaves."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -14,27 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from transformers.video_utils import VideoMetadata
 
 from mmspec.errors import MediaError, MissingDependencyError
 from mmspec.media import MediaLimits, Video, load_video
 from mmspec.media import video as video_module
 from mmspec.media.video import sample_indices
-from tests.media.files import clip, fading_gif, laid, noise
+from tests.media.files import clip, cut, encoded, fading_gif, laid, noise
 
 CLIP = clip()  # 12 frames at 10 a second, 64 x 48
-READERS = [
-    name for name, module in (("decord", "decord"), ("pyav", "av")) if importlib.util.find_spec(module)
-]
 LOSSY = 3  # mpeg4 at its best quality is this close
-
-
-@pytest.fixture(params=READERS)
-def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Leave one decoding library."""
-    monkeypatch.setattr(video_module, "_READERS", {request.param: video_module._READERS[request.param]})
-    name: str = request.param
-    return name
 
 
 def shown(video: Video) -> list[int]:
@@ -44,18 +33,18 @@ def shown(video: Video) -> list[int]:
 
 
 @pytest.mark.parametrize("container", ["mp4", "mov", "matroska", "avi"])
-def test_frames_and_times_of_every_container(container: str, reader: str) -> None:
+def test_frames_and_times_of_every_container(container: str) -> None:
     video = load_video(clip(container=container), num_frames=4)
     assert video.frames.shape == (4, 48, 64, 3) and video.frames.dtype == np.uint8
     assert shown(video) == [0, 3, 6, 9] == video.frames_indices.tolist()
     assert np.abs(video.frames[:, -4, 4].astype(int) - 255).max() <= LOSSY
     assert np.abs(video.frames[:, -4, -4].astype(int)).max() <= LOSSY
-    assert (video.total_num_frames, video.fps, video.backend) == (12, 10.0, reader)
+    assert (video.total_num_frames, video.fps, video.backend) == (12, 10.0, "pyav")
     assert video.timestamps is not None
     assert np.allclose(video.timestamps, [0, 0.3, 0.6, 0.9], atol=1e-6)
 
 
-def test_seeking_across_key_frames_finds_the_same_frames(reader: str) -> None:
+def test_seeking_across_key_frames_finds_the_same_frames() -> None:
     for gop in (1, 5, 30):
         video = load_video(clip(30, gop=gop), num_frames=7)
         assert [value % 12 for value in video.frames_indices] == shown(video)
@@ -75,7 +64,7 @@ EIGHT = {  # a display matrix, and the same by NumPy
 }
 
 
-def test_display_matrices_turn_and_mirror_as_players_do(reader: str) -> None:
+def test_display_matrices_turn_and_mirror_as_players_do() -> None:
     plain = load_video(clip(size=(100, 50)), num_frames=1).frames[0]  # rows that no library pads to
     for matrix, same in EIGHT.items():
         video = load_video(laid(clip(size=(100, 50)), matrix), num_frames=1)
@@ -86,7 +75,7 @@ UNEVEN = [0, 40, 80, 500, 1000, 1500, 1520, 1540, 3000]
 
 
 @pytest.mark.parametrize(("container", "start"), [("mp4", 2500), ("matroska", 0)])
-def test_models_are_told_the_times_of_frames_at_uneven_rates(container: str, start: int, reader: str) -> None:
+def test_models_are_told_the_times_of_frames_at_uneven_rates(container: str, start: int) -> None:
     data = clip(times_ms=[start + time for time in UNEVEN], container=container)
     for asked in ({"num_frames": 4}, {"fps": 2}):
         video = load_video(data, **asked)
@@ -103,12 +92,38 @@ def test_models_are_told_the_times_of_frames_at_uneven_rates(container: str, sta
     assert shown(video)[:6] == [0, 3, 4, 5, 7, 7]  # nothing new is on screen between 1.54 s and 3 s
 
 
+def test_what_an_edit_list_cuts_off_is_not_in_the_video() -> None:
+    for start, stop in ((0, 600), (300, 700)):
+        video = load_video(cut(CLIP, start, stop))
+        assert shown(video) == list(range(start // 100, stop // 100))
+        assert video.metadata["frames_indices"] == list(range((stop - start) // 100)) and video.fps == 10
+
+
 def test_long_videos_are_sampled_within_the_limits() -> None:
     ten_seconds = load_video(clip(times_ms=[index * 100 // 3 for index in range(300)]))
     assert len(ten_seconds.frames) == MediaLimits().max_frames
     assert ten_seconds.frames_indices.tolist() == [index * 300 // 256 for index in range(256)]
     assert shown(load_video(CLIP, limits=MediaLimits(max_frames=4))) == [0, 3, 6, 9]
     assert shown(load_video(CLIP, limits=MediaLimits(max_video_pixels=64 * 48 * 6))) == [0, 2, 4, 6, 8, 10]
+
+
+def test_animated_gifs_keep_their_durations() -> None:
+    video = load_video(fading_gif([100, 300, 200]))
+    assert video.frames[:, 0, 0, 0].tolist() == [0, 20, 40] and video.backend == "pyav"
+    assert video.timestamps is not None and video.timestamps.tolist() == [0, 0.1, 0.4]
+    unsaid = load_video(fading_gif([0, 0, 0]))
+    assert unsaid.timestamps is not None and unsaid.timestamps.tolist() == [0, 0.1, 0.2]  # as browsers do
+    single = load_video(fading_gif([100]), fps=3)
+    assert (len(single.frames), single.fps, single.metadata["duration"]) == (1, None, None)
+
+
+def test_transparent_places_of_gifs_are_white() -> None:
+    frames = [Image.new("RGBA", (20, 12)) for _ in range(3)]
+    for index, frame in enumerate(frames):
+        frame.paste((200, 0, 0, 255), (2 * index, 2, 2 * index + 6, 8))
+    video = load_video(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:], disposal=2))
+    assert video.frames[:, 4, 4].tolist() == [[200, 0, 0]] * 3
+    assert video.frames[:, 0, 0].tolist() == [[255, 255, 255]] * 3
 
 
 def test_uniform_sampling_agrees_with_transformers() -> None:
@@ -214,10 +229,9 @@ def test_a_script_without_a_main_guard_can_load_videos(tmp_path: Path) -> None:
 
 
 def test_without_a_decoding_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_module, "_READERS", {"decord": "no_such_module"})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install av"):
         load_video(CLIP)
-    assert load_video(fading_gif([100, 100])).total_num_frames == 2
 
 
 def survive(count: int, capfd: pytest.CaptureFixture[str]) -> None:

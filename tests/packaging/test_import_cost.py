@@ -7,7 +7,7 @@ import pytest
 
 from tests.packaging.source_tree import ROOT
 
-HEAVY = ("torch", "transformers", "diffusers", "timm", "accelerate", "triton", "numpy", "PIL", "decord")
+HEAVY = ("torch", "transformers", "diffusers", "timm", "accelerate", "triton", "numpy", "PIL", "av")
 REPORT = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
 HELP = f"""
 import atexit, sys

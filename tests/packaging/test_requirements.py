@@ -8,15 +8,7 @@ from packaging.requirements import Requirement
 from mmspec.evaluation.machine import OPTIONAL, REQUIRED
 from tests.packaging.source_tree import imported_names, modules, pyproject
 
-PLATFORMS = {  # (platform_system, platform_machine) -> the video reader that has wheels there
-    ("Linux", "x86_64"): "decord",
-    ("Linux", "aarch64"): "av",
-    ("Windows", "AMD64"): "decord",
-    ("Windows", "ARM64"): "av",
-    ("Darwin", "arm64"): "av",
-    ("Darwin", "x86_64"): "av",
-}
-
+PLATFORMS = ("Linux", "Windows", "Darwin")
 
 # where a package is not imported by its own name
 MODULE_OF = {
@@ -41,8 +33,8 @@ def every_requirement() -> list[Requirement]:
     return [requirement for requirement in named if requirement.name != "mmspec"]
 
 
-def installed_on(system: str, machine: str, python: str) -> set[str]:
-    environment = {"platform_system": system, "platform_machine": machine, "python_version": python}
+def installed_on(system: str, python: str) -> set[str]:
+    environment = {"platform_system": system, "python_version": python}
     requirements = map(Requirement, pyproject()["project"]["dependencies"])
     return {
         requirement.name
@@ -52,11 +44,9 @@ def installed_on(system: str, machine: str, python: str) -> set[str]:
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.13"])
-def test_each_platform_gets_the_one_video_reader_that_has_wheels_for_it(python):
-    for (system, machine), reader in PLATFORMS.items():
-        installed = installed_on(system, machine, python)
-        assert installed & {"decord", "av"} == {reader}, (system, machine)
-        assert ("triton" in installed) == (system == "Linux"), (system, machine)
+def test_triton_is_installed_where_it_has_wheels(python):
+    for system in PLATFORMS:
+        assert ("triton" in installed_on(system, python)) == (system == "Linux"), system
 
 
 def test_every_dependency_is_imported_or_needed_by_one_that_is():

@@ -11,6 +11,7 @@ from mmspec.scenes import IMAGE_TOKENS, caption, parse_image_prompt, sample_scen
 from mmspec.scenes.reader import AttributeReader, ImageReading
 from mmspec.training.data.scenes import image_pixels
 from reference.image_data import IMAGE_SIZE, READER_PATCH
+from reference.image_scores import attribute_scores
 from reference.reader import build_reader
 from reference.vlm_data import PATCH_CLASSES, patch_labels
 
@@ -59,10 +60,12 @@ def test_dense_labels_give_back_every_fact_of_a_scene() -> None:
     labels = np.stack([patch_labels(scene, READER_PATCH, IMAGE_SIZE) for scene in scenes])
     oracle.labels = torch.from_numpy(labels)
     images = (image_pixels(scenes, IMAGE_SIZE) + 1) / 2
-    scores = AttributeJudge(oracle).score(images, [caption(scene) for scene in scenes])
+    scores = attribute_scores(AttributeJudge(oracle), images, [caption(scene) for scene in scenes])
     assert scores.share == scores.exact == scores.count == 1.0
     assert set(scores.by_attribute) == {"size", "colour", "pattern", "shape", "background"}
-    wrong = AttributeJudge(oracle).score(images, [caption(scene) for scene in scenes[1:] + scenes[:1]])
+    wrong = attribute_scores(
+        AttributeJudge(oracle), images, [caption(scene) for scene in scenes[1:] + scenes[:1]]
+    )
     assert 0.1 < wrong.share < 0.6
 
 

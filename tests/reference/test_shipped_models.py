@@ -25,6 +25,7 @@ from mmspec.scenes.reader import load_reader
 from mmspec.training.data.images import open_llamagen
 from mmspec.training.data.scenes import SceneImages
 from mmspec.training.data.sequences import Trial, acceptance_length
+from reference.image_scores import attribute_scores
 from reference.vlm_scores import score_vlm
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -120,12 +121,12 @@ def test_the_reader_reads_and_the_tokenizer_keeps_what_it_reads() -> None:
     real = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
     judge = AttributeJudge(load_reader(LLAMAGEN / "reader"))
     captions = [caption(scene) for scene in scenes]
-    assert min(judge.score(real, captions).by_attribute.values()) >= 0.95
+    assert min(attribute_scores(judge, real, captions).by_attribute.values()) >= 0.95
     vq = load_vq(str(LLAMAGEN))
     tokens = encode_image(vq, real * 2 - 1)
     assert len(tokens.unique()) > 800, "the codebook is in use"
     made = (decode_tokens(vq, tokens) + 1) / 2
-    assert judge.score(made, captions).share >= 0.96
+    assert attribute_scores(judge, made, captions).share >= 0.96
 
 
 @functools.cache

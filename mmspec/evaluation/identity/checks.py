@@ -316,11 +316,6 @@ class ContinuousCheck(ImageCheck):
     """Losslessness check on images of continuous tokens: of vectors, or of their distribution."""
 
     @property
-    def is_token_exact(self) -> bool:
-        rule: Rule[Any] = self.accelerated.accelerator.rule
-        return rule.is_plain_draw
-
-    @property
     def modes(self) -> list[str]:
         return ["sampled" if self.is_token_exact else "distribution"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, permutations
 from pathlib import Path
 
@@ -19,29 +18,12 @@ from mmspec.evaluation.quality.feature_network import SCENES, FeatureNetwork, we
 from mmspec.scenes import ImagePrompt, parse_image_prompt
 from mmspec.scenes.reader import AttributeReader, ImageReading, load_reader
 
-__all__ = ["AttributeJudge", "AttributeScores", "facts_present", "scenes_network"]
+__all__ = ["AttributeJudge", "facts_present", "scenes_network"]
 
 Images = Tensor | Sequence[Image.Image]
 BATCH = 64
 BACKGROUND = "background"
 READER, HAS_READER = "reader", "scenes-llamagen"
-
-
-@dataclass(frozen=True)
-class AttributeScores:
-    """Shares of the prompted attributes that images show.
-
-    Attributes:
-        share: of all facts asked for: size, colour, pattern and shape of every object, and the background.
-        by_attribute: the same for each of them.
-        exact: share of images in which all of it is there, and no object more.
-        count: share of images with as many objects as were named.
-    """
-
-    share: float
-    by_attribute: dict[str, float]
-    exact: float
-    count: float
 
 
 class AttributeJudge:
@@ -74,36 +56,15 @@ class AttributeJudge:
         return torch.cat([self.reader.classify(pixels) for pixels in self._batches(images)])
 
     def facts(self, images: Images, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
-        """Facts that each caption names, and whether its image shows them; errors as of `score`."""
-        return [facts_present(*pair) for pair in self._prompted(images, captions)]
-
-    def score(self, images: Images, captions: Sequence[str]) -> AttributeScores:
-        """Shares of the facts in the captions that the images show, in all and by kind.
+        """Facts that each caption names, and whether its image shows them.
 
         Raises:
             InputError: a caption names no object, or there are as many captions as images not.
         """
-        prompted = self._prompted(images, captions)
-        facts = [facts_present(*pair) for pair in prompted]
-        found: dict[str, list[bool]] = {}
-        for fact, present in (pair for row in facts for pair in row):
-            found.setdefault(fact, []).append(present)
-        counts = [len(reading.objects) == len(prompt.objects) for prompt, reading in prompted]
-        return AttributeScores(
-            share=_share([present for row in facts for _, present in row]),
-            by_attribute={fact: _share(present) for fact, present in found.items()},
-            exact=_share(
-                [right and all(seen for _, seen in row) for right, row in zip(counts, facts, strict=True)]
-            ),
-            count=_share(counts),
-        )
-
-    def _prompted(self, images: Images, captions: Sequence[str]) -> list[tuple[ImagePrompt, ImageReading]]:
-        """The parsed caption and the reading of each image."""
         if len(images) != len(captions) or not captions:
             raise InputError("captions", len(captions), f"one for each of the {len(images)} images")
         prompts = [_parse(text, index) for index, text in enumerate(captions)]
-        return [*zip(prompts, self.read(images), strict=True)]
+        return list(map(facts_present, prompts, self.read(images)))
 
     def _batches(self, images: Images) -> Iterator[Tensor]:
         for start in range(0, len(images), BATCH):
@@ -164,10 +125,6 @@ def _parse(text: str, index: int) -> ImagePrompt:
     if prompt is None:
         raise InputError(f"captions[{index}]", text, "a text that names an object, such as 'a red ring'")
     return prompt
-
-
-def _share(right: Sequence[bool]) -> float:
-    return round(float(np.mean(right)), 4) if len(right) else 0.0
 
 
 def scenes_network(judge: AttributeJudge) -> FeatureNetwork:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mmspec.errors import InputError, MissingDependencyError
 from mmspec.evaluation.examples import FIRST_SEED, Example, scene_examples
-from mmspec.evaluation.identity.comparison import first_difference
 from mmspec.evaluation.prompt_files import json_rows, read_prompt_file
 from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion, within
 from mmspec.registry import did_you_mean
@@ -28,7 +27,6 @@ __all__ = [
     "METRICS",
     "Referenced",
     "chosen_metrics",
-    "first_differences",
     "read_references",
     "scene_references",
     "score_texts",
@@ -193,17 +191,3 @@ SCORES: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], Estimate]] 
     "rouge": _rouge,
     "cider": _cider,
 }
-
-
-def first_differences(
-    plain: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
-) -> list[tuple[int, int]]:
-    """Pairs (index, place of the first difference) of outputs that are not plain decoding's, token for token.
-
-    Raises:
-        InputError: not as many outputs.
-    """
-    if len(plain) != len(others):
-        raise InputError("others", len(others), f"as many outputs as plain decoding has: {len(plain)}")
-    found = [first_difference(list(one), list(other)) for one, other in zip(plain, others, strict=True)]
-    return [(index, place) for index, place in enumerate(found) if place is not None]

@@ -132,14 +132,10 @@ class GenerateCaller:
         return self.pipe.processor
 
     @torch.inference_mode()
-    def __call__(
-        self, prompt: Sequence[Any], images: Any = None, videos: Any = None, **settings: Any
-    ) -> SimpleNamespace:
+    def __call__(self, prompt: Sequence[Any], images: Any = None, **settings: Any) -> SimpleNamespace:
         """Generate text for a batch of prompts, padded on the left."""
         for name in ("apply_chat_template", "seed"):  # prompts show the one; greedy tokens need no other
             settings.pop(name, None)
-        if any(videos or ()):
-            raise InputError("videos", "videos", "none: every family has its own conventions for them")
         model, stats = self.pipe.model, DecodingStats(accelerator=self.name)
         padding = {"padding": True, "padding_side": "left"} if len(prompt) > 1 else {}
         inputs = encode_prompts(self.pipe, prompt, images, **padding)
