@@ -33,7 +33,7 @@ from mmspec_extras.families.nbp.modeling import NBPConfig, NBPForCausalLM
 from reference.begun import Kept, shape_of, trained_llamagen
 from reference.image_data import IMAGE_SIZE, STRIDE, ImageBatch
 from reference.image_model import BESIDE_OBJECT, caption_vectors
-from reference.image_scores import FIRST_SEED, load_pipeline
+from reference.image_scores import FIRST_SEED, attribute_scores, load_pipeline
 from reference.parallel import beside_decided
 from reference.trainer import train_on_scenes
 from reference.vlm_data import patch_labels
@@ -250,7 +250,7 @@ def score_clips(
         forwards[name] = clips.stats.target_forwards / -(-scenes // batch_size)
     scores: dict[str, Any] = {}
     for name, frames in shown.items():
-        shares = [judge.score(frames[:, frame], captions).share for frame in range(count)]
+        shares = [attribute_scores(judge, frames[:, frame], captions).share for frame in range(count)]
         scores[name] = {"frames": shares, "drift": video_drift(shares)}
         scores[name] |= {"forwards": forwards[name]} if name in forwards else {}
     return scores | {"scenes": scenes, "seed": seed, "seconds": round(time.monotonic() - began, 1)}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
+from mmspec import MMSpecPipeline
 from mmspec.compressors import build_compressor
 from mmspec.heads.checkpoint import load_head
 from mmspec.scenes import render, sample_scene
@@ -16,7 +18,10 @@ from mmspec.visual_tokens.tokens import raster
 from mmspec_extras.compressors.merging import merge_once
 from tests.compressors.test_formulas import WIDTH, image
 from tests.contracts import test_compressors
-from tests.kernels.test_reached import ASSETS, Both, pipeline
+from tests.packaging.source_tree import ROOT
+
+ASSETS = ROOT / "assets"
+Both = Callable[..., tuple[Any, Any]]
 
 
 @pytest.mark.parametrize("check", test_compressors.CONTRACT, ids=lambda check: check.__name__)
@@ -59,7 +64,9 @@ def test_merging_conserves_the_sum_of_tokens_over_rounds() -> None:
 
 
 def test_an_answer_by_a_head_that_merges_visual_tokens(both: Both, launched: Counter[str]) -> None:
-    pipe = pipeline("scenes-llava")
+    pipe = MMSpecPipeline.from_pretrained(
+        str(ASSETS / "scenes-llava"), accelerator="none", dtype=torch.float32
+    )
     target = pipe.target
     head = load_head("eagle", ASSETS / "scenes-llava-eagle", target.config, target.dtype, target.device)
     head.compressor = build_compressor("merging", head.compressor.width, tokens=12)

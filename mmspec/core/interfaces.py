@@ -288,15 +288,17 @@ class AcceptanceRule(Rule[Draft]):
         measured = Measured.along(path, values, self.measures, len(draft.valid))
         return draft.verdict(path, scores.is_finite()), measured
 
-    @abstractmethod
     def verify(self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor) -> Path:
         """Verify a tree: decide which nodes are accepted, and choose the token after them.
+
+        Rules that read more of a round than this have a `decide` of their own, and no `verify`.
 
         Args:
             draft: the candidates.
             scores, random: as of `decide`.
             emitted: [B] tokens emitted so far, root included: the output index that depth 1 competes for.
         """
+        raise NotImplementedError(f"{type(self).__name__} decides by the output of the target")
 
     def measure(
         self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor
