@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.core.distributions import Categorical
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import PromptOutput, Target, TargetOutput
 from mmspec.core.verdict import Path
@@ -62,6 +63,7 @@ class TableTarget:
     device = torch.device("cpu")
     config = grid = codebook = None
     vector_size = 0
+    distribution = Categorical
     any_order = by_blocks = False
 
     def plain_decoding(self) -> None:
