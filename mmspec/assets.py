@@ -45,7 +45,7 @@ def find_assets() -> Path | None:
 
 
 def described() -> dict[str, tuple[str, str]]:
-    """What each reference model is, and what makes it, by name: those above, then the heads."""
+    """Descriptions of the reference models and of the commands that make them, by name; heads come last."""
     return MODELS | {name: about for head in HEADS.values() for name, about in head.shipped.items()}
 
 

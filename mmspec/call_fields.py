@@ -29,7 +29,7 @@ IMAGES_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class CallField:
-    """What is known of a field beside its type and its default.
+    """Facts about a field of a call, beside its type and its default.
 
     Attributes:
         check: of its value; None leaves that to who reads the field.
@@ -106,7 +106,7 @@ def call_field(check: Check | None = None, *, default: object = None, **known: A
 
 
 def known_fields(group: Any) -> dict[str, CallField]:
-    """What is known of the fields of a group, by their names."""
+    """Return the facts about the fields of a group, by name."""
     return {one.name: one.metadata["field"] for one in fields(group)}
 
 
@@ -120,7 +120,7 @@ def check_fields(settings: object, known: Mapping[str, CallField]) -> None:
 
 @dataclass(frozen=True)
 class SamplingFields:
-    """How tokens are chosen. Each is one value, or a list with one for each prompt.
+    """Settings of sampling. Each is one value, or a list with one for each prompt.
 
     Args:
         temperature: 0 takes the likeliest token; below 0.0001 it counts as 0.
@@ -142,7 +142,7 @@ class SamplingFields:
 
 @dataclass(frozen=True)
 class RandomFields:
-    """Where random numbers come from; with neither field a seed is drawn from torch's global generator.
+    """Sources of random numbers; with neither field, torch's global generator draws a seed.
 
     Args:
         seed: integer, or one for each row; row i of an integer seed has its own stream.
@@ -190,7 +190,7 @@ class CutoffFields:
 
 @dataclass(frozen=True)
 class TextFields:
-    """What else a call for text may say.
+    """Further settings of a call for text.
 
     Args:
         max_new_tokens: most tokens to emit; by default 256, or what the model's positions leave room for. A
@@ -228,7 +228,7 @@ class TextFields:
 
 @dataclass(frozen=True)
 class ImageFields:
-    """What a call for images may say beside its prompts.
+    """Settings of a call for images, beside its prompts.
 
     Args:
         num_images_per_prompt: images of each prompt.
@@ -247,7 +247,7 @@ class ImageFields:
 
 @dataclass(frozen=True)
 class ContinuousFields:
-    """How continuous tokens are drawn. The first two are one value, or a list with one for each prompt.
+    """Settings of continuous tokens. The first two are one value, or a list with one for each prompt.
 
     Args:
         guidance_scale: as of `SamplingFields`.

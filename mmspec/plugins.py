@@ -140,7 +140,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Converter:
-    """How `mmspec convert` makes folders of the files of a family's authors.
+    """Conversion of the files of a family's authors to folders, by `mmspec convert`.
 
     Attributes:
         convert: writes a folder: a function of the checkpoint, the folder, and by name of `dtype` and the

@@ -25,7 +25,7 @@ RAW_CODEBOOK_FILE = "raw_codebook.safetensors"  # key "codebook"; neighbour tabl
 
 
 class ModelSource(NamedTuple):
-    """Where a model is, and how it is loaded.
+    """Location of a model, and the keywords that it is loaded with.
 
     Attributes:
         source: folder or hub id.

@@ -210,7 +210,7 @@ def measure(path: Path, tensors: Mapping[str, Tensor], pattern: str, axis: int =
 
 
 def count(tensors: Mapping[str, Tensor], pattern: str) -> int:
-    """How many numbers the group of a pattern stands for in the names that begin with it."""
+    """Count the numbers that the group of a pattern stands for in the names that begin with it."""
     return len({match[1] for name in tensors if (match := re.match(pattern, name))})
 
 

@@ -1,3 +1,3 @@
-"""What families share that predict many cells of an image in a forward: LPD, NAR, PAR and VAR."""
+"""Code shared by families that predict many cells of an image in a forward pass: LPD, NAR, PAR and VAR."""
 
 FAMILIES = ()

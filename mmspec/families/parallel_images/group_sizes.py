@@ -1,4 +1,4 @@
-"""How many cells of an image the authors of LPD decide in each of so many forwards: numbers, as data."""
+"""Published sizes of LPD's groups of cells, by the number of forward passes."""
 
 from __future__ import annotations
 
