@@ -101,7 +101,7 @@ class Decoder:
     def decide(
         self, draft: Draft, output: TargetOutput, scores: AnyDistribution, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
-        """Decide what a round commits; arguments as of `Rule.decide`."""
+        """Decide what a round commits. The arguments are those of `Rule.decide`."""
         return self.rule.decide(draft, output, scores, random, first)
 
 
