@@ -39,12 +39,12 @@ def pages() -> Iterator[tuple[Path, str]]:
     from mmspec.plugins import METHODS
 
     yield ROOT / "README.md", front()
-    yield DOCS / "accelerators.md", linked(markdown_table())
-    yield DOCS / "commands.md", commands()
-    yield DOCS / "serving.md", request_fields()
-    yield DOCS / "benchmarks.md", image_tables()
-    yield DOCS / "real-words.md", real_tables()
-    yield DOCS / "masked-models.md", diffusion_tables()
+    yield DOCS / "reference" / "accelerators.md", linked(markdown_table())
+    yield DOCS / "reference" / "commands.md", commands()
+    yield DOCS / "reference" / "request-fields.md", request_fields()
+    yield DOCS / "explanation" / "benchmarks.md", image_tables()
+    yield DOCS / "explanation" / "spec-bench.md", real_tables()
+    yield DOCS / "explanation" / "masked-models.md", diffusion_tables()
     for name in METHODS:
         yield DOCS / "methods" / f"{name}.md", method(name)
 
@@ -96,7 +96,7 @@ def front_words() -> str:
         "Greedy: tokens of full drafts, 60 questions; time where only what pays is "
         "drafted, median of the same. Heads learnt for 14 and 42 minutes of a core."
     )
-    return f"{table(names, shown)}\n\n{told} [By task](docs/real-words.md)."
+    return f"{table(names, shown)}\n\n{told} [By task](docs/explanation/spec-bench.md)."
 
 
 def shortened(label: str) -> str:
@@ -125,7 +125,7 @@ def front_scenes() -> str:
         tokens = row["acceptance_length"] if kind else row["step_compression"]
         lines.append(f"| {task} | `{name}` | {tokens:.1f} | {row['speedup']:.2f}x | {row['exactness']} |")
     told = "Small reference models of a toy world, kinder than real data; one CPU core, batch 1, end to end."
-    return "\n".join([*lines, "", f"{told} [All figures](docs/benchmarks.md)."])
+    return "\n".join([*lines, "", f"{told} [All figures](docs/explanation/benchmarks.md)."])
 
 
 #: Records of `mmspec bench --quality` under other sampling, and on images of two sizes.
@@ -379,7 +379,7 @@ def compared(name: str) -> tuple[str, dict[str, float]] | None:
 def linked(table: str) -> str:
     """The table of accelerators with a link to the page of each."""
     return re.sub(
-        r"^\| `(\w+)` \|(?=.*arxiv|.*\| - \|)", r"| [`\1`](methods/\1.md) |", table, flags=re.MULTILINE
+        r"^\| `(\w+)` \|(?=.*arxiv|.*\| - \|)", r"| [`\1`](../methods/\1.md) |", table, flags=re.MULTILINE
     )
 
 
@@ -405,7 +405,7 @@ def method(name: str) -> str:
         lines += [
             "",
             "Measured on our small reference models (a toy world, kinder than real data); all others are in",
-            "[the benchmarks](../benchmarks.md).",
+            "[the benchmarks](../explanation/benchmarks.md).",
             "",
             "| setting | on | tokens a forward | speed-up | promise |",
             "|---|---|---|---|---|",

@@ -66,7 +66,7 @@ def accelerate(
     forward. `stats` of the last call are on the function. Stop strings go in as
     `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`: transformers loses `tokenizer=` on the way
     to any custom function, and refuses. Processors that may keep a state or know the batch, and criteria of
-    several rows, are called as `generate` calls them: such calls are decoded plainly (`docs/in-place.md`).
+    several rows, are called as `generate` calls them: such calls are decoded plainly (`docs/how-to/in-place.md`).
 
     Args:
         accelerator: a name from `mmspec.list_accelerators()`, alone or with options as on the command line

@@ -1,4 +1,4 @@
-"""`mmspec accelerators`: the table of accelerators and acceptance rules, as docs/accelerators.md shows it."""
+"""`mmspec accelerators`: the table of accelerators and acceptance rules, as docs/reference/accelerators.md shows it."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from mmspec.plugins import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-ACCELERATORS = (ROOT / "docs" / "accelerators.md").read_text(encoding="utf-8")
-STRUCTURES = (ROOT / "docs" / "structures.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text(encoding="utf-8")
+ACCELERATORS = (ROOT / "docs" / "reference" / "accelerators.md").read_text(encoding="utf-8")
+STRUCTURES = (ROOT / "docs" / "explanation" / "structures.md").read_text(encoding="utf-8")
 
 
 def test_built_parts_of_pages_are_what_would_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_what_blocks_and_compression_bring_is_the_recorded_one() -> None:
 def test_the_page_on_quality_names_every_figure_that_is_printed() -> None:
     from mmspec.evaluation.quality import image_scores, text_scores
 
-    page = (ROOT / "docs" / "quality.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "evaluation.md").read_text(encoding="utf-8")
     named = [part for metric in image_scores.METRICS for part in FIGURES.get(metric, [metric])]
     assert [name for name in named if f"`{name}`" not in page] == []
     assert [name for name in text_scores.METRICS if name.lower() not in page.lower()] == []

@@ -97,7 +97,7 @@ def violations(module: Module, tree: ast.Module) -> list[str]:
 
 def test_every_module_is_on_a_floor():
     lost = [module.name for module in MODULES if room_of(module.name) not in {*FLOOR_OF, *GROUND}]
-    assert not lost, f"name their floor in docs/structures.md and in FLOORS above: {lost}"
+    assert not lost, f"name their floor in docs/explanation/structures.md and in FLOORS above: {lost}"
 
 
 def test_a_room_imports_only_from_floors_below():
