@@ -1,6 +1,7 @@
 """Exceptions that mmspec raises: one base class, one child per thing that can be wrong.
 
-Every message says which argument was wrong, what was received (shortened) and what is allowed.
+Every message names the argument and its rule first, then the value that was received, shortened:
+"temperature must be between 0 (greedy) and 10000; got -1".
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ MAX_SHOWN_BITS = 256
 
 
 class MMSpecError(Exception):
-    """Base class of everything mmspec raises on purpose."""
+    """Base class of all exceptions that mmspec raises on purpose."""
 
 
 class InputError(MMSpecError, ValueError):
-    """A value the caller passed cannot be used.
+    """A value that the caller passed cannot be used.
+
+    The message is "{argument} {rule}; got {got}".
 
     Args:
         argument: the name of the argument, with an index where it is one of several (`images[2]`).
-        got: the value as received; it is shortened, never echoed whole.
-        allowed: a phrase that says what is allowed or what to do instead.
+        got: the value as received. The message shortens it.
+        rule: what is allowed or what to do instead, beginning with a verb ("must be at least 1").
     """
 
-    def __init__(self, argument: str, got: object, allowed: str) -> None:
+    def __init__(self, argument: str, got: object, rule: str) -> None:
         self.argument = argument
-        super().__init__(f"{argument}: got {shorten(got)}; {allowed}")
+        super().__init__(f"{argument} {rule}; got {shorten(got)}")
 
 
 class MediaError(InputError):
@@ -54,39 +57,39 @@ class CheckpointError(InputError):
 
 
 class UnsupportedModelError(MMSpecError, ValueError):
-    """The model needs something that this library cannot do; the message says what and why."""
+    """The model needs a feature that mmspec lacks; the message names it."""
 
 
 class NumericalError(MMSpecError, ArithmeticError):
-    """The target's logits are not numbers, so there is no distribution to decode from.
+    """The target's logits are NaN or infinite, so that no token can be chosen.
 
     Args:
         row: index of the request in the batch.
         position: index of the output token that could not be chosen.
-        what: a phrase that says what was found and where to look.
+        what: what was found, and where to look.
     """
 
     def __init__(self, row: int, position: int, what: str) -> None:
         self.row = row
         self.position = position
-        self.output: object = None  # what the other rows gave, where a pipeline raises this
+        self.output: object = None  # outputs of the other rows, where a pipeline raises this
         super().__init__(f"row {row}, output token {position}: {what}")
 
 
 class NoRoomError(MMSpecError, RuntimeError):
-    """A request does not fit into a running batch now; it does when others have left."""
+    """The running batch is full; enter the request again after a row has left."""
 
 
 class PipelineBusyError(MMSpecError, RuntimeError):
-    """The pipeline is already generating, in another thread or in a callback of this one."""
+    """The pipeline is already generating, in another thread or in a callback of this call."""
 
 
 class MissingDependencyError(MMSpecError, ImportError):
-    """An optional package is needed; the message holds the command that installs it."""
+    """An optional package is missing; the message has the command that installs it."""
 
 
 def shorten(value: object, limit: int = SHOWN_CHARACTERS) -> str:
-    """Describe a value in at most `limit` characters; arrays and tensors by type and shape alone."""
+    """Describe a value in at most `limit` characters; arrays and tensors by their type and shape."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         text = f"{type(value).__name__} of shape {tuple(shape)}, {getattr(value, 'dtype', '?')}"
