@@ -148,7 +148,7 @@ class DraftModelLoss(nn.Module):
         if rng.random() >= self.how.own_share:
             return data.batch(step, process)
         trial = data.prompts(step, process, self.how.new_tokens)
-        prompts = [self.cast(request.inputs) for request in trial.requests]
+        prompts = [self.told(request.inputs) for request in trial.requests]
         requests = [
             replace(request, inputs=inputs) for request, inputs in zip(trial.requests, prompts, strict=True)
         ]
@@ -187,12 +187,12 @@ class DraftModelLoss(nn.Module):
 
     def logits(self, batch: DrafterBatch, row: Tensor, before: Tensor) -> Tensor:
         """[n, V'] logits of the draft model at places of a batch, over the tokens that it drafts."""
-        states = self.reader.read([self.cast(each.inputs) for each in batch.examples], (HIDDEN,))[HIDDEN]
+        states = self.reader.read([self.told(each.inputs) for each in batch.examples], (HIDDEN,))[HIDDEN]
         drafted = self.reader.head(states[row, before])
         tokens = draft_tokens_of(self.model)
         return drafted if tokens is None else drafted[:, tokens.to(drafted.device)]
 
-    def cast(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def told(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inputs of a sequence in the precision of the draft model."""
         return {
             name: value.to(self.model.dtype) if value.is_floating_point() else value
