@@ -215,9 +215,9 @@ def compare(
     """
     size = min(target.shape[-1], draft.shape[-1])
 
-    def measure(logits: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(said: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
         log_p, log_q = (
-            each[:, :size].float().clamp_min(EXCLUDED).log_softmax(-1) for each in (logits, drafted)
+            each[:, :size].float().clamp_min(EXCLUDED).log_softmax(-1) for each in (said, drafted)
         )
         with torch.no_grad():
             accepted = 1 - tvd(log_p, log_q)
