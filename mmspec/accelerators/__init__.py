@@ -30,7 +30,7 @@ __all__ = [
 
 
 class TreeOptions(TypedDict, total=False):
-    """Options of a head's drafter. `sampling`, `block` and `probes_per_node` belong to some methods alone."""
+    """Options of a head's drafter: `block` of FLASH alone, `probes_per_node` of PPD, the others of most heads."""
 
     num_draft_tokens: int | None
     depth: int | None
@@ -127,13 +127,13 @@ def promise_of(method: Method) -> tuple[str, str | None]:
     return exactness, made.rule.bound or made.keeps or None
 
 
+def list_accelerators() -> list[str]:
     """Return the names that `accelerator=` accepts."""
-    """List the names that `accelerator=` takes."""
     return list(METHODS)
 
 
+class WithoutLayers(nn.Module):
     """A language model that computes nothing."""
-    """Language model that computes nothing."""
 
     config = LlamaConfig(num_hidden_layers=0)
 
@@ -142,8 +142,8 @@ def promise_of(method: Method) -> tuple[str, str | None]:
 
 
 @dataclass(frozen=True)
+class DraftToCome:
     """Stand-in for a draft model that is not loaded yet, so that its options can be checked."""
-    """Stand-in for a draft model that is not loaded yet, so that options can be checked without it."""
 
     vector_size: int = 0
     any_order: bool = False
@@ -151,18 +151,18 @@ def promise_of(method: Method) -> tuple[str, str | None]:
     model: nn.Module = field(default_factory=WithoutLayers)
 
 
+def option_names(name: str, acceptance: str | None = None) -> set[str]:
     """Return the names of the options that `build_accelerator` accepts for a method and a rule.
 
     Raises:
         InputError: there is no such method or rule.
     """
-    """
     method = METHODS[name]
     if acceptance is not None:
         rules = [RULES[acceptance]]
     elif method.needs is None:
+        rules = [type(make(method).rule)]
     else:  # the loaded drafter decides which rule applies
-    else:  # which rule suits what is drafted, the loaded drafter says
         rules = [RULES[rule] for rule in (*DEFAULT_RULES, *method.judged_by)]
     of_rules = set().union(*map(keywords, rules))
     return options_of(method) | of_rules | {"acceptance", "length", "stop_below"}
@@ -175,6 +175,7 @@ def build_accelerator(
     length: str = "auto",
     stop_below: float | None = None,
     **options: object,
+) -> Accelerator:
     """Make an accelerator from its name and options, as the command line does.
 
     Args:
@@ -187,14 +188,13 @@ def build_accelerator(
         InputError: a name is unknown, the rule is not sound for the drafter, or a value is out of range.
         UnknownArgumentError: neither the method nor the rule has such an option.
     """
-    """
     options = plain_numbers(options)
     method = METHODS[name]
     rule_class = None if acceptance is None else RULES[acceptance]
     of_rule = set() if rule_class is None else keywords(rule_class)
     names = options_of(method)
+    own = {key: value for key, value in options.items() if key in names - of_rule | {"model"}}
     plain = is_integer(drafted := own.get("num_draft_tokens")) and drafted == 0
-    plain = is_integer(drafted := own.get("num_draft_tokens")) and drafted == 0  # no draft
     made = replace(make(METHODS["none"]), name=name) if plain else make(method, **own)
     if rule_class is None:
         of_rule = keywords(type(made.rule))
