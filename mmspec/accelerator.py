@@ -1,4 +1,4 @@
-"""An accelerator is a drafter with an acceptance rule, a name and a draft length; a `Call` decodes a batch."""
+"""`Accelerator`: a drafter with an acceptance rule, a name and a draft length; `Call` decodes a batch."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class Accelerator:
         """Return this accelerator with drafts of another length.
 
         Args:
-            length: "fixed" keeps the full size. "confidence" adds no level where the drafter rates every path unlikely.
-                "cost" chooses among a few sizes by measured round times and accepted tokens, and pauses
-                drafting where no size is faster than plain decoding. "auto" is "cost" where the output does
-                not depend on the draft size (temperature 0, and `sample_and_match`) and the device is no GPU,
-                on which the host would wait twice a round; else "fixed".
+            length: "fixed" keeps the full size. "confidence" stops at a level where the drafter rates
+                every path unlikely. "cost" chooses among a few sizes by measured round times and accepted
+                tokens, and pauses drafting where no size is faster than plain decoding. "auto" is "cost" if
+                the output does not depend on the draft size (temperature 0, and `sample_and_match`) and the
+                device is not a GPU, on which the host would wait twice a round; else "fixed".
             stop_below: least probability of a path for "confidence"; 0.3 if None.
 
         Raises:

@@ -30,7 +30,7 @@ __all__ = [
 
 
 class TreeOptions(TypedDict, total=False):
-    """Options of a head's drafter: `block` of FLASH alone, `probes_per_node` of PPD, the others of most heads."""
+    """Options of a head's drafter: `block` of FLASH, `probes_per_node` of PPD, the others of most heads."""
 
     num_draft_tokens: int | None
     depth: int | None

@@ -144,7 +144,7 @@ def place_head(head: PreTrainedModel, dtype: torch.dtype | None, device: torch.d
 
 
 def downloaded(source: str) -> str:
-    """Return a folder unchanged; for a hub id its downloaded folder, or the id if the hub does not return it."""
+    """Return a folder unchanged; for a hub id its downloaded folder, or the id if the download fails."""
     if Path(source).is_dir():
         return source
     try:

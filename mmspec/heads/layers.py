@@ -1,4 +1,4 @@
-"""Layers of drafting heads: one of Llama, with extensions of published heads, or one of the target's family."""
+"""Layers of drafting heads: of Llama, with extensions of published heads, or of the target's family."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class DraftingHead(PreTrainedModel):
     A subclass with its own config is registered with the auto classes of transformers, which then load the
     folders that `mmspec train drafter` writes.
 
-    It may draft a part of the target's tokens, its draft vocabulary, whose token i is the target's i + d2t[i].
-    A new head drafts the target's first tokens, which are the frequent ones where a vocabulary was built by
+    It may draft a part of the target's tokens: token i of its draft vocabulary is the target's i + d2t[i]. A
+    new head drafts the target's first tokens, which are the frequent ones where a vocabulary was built by
     merges; `learn_vocabulary` chooses others.
 
     Attributes:
@@ -192,7 +192,7 @@ class FeatureHead(DraftingHead):
         """
 
     def read_prompts(self, prompts: Prompts) -> PromptRows:
-        """Make the rows of whole prompts, without that of the first token; by default images stay as they are."""
+        """Make the rows of whole prompts, without the first token's; by default images are not compressed."""
         rows = self.fuse(prompts.embeddings[:, 1:], prompts.features[:, :-1])
         slot = torch.arange(1, 1 + rows.shape[1], device=rows.device).expand(len(rows), -1)
         within = slot < torch.tensor(prompts.lengths, device=rows.device)[:, None]

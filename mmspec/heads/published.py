@@ -318,7 +318,7 @@ def add_words(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
 
 
 def level_sizes(found: Found) -> Keywords:
-    """Return the settings of heads for one level each (Medusa, Hydra), which have their own output matrices."""
+    """Return the settings of heads for one level each (Medusa, Hydra), with their own output matrices."""
     return {
         "vocabulary": found.size(LEVEL_OUTPUT),
         "hidden_size": found.size(LEVEL_OUTPUT, axis=1),

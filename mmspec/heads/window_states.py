@@ -1,4 +1,4 @@
-"""Jacobi windows of heads that read the target's hidden states, of its last draft and of the newest tokens."""
+"""Jacobi windows of heads on the target's hidden states, of its last draft and of the newest tokens."""
 
 from __future__ import annotations
 

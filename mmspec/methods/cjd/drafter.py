@@ -148,8 +148,8 @@ class Places(NamedTuple):
     stood: Tensor
     tokens: Tensor
     p: Tensor
+    noise: Tensor
     known: Tensor | None  # tokens that a grammar forces
-    known: Tensor | None  # where a grammar forces tokens
     branches: tuple[int, ...]  # candidates at each place of the front; none for a single chain
     apart: list[Tensor]  # [B, 1, V] Gumbel noise at each with more than one
     choices: Tensor  # [C, f] the candidate of each chain at each place of the front
@@ -234,8 +234,8 @@ class CorrectedDrafter(StateWindowDrafter):
     Args:
         model: the trained head.
         window: as of `WindowDrafter`; that of the head's config if None.
-        corrected: number of places that the head corrects, from 0 (speculative Jacobi decoding) to window - 1;
-            that of the head's config if None. The others are drawn from stale logits.
+        corrected: number of places that the head corrects, from 0 (speculative Jacobi decoding) to
+            window - 1; that of the head's config if None. The others are drawn from stale logits.
         passes: of the head over these places; that of its config if None. As many passes as places correct
             the places one after another.
         coupling, init, front, reach: as of `WindowDrafter`, without drafts from neighbours, which have no

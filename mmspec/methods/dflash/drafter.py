@@ -1,8 +1,8 @@
 """Drafter of DFlash and DSpark: a block of noise is denoised in one pass over the target's hidden states.
 
-DFlash (2602.06036) predicts every slot independently. DSpark (2607.05147) takes the tokens from left to right,
-and each slot depends on the token before it. The draft is a chain or a tree of the likeliest tokens or of
-draws, verified exactly.
+DFlash (2602.06036) predicts every slot independently. DSpark (2607.05147) chooses the tokens from left to
+right, and each slot depends on the token before it. The draft is a chain or a tree of the likeliest tokens or
+of draws, verified exactly.
 """
 
 from __future__ import annotations

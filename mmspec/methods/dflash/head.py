@@ -102,7 +102,9 @@ class DFlashConfig(PublishedLayerConfig):
             rule = f"{' or '.join(sorted(known))} for each of {self.num_layers} layers"
             raise ValueError(f"layer_types must be {rule}; got {types} with sliding_window {window}")
         if self.causal and len(self.causal) != self.num_layers:
-            raise ValueError(f"causal must have one entry for each of {self.num_layers} layers; got {self.causal}")
+            raise ValueError(
+                f"causal must have one entry for each of {self.num_layers} layers; got {self.causal}"
+            )
         noise = self.mask_token
         if noise is not None and self.vocabulary and not 0 <= noise < self.vocabulary:
             raise ValueError(f"mask_token must be a token from 0 to {self.vocabulary - 1}; got {noise}")

@@ -110,7 +110,7 @@ def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink
 
 
 def near(asking: Tensor, keys: Tensor, window: int | None, causal: bool) -> Tensor:
-    """Return whether rows at positions [..., n] see those at [..., m], by window and causality: [..., n, m]."""
+    """[..., n, m] whether rows at positions [..., n] see those at [..., m], by window and causality."""
     distance = asking[..., None] - keys[..., None, :]
     seen = torch.ones_like(distance, dtype=torch.bool) if window is None else distance < window
     return seen & (distance >= 0) if causal else seen

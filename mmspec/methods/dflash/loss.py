@@ -74,7 +74,7 @@ def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:
     generator = torch.Generator(blocks.row.device).manual_seed(seed)
     order = torch.rand(len(blocks.row), generator=generator, device=blocks.row.device).argsort()
     same = one_hot(blocks.row[order])
-        rank = (same.cumsum(0) * same).sum(-1)  # from 1, among the blocks of its sequence
+    rank = (same.cumsum(0) * same).sum(-1)  # from 1, among the blocks of its sequence
     return blocks.at(order[rank <= most].sort().values)
 
 

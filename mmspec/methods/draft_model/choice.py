@@ -36,10 +36,10 @@ def draft_model(
         model: the draft model; a masked language model drafts as in DiffuSpec (`MaskedModelDrafter`).
         num_draft_tokens: length of a draft; 5 if None.
         tree, keep, mass: as of `DraftModelDrafter`; continuous tokens are drafted as chains.
-        sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former, verified
-            by `sample_and_match`, and "sampled" for the latter, verified by `reflection`. A MAR's drafts are
-            sampled, and verified by `speculative_sampling` as whole chains; the reference distribution is one
-            cell a forward pass, as of `cspd`.
+        sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former,
+            verified by `sample_and_match`, and "sampled" for the latter, verified by `reflection`. A MAR's
+            drafts are sampled, and verified by `speculative_sampling` as whole chains; the reference
+            distribution is one cell a forward pass, as of `cspd`.
     """
     if isinstance(model, PreTrainedModel):
         reader: Any = continuous_target(model) or adapt(model)
@@ -48,7 +48,9 @@ def draft_model(
     if reader.fills_masks:
         for name, value in (("sampling", sampling), ("tree", tree), ("keep", keep), ("mass", mass)):
             if value is not None:
-                raise InputError(name, value, "must be None: a masked model drafts a path that is searched for")
+                raise InputError(
+                    name, value, "must be None: a masked model drafts a path that is searched for"
+                )
         return pair("draft_model", MaskedModelDrafter(reader, num_draft_tokens))
     if not reader.vector_size:
         how = sampling or "coupled", tree, keep, mass

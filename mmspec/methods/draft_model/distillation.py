@@ -143,7 +143,7 @@ class DraftModelLoss(nn.Module):
         self.stored: StoredStates | None = None
 
     def make(self, data: ConversationRows, step: int, process: int) -> DrafterBatch:
-        """Return the batch of a step, in one of the training processes: rows of the data, or replies to them."""
+        """Return the batch of a step for one training process: rows of the data, or replies to them."""
         rng = np.random.default_rng([self.seed, OWN, step, process])
         if rng.random() >= self.how.own_share:
             return data.batch(step, process)

@@ -134,12 +134,12 @@ def check_axes(found: Found, config: EagleConfig, is_vispec: bool) -> None:
     """
     own, given, name = axes(config.layer_config()), axes(found.text), found.path.parent.name
     if own != given:
-            rule = f"must have positions as this target's, whose M-RoPE sections are {given}"
-            raise CheckpointError("drafter", f"{name}: M-RoPE sections {own}", rule)
+        rule = f"must have positions as this target's, whose M-RoPE sections are {given}"
+        raise CheckpointError("drafter", f"{name}: M-RoPE sections {own}", rule)
     if is_vispec and given is not None and not config.one_axis:
         logger.warning(
-            "%s was trained with positions of one axis and runs with this target's three; fewer of its drafts "
-            "will be accepted. `mmspec train drafter --method vispec` trains a head for three axes.",
+            "%s was trained with positions of one axis and runs with this target's three; fewer of its "
+            "drafts will be accepted. `mmspec train drafter --method vispec` trains a head for three axes.",
             name,
         )
 

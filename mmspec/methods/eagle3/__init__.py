@@ -7,7 +7,7 @@ IMAGE_TREE = {"num_draft_tokens": 60, "depth": 3, "top_k": 40}
 METHODS = (
     Method(
         "eagle3",
-        "a trained layer grows a tree from the target's hidden states of three depths",
+        "grows a tree with a trained layer on the target's hidden states of three depths",
         "2503.01840",
         head=Head(
             model="mmspec.methods.eagle3.head:Eagle3Head",

@@ -86,11 +86,14 @@ class Eagle3Config(PublishedLayerConfig):
         """Raise ValueError for settings that cannot be built; called by `strict`."""
         if not 0 <= self.draft_vocabulary <= self.vocabulary:
             raise ValueError(
-                f"draft_vocabulary must be at most {self.vocabulary}, the vocabulary; got {self.draft_vocabulary}"
+                f"draft_vocabulary must be from 0 to the vocabulary, {self.vocabulary}; "
+                f"got {self.draft_vocabulary}"
             )
         check_taps(self.taps, self.target_layers)
         if self.norm_before_fc and self.fc_norm:
-            raise ValueError("fc_norm must be False beside norm_before_fc, which norms the same states; got True")
+            raise ValueError(
+                "fc_norm must be False beside norm_before_fc, which norms the same states; got True"
+            )
         section, half = self.mrope_section, self.rotary_dim // 2
         if section is not None and (len(section) != AXES or min(section) < 0 or sum(section) != half):
             raise ValueError(f"mrope_section must be {AXES} numbers that add up to {half}; got {section}")
@@ -103,7 +106,7 @@ class Eagle3Config(PublishedLayerConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
-        """Attributes that follow from the target: layer sizes, taps, and a reduced vocabulary where it is large.
+        """Return layer sizes, taps, and a vocabulary that is reduced if the target's is large.
 
         Positions have several axes where the target's have, if these cover all numbers of the head's rotary.
         """
@@ -242,7 +245,8 @@ class ParallelConfig(Eagle3Config):
         num_layers: of the head; the first is EAGLE-3's, the others are Llama's.
         mask_token: token whose embedding is the input of mask rows.
         own_embedding: whether the head has its own embedding matrix.
-        num_draft_tokens, depth, top_k: of the default draft: a chain as long as the head was trained to predict.
+        num_draft_tokens, depth, top_k: the default draft, a chain of all tokens that the head was trained to
+            predict.
     """
 
     model_type = "mmspec_peagle"

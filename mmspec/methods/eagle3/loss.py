@@ -48,7 +48,6 @@ def unroll(
     Returns:
         [B, L - 1 - first, n, d]; row j is that of token j + 1 + first. Beyond the end it holds padding.
     """
-    """
     length = embeddings.shape[1] - 1
     place, cache = torch.arange(length, device=embeddings.device), DynamicCache()
     at = place[None] if positions is None else positions[..., :-1]  # the position of the token before

@@ -1,4 +1,4 @@
-"""Reader of published EAGLE-3 and P-EAGLE heads: of EAGLE's authors, of SpecForge, and of vLLM's speculators."""
+"""Reader of published EAGLE-3 and P-EAGLE heads, in layouts of EAGLE, SpecForge and vLLM's speculators."""
 
 from __future__ import annotations
 
@@ -99,9 +99,7 @@ def read_taps(file: Path, stored: Json, layers: int) -> list[int]:
     if inputs:
         return inputs
     if any(not -1 <= output < layers - 1 for output in outputs):
-        rule = (
-            f"must have ids from -1 to {layers - 2}: outputs that another of the target's {layers} layers reads"
-        )
+        rule = f"must have ids from -1 to {layers - 2}: outputs of the target's {layers} layers but the last"
         raise CheckpointError(f"{file}: eagle_config", outputs, rule)
     return [output + 1 for output in outputs]
 

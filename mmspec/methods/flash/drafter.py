@@ -100,7 +100,7 @@ class FlashDrafter(FeatureDrafter):
         model: the trained head.
         num_draft_tokens: nodes of the tree, the root not counted; that of the head's config if None, but not
             more than the tree can have.
-        depth: its deepest level; that of a block if None. Each further block costs a forward pass of the head.
+        depth: its deepest level; that of a block if None. Each further block costs a forward pass.
         top_k: nodes that are expanded on each level, and children of each; that of the config if None, but no
             more than there are nodes. 1 makes a chain.
         block: tokens in a forward pass of the head, at most the K that it was trained for, which is the

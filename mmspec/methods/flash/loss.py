@@ -40,7 +40,7 @@ class FlashLoss(DrafterLoss):
         self.own_guesses = own_guesses
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and figures: its two parts, and [K] how often the likeliest tokens agree by offset."""
+        """Return the loss and figures: its two parts, and the agreement [K] of likeliest tokens by offset."""
         reading, block = self.read(batch), self.head.config.block
         tokens, states = reading.tokens, reading.taps[HIDDEN]
         spliced, hidden = run(self.head, reading, self.features(reading, batch.seed))

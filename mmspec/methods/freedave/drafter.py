@@ -123,7 +123,7 @@ class StatesSession(UnmaskingSession):
         return StatesBlock(**made, states=count, known=known, guessed=next_place, full=full)
 
     def _is_whole(self, block: MaskedBlock, width: int) -> Tensor:
-        """[B] whether a block has all its places after the prompt; the prompt's end allows one state alone."""
+        """[B] whether a block has all its places after the prompt; others have one state alone."""
         rows = zip(self.requests, block.groups, strict=True)
         whole = [(len(request.prompt_tokens) + begin) % width == 0 for request, (begin, _) in rows]
         return torch.tensor(whole, device=self.device)
@@ -200,7 +200,7 @@ class StatesSession(UnmaskingSession):
         return self.drafter.order == "confidence" and scores.greedy is not True
 
     def draws(self, scores: Scores, verdict: StateFill) -> Callable[[Tensor | int], Tensor]:
-        """Return a function that draws tokens [B, n] for a state some places ahead; greedy rows keep theirs."""
+        """Return a function that draws tokens [B, n] for a later state; greedy rows keep theirs."""
         seen = verdict.seen
         lanes = Scores(seen.logits.flatten(0, 1)[:, None], greedy=False)
         places = seen.begin[:, None] + torch.arange(seen.token.shape[1], device=self.device)
@@ -245,7 +245,7 @@ class StatesDrafter(UnmaskingDrafter):
         if not isinstance(fitted, StatesDrafter):
             raise TypeError(type(fitted).__name__)
         if not fitted.is_causal:
-            rule = "needs a block-causal model such as SDAR; other models would read the prompt for each state"
+            rule = "needs a block-causal model such as SDAR; others would read the prompt for each state"
             raise InputError("accelerator", "freedave", rule)
         fitted = copy.copy(fitted)
         size = fitted.block_length or 1

@@ -112,6 +112,6 @@ class LanternPlusPlus(Lantern):
 def lantern(
     delta: float = 0.1, neighbours: int = 100, metric: str = "l2", **window: Unpack[WindowOptions]
 ) -> Accelerator:
-    """Make a Jacobi window with the delta-budget rule over codebook neighbours, after LANTERN (2410.03355)."""
+    """Draft a Jacobi window, verified with a budget over codebook neighbours (after LANTERN, 2410.03355)."""
     rule = Budget(delta, "neighbours", neighbours, metric)
     return Accelerator("lantern", JacobiDrafter(**window), rule)

@@ -70,7 +70,7 @@ class CellStatesSession(DraftSession):
         return self._states(self._ranks(self.done - 1, self.states), self._ranks(self.done, ahead))
 
     def _ranks(self, first: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Ranks in the order, and turns, of `count` groups from group `first` [B] on; padding has turn `count`."""
+        """Ranks and turns of the cells of `count` groups from group `first` [B]; padding has turn `count`."""
         rank = self.begins[first.clamp_min(0)][:, None] + torch.arange(
             widest(self.counts, count), device=first.device
         )

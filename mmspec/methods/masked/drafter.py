@@ -18,6 +18,7 @@ def masked(
 
     The published order in 64 forward passes is the model's plain decoding, in which cells of one forward pass
     are independent of each other; all other settings are approximate.
+
     Args:
         iterations, order, last_steps, annealing: as of `CellOrderDrafter`.
     """

@@ -1,4 +1,4 @@
-"""Reader of MTP layers in the checkpoints of their targets: Qwen's `mtp.*`, or DeepSeek's additional layer."""
+"""Reader of MTP layers in their targets' checkpoints: Qwen's `mtp.*`, or DeepSeek's additional layer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LAYERS = "mtp_num_hidden_layers"  # of Qwen's configs
 
 
 def scale_weights(path: Path, tensors: Mapping[str, Tensor], target: PreTrainedConfig) -> dict[str, Tensor]:
-    """Multiply float8 weights by the scales of their blocks; `x_scale_inv` or `x_scale` holds those of `x`."""
+    """Multiply float8 weights by the scales of their blocks: `x_scale_inv` or `x_scale` for `x`."""
     stored = getattr(target, "quantization_config", None) or {}
     table: Mapping[str, object] = stored if isinstance(stored, Mapping) else vars(stored)
     given = table.get("weight_block_size")
@@ -112,7 +112,7 @@ def fuse_experts(
         for numbers in parts:
             if differs := sorted(set(numbers) ^ set(range(shape[0]))):
                 rule = (
-                    f"must have {shape[0]} experts, numbered from 0, as the target's config states; there are "
+                    f"must have {shape[0]} experts, numbered from 0, as in the target's config; there are "
                     f"{len(numbers)} tensors like {max(numbers.values())}, and number {differs[0]} differs"
                 )
                 raise CheckpointError("drafter", str(path), rule)

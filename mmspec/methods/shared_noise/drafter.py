@@ -46,7 +46,7 @@ class VectorWindowSession(DraftSession):
         if not self.begun:  # there are no draws after the prompt yet: the first vector fills the window
             self.values, self.accepted, self.begun = root[:, None], torch.zeros_like(canvas.emitted), True
         scored = self.values.shape[1]
-        # the value after node i is the candidate for node i - accepted of the new window; the last one repeats
+        # the value after node i is the candidate for node i - accepted of the new window; the last repeats
         node = (self.accepted[:, None] + torch.arange(self.window, device=root.device)).clamp_max(scored - 1)
         tokens = pick(self.values, node)
         tokens[:, 0] = root

@@ -61,7 +61,7 @@ class Suffix(AcceptanceRule):
         return end_at(draft, node, torch.where(judged, left, p_node), random, emitted)
 
     def count_accepted(self, p_x: Tensor, q_x: Tensor, u: Tensor) -> Tensor:
-        """Return [B] accepted tokens, given probabilities [B, K] of the drafted tokens and uniforms [B, K]."""
+        """Return [B] numbers of accepted tokens, from their probabilities and uniforms [B, K]."""
         steps = p_x.shape[1]
         step = torch.arange(steps, device=p_x.device)
         alone = (u * q_x <= p_x) & (p_x > 0)

@@ -20,7 +20,7 @@ from mmspec.validation import is_integer, require_number
 
 @dataclass(frozen=True)
 class TopBeta(AcceptanceRule):
-    """Accepts a candidate among the beta likeliest tokens, if log p(x) >= max log p - tau (GAD++, 2205.10350).
+    """Accepts one of the beta likeliest tokens, if log p(x) >= max log p - tau (GAD++, 2205.10350).
 
     For temperature 0. The candidate with the deepest accepted path wins, and the likeliest token follows it.
     The gap of every output token is bounded: given the output before it, its log-probability is at most tau

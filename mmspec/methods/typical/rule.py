@@ -23,8 +23,8 @@ class Typical(AcceptanceRule):
     """Accepts a candidate if p(x) > min(epsilon, delta exp(-H(p))) (Medusa, 2401.10774, section 2.3.1).
 
     Candidates that pass are accepted without a draw, and the deepest accepted path wins. The output
-    distribution of an accepted token is therefore a point mass, with a total variation to p of 1 - p(x), which
-    is less than 1 - min(epsilon, delta exp(-H(p))).
+    distribution of an accepted token is therefore a point mass, with a total variation to p of 1 - p(x),
+    which is less than 1 - min(epsilon, delta exp(-H(p))).
 
     Args:
         epsilon: hard threshold, which caps the other one where the target's entropy is low.

@@ -115,7 +115,7 @@ class StaircaseSession(DraftSession):
         self.cells = (self.begin[:, :, None] + column).where(is_cell, self.length)  # [B, R, C]
         place = self.order[:-1]
         above, behind = place // stride, place % stride
-        # [B, L + 1] the step of the staircase at which a place's keys become visible: syntax when a row begins
+        # [B, L + 1] the step at which a place's keys become visible: syntax when a row begins
         self.seen_from = above * self.lag + torch.where(behind < self.columns, behind + 1, self.lag)
         self.fed = torch.zeros_like(self.seen_from, dtype=torch.bool)
         self.guesses = torch.full_like(self.seen_from, FREE)
