@@ -311,10 +311,10 @@ def add_words(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
         known[tokens] = True
     if int(known.sum()) != len(tokens):
         rule = f"must lead to different tokens from 0 to {vocabulary - 1}"
-        raise CheckpointError("drafter", f"d2t of {path.parent.name}", rule)
+        raise CheckpointError(f"{path}: d2t", tokens.tolist(), rule)
     if not torch.equal(tensors.setdefault("t2d", known).bool(), known):
         rule = "must mark the tokens that d2t leads to"
-        raise CheckpointError("drafter", f"t2d of {path.parent.name}", rule)
+        raise CheckpointError(f"{path}: t2d", tensors["t2d"], rule)
 
 
 def level_sizes(found: Found) -> Keywords:

@@ -11,6 +11,6 @@ METHODS = (
         rules={"cspd": "mmspec.vectors.rules:CSpD"},
         judged_by=("reflection", "shared_noise", "cspd"),
         needs="a smaller MAR of the same image tokenizer",
-        keeps="one cell a forward pass, each given all before it",
+        keeps="one cell per forward pass, each given all before it",
     ),
 )

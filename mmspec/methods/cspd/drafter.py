@@ -28,7 +28,7 @@ def cspd(
 ) -> Accelerator:
     """Continuous speculative decoding of a MAR (CSpD, 2411.11925), exact with the default switches.
 
-    The reference distribution is one cell a forward pass, each given all before it. It is not that of
+    The reference distribution is one cell per forward pass, each given all before it. It is not that of
     `masked`, whose cells of one forward pass are independent.
 
     The released code is `see_drafts=False, last_noise=False, shared_guidance=True, rollback=False`, with the

@@ -39,7 +39,7 @@ def draft_model(
         sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former,
             verified by `sample_and_match`, and "sampled" for the latter, verified by `reflection`. A MAR's
             drafts are sampled, and verified by `speculative_sampling` as whole chains; the reference
-            distribution is one cell a forward pass, as of `cspd`.
+            distribution is one cell per forward pass, as of `cspd`.
     """
     if isinstance(model, PreTrainedModel):
         reader: Any = continuous_target(model) or adapt(model)

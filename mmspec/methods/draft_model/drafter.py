@@ -211,8 +211,8 @@ class DraftModelDrafter(ModelDrafter):
             raise InputError("mass", mass, "must be None without keep")
         if find_mixers(model.model):
             raise UnsupportedModelError(
-                f"{type(model.model).__name__} keeps a recurrent state, which cannot be rolled back; use it as "
-                "a target, with another draft model"
+                f"{type(model.model).__name__} keeps a recurrent state, which cannot be rolled back; use it "
+                "as a target, with another draft model"
             )
         restrict_output(model.model)
         self.model = model

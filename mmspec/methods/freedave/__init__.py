@@ -5,7 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "freedave",
-        "drafts the next states of a masked block (SDAR), and scores all of them in one forward pass",
+        "drafts the next states of a masked block (SDAR), and scores them in one forward pass",
         "2510.00294",
         make="mmspec.methods.freedave.drafter:freedave",
         rules={"state_walk": "mmspec.places.state_walk:StateWalk"},

@@ -1,9 +1,9 @@
 """Drafts of a masked block's next states: the block after 1, 2, ... more places, scored in one forward pass.
 
-FreeDave (2510.00294). A block-causal model decides one place a forward pass. The next places and their tokens
+FreeDave (2510.00294). A block-causal model decides one place per forward pass. The next places and their tokens
 are drafted from its newest scores; the block with the first draft token, with the first two, ... are further
 lanes of the next forward pass. This gives the model's own step from each state, which is accepted as long as
-it leads to the next state. The output is that of one place a forward pass: a wrong draft costs time alone.
+it leads to the next state. The output is that of one place per forward pass: a wrong draft costs time alone.
 """
 
 from __future__ import annotations
@@ -257,6 +257,6 @@ class StatesDrafter(UnmaskingDrafter):
 def freedave(states: int = 8) -> Accelerator:
     """Draft the next states of a masked block, and score them in one forward pass (FreeDave, 2510.00294).
 
-    The output is that of one place a forward pass. Options as of `StatesDrafter`.
+    The output is that of one place per forward pass. Options as of `StatesDrafter`.
     """
     return Accelerator("freedave", StatesDrafter(states), StateWalk())
