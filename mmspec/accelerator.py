@@ -130,8 +130,8 @@ class Accelerator:
                 raise InputError("accelerator", self.name, required)
         if target.by_blocks and not self.drafter.decides_places:
             required = (
-                "must be one for masked models, such as 'none' (see `mmspec accelerators`): this model "
-                "decides places together, so that there is no next token to draft"
+                "must be one for models that decide places together, such as 'none' (see `mmspec "
+                "accelerators`): this model has no next token to draft"
             )
             raise InputError("accelerator", self.name, required)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)

@@ -57,8 +57,10 @@ def draft_model(
         return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, *how))
     for name, value in (("tree", tree), ("keep", keep), ("mass", mass)):
         if value is not None:
-            rule = "must be None: continuous tokens are drafted as chains, by a model that reads all tokens"
-            raise InputError(name, value, rule)
+            required = (
+                "must be None: continuous tokens are drafted as chains, by a model that reads all tokens"
+            )
+            raise InputError(name, value, required)
     length = LENGTH if num_draft_tokens is None else num_draft_tokens
     if reader.any_order:
         cells = CellModelDrafter(reader, length)

@@ -1,9 +1,10 @@
 """Drafts of a masked block's next states: the block after 1, 2, ... more places, scored in one forward pass.
 
-FreeDave (2510.00294). A block-causal model decides one place per forward pass. The next places and their tokens
-are drafted from its newest scores; the block with the first draft token, with the first two, ... are further
-lanes of the next forward pass. This gives the model's own step from each state, which is accepted as long as
-it leads to the next state. The output is that of one place per forward pass: a wrong draft costs time alone.
+FreeDave (2510.00294). A block-causal model decides one place per forward pass. The next places and their
+tokens are drafted from its newest scores; the block with the first draft token, with the first two, ... are
+further lanes of the next forward pass. This gives the model's own step from each state, which is accepted as
+long as it leads to the next state. The output is that of one place per forward pass: a wrong draft costs time
+alone.
 """
 
 from __future__ import annotations
