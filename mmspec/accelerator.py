@@ -149,7 +149,7 @@ class Accelerator:
         """Set up the decoding of a batch.
 
         Args:
-            target, sampler, requests, random: as of `speculate`.
+            target, sampler, requests, random: see `speculate`.
             stopping: where rows end.
             prompts: B lists of token ids that stopping criteria and logits processors see before the output;
                 None for those of the requests.

@@ -76,7 +76,7 @@ def trained_head(
         name: of a method that has a head.
         model: the loaded head.
         copy: whether copies of earlier text compete with the head's candidates for the nodes of a tree.
-        corpus: as of `CopyDrafter`. Its continuations compete too, and so do copies.
+        corpus: see `CopyDrafter`. Its continuations compete too, and so do copies.
         tree: options of the head's drafter.
     """
     drafter = HEADS[name].load("drafter")
@@ -95,7 +95,7 @@ def unmasked(
 
     Args:
         name: of a method whose rule decides places.
-        block_length, cache: as of `UnmaskingDrafter`.
+        block_length, cache: see `UnmaskingDrafter`.
         options: of the rule.
     """
     return Accelerator(name, UnmaskingDrafter(block_length, cache), RULES[name](**options))
@@ -181,7 +181,7 @@ def build_accelerator(
     Args:
         name: of a method.
         acceptance: name of another acceptance rule; None for the default one.
-        length, stop_below: as of `Accelerator.with_length`.
+        length, stop_below: see `Accelerator.with_length`.
         options: of the method, and of the rule.
 
     Raises:

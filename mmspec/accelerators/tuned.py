@@ -89,7 +89,7 @@ def save_tuned(model: nn.Module, found: Tuned) -> Path:
 
 
 def check_tuned_for(drafter: object = None, batch_size: int = 1, tv: float = 0.0, **others: object) -> None:
-    """Check the options beside `accelerator="auto"`; arguments as of `find_tuned`.
+    """Check the options beside `accelerator="auto"`; arguments: see `find_tuned`.
 
     Raises:
         InputError: a drafter is named, or a value is out of range.

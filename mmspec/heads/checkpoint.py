@@ -166,7 +166,7 @@ def read_published(name: str, folder: Path, target: PreTrainedConfig) -> PreTrai
 
 
 def head_of(source: str) -> str | None:
-    """Return the name of the head that a folder or hub id holds, as of `heads_in`; None for others.
+    """Return the name of the head that a folder or hub id holds, as in `heads_in`; None for others.
 
     Raises:
         CheckpointError: the folder has no usable config.

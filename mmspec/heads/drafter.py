@@ -302,7 +302,7 @@ class CachingSession(HeadSession):
 class LevelDrafter(HeadDrafter):
     """Drafts a tree with one head for each level, at most as deep as there are heads.
 
-    Args: as of `HeadDrafter`; `tree` may also be "measured", the best static tree of its size for the hit
+    Args: see `HeadDrafter`; `tree` may also be "measured", the best static tree of its size for the hit
         rates measured in training.
     """
 

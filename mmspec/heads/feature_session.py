@@ -192,7 +192,7 @@ class GrownTreeSession(FeatureSession):
 class GrownTreeDrafter(FeatureDrafter):
     """Drafts a tree of continuations with a head that predicts hidden states.
 
-    Args: as of `HeadDrafter`.
+    Args: see `HeadDrafter`.
     """
 
     session: Callable[..., GrownTreeSession] = GrownTreeSession

@@ -112,7 +112,7 @@ class Found:
         return int(self.text.num_hidden_layers)
 
     def size(self, pattern: str, axis: int = 0) -> int:
-        """Size of the tensors whose whole name matches, as of `measure`."""
+        """Size of the tensors whose whole name matches, as in `measure`."""
         return measure(self.path, self.tensors, pattern, axis)
 
     def count(self, pattern: str) -> int:

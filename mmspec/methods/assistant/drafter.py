@@ -80,7 +80,7 @@ class AssistantSession(StateSession):
 class AssistantDrafter(HeadDrafter):
     """Drafts a tree with an assistant that reads its target's keys and values.
 
-    Args: as of `HeadDrafter`.
+    Args: see `HeadDrafter`.
     """
 
     title = "an assistant"

@@ -1,4 +1,4 @@
-"""Block verification, of which hierarchical speculative decoding is a form: a chain is verified jointly.
+"""Block verification: a chain is verified jointly. Hierarchical speculative decoding is the same rule.
 
 Token-by-token rejection discards the surplus where p(x) / q(x) is above 1. Block verification spends it on
 ratios below 1 at later places.

@@ -233,12 +233,12 @@ class CorrectedDrafter(StateWindowDrafter):
 
     Args:
         model: the trained head.
-        window: as of `WindowDrafter`; that of the head's config if None.
+        window: see `WindowDrafter`; that of the head's config if None.
         corrected: number of places that the head corrects, from 0 (speculative Jacobi decoding) to
             window - 1; that of the head's config if None. The others are drawn from stale logits.
         passes: of the head over these places; that of its config if None. As many passes as places correct
             the places one after another.
-        coupling, init, front, reach: as of `WindowDrafter`, without drafts from neighbours, which have no
+        coupling, init, front, reach: see `WindowDrafter`, without drafts from neighbours, which have no
             distribution to correct. Each chain is corrected separately.
 
     Raises:

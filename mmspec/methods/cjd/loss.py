@@ -53,7 +53,7 @@ class WindowBatch(TensorBatch):
 
     Attributes:
         states: [B, C + n, s] those of the target, where it has read a token.
-        old, is_known, logits: as of `StaleWindow`.
+        old, is_known, logits: see `StaleWindow`.
         new: [B, n] the tokens that were drawn for the slots, the root first.
         goal: [B, n, V] guided logits of the target after each slot.
         counted: [B, n] whether the place after the slot was drawn.

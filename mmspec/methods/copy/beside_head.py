@@ -77,10 +77,10 @@ class CopyBesideHeadDrafter(CopyDrafter):
 
     Args:
         head: drafter whose tree sets the number of candidates.
-        corpus: as of `CopyDrafter`.
+        corpus: see `CopyDrafter`.
 
     Raises:
-        InputError: the head's candidates are drawn, or come with probes; or as of `CopyDrafter`.
+        InputError: the head's candidates are drawn, or come with probes; or see `CopyDrafter`.
     """
 
     session = CopyBesideHeadSession

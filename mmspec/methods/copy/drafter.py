@@ -250,5 +250,5 @@ class CopyDrafter(SessionDrafter):
 def copy(
     num_draft_tokens: int = 16, min_match: int = 1, top_k: int = 8, corpus: str | Path | None = None
 ) -> Accelerator:
-    """Prompt look-up (Saxena, 2023) with a tree of continuations; options as of `CopyDrafter`."""
+    """Prompt look-up (Saxena, 2023) with a tree of continuations; options: see `CopyDrafter`."""
     return pair("copy", CopyDrafter(num_draft_tokens, min_match, top_k, corpus))

@@ -69,7 +69,7 @@ class Trigrams:
         return cls(ngrams, shares)
 
     def save(self, path: Path) -> None:
-        """Write the table as a safetensors file; errors as of `atomic_file`."""
+        """Write the table as a safetensors file; errors: see `atomic_file`."""
         with atomic_file(path) as temporary:
             save_file({"ngrams": self.ngrams, "shares": self.shares}, temporary)
 

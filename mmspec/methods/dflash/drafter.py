@@ -110,9 +110,9 @@ class DFlashDrafter(HeadDrafter):
 
     Args:
         model: the trained head.
-        num_draft_tokens, depth, top_k: of the tree, as of `HeadDrafter`; by default a chain of all tokens of
+        num_draft_tokens, depth, top_k: of the tree, as in `HeadDrafter`; by default a chain of all tokens of
             the block, which is also the largest depth.
-        tree, sampling: as of `HeadDrafter`. Image tokens need draws, "coupled" or "sampled", as their
+        tree, sampling: see `HeadDrafter`. Image tokens need draws, "coupled" or "sampled", as their
             likeliest tokens are seldom drawn by the target.
         least_confidence: a draft ends where the head's confidence is below; 0 does not compute it.
 
@@ -148,7 +148,7 @@ class DFlashDrafter(HeadDrafter):
 class DSparkDrafter(DFlashDrafter):
     """Drafts as DFlash does, with each token depending on the one before it.
 
-    Args: as of `DFlashDrafter`.
+    Args: see `DFlashDrafter`.
     """
 
     title = "a DSpark head"

@@ -303,7 +303,7 @@ class DFlashHead(DraftingHead):
             block: [B, n, d] from `slots`; n may be 0, to read a context alone.
             context: [B, c, d] from `join`, the new rows.
             positions: [B or 1, c + n] of all of them.
-            mask: as of `BlockAttention`, or one for each layer; None without earlier rows, for the config's
+            mask: see `BlockAttention`, or one for each layer; None without earlier rows, for the config's
                 windows alone.
             cache: of earlier rows.
 

@@ -86,7 +86,7 @@ class BlockLayer(Qwen3DecoderLayer):
         mask: Tensor | None,
         cache: Cache | None,
     ) -> Tensor:
-        """Denoise a block [B, n, d]; arguments as of `BlockAttention`."""
+        """Denoise a block [B, n, d]; arguments: see `BlockAttention`."""
         block = block + self.self_attn(self.input_layernorm(block), context, turns, mask, cache)
         denoised: Tensor = block + self.mlp(self.post_attention_layernorm(block))
         return denoised

@@ -125,7 +125,7 @@ def read_attention(
     speculators, vLLM), unless `sliding_window_non_causal` of speculators is set.
 
     Raises:
-        CheckpointError: as of `read_windows`.
+        CheckpointError: see `read_windows`.
     """
     named = table.get("layer_types") or []
     everywhere = bool(table.get("use_swa")) and SLIDING not in named

@@ -35,11 +35,11 @@ def draft_model(
     Args:
         model: the draft model; a masked language model drafts as in DiffuSpec (`MaskedModelDrafter`).
         num_draft_tokens: length of a draft; 5 if None.
-        tree, keep, mass: as of `DraftModelDrafter`; continuous tokens are drafted as chains.
-        sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former,
+        tree, keep, mass: see `DraftModelDrafter`; continuous tokens are drafted as chains.
+        sampling: see `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former,
             verified by `sample_and_match`, and "sampled" for the latter, verified by `reflection`. A MAR's
             drafts are sampled, and verified by `speculative_sampling` as whole chains; the reference
-            distribution is one cell per forward pass, as of `cspd`.
+            distribution is one cell per forward pass, as in `cspd`.
     """
     if isinstance(model, PreTrainedModel):
         reader: Any = continuous_target(model) or adapt(model)

@@ -16,7 +16,7 @@ __all__ = ["EagleDrafter"]
 class EagleDrafter(GrownTreeDrafter):
     """Drafts a tree with a head that predicts the target's hidden states.
 
-    Args: as of `HeadDrafter`.
+    Args: see `HeadDrafter`.
     """
 
     title = "an EAGLE head"

@@ -68,7 +68,7 @@ class Eagle3Drafter(GrownTreeDrafter):
 
     A P-EAGLE head predicts all levels in one forward pass; a level does not depend on the tokens before it.
 
-    Args: as of `HeadDrafter`.
+    Args: see `HeadDrafter`.
     """
 
     title = "an EAGLE-3 head"

@@ -19,7 +19,7 @@ class EntropyBound(PlaceRule):
     bound over several rounds. The place of the lowest entropy is always decided, instead of the surest.
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
         entropy_bound: in nats; a larger bound decides more places.
     """
 

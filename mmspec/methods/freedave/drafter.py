@@ -258,6 +258,6 @@ class StatesDrafter(UnmaskingDrafter):
 def freedave(states: int = 8) -> Accelerator:
     """Draft the next states of a masked block, and score them in one forward pass (FreeDave, 2510.00294).
 
-    The output is that of one place per forward pass. Options as of `StatesDrafter`.
+    The output is that of one place per forward pass. Options: see `StatesDrafter`.
     """
     return Accelerator("freedave", StatesDrafter(states), StateWalk())

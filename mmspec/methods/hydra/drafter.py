@@ -70,7 +70,7 @@ def open_session(drafter: HydraDrafter, batch: PromptBatch) -> HydraGrowth:
 class HydraDrafter(LevelDrafter, FeatureDrafter):
     """Drafts a tree with heads that each read the path so far.
 
-    Args: as of `LevelDrafter`.
+    Args: see `LevelDrafter`.
     """
 
     title = "Hydra's heads"

@@ -112,6 +112,9 @@ class LanternPlusPlus(Lantern):
 def lantern(
     delta: float = 0.1, neighbours: int = 100, metric: str = "l2", **window: Unpack[WindowOptions]
 ) -> Accelerator:
-    """Draft a Jacobi window, verified with a budget over codebook neighbours (after LANTERN, 2410.03355)."""
+    """Draft a Jacobi window, verified with a budget over codebook neighbours (after LANTERN, 2410.03355).
+
+    The published rule is `acceptance=lantern`.
+    """
     rule = Budget(delta, "neighbours", neighbours, metric)
     return Accelerator("lantern", JacobiDrafter(**window), rule)

@@ -20,9 +20,9 @@ def low_confidence(
     """Decide places of a masked language model in the order of their confidence (LLaDA, 2502.09992).
 
     Args:
-        places_per_step, remask_below, denoising_steps, end_cut: as of `LowConfidence`; one place a step over
+        places_per_step, remask_below, denoising_steps, end_cut: see `LowConfidence`; one place a step over
             the whole output, or in the model's own blocks, is plain decoding.
-        block_length, cache: as of `UnmaskingDrafter`.
+        block_length, cache: see `UnmaskingDrafter`.
     """
     rule = LowConfidence(places_per_step, remask_below, end_cut, denoising_steps=denoising_steps)
     return Accelerator("low_confidence", UnmaskingDrafter(block_length, cache), rule)

@@ -158,9 +158,9 @@ def lpd(
     """Groups of cells of an image, decided by learned queries (LPD, 2507.01957).
 
     Args:
-        order, generation_steps, repulsion_threshold, proximity_threshold, regions: as of `DecodingOrder`;
+        order, generation_steps, repulsion_threshold, proximity_threshold, regions: see `DecodingOrder`;
             None is the model's own order, which is its plain decoding.
-        states: most groups that a forward pass decides, as of `CellStatesDrafter`. The images are the same
+        states: most groups that a forward pass decides, as in `CellStatesDrafter`. The images are the same
             as with 1 (FreeDave, 2510.00294).
     """
     thresholds = {"repulsion_threshold": repulsion_threshold, "proximity_threshold": proximity_threshold}

@@ -20,6 +20,6 @@ def masked(
     are independent of each other; all other settings are approximate.
 
     Args:
-        iterations, order, last_steps, annealing: as of `CellOrderDrafter`.
+        iterations, order, last_steps, annealing: see `CellOrderDrafter`.
     """
     return pair("masked", CellOrderDrafter(iterations, order, last_steps, annealing))

@@ -90,7 +90,7 @@ def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerato
     """Decide the surest of all open cells of an image in each forward pass (MaskGIT, 2202.04200).
 
     Args:
-        iterations: as of `MaskGITDrafter`.
-        choice_temperature: as of the rule `MaskGIT`.
+        iterations: see `MaskGITDrafter`.
+        choice_temperature: see the rule `MaskGIT`.
     """
     return Accelerator("maskgit", MaskGITDrafter(iterations), MaskGIT(choice_temperature))

@@ -34,7 +34,7 @@ class MedusaSession(StateSession):
 class MedusaDrafter(LevelDrafter):
     """Drafts a tree with heads that each predict one token.
 
-    Args: as of `LevelDrafter`.
+    Args: see `LevelDrafter`.
     """
 
     title = "Medusa's heads"

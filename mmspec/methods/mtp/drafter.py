@@ -10,7 +10,7 @@ __all__ = ["MtpDrafter"]
 class MtpDrafter(GrownTreeDrafter):
     """Drafts a tree as EAGLE does, with the target's layer for multi-token prediction (2412.19437).
 
-    Args: as of `HeadDrafter`.
+    Args: see `HeadDrafter`.
     """
 
     title = "an MTP head"

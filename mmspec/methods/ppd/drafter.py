@@ -123,9 +123,9 @@ class PromptTokensDrafter(HeadDrafter):
 
     Args:
         model: the trained prompt tokens.
-        num_draft_tokens, depth, top_k, tree: of the candidates, as of `HeadDrafter`; `tree` may also be
+        num_draft_tokens, depth, top_k, tree: of the candidates, as in `HeadDrafter`; `tree` may also be
             "measured". The deepest tree has as many levels as there are prompt tokens.
-        sampling: "greedy" or "coupled", as of `HeadDrafter`.
+        sampling: "greedy" or "coupled", as in `HeadDrafter`.
         probes_per_node: mean number of prompt tokens after a candidate, which are placed where their gain is
             largest; the number of prompt tokens puts all of them after each.
 

@@ -25,7 +25,7 @@ class PromptTokensConfig(SizedHeadConfig):
     """Config of prompt tokens.
 
     Attributes:
-        top_k: as of `HeadConfig`.
+        top_k: see `HeadConfig`.
         num_probes: n, number of prompt tokens; the tree is as deep.
         hit_rates: by prompt token and rank, how often the target's own token had that rank; measured at the
             end of the training.

@@ -140,5 +140,5 @@ class SelfSpeculationDrafter(SessionDrafter):
 
 
 def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Accelerator:
-    """Drafts with masked blocks of the target itself (2607.05722); options as of `SelfSpeculationDrafter`."""
+    """Draft with masked blocks of the target itself (2607.05722); options: see `SelfSpeculationDrafter`."""
     return pair("self_speculation", SelfSpeculationDrafter(num_draft_tokens, sampling))

@@ -87,6 +87,6 @@ def shared_noise(tolerance: float = 0.1, window: int = 16) -> Accelerator:
     """Draft a window of continuous tokens with the target itself, with fixed noise for each place.
 
     Every output vector is a draw of the target itself; the vectors that it is conditioned on may differ from
-    those of plain decoding by the tolerance. Options as of `VectorWindowDrafter` and `SharedNoise`.
+    those of plain decoding by the tolerance. Options: see `VectorWindowDrafter` and `SharedNoise`.
     """
     return Accelerator("shared_noise", VectorWindowDrafter(window), SharedNoise(tolerance))

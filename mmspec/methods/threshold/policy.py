@@ -20,7 +20,7 @@ class Threshold(PlaceRule):
     compares by ">".
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
         threshold: least probability of a token; above 1 only the surest place is decided.
     """
 

@@ -347,5 +347,5 @@ def grids_of(requests: Sequence[Request]) -> list[ImageGrid]:
 
 
 def zipar(zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> Accelerator:
-    """ZipAR (2412.04062): decode rows of an image as a staircase; options as of `StaircaseDrafter`."""
+    """ZipAR (2412.04062): decode rows of an image as a staircase; options: see `StaircaseDrafter`."""
     return pair("zipar", StaircaseDrafter(zipar_window, adaptive, window))
