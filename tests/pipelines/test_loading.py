@@ -192,9 +192,9 @@ def test_a_head_for_another_accelerator_is_named_for_what_it_is(
             for name in {*heads, "flash"} - {kind}:
                 with pytest.raises(CheckpointError, match=f"use accelerator='{kind}'"):
                     load_head(name, each, *of(llama()))
-            with pytest.raises(CheckpointError, match=f"'draft_model'; this is a head for '{kind}'"):
+            with pytest.raises(CheckpointError, match=f"'draft_model'; use accelerator='{kind}'"):
                 MMSpecPipeline.from_pretrained(checkpoints / "llava", accelerator="draft_model", drafter=each)
-    with pytest.raises(InputError, match="EagleHead.*: use accelerator='eagle'"):
+    with pytest.raises(InputError, match="use accelerator='eagle' for this head; got 'EagleHead'"):
         load_head("eagle3", head_for(llama()), *of(llama()))
 
 
