@@ -125,7 +125,7 @@ def front_scenes() -> str:
         measured = f"{row['acceptance_length']:.1f}", f"{row['speedup']:.2f}x"
         rows.append((task, f"`{name}`", *measured, row["exactness"]))
     columns = ("task (toy world)", "accelerator", "tokens per forward pass", "speed-up", "promise")
-    caption = "Small reference models, one CPU core, batch 1, prefill included. Real data is harder to predict."
+    caption = "Small reference models, one CPU core, batch 1, with prefill. Real data is harder to predict."
     return f"{table(columns, rows)}\n\n{caption} [All benchmarks](docs/explanation/benchmarks.md)."
 
 
