@@ -188,7 +188,7 @@ def check_folder(
     for index in folder.glob("*.safetensors.index.json"):
         for shard in read_index(index).values():
             if not (folder / shard).is_file():
-                raise CheckpointError(str(index), shard, "names a shard that is missing")
+                raise CheckpointError(str(index), shard, "names a file that is missing from its folder")
     if not any(folder.glob(weights)):
         rule = f"must be a folder with weights in files like {weights}"
         if weights == "*.safetensors":
@@ -234,7 +234,7 @@ def read_index(index: Path) -> dict[str, str]:
         raise CheckpointError(str(index), stored, "must be a JSON object with the key 'weight_map'")
     for shard in table.values():
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise CheckpointError(str(index), shard, "must name files in its own folder")
+            raise CheckpointError(str(index), shard, "must name files in the same folder")
     return table
 
 

@@ -41,7 +41,7 @@ def read_shards(index: Path, read: Callable[[Path], Mapping[str, Tensor]]) -> di
         path = index.parent / file
         if file not in shards:
             if not path.is_file():
-                raise CheckpointError(str(index), file, "names a shard that is missing")
+                raise CheckpointError(str(index), file, "names a file that is missing from its folder")
             shards[file] = read(path)
         if name not in shards[file]:
             rule = f"must have the tensor {name}, which {index.name} names"

@@ -121,7 +121,7 @@ class LuminaTarget(AnoleTarget):
         return turn(text), head if negative is None else turn(negative)
 
     def grid_for(self, height: int, width: int) -> ImageGrid:
-        """Grid of an image in steps of 32 pixels, with at most the default number of cells and at most 4:1."""
+        """Grid of an image in steps of 32 pixels, at most 4:1, with at most the cells of the default grid."""
         whole = height > 0 and width > 0 and height % SIZE_STEP == 0 and width % SIZE_STEP == 0
         own_height, own_width = self.image_size
         if (
