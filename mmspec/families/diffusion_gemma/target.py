@@ -37,14 +37,14 @@ class DiffusionGemmaState(TargetState):
         prompts: number of tokens of each prompt.
         encoded: number of output tokens of each row whose keys are cached.
         canvas: [B, L] canvases that were decided last; their keys are computed with the next draft.
-        told: [B, L, V] logits of the last step, and [B] whether they belong to the current canvas.
+        previous: [B, L, V] logits of the last step, and [B] whether they belong to the current canvas.
     """
 
     caches: list[DynamicCache]
     prompts: list[int]
     encoded: list[int]
     canvas: Tensor | None = None
-    told: tuple[Tensor, Tensor] | None = None
+    previous: tuple[Tensor, Tensor] | None = None
 
     def nbytes(self) -> int:
         layers: Any = (layer for cache in self.caches for layer in cache.layers)
@@ -141,8 +141,8 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
             if state.canvas is not None and state.encoded[row] < begin:
                 self._encode(state.caches[row], {"input_ids": state.canvas[row : row + 1]})
                 state.encoded[row] = begin
-            told = None if state.told is None else [each[row : row + 1] for each in state.told]
-            logits_before, known = told or (None, None)
+            previous = None if state.previous is None else [each[row : row + 1] for each in state.previous]
+            logits_before, known = previous or (None, None)
             length = state.prompts[row] + begin
             output = self.model(
                 decoder_input_ids=tokens[row : row + 1],
@@ -159,4 +159,4 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
         done = verdict.decided.all(-1, keepdim=True)
         state.canvas = verdict.values if state.canvas is None else verdict.values.where(done, state.canvas)
         embeddings = self.model.get_input_embeddings().weight
-        state.told = verdict.logits.to(embeddings.dtype), ~done[:, 0]
+        state.previous = verdict.logits.to(embeddings.dtype), ~done[:, 0]

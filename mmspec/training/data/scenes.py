@@ -128,17 +128,17 @@ class SceneTalk:
     def batch(self, step: int, process: int) -> DrafterBatch:
         seeds = training_seeds(self.seed, STAGE, step, process, self.batch_size)
         kinds = np.random.default_rng(seeds).choice(list(SHARES), size=len(seeds), p=list(SHARES.values()))
-        told = [scene_talk(int(seed), str(kind)) for seed, kind in zip(seeds, kinds, strict=True)]
-        several = [row for row, each in enumerate(told) if len(each.images) > 1]
+        talks = [scene_talk(int(seed), str(kind)) for seed, kind in zip(seeds, kinds, strict=True)]
+        several = [row for row, each in enumerate(talks) if len(each.images) > 1]
         if self.regenerate and several:
-            said = self.reader.regenerated([told[row] for row in several], self.regenerate)
-            for row, each in zip(several, said, strict=True):
-                told[row] = each
-        return DrafterBatch(tuple(map(self.reader.example, told)), int(seeds[0]))
+            regenerated = self.reader.regenerated([talks[row] for row in several], self.regenerate)
+            for row, each in zip(several, regenerated, strict=True):
+                talks[row] = each
+        return DrafterBatch(tuple(map(self.reader.example, talks)), int(seeds[0]))
 
     def trial(self) -> Trial:
-        told = [scene_talk(seed, "description").until(1) for seed in range(TRIAL_SCENES)]
-        requests = [Request(self.reader.inputs(each, answering=True)) for each in told]
+        talks = [scene_talk(seed, "description").until(1) for seed in range(TRIAL_SCENES)]
+        requests = [Request(self.reader.inputs(each, answering=True)) for each in talks]
         return Trial(requests, Sampler(), TRIAL_TOKENS)
 
 
@@ -147,9 +147,11 @@ class SceneImages(LlamaGenImages):
 
     def batch(self, step: int, process: int) -> DrafterBatch:
         seeds = training_seeds(self.seed, IMAGE_STAGE, step, process, self.batch_size)
-        told = PromptedScenes.of(seeds)
-        pixels = image_pixels(told.scenes, self.target.grid.rows * PIXELS_A_TOKEN)
-        return DrafterBatch(self.examples(self.asked(told), told.dropped.tolist(), pixels), int(seeds[0]))
+        prompted = PromptedScenes.of(seeds)
+        pixels = image_pixels(prompted.scenes, self.target.grid.rows * PIXELS_A_TOKEN)
+        return DrafterBatch(
+            self.examples(self.asked(prompted), prompted.dropped.tolist(), pixels), int(seeds[0])
+        )
 
     def prompts(self, step: int, process: int) -> Trial:
         seeds = training_seeds(self.seed, IMAGE_STAGE, step, process, self.batch_size)
@@ -158,11 +160,11 @@ class SceneImages(LlamaGenImages):
     def trial(self) -> Trial:
         return self.trial_of(self.asked(PromptedScenes.of(np.arange(TRIAL_IMAGES), dropped=0.0)))
 
-    def asked(self, told: PromptedScenes) -> list[Tensor | int]:
+    def asked(self, prompted: PromptedScenes) -> list[Tensor | int]:
         """The prompt of each scene as the target takes it: tokens, or a class label."""
         if self.target.classes is not None:
-            return [scene.class_label for scene in told.scenes]
-        rows = zip(*told.words(self.reader.tokenizer), strict=True)
+            return [scene.class_label for scene in prompted.scenes]
+        rows = zip(*prompted.words(self.reader.tokenizer), strict=True)
         return [words[mask.bool()] for words, mask in rows]
 
 
