@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,14 @@ from torch.nn.functional import linear
 import mmspec
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.plain import NoDrafter
+from mmspec.errors import InputError
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.models import free_memory, linear_layers
-from mmspec.models.linear_layers import LinearLayers, Packing, Product, Way, bucket, fastest
+from mmspec.models.linear_layers import LinearLayers, Packing, Product, Way, bucket, fastest, packing_of
+from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_llama
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN packs weights")
@@ -107,6 +111,18 @@ def test_every_way_is_measured_at_every_number_of_rows() -> None:
     assert linear_layers.measure(288, torch.float32, torch.get_num_threads()) is seconds  # once in a process
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no bf16 on this processor"), AttributeError("no oneDNN")])
+def test_a_machine_without_packed_weights_is_not_asked_for_them(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(weight: Tensor) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(linear_layers, "pack", refuse)
+    found = linear_layers.measure.__wrapped__(288, torch.float32, 1)
+    assert all(Way.PACKED not in each for each in found.values())
+
+
 @BOTH
 def test_layers_are_fast_for_a_while(way: Way) -> None:
     """But not those of another dtype, and not those whose forward, or weight, is another's."""
@@ -127,6 +143,16 @@ def test_layers_are_fast_for_a_while(way: Way) -> None:
     assert "forward" not in vars(model[0]) and model[2].forward is of_others
     with pytest.raises(ZeroDivisionError), computing():
         raise ZeroDivisionError
+    assert "forward" not in vars(model[0])
+
+
+def test_a_layer_of_two_contexts_is_fast_until_both_are_left(way: Way) -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    one, other = LinearLayers([model], Packing()), LinearLayers([model[0]], Packing())
+    with one():
+        with other(), one():
+            pass
+        assert "forward" in vars(model[0])
     assert "forward" not in vars(model[0])
 
 
@@ -262,6 +288,32 @@ def test_copies_are_shared_and_freed(way: Way) -> None:
     assert kept() == 0
 
 
+def test_copied_models_are_computed_by_their_own_weights(way: Way) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8)), torch.ones(4, 8)
+    with torch.no_grad(), LinearLayers([model], Packing())():
+        told = model(x)
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for each in copies:
+        with torch.no_grad():
+            each[0].weight.add_(1.0)
+            torch.testing.assert_close(each(x), told + 8.0)
+        with torch.inference_mode(), LinearLayers([each], Packing())():
+            torch.testing.assert_close(each(x), told + 8.0)
+        assert "forward" not in vars(each[0])
+
+
+@BOTH
+def test_compiled_code_computes_layers_in_that_way(way: Way) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4, bias=False)), torch.randn(3, 8)
+    expected = model(x).detach()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.inference_mode(), LinearLayers([model], Packing())():
+        torch.testing.assert_close(compiled(x), expected)
+    assert all((id(model[at].weight) in linear_layers.PACKED) == (way is Way.PACKED) for at in (0, 2))
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), expected)
+
+
 def test_scored_drafts_are_those_of_torch(way: Way) -> None:
     target = CausalTarget(tiny_llama())
     state, _ = target.prefill([{"input_ids": torch.tensor([[3, 1, 4, 1, 5]])}], 16)
@@ -274,6 +326,29 @@ def test_scored_drafts_are_those_of_torch(way: Way) -> None:
         torch.testing.assert_close(target.score(state, draft).logits, expected)
 
 
+def test_users_switch_packing_off(way: Way) -> None:
+    model = tiny_llama()
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    weight = model.get_output_embeddings().weight
+    mmspec.enable(model, "copy", pack=False)
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
+    assert id(weight) not in linear_layers.PACKED
+    mmspec.disable(model)
+    mmspec.enable(model, "copy")
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
+    assert id(weight) in linear_layers.PACKED
+    pipe = VisionLanguagePipeline(*VISION_LANGUAGE_FAMILIES["qwen2_5_vl"](), accelerator="none")
+    model = pipe.model
+    assert packing_of(model).share == linear_layers.SHARE
+    pipe.disable_packing()
+    assert packing_of(model).share == 0.0
+    pipe.enable_packing(0.25)
+    assert pipe.target.packing.share == 0.25
+    for share in (-0.1, 2, "all"):
+        with pytest.raises(InputError, match="share"):
+            pipe.enable_packing(share)  # type: ignore[arg-type]
+
+
 def test_free_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "CGROUP", tmp_path)
     whole = free_memory.free_bytes(CPU)
@@ -284,3 +359,10 @@ def test_free_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytes
     assert free_memory.free_bytes(CPU) > 2**20
     (tmp_path / "memory.max").write_text("1500\n")
     assert free_memory.free_bytes(CPU) == 800
+
+
+def test_free_memory_of_a_gpu_is_what_torch_holds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
+    assert free_memory.free_bytes(torch.device("cuda")) == 130

@@ -111,6 +111,12 @@ def test_chains_that_agree_share_their_continuations() -> None:
         assert most <= draft.max_children == 4
 
 
+def test_chains_with_different_tokens_draw_their_continuations_independently() -> None:
+    draft = grown("sampled", "4x1", torch.full((1000,), 1e-3))
+    continuations = draft.tokens[:, 5:9]
+    assert (continuations[:, :1] != continuations[:, 1:]).float().mean() > 0.98
+
+
 def test_siblings_without_replacement_differ_and_end_where_nothing_is_left() -> None:
     draft = grown("without_replacement", "3x2", torch.tensor([0.7, 0.3, 0.0, 0.0]))
     assert draft.kind is DraftKind.WITHOUT_REPLACEMENT
