@@ -192,7 +192,7 @@ def store_states(model: str, data: Path, folder: Path, methods: dict[str, dict[s
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target, source = open_target(model, device, READ_TOGETHER, 0, data, max_length=LONGEST_ROW)
     if not isinstance(source, ConversationRows):
-        raise InputError("data", str(data), "a file of conversations")
+        raise InputError("data", str(data), "must be a file of conversations")
     heads: list[Any] = [RECIPES[name].build(target, **settings) for name, settings in methods.items()]
     taps = tuple(dict.fromkeys(tap for head in heads for tap in (EMBEDDINGS, *head.taps, HIDDEN)))
     few, stored = any(head.draft_tokens is not None for head in heads), StoredStates(target, folder)
@@ -384,7 +384,7 @@ def heads(
 ) -> None:
     """Train heads of several kinds for a model, equally long and on the same replies."""
     if unknown := set(name or ()) - {*HEADS, *IMAGE_HEADS}:
-        raise InputError("--name", sorted(unknown), " or ".join((*HEADS, *IMAGE_HEADS)))
+        raise InputError("--name", sorted(unknown), "must be " + " or ".join((*HEADS, *IMAGE_HEADS)))
     minutes = 60.0 if steps is None and minutes is None else minutes
     how: dict[str, Any] = {"threads": threads, "batch_size": batch_size, "learn_prompts": learn_prompts}
     train_heads(model, data, out, name or list(HEADS), frequent_tokens, steps=steps, minutes=minutes, **how)
@@ -405,7 +405,7 @@ def drafts(
 ) -> None:
     """Train draft models by several objectives from the same start (DistillSpec), equally long."""
     if unknown := set(name or ()) - set(DRAFTS):
-        raise InputError("--name", sorted(unknown), " or ".join(DRAFTS))
+        raise InputError("--name", sorted(unknown), "must be " + " or ".join(DRAFTS))
     train_drafts(
         model, data, out, layers, steps, name or list(DRAFTS), batch_size=batch_size, threads=threads
     )

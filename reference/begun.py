@@ -42,9 +42,11 @@ def trained_llamagen(folder: Path, layers: int = 1, argument: str = "layers") ->
     trained: LlamaGenForCausalLM = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = trained.config
     if config.condition_type != "caption":
-        raise InputError("from", str(folder), "a LlamaGen of captions")
+        raise InputError("from", str(folder), "must be a LlamaGen of captions")
     if not 1 <= layers <= config.num_hidden_layers:
-        raise InputError(argument, layers, f"1 to {config.num_hidden_layers}, those of {folder}")
+        raise InputError(
+            argument, layers, f"must be between 1 and {config.num_hidden_layers}, the layers of {folder}"
+        )
     return trained
 
 

@@ -69,7 +69,7 @@ def convert(folder: Path, block_length: int | None) -> tuple[LlavaForConditional
     processor = AutoProcessor.from_pretrained(folder)
     donor: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     if donor.config.get_text_config().model_type not in ("llama", LLaDAConfig.model_type):
-        raise InputError("from", str(folder), "a LLaVA whose language model is a Llama")
+        raise InputError("from", str(folder), "must be a LLaVA whose language model is a Llama")
     processor.tokenizer.add_special_tokens({"additional_special_tokens": [MASK]})
     donor.resize_token_embeddings(len(processor.tokenizer), mean_resizing=False)
     settings = donor.config.to_dict()

@@ -77,7 +77,9 @@ def score_modes(
         InputError: seeds that training may have seen.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
-        raise InputError("seed", (seed, scenes), f"scenes within 0 to {HELD_OUT_SEEDS.stop - 1}")
+        raise InputError(
+            "seed", (seed, scenes), f"must keep all scenes within 0 to {HELD_OUT_SEEDS.stop - 1}"
+        )
     drawn, rows = [sample_scene(seed + index) for index in range(scenes)], []
     for mode, asked in choices.items():
         other = None if mode == "blocks" else mode  # the first is the only one of some models

@@ -98,7 +98,9 @@ def diffusion(
     from reference.diffusion_scores import aup, score_modes
 
     if model is None:
-        raise InputError("model", None, "the folder of a model that `reference train diffusion` wrote")
+        raise InputError(
+            "model", None, "must be the folder of a model that `reference train diffusion` wrote"
+        )
     asked = {"blocks": blocks, "autoregressive": autoregressive}
     choices = {mode: parse_choices(names) for mode, names in asked.items() if names}
     scores = score_modes(model, choices, scenes, seed, batch_size=batch_size, temperature=temperature)
@@ -158,7 +160,7 @@ def image(
         scales = [float(part) for part in guidance_scales.split(",")]
     except ValueError as error:
         raise InputError(
-            "--guidance-scales", guidance_scales, "numbers with commas, such as 1,3,5"
+            "--guidance-scales", guidance_scales, "must be numbers separated by commas, such as 1,3,5"
         ) from error
     scores = score_image_model(source, scenes, seed, guidance_scales=scales, batch_size=batch_size)
     if card:

@@ -156,8 +156,8 @@ def train_image(
     transformer = build_transformer(shape, condition)
     text_encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
     learner = ImageLoss(transformer, text_encoder)
-    allowed = "a model that `python -m reference train image` wrote, of the same size"
-    before = taken_over(start, allowed, partial(take_weights, learner, tokenizer))
+    rule = "must be a model of the same size that `python -m reference train image` wrote"
+    before = taken_over(start, rule, partial(take_weights, learner, tokenizer))
     only_prompts = 0 if text_encoder is None else PROMPTS_PER_IMAGE * training.batch_size
 
     def batch_of(seeds: np.ndarray, **which: Any) -> ImageBatch:
@@ -187,5 +187,5 @@ def _check_vq(folder: Path, vq: VQModel, entries: int) -> None:
     codes, stride = config.num_vq_embeddings, 2 ** (len(config.block_out_channels) - 1)
     if codes != entries or stride * GRID != IMAGE_SIZE:
         wanted = IMAGE_SIZE // GRID
-        allowed = f"a tokenizer with {entries} codes of {wanted} x {wanted} pixels"
-        raise CheckpointError("vq", str(folder), f"{allowed}; it has {codes} of {stride} x {stride}")
+        rule = f"must be a tokenizer with {entries} codes of {wanted} x {wanted} pixels"
+        raise CheckpointError("vq", str(folder), f"{rule}, not {codes} of {stride} x {stride}")

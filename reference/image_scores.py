@@ -81,8 +81,8 @@ def score_image_model(
         CheckpointError: the folder lacks a part.
     """
     if scenes < 3 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
-        allowed = f"at least 3 scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
-        raise InputError("seed", (seed, scenes), allowed)
+        rule = f"must give at least 3 scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
+        raise InputError("seed", (seed, scenes), rule)
     for scale in guidance_scales:
         Sampler(guidance_scale=scale)  # refuses what is no scale
     started = time.monotonic()

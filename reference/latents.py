@@ -89,8 +89,8 @@ def train_latent_model(
     check_known("kind", kind, LATENT_SHAPES)
     check_known("size", size, LATENT_SHAPES[kind])
     if (size == DRAFT) != (target is not None):
-        allowed = "the model that it drafts for" if size == DRAFT else f"nothing, or size={DRAFT!r}"
-        raise InputError("target", target, allowed)
+        rule = "must be the model that it drafts for" if size == DRAFT else f"needs size={DRAFT!r}"
+        raise InputError("target", target, rule)
     out, vae = Path(out), Path(vae)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
     device = training.accelerator.device
@@ -162,5 +162,5 @@ def _check_vae(folder: Path, vae: AutoencoderKL) -> None:
     channels, stride = config.latent_channels, 2 ** (len(config.block_out_channels) - 1)
     if channels != LATENT_CHANNELS or stride * GRID != IMAGE_SIZE:
         wanted = IMAGE_SIZE // GRID
-        allowed = f"an autoencoder of {wanted} x {wanted} pixels with {LATENT_CHANNELS} channels"
-        raise CheckpointError("vae", str(folder), f"{allowed}; it has {stride} x {stride} and {channels}")
+        rule = f"must be an autoencoder of {wanted} x {wanted} pixels with {LATENT_CHANNELS} channels"
+        raise CheckpointError("vae", str(folder), f"{rule}, not {stride} x {stride} and {channels}")

@@ -81,9 +81,9 @@ def train_smol(
         MissingDependencyError: the package of the language model is not installed.
     """
     if dtype not in DTYPES:
-        raise InputError("dtype", dtype, " or ".join(DTYPES))
+        raise InputError("dtype", dtype, "must be " + " or ".join(DTYPES))
     if rank < 0:
-        raise InputError("rank", rank, "0 or more")
+        raise InputError("rank", rank, "must be at least 0")
     out = Path(out)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, check_s=1200.0)
     language, tokenizer = smollm2.read_language_model()
@@ -163,12 +163,14 @@ def read_tower(folder: str | Path | None) -> PreTrainedModel:
     """The vision tower of a trained LLaVA; None is scenes-llava in assets/."""
     source = Path(folder) if folder is not None else reference_models().get("scenes-llava")
     if source is None:
-        raise InputError("tower_from", None, "a trained LLaVA: scenes-llava is not beside the package")
+        raise InputError(
+            "tower_from", None, "must be a trained LLaVA: scenes-llava is not beside the package"
+        )
     try:
         donor: Any = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32)
         tower: PreTrainedModel = donor.model.vision_tower
     except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError("tower_from", str(source), "a folder with a trained LLaVA") from error
+        raise CheckpointError("tower_from", str(source), "must be a folder with a trained LLaVA") from error
     return tower
 
 
@@ -177,5 +179,7 @@ def tower_of(start: str | Path) -> PreTrainedModel:
     try:
         tower: PreTrainedModel = AutoModel.from_config(AutoConfig.from_pretrained(start).vision_config)
     except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError("start", str(start), "a folder that `reference train smol` wrote") from error
+        raise CheckpointError(
+            "start", str(start), "must be a folder that `reference train smol` wrote"
+        ) from error
     return tower

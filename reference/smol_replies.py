@@ -193,8 +193,8 @@ class Replies:
         rows = sorted(read_rows(file), key=lambda row: row["index"])
         wanted = {"seed", "kind", "instruction", "response", "max_new_tokens"}
         if len(rows) < 2 * HELD_OUT_ROWS or not wanted <= rows[0].keys():
-            allowed = f"at least {2 * HELD_OUT_ROWS} rows that `python -m reference replies` wrote"
-            raise InputError("replies", f"{file}: {len(rows)} rows", allowed)
+            rule = f"must hold at least {2 * HELD_OUT_ROWS} rows that `python -m reference replies` wrote"
+            raise InputError("replies", f"{file}: {len(rows)} rows", rule)
         rest = sorted(rows[HELD_OUT_ROWS:], key=lambda row: (row["kind"], len(row["response"])))
         return cls(rest, rows[:HELD_OUT_ROWS], tokenizer, visual_tokens)
 

@@ -142,4 +142,6 @@ def _take_tower(model: ReferenceVLM, folder: Path) -> None:
     try:
         tower_of(model, CANVAS).module.load_state_dict(tower_of(donor, CANVAS).module.state_dict())
     except (AttributeError, RuntimeError) as error:
-        raise InputError("tower_from", str(folder), "a model whose tower has the new one's shape") from error
+        raise InputError(
+            "tower_from", str(folder), "must be a model whose tower has the shape of the new one"
+        ) from error

@@ -84,8 +84,8 @@ def score_vlm(
         shape these name; then `scenes`, `questions`, `seed`, `device` and `seconds`.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
-        allowed = f"scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
-        raise InputError("seed", (seed, scenes), allowed)
+        rule = f"must keep all scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
+        raise InputError("seed", (seed, scenes), rule)
     started = time.monotonic()
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     reader = _Reader(check_source(model_folder), device, batch_size)

@@ -204,10 +204,8 @@ def train_vq(
     training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=16)
     judge, accelerator = None if reader is None else load_reader(reader), training.accelerator
     if accelerator.is_fsdp2:
-        allowed = (
-            "processes with whole weights: codes are set, not learnt by gradients, and FSDP would lose them"
-        )
-        raise InputError("accelerate launch", accelerator.distributed_type.value, allowed)
+        rule = "cannot shard weights: codes are assigned without gradients, and FSDP would lose them"
+        raise InputError("accelerate launch", accelerator.distributed_type.value, rule)
     vq = build_vq(size)
     before = taken_over(
         start,

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, for a rehearsal")
     asked = parser.parse_args(arguments)
     if not torch.cuda.is_available() and not asked.tiny:
-        raise InputError("device", "cpu", "a CUDA device; --tiny rehearses without one")
+        raise InputError("device", "cpu", "must be a CUDA device; --tiny rehearses without one")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     asked.out.mkdir(parents=True, exist_ok=True)

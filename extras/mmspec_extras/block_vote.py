@@ -60,9 +60,9 @@ def block_vote(
         InputError: no samples or lengths, or a model with blocks of its own.
     """
     if not block_lengths:
-        raise InputError("block_lengths", block_lengths, "one or more")
+        raise InputError("block_lengths", block_lengths, "must hold at least one")
     if not is_integer(samples) or samples < 1:
-        raise InputError("samples", samples, "a positive integer")
+        raise InputError("samples", samples, "must be a positive integer")
     votes: Counter[str] = Counter()
     texts: dict[int, list[str]] = {}
     forwards, before = 0, pipe.accelerator

@@ -58,4 +58,4 @@ def global_ar_ness(order: Sequence[int], k: int = 1) -> float:
 def check_width(k: int) -> None:
     """Refuse a number of places that is none."""
     if not is_integer(k) or k < 1:
-        raise InputError("k", k, "a positive integer")
+        raise InputError("k", k, "must be a positive integer")

@@ -155,7 +155,7 @@ def test_what_has_no_such_exit_is_refused() -> None:
     for bad in (0, 2.5, "some", True):
         with pytest.raises(InputError, match="layers"):
             EarlyExitDrafter(bad)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"layers.*1 to 4"):
+    with pytest.raises(InputError, match=r"layers.*between 1 and 4"):
         EarlyExitDrafter(5).fit(target())
     with pytest.raises(InputError, match="early_exit"):
         EarlyExitDrafter().fit(CausalTarget(tiny_qwen3_5()))

@@ -41,8 +41,8 @@ class CTFConfig(LlamaGenConfig):
     def validate_clusters(self) -> None:
         """Refuse more clusters than entries; called by `strict`."""
         if not 1 <= self.vocab_size <= self.codebook_size:
-            allowed = f"1 to {self.codebook_size}, the entries of the codebook"
-            raise ValueError(f"vocab_size: got {self.vocab_size}; {allowed}")
+            rule = f"must be between 1 and {self.codebook_size}, the entries of the codebook"
+            raise ValueError(f"vocab_size {rule}; got {self.vocab_size}")
 
 
 class CTFRefiner(nn.Module):

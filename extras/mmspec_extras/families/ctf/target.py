@@ -39,8 +39,8 @@ class CTFTarget(LlamaGenTarget):
         clusters, coarse = model.refiner.cluster_of.to(self.device), self.config.vocab_size
         counts = clusters.bincount(minlength=coarse)
         if len(counts) != coarse or not bool(counts.all()):
-            allowed = f"every entry of the codebook in one of {coarse} clusters, and none of them empty"
-            raise CheckpointError("model", "refiner.cluster_of", allowed)
+            rule = f"must put every entry of the codebook into one of {coarse} clusters, none of them empty"
+            raise CheckpointError("model", "refiner.cluster_of", rule)
         if self.codebook is not None:
             sums = torch.zeros_like(self.codebook[:coarse]).index_add_(0, clusters, self.codebook)
             self.codebook = sums / counts[:, None]

@@ -34,7 +34,7 @@ def video_drift(scores: Sequence[float], weights: str = "uniform") -> float:
         raise InputError("weights", weights, did_you_mean(weights, WEIGHTS))
     chunks = len(scores)
     if chunks < 2 or not all(map(math.isfinite, scores)) or scores[0] <= 0:
-        raise InputError("scores", list(scores), "at least two finite numbers, the first above 0")
+        raise InputError("scores", list(scores), "must be at least two finite numbers, the first above 0")
     total = 0.0
     for index, score in enumerate(scores[1:], 2):
         left = chunks - index + 1

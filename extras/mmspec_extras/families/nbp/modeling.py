@@ -44,8 +44,8 @@ class NBPConfig(LlamaGenConfig):
         if self.frames < 1:
             raise ValueError(f"frames: got {self.frames}; at least 1")
         if self.group_size < 1 or self.grid_size**2 % self.group_size:
-            allowed = f"a divisor of {self.grid_size**2}, the tokens of a frame"
-            raise ValueError(f"block_size: got {self.block_size}; {allowed}")
+            rule = f"must divide {self.grid_size**2}, the tokens of a frame"
+            raise ValueError(f"block_size {rule}; got {self.block_size}")
 
 
 class NBPModel(PARModel):

@@ -87,7 +87,7 @@ class AnySubsetTarget(ModelTarget[Gaps]):
         self.dtype: torch.dtype = model.dtype
         self.steps: Any = None
         if self.end is None:
-            raise InputError("eos_token_id", None, "an end token, with which the output ends")
+            raise InputError("eos_token_id", None, "must be set: the output ends with this token")
 
     def compile(self) -> None:
         """Compiled steps are not there.
@@ -95,7 +95,9 @@ class AnySubsetTarget(ModelTarget[Gaps]):
         Raises:
             InputError: always.
         """
-        raise InputError("compile", True, "nothing: gaps are filled by whole forwards, of any length")
+        raise InputError(
+            "compile", True, "is not available: gaps are filled by whole forward passes of any length"
+        )
 
     def arrange(self, prompts: Sequence[Mapping[str, Tensor]]) -> Gaps:
         """Find the gaps of prompts.
@@ -106,8 +108,8 @@ class AnySubsetTarget(ModelTarget[Gaps]):
         rows = [prompt["input_ids"][0].to(self.device) for prompt in prompts]
         found = [(row == self.mask_token_id).nonzero()[:, 0] for row in rows]
         if not all(map(len, found)):
-            allowed = f"a text with gaps: the mask token ({self.mask_token_id}) stands in each"
-            raise InputError("prompt", "no gap", allowed)
+            rule = f"must be a text with gaps, each marked by the mask token ({self.mask_token_id})"
+            raise InputError("prompt", "no gap", rule)
         tokens = pad_sequence(rows, batch_first=True, padding_value=self.mask_token_id)
         tokens = torch.nn.functional.pad(tokens, (0, 1), value=self.mask_token_id)
         places = pad_sequence(found, batch_first=True, padding_value=tokens.shape[1] - 1)
@@ -119,7 +121,7 @@ class AnySubsetTarget(ModelTarget[Gaps]):
     ) -> tuple[Gaps, PromptOutput]:
         """Read the texts. Returns the state and logits [B, 1, V] of the first gap."""
         if taps:
-            raise InputError("taps", tuple(taps), "none: no head reads states of two streams")
+            raise InputError("taps", tuple(taps), "must be empty: no head reads the states of two streams")
         state = self.arrange(prompts)
         first = torch.zeros_like(state.filled)[:, None]
         return state, PromptOutput(self.predict(state, state.tokens, state.ranks, first))
@@ -154,7 +156,7 @@ class AnySubsetTarget(ModelTarget[Gaps]):
     def score(self, state: Gaps, draft: Tree) -> TargetOutput:
         """Score the gap after each node of a chain."""
         if not draft.is_chain:
-            raise InputError("accelerator", "a tree", "one that drafts chains: gaps are filled in one order")
+            raise InputError("accelerator", "a tree", "must draft chains: gaps are filled in one order")
         gaps = state.filled[:, None] + torch.arange(draft.tokens.shape[1], device=self.device)
         tokens = self.filled(state, draft.tokens, gaps)
         return TargetOutput(self.predict(state, tokens, state.ranks, gaps + 1))

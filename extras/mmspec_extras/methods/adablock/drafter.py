@@ -67,8 +67,8 @@ class AdaptiveBlocksDrafter(UnmaskingDrafter):
         fitted = super().fit(target)
         if fitted.is_causal:
             own = fitted.block_length
-            allowed = f"a model whose places all see each other: this one has blocks of {own}"
-            raise InputError("accelerator", "adablock", allowed)
+            rule = f"needs a model whose places all see each other; this model has blocks of {own}"
+            raise InputError("accelerator", "adablock", rule)
         fitted.exactness = Level.LOSSY
         return fitted
 

@@ -57,12 +57,18 @@ class AdaBlock(PlaceRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(not is_integer(each) or each < 0 for each in self.ids):
-            raise InputError("delimiters", self.delimiters, "token ids")
+            raise InputError("delimiters", self.delimiters, "must be token ids")
         if not is_integer(self.block_length) or self.block_length < 1:
-            raise InputError("block_length", self.block_length, "a positive integer")
-        require_number("threshold", self.threshold, 0.0, 2.0, "a probability, or more to decide one a step")
-        require_number("delimiter_threshold", self.delimiter_threshold, 0.0, 2.0, "a probability, or more")
-        require_number("window", self.window, 0.0, 1.0, "a share of the output, 0 to 1")
+            raise InputError("block_length", self.block_length, "must be a positive integer")
+        require_number(
+            "threshold",
+            self.threshold,
+            0.0,
+            2.0,
+            "must be a probability, or larger to decide one place per step",
+        )
+        require_number("delimiter_threshold", self.delimiter_threshold, 0.0, 2.0, "must be at least 0")
+        require_number("window", self.window, 0.0, 1.0, "must be a share of the output, between 0 and 1")
 
     @property
     def ids(self) -> list[int]:

@@ -76,8 +76,8 @@ class AnySubsetDrafter(SessionDrafter):
 
     def fit(self, target: Target[Any]) -> AnySubsetDrafter:
         if not isinstance(target, AnySubsetTarget):
-            allowed = "an any-subset density model, as XLNet is, and a text with gaps"
-            raise InputError("accelerator", "assd", allowed)
+            rule = "needs an any-subset density model such as XLNet, and a text with gaps"
+            raise InputError("accelerator", "assd", rule)
         fitted = copy.copy(self)
         fitted.target = target
         return fitted

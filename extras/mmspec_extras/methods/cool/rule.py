@@ -37,9 +37,9 @@ class Cool(RelaxedSampling):
     mu: float = 0.0
 
     def __post_init__(self) -> None:
-        require_number("omega", self.omega, 1.0, 1e6, "1 (exact) to 1,000,000")
-        require_number("nu", self.nu, 0.0, 1e3, "0 (no annealing) to 1000")
-        require_number("mu", self.mu, -1e1, 1e3, "-10 to 1000")
+        require_number("omega", self.omega, 1.0, 1e6, "must be between 1 (exact) and 1,000,000")
+        require_number("nu", self.nu, 0.0, 1e3, "must be between 0 (no annealing) and 1000")
+        require_number("mu", self.mu, -1e1, 1e3, "must be between -10 and 1000")
 
     def allowance(self, depth: Tensor) -> Tensor:
         return (self.omega * torch.exp(-self.nu * depth - self.mu)).clamp_min(1.0)

@@ -203,7 +203,7 @@ class EarlyExitDrafter(SessionDrafter):
 
     def __init__(self, layers: int | str = AUTO, num_draft_tokens: int = 6) -> None:
         if layers != AUTO and (isinstance(layers, str) or not is_integer(layers) or layers < 1):
-            raise InputError("layers", layers, "'auto', or a positive integer")
+            raise InputError("layers", layers, "must be 'auto' or a positive integer")
         self.layers, self.num_draft_tokens = layers, check_draft_tokens(num_draft_tokens)
         self.max_nodes = num_draft_tokens + 1
         self.runs_ahead = layers != AUTO  # else the host decides by what the last round gave
@@ -219,14 +219,16 @@ class EarlyExitDrafter(SessionDrafter):
 
     def fit(self, target: Target[Any]) -> EarlyExitDrafter:
         if not isinstance(target, CausalTarget) or not (most := count_layers(target.model)):
-            allowed = "a causal decoder of tokens whose layers are a list without recurrent ones"
-            raise InputError("accelerator", "early_exit", allowed)
+            rule = "needs a causal decoder of tokens without recurrent layers"
+            raise InputError("accelerator", "early_exit", rule)
         if isinstance(self.layers, str):
             exits = tuple(sorted({max(1, most * part // PARTS) for part in range(1, PARTS)}))
         elif self.layers <= most:
             exits = (self.layers,)
         else:
-            raise InputError("layers", self.layers, f"'auto', or 1 to {most}, the layers of this model")
+            raise InputError(
+                "layers", self.layers, f"must be 'auto' or between 1 and {most}, the layers of this model"
+            )
         fitted = copy.copy(self)
         fitted.exits, fitted.readers = exits, {exit: copy.copy(target) for exit in exits}
         fitted.first = {exit: FirstLayers(target.model, exit) for exit in exits}

@@ -29,7 +29,7 @@ class EndWeight(PlaceRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("end_weight", self.end_weight, 0.0, 1.0, "a share, 0 to 1")
+        require_number("end_weight", self.end_weight, 0.0, 1.0, "must be between 0 and 1")
 
     def grown(self, places: Places) -> Tensor:
         """[B, 1] how much of the way to 1 the weight has gone."""

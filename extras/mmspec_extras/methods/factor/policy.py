@@ -27,7 +27,7 @@ class Factor(PlaceRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("factor", self.factor, 0.0, 1e6, "0 or more")
+        require_number("factor", self.factor, 0.0, 1e6, "must be at least 0")
 
     def choose(self, places: Places) -> Tensor:
         surest = places.confidence.sort(dim=-1, descending=True).values

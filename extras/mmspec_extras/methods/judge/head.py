@@ -52,6 +52,6 @@ def read_judge(source: Any, argument: str) -> JudgeHead:
     if isinstance(source, JudgeHead):
         return source
     if not isinstance(source, str | Path) or not Path(source, "config.json").is_file():
-        raise CheckpointError(argument, source, "a folder that `mmspec-extras train-judge` wrote")
+        raise CheckpointError(argument, source, "must be a folder that `mmspec-extras train-judge` wrote")
     head: JudgeHead = load_checked(JudgeHead, str(source), argument, "judge")
     return head

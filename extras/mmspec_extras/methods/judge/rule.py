@@ -52,21 +52,23 @@ class Judge(AcceptanceRule):
     taps = (FINAL,)
 
     def __post_init__(self) -> None:
-        require_number("threshold", self.threshold, 0.0, 1.0, "a probability")
+        require_number("threshold", self.threshold, 0.0, 1.0, "must be a probability")
         if self.judge is not None:  # a folder that cannot be read should not cost a load of the target
             object.__setattr__(self, "head", read_judge(self.judge, "judge"))
 
     def fit(self, target: Target[Any]) -> Judge:
         if self.head is None:
-            raise InputError("judge", None, "the folder of a judge that `mmspec-extras train-judge` wrote")
+            raise InputError(
+                "judge", None, "must be the folder of a judge that `mmspec-extras train-judge` wrote"
+            )
         if target.config is None:
             raise InputError(
-                "acceptance", "judge", "another rule: no hidden states of this model can be read"
+                "acceptance", "judge", "cannot be judge: the hidden states of this model cannot be read"
             )
         width = target.config.get_text_config(decoder=True).hidden_size
         if self.head.config.hidden_size != width:
-            allowed = f"a judge for hidden states of {width} numbers, as this model's are"
-            raise InputError("judge", f"{self.head.config.hidden_size} weights", allowed)
+            rule = f"must fit hidden states of {width} numbers, the width of this model"
+            raise InputError("judge", f"{self.head.config.hidden_size} weights", rule)
         fitted = copy.copy(self)
         object.__setattr__(fitted, "head", nn.Module.to(copy.deepcopy(self.head), target.device))
         return fitted

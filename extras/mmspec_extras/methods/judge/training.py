@@ -223,7 +223,7 @@ def train_judge(
     if file.exists():
         labels = [each for _, each in json_lines(read_text(file, "out"), "line {}".format)]
     if labels[0] != made:
-        raise InputError("out", str(out), f"a new folder, or one whose labels were made with {made}")
+        raise InputError("out", str(out), f"must be a new folder, or one whose labels were made with {made}")
     known = {label["prompt"] for label in labels[1:]}
     try:
         with file.open("a", encoding="utf-8") as lines:
@@ -245,7 +245,9 @@ def train_judge(
     fold = torch.tensor([label["prompt"] % FOLDS for label in labels[1:]])
     parts = [fold == part for part in range(FOLDS)]
     if any(len(set(harmless[~part].tolist())) < 2 for part in parts):
-        raise InputError("samples", len(calls), "more prompts: all tokens are harmful, or all are harmless")
+        raise InputError(
+            "samples", len(calls), "must be larger: so far all tokens are harmful, or all are harmless"
+        )
     odds = torch.empty(len(states))
     with torch.no_grad():
         for part in parts:

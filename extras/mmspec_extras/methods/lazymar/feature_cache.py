@@ -49,22 +49,30 @@ class FeatureCaching:
 
     def __post_init__(self) -> None:
         if not is_integer(self.refresh) or self.refresh < 1:
-            raise InputError("refresh", self.refresh, "a positive integer; 1 computes all in every forward")
+            raise InputError(
+                "refresh",
+                self.refresh,
+                "must be a positive integer; 1 computes everything in each forward pass",
+            )
         if not is_integer(self.warm_up) or self.warm_up < 1:
-            raise InputError("warm_up", self.warm_up, "a positive integer: the first forward computes all")
-        require_number("share", self.share, 0.0, 1.0, "0 to 1")
+            raise InputError(
+                "warm_up",
+                self.warm_up,
+                "must be a positive integer: the first forward pass computes everything",
+            )
+        require_number("share", self.share, 0.0, 1.0, "must be between 0 and 1")
         if not is_integer(self.test_layer) or self.test_layer < 1:
             # The values of block 0 are those of the inputs: of what is not new, none has changed.
-            raise InputError("test_layer", self.test_layer, "a positive integer")
+            raise InputError("test_layer", self.test_layer, "must be a positive integer")
         if not isinstance(self.reuse_guidance, bool):
-            raise InputError("reuse_guidance", self.reuse_guidance, "True or False")
+            raise InputError("reuse_guidance", self.reuse_guidance, "must be True or False")
 
     def check(self, config: MARConfig) -> None:
         """Raise InputError if the model has no such test layer."""
         layers = min(config.encoder_layers, config.decoder_layers)
         if self.test_layer >= layers:
-            allowed = f"1 to {layers - 1}" if layers > 1 else "no caching"
-            raise InputError("test_layer", self.test_layer, f"{allowed}: the model has {layers} blocks")
+            rule = f"must be between 1 and {layers - 1}" if layers > 1 else "cannot be used"
+            raise InputError("test_layer", self.test_layer, f"{rule}: the model has {layers} blocks")
 
     def is_full(self, forward: int) -> bool:
         """Whether the forward of that number, from 0 on, computes all tokens."""

@@ -73,11 +73,11 @@ def read_filter(source: Any, argument: str) -> CommitFilter:
         source.eval()
         return source
     if not isinstance(source, str | Path) or not (Path(source) / "config.json").is_file():
-        raise CheckpointError(argument, source, "a folder that `mmspec-extras train-filter` wrote")
+        raise CheckpointError(argument, source, "must be a folder that `mmspec-extras train-filter` wrote")
     try:
         found: CommitFilter = CommitFilter.from_pretrained(source)
     except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(argument, source, f"a filter ({error})") from error
+        raise CheckpointError(argument, source, f"is not a filter ({error})") from error
     found.eval()
     return found
 

@@ -38,13 +38,15 @@ class Learned(PlaceRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("threshold", self.threshold, 0.0, 2.0, "a probability, or more")
+        require_number("threshold", self.threshold, 0.0, 2.0, "must be at least 0")
         if self.filter is not None:  # a folder that cannot be read should not cost a load of the target
             object.__setattr__(self, "model", read_filter(self.filter, "filter"))
 
     def fit(self, target: Target[Any]) -> Learned:
         if self.model is None:
-            raise InputError("filter", None, "the folder of a filter that `mmspec-extras train-filter` wrote")
+            raise InputError(
+                "filter", None, "must be the folder of a filter that `mmspec-extras train-filter` wrote"
+            )
         self.model.to(target.device)  # type: ignore[arg-type]
         return self
 
@@ -53,7 +55,9 @@ class Learned(PlaceRule):
             raise TypeError("a rule that was not fitted")
         size = self.model.config.block_length
         if places.token.shape[1] > size:
-            raise InputError("block_length", places.token.shape[1], f"at most {size}, the filter's block")
+            raise InputError(
+                "block_length", places.token.shape[1], f"must be at most {size}, the block of the filter"
+            )
         confidence = torch.where(places.is_open, places.confidence, 1.0)
         chosen: Tensor = self.model(confidence).sigmoid() > self.threshold
         return chosen

@@ -216,9 +216,9 @@ def train_filter(
     drafter = UnmaskingDrafter(block_length).fit(pipe.target)
     size = drafter.block_length
     if size is None:
-        raise InputError("block_length", None, "places of a block: the model has no blocks of its own")
+        raise InputError("block_length", None, "must be set: the model has no blocks of its own")
     if len(calls) < 2:
-        raise InputError("samples", len(calls), "2 or more, of which a tenth is held out")
+        raise InputError("samples", len(calls), "must be at least 2; a tenth is held out")
     before = pipe.accelerator
     try:
         asked = tqdm(calls, desc="replays", unit="prompt")

@@ -29,7 +29,7 @@ class Prophet(PlaceRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("gap", self.gap, 0.0, 1e6, "0 (all at once) or more")
+        require_number("gap", self.gap, 0.0, 1e6, "must be at least 0 (all at once)")
 
     def choose(self, places: Places) -> Tensor:
         best = places.logits.topk(2, dim=-1).values

@@ -49,12 +49,12 @@ class RecentBlocksDrafter(OrderedCellsDrafter):
     def __init__(self, context_blocks: int = 16) -> None:
         super().__init__()
         if not is_integer(context_blocks) or context_blocks < 1:
-            raise InputError("context_blocks", context_blocks, "a positive integer")
+            raise InputError("context_blocks", context_blocks, "must be a positive integer")
         self.context_blocks, self.exactness = context_blocks, Level.LOSSY
 
     def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
         if not isinstance(target, NBPTarget):
-            raise InputError("accelerator", self.name, "a model of clips that predicts blocks (NBP)")
+            raise InputError("accelerator", self.name, "needs a model of clips that predicts blocks (NBP)")
         fitted = self.fitted(target)
         fitted.exactness = Level.LOSSY
         return fitted

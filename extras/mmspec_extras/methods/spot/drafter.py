@@ -60,10 +60,12 @@ class OrderedStatesDrafter(StatesDrafter):
         if not isinstance(fitted, OrderedStatesDrafter):
             raise TypeError(type(fitted).__name__)
         if fitted.head is None:
-            raise InputError("head", None, "the folder of a head that `mmspec-extras train-filter` wrote")
+            raise InputError(
+                "head", None, "must be the folder of a head that `mmspec-extras train-filter` wrote"
+            )
         size, own = fitted.block_length or 1, fitted.head.config.block_length
         if own != size:
-            raise InputError("head", own, f"one for blocks of {size}")
+            raise InputError("head", own, f"must be trained for blocks of {size}")
         fitted.head = copy.deepcopy(fitted.head).to(target.device)  # type: ignore[arg-type]
         return fitted
 

@@ -92,5 +92,5 @@ class VerticalDrafter(StateWindowDrafter):
 
     def require_room(self, layout: Layout | None) -> None:
         if layout is None:
-            raise InputError("target", "text", "one that draws images: only their cells have one above")
+            raise InputError("target", "text", "must draw images: ssd drafts from the row above")
         super().require_room(require_grid(layout, self.title))
