@@ -1,4 +1,4 @@
-"""Forwards saved on images of several sizes: a plot of records of `mmspec bench --task generate`.
+"""Forward passes saved on images of several sizes: a plot of records of `mmspec bench --task generate`.
 
 python benchmarks/image_sizes.py 16x16=a.json 32x32=b.json --out sizes.png
 """
@@ -17,7 +17,7 @@ def main(
     tables: Annotated[list[str], typer.Argument(help="NAME=FILE of each size, smallest first.")],
     out: Annotated[Path, typer.Option(help="Image to write.")] = Path("sizes.png"),
 ) -> None:
-    """Plot how many times fewer forwards each method takes, by size of the image."""
+    """Plot how many times fewer forward passes each method takes, by size of the image."""
     saved: dict[str, dict[str, float]] = {}
     sizes = [table.partition("=")[0] for table in tables]
     for size, table in zip(sizes, tables, strict=True):

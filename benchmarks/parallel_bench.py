@@ -70,7 +70,7 @@ def decode(task: str, rule: PlaceRule, words: int, samples: int, seed: int = 0) 
     """Decode a task many times by a rule, sampling at temperature 1.
 
     Returns:
-        [B, n] outputs, and [B] forwards that each took.
+        [B, n] outputs, and [B] forward passes that each took.
     """
     noise = torch.Generator().manual_seed(seed)
     canvas = torch.full((samples, words), OPEN)
@@ -91,7 +91,7 @@ def main(
     words: Annotated[int, typer.Option(min=2, help="Places of the list.")] = 10,
     samples: Annotated[int, typer.Option(min=1, help="Lists of each task and setting.")] = 2000,
 ) -> None:
-    """Print tokens a forward and the share of right lists, for every rule and task."""
+    """Print tokens per forward pass and the share of right lists, for every rule and task."""
     table = Table("rule", *(f"{task}: tokens a forward, right" for task in TASKS))
     for name, settings in CURVES.items():
         rule: Callable[..., PlaceRule] = RULES[name]  # type: ignore[assignment]

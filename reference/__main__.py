@@ -33,7 +33,7 @@ def replies(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the scenes.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default=False)] = None,
 ) -> None:
-    """Write what SmolLM2 replies about scenes that it is told in words, for `train smol`.
+    """Write what SmolLM2 replies about scenes that a prompt describes in words, for `train smol`.
 
     Example:
         python -m reference replies --out runs/scene-replies.jsonl --rows 4000 --dtype bfloat16

@@ -61,7 +61,7 @@ MOST_BEHIND = 64  # places behind the conversation where all see each other
 def convert(folder: Path, block_length: int | None) -> tuple[LlavaForConditionalGeneration, Any]:
     """A trained LLaVA as a model of masked blocks, with one token more, and its processor.
 
-    Its plain order is from left to right, in which the states of a block are the easiest to guess.
+    Its plain order is from left to right, in which the states of a block are the easiest to predict.
 
     Raises:
         InputError: the LLaVA's language model is neither a Llama nor such a model already.
@@ -99,7 +99,7 @@ class SeededBatch:
 
 @dataclass(frozen=True)
 class Layout:
-    """Sequence of one forward: the conversation, and masked copies of parts of it behind.
+    """Sequence of one forward pass: the conversation, and masked copies of parts of it behind.
 
     Attributes:
         tokens: [B, M] with masks.
@@ -126,7 +126,8 @@ def blocks_layout(
 
     A block is masked as it is decoded: within one answer, first or last of those in it, with what stands
     before in plain sight; places behind the answer hold its end token, and are masked and learnt too. Half of
-    the blocks are masked wholly: where many places are decided a forward, that is what most forwards see.
+    the blocks are masked wholly: where many places are decided a forward pass, that is what most forward
+    passes see.
 
     Args:
         tokens: [B, L] of conversations, padded on the right.

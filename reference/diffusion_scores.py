@@ -1,4 +1,4 @@
-"""Scores of the reference diffusion model: how much of what it says is right, and tokens a forward."""
+"""Scores of the reference diffusion model: how much of what it says is right, and tokens per forward pass."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Row:
         right: share of texts that are right to the word.
         identical: share that equals plain decoding of the same mode, token for token.
         edits: tokens to insert, delete or replace for that, a token of plain decoding.
-        tokens_a_forward: and its 95 % interval over prompts; the reading of the prompt counts as none.
+        tokens_a_forward: and its 95 % interval over prompts; prefill counts as none.
         seconds: of all prompts.
     """
 
@@ -132,12 +132,12 @@ def score(
 
 
 def aup(points: Sequence[tuple[float, float]]) -> float:
-    """Area under a curve of accuracy (percent) over tokens a forward (d3LLM's AUP).
+    """Area under a curve of accuracy (percent) over tokens per forward pass (d3LLM's AUP).
 
     An accuracy y counts with the weight min(exp(-3 (1 - y / best)), 1).
 
     Args:
-        points: tokens a forward and accuracy of each setting.
+        points: tokens per forward pass and accuracy of each setting.
     """
     best = max((accuracy for _, accuracy in points), default=0.0) or 1.0
     curve = [(speed, y * min(math.exp(-DECAY * (1 - y / best)), 1.0)) for speed, y in sorted(points)]

@@ -271,7 +271,7 @@ def conditionals(pipe: Any, asked: Asked, tokens: Tensor, scale: float) -> dict[
 
 
 def distributions_of(pipe: Any, request: Request, tokens: Tensor, scale: float) -> Tensor:
-    """[n, cells, V] the distribution of each token of images [n, cells], by one forward of all of them."""
+    """[n, cells, V] the distribution of each token of images [n, cells], in one forward pass."""
     logits = []
     for inputs in (request.inputs, request.negative_inputs) if scale != 1.0 else (request.inputs,):
         given = {name: value.expand(len(tokens), *value.shape[1:]) for name, value in (inputs or {}).items()}

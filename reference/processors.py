@@ -98,7 +98,7 @@ CHAT_TEMPLATE = """
 {%- endif %}
 """
 
-#: Images side by side are told apart by a token between them: a Qwen3.5 counts positions image by image.
+#: Images side by side are separated by a token between them: a Qwen3.5 counts positions image by image.
 HYBRID_TEMPLATE = CHAT_TEMPLATE.replace(
     "{{- '<image>' }}",
     "{{- ('<vision_start>' if loop.previtem is defined and loop.previtem['type'] == 'image' else '')"

@@ -78,7 +78,7 @@ SHARES = {"caption": 0.2, "question": 0.5, "pair": 0.15, "clip": 0.15}
 
 FRAMES = 4
 SEVERAL = ("pair", "clip")
-CAPTIONED = 0.5  # of pairs; the others are asked of one of their pictures
+CAPTIONED = 0.5  # of pairs; the others are asked of one of their images
 NO_FULL_STOP = 0.15  # people forget it, and the model should not mind
 MORE_PROMPTS = {
     "pair": ("describe the two pictures.", "describe both images.", "what is in the two pictures?"),
@@ -179,7 +179,7 @@ def images_of(kind: str, seed: int) -> list[np.ndarray]:
 
 
 def other_seed(seed: int) -> int:
-    """The seed of the second picture of a pair, held out exactly where the first one's is."""
+    """The seed of the second image of a pair, held out exactly where the first one's is."""
     rng = np.random.default_rng([seed, 0x0783])
     first, last = (0, HELD_OUT_SEEDS.stop) if seed in HELD_OUT_SEEDS else (HELD_OUT_SEEDS.stop, 2**62)
     return int(rng.integers(first, last))

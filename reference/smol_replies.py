@@ -1,4 +1,4 @@
-"""Replies of SmolLM2 to prompts about images that it is told in words, from which scenes-smol learns to talk.
+"""Replies of SmolLM2 to prompts about images that a prompt describes in words, from which scenes-smol learns to talk.
 
 The same language model is then shown the image and told nothing. It is to say what it would have said anyway,
 so that its text has the entropy of real text, and what it learns is to see.
@@ -111,7 +111,7 @@ def tell(kind: str, seed: int) -> str:
 
 
 def scenes_of(kind: str, seed: int) -> list[Scene]:
-    """The scenes of a single picture or of a pair."""
+    """The scenes of a single image or of a pair."""
     return [sample_scene(one) for one in ((seed, other_seed(seed)) if kind == "pair" else (seed,))]
 
 

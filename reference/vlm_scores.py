@@ -72,8 +72,8 @@ def score_vlm(
         scenes: how many scenes; they have the seeds `seed`, `seed + 1`, and so on.
         seed: first seed, within `HELD_OUT_SEEDS`.
         descriptions: whether to ask for descriptions too, which takes most of the time.
-        several: whether to ask for captions of pairs of pictures and of clips too.
-        stories: whether to ask for stories and the like too, with the picture and told of it in words.
+        several: whether to ask for captions of pairs of images and of clips too.
+        stories: whether to ask for stories and the like too, with the image and told of it in words.
         batch_size: prompts in one `generate` call.
         device: a GPU where there is one by default, else the CPU.
 

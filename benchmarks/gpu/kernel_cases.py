@@ -1,6 +1,6 @@
 """Cases in which each op of `mmspec.kernels` is timed: shapes, arguments, floor, and the same in plain torch.
 
-A new op gets an entry here; a test says so.
+A new op gets an entry here; a test checks this.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def measure_round(
     warm_up: int = 2,
     drafter: Drafter | None = None,
 ) -> RoundTime:
-    """Time rounds of the loop, the host's work included; the reading of the prompts is not timed.
+    """Time rounds of the loop, the host's work included; prefill is not timed.
 
     Args:
         target: of a model of any weights.

@@ -150,7 +150,7 @@ def time_correctors(
 
     Yields:
         A row for each: ms of the target's forward, of the draft and of the round, and the draft's share of
-        the forward; or `error`.
+        the forward pass; or `error`.
     """
     shape, window = SHAPES["llamagen-xl"], 6 if tiny else WINDOW
     target = _target(shape, device, dtype, tiny)
@@ -200,7 +200,7 @@ def figures_of(
 def generate_steps(target: Any, size: RoundShape, guided: bool, *, tokens: int, **options: Any) -> float:
     """Seconds of a step of transformers' greedy `generate`: what later tokens add to the time of the first.
 
-    Guided pairs are rows of one batch, so that a step is one forward, as ours is.
+    Guided pairs are rows of one batch, so that a step is one forward pass, as ours is.
     """
     prompts = [request.inputs for request in random_requests(target, size)] * (2 if guided else 1)
     inputs = torch.cat([prompt["input_ids"] for prompt in prompts]).to(target.device)

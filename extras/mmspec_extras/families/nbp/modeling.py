@@ -36,7 +36,7 @@ class NBPConfig(LlamaGenConfig):
 
     @property
     def group_size(self) -> int:
-        """Cells that a forward decides."""
+        """Cells that a forward pass decides."""
         return self.block_size or self.grid_size
 
     def validate_blocks(self) -> None:

@@ -1,4 +1,4 @@
-"""NBP (2502.07737) as a target: a block of a clip in each forward."""
+"""NBP (2502.07737) as a target: a block of a clip in each forward pass."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Gaps(TargetState):
 class AnySubsetTarget(ModelTarget[Gaps]):
     """Adapter from an XLNet to the Target interface: its output are the tokens of gaps, and the end token.
 
-    Nothing is cached: every forward reads the text anew.
+    Nothing is cached: every forward pass reads the text anew.
 
     Args:
         model: a loaded XLNet with an LM head, in eval mode.

@@ -34,7 +34,8 @@ class AdaBlock(PlaceRule):
     """Decide by a threshold, in blocks that the first forward of each cuts (AdaBlock-dLLM, 2509.26432).
 
     A block ends behind the surest delimiter among the first `window` places, if its confidence is at least
-    `delimiter_threshold`; else it has `block_length` places. A rule for quality: it does not save forwards.
+    `delimiter_threshold`; else it has `block_length` places. A rule for quality: it does not save forward
+    passes.
 
     Args:
         places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
@@ -81,7 +82,7 @@ class AdaBlock(PlaceRule):
         return min(max(int(self.window * length), self.block_length), left)
 
     def sizes(self, places: Places) -> Tensor:
-        """[B] how long the block of each row is: as it was cut, or as this forward cuts it."""
+        """[B] how long the block of each row is: as it was cut, or as this forward pass cuts it."""
         index = torch.arange(places.token.shape[1], device=places.token.device)
         is_new = places.decided[:, 0] == 0
         searched = places.exists & (index < int(self.window * places.length))

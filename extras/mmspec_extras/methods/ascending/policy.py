@@ -27,7 +27,7 @@ class Ascending(EndWeight):
         return ((2 * (places.decided + 1) - 1) / 2 ** self.steps(places)).clamp_max(1.0)
 
     def steps(self, places: Places) -> Tensor:
-        """[B, 1] forwards that a block takes."""
+        """[B, 1] forward passes that a block takes."""
         size = places.exists.sum(-1, keepdim=True)
         return (size.double().log2() + 1e-9).floor().clamp_min(1.0)
 

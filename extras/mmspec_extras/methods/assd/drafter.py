@@ -1,7 +1,7 @@
 """Drafts of an any-subset density model for itself (ASSD, 2504.20456): several gaps at once.
 
-One forward predicts the next k gaps given what is decided; a second judges them in their order. The first of
-them has the same context in both, and is always accepted.
+One forward pass predicts the next k gaps given what is decided; a second judges them in their order. The
+first of them has the same context in both, and is always accepted.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class AnySubsetSession(DraftSession):
 
 
 class AnySubsetDrafter(SessionDrafter):
-    """Drafts the next gaps of a text by a forward of the target itself (ASSD, 2504.20456).
+    """Drafts the next gaps of a text by a forward pass of the target itself (ASSD, 2504.20456).
 
     Args:
-        num_draft_tokens: gaps; 1 gains nothing, and 2 little, for drafting costs a forward.
+        num_draft_tokens: gaps; 1 gains nothing, and 2 little, for drafting costs a forward pass.
         sampling: "sampled", judged by `speculative_sampling`; or "coupled", with the target's own noise.
 
     Raises:

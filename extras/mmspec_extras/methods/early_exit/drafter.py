@@ -1,9 +1,9 @@
 """Self-speculation by early exit: the first layers of the target draft for all of them.
 
 As LayerSkip (2404.16710) drafts: a token leaves after E layers through the target's final norm and LM head.
-The drafting forwards read the target's cache and write keys and values of the first E layers behind the
-committed ones, where the forward that verifies writes them again; nothing else is kept. Which layer to leave
-after, and how much to draft, is chosen as DEL does (2504.05598).
+The drafting forward passes read the target's cache and write keys and values of the first E layers behind the
+committed ones, where the forward pass that verifies writes them again; nothing else is kept. Which layer to
+leave after, and how much to draft, is chosen as DEL does (2504.05598).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tokens_per_layer(rate: float, exit: int, length: int, layers: int, head: flo
         exit: layers that draft.
         length: drafted tokens; 0 is a plain round.
         layers: of the target.
-        head: cost of the LM head, in layers, which every forward runs.
+        head: cost of the LM head, in layers, which every forward pass runs.
     """
     tokens = sum(rate**drafted for drafted in range(length + 1))
     return tokens / (length * (exit + head) + layers + head)
@@ -187,7 +187,7 @@ class EarlyExitDrafter(SessionDrafter):
 
     Attributes:
         exits: layers that draft.
-        readers: the target by exit; what compiles its forwards sees each alone.
+        readers: the target by exit; what compiles its forward passes sees each alone.
         first: the layers that each reads.
         rates: of the exits, as they turned out in all batches; None where one is given.
     """

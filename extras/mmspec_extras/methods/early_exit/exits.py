@@ -46,7 +46,7 @@ def count_weights(module: nn.Module) -> int:
 
 
 class FirstLayers:
-    """The first layers of a model's decoder: its forwards run those alone in a context of this.
+    """The first layers of a model's decoder: its forward passes run those alone in a context of this.
 
     The layers themselves, so that hooks of them, of accelerate as well, run as they do.
 
@@ -58,7 +58,7 @@ class FirstLayers:
     def __init__(self, model: PreTrainedModel, count: int) -> None:
         self._decoder: nn.Module = model.get_decoder()
         self._count = count
-        # the same objects in all forwards: what compiles one knows the next again
+        # the same objects in all forward passes: what compiles one knows the next again
         self._short, self._first = twin(self._decoder), nn.ModuleList()
         self._switch = Switch(self._decoder, self._decoder.forward)
         self._forward: Callable[..., Any] | None = None
@@ -68,7 +68,7 @@ class FirstLayers:
         return replaced_forwards([Replacement(self._decoder, self._cut, self._switch)])
 
     def _cut(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """Make the forward of the decoder, as it is now, that of its first layers."""
+        """Make the forward pass of the decoder, as it is now, that of its first layers."""
         name, stack = stack_of(self._decoder)
         if [*self._first] != [*stack][: self._count]:
             self._first = stack[: self._count]

@@ -63,7 +63,7 @@ def lazymar(
     share: float = 0.1,
     test_layer: int = 3,
 ) -> Accelerator:
-    """Several cells of an image in a forward, with cached features (LazyMAR, 2503.12450).
+    """Several cells of an image in a forward pass, with cached features (LazyMAR, 2503.12450).
 
     Args:
         iterations, order, last_steps, annealing: as of `CellOrderDrafter`.

@@ -1,7 +1,8 @@
-"""Feature caching for MAR: most forwards compute some tokens, and reuse what the others had (2503.12450).
+"""Feature caching for MAR (2503.12450): most forward passes compute some tokens and reuse the others.
 
-Decoding changes a few tokens of an image in each forward, and most hidden states barely. So only some
-forwards compute everything; those between compute what is new, what is asked for, and what changed most.
+Decoding changes a few tokens of an image in each forward pass, and most hidden states barely. So only some
+forward passes compute everything; those between compute what is new, what is asked for, and what changed
+most.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ class FeatureCaching:
     """Settings of feature caching: when all is computed, and how much between (LazyMAR, 2503.12450).
 
     Args:
-        refresh: forwards from one that computes all tokens to the next; 1 is no caching.
-        warm_up: forwards at the beginning that compute all tokens, at least 1.
-        share: of the tokens that need not be computed, how many are in a forward between: those that changed
-            most. With 1 its result is that of a forward over all tokens, but for rounding. The paper has
-            a table by forward instead, which falls from 1 to 0.05.
+        refresh: forward passes from one that computes all tokens to the next; 1 is no caching.
+        warm_up: forward passes at the beginning that compute all tokens, at least 1.
+        share: of the tokens that need not be computed, how many are in a forward pass between: those that
+            changed most. With 1 its result is that of a forward pass over all tokens, but for rounding. The
+            paper has a table by forward instead, which falls from 1 to 0.05.
         test_layer: index of the block, in encoder and decoder alike, whose values say how much a token
             changed. All blocks before it compute all tokens.
-        reuse_guidance: whether, under guidance, forwards between compute the conditional rows alone and take
-            the unconditional conditions to be as far from theirs as in the last full forward.
+        reuse_guidance: whether, under guidance, forward passes between compute the conditional rows alone and
+            take the unconditional conditions to be as far from theirs as in the last full forward.
 
     Raises:
         InputError: a value outside its range.
@@ -75,12 +76,12 @@ class FeatureCaching:
             raise InputError("test_layer", self.test_layer, f"{rule}: the model has {layers} blocks")
 
     def is_full(self, forward: int) -> bool:
-        """Whether the forward of that number, from 0 on, computes all tokens."""
+        """Whether the forward pass of that number, from 0 on, computes all tokens."""
         return forward < self.warm_up or (forward - self.warm_up + 1) % self.refresh == 0
 
 
 class Choice(NamedTuple):
-    """Tokens that a forward computes through all blocks, chosen from those that it is given.
+    """Tokens that a forward pass computes through all blocks, chosen from those that it is given.
 
     Attributes:
         required, absent: [B, n] those that are computed in any case, and those that are padding.
@@ -165,8 +166,8 @@ class CachedBlocks:
     def _choose(self, value: Tensor, places: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """[B, m] tokens to compute: what is required, then what changed most; and whether each is of them.
 
-        The paper takes the cosine of the values, to those of the forward before; their relative distance sees
-        changes of length as well.
+        The paper takes the cosine of the values, to those of the forward pass before; their relative distance
+        sees changes of length as well.
         """
         new, old = value.flatten(2), pick(self.tested, places).flatten(2)
         change = (new - old).norm(dim=-1) / new.norm(dim=-1).clamp_min(torch.finfo(new.dtype).tiny)
@@ -185,8 +186,8 @@ class FeatureCache:
     Of the decoder, which sees all places, it holds keys and values of such blocks and the outputs of the last
     one, for all places. A cell's mask token is followed by its features at the same place.
 
-    Which forwards compute what is said by `FeatureCaching`. Under guidance that is reused, all this is of the
-    conditional rows, and the differences between both conditions are kept of the last full forward.
+    Which forward passes compute what is said by `FeatureCaching`. Under guidance that is reused, all this is
+    of the conditional rows, and the differences between both conditions are kept of the last full forward.
 
     Unlike in the paper, tokens of the buffer are computed when they change, like all others; tokens that the
     encoder has read before are, too; the attention of the test layer is that of the chosen tokens alone; and
@@ -221,7 +222,7 @@ class FeatureCache:
 
         Args:
             tokens, known, labels: as of the model; conditional rows before unconditional ones.
-            cells: [B, k] those whose conditions are wanted, and computed in every forward.
+            cells: [B, k] those whose conditions are wanted, and computed in every forward pass.
         """
         is_full = self.caching.is_full(self.forwards)
         self.forwards += 1
@@ -241,7 +242,7 @@ class FeatureCache:
         return held + self.known.nbytes + more
 
     def _compute_all(self, tokens: Tensor, known: Tensor, labels: Tensor) -> Tensor:
-        """As `MARForImageGeneration.conditions`, keeping what later forwards reuse."""
+        """As `MARForImageGeneration.conditions`, keeping what later forward passes reuse."""
         model, kept = self.model, len(self.known)
         counts = known.sum(1)
         fewest, most = torch.stack(counts.aminmax()).tolist()

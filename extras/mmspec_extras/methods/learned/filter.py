@@ -17,7 +17,7 @@ from mmspec.errors import CheckpointError
 
 __all__ = ["CommitFilter", "CommitFilterConfig", "read_filter"]
 
-LEAST_DOUBT = 1e-6  # 1 - p that is told from 0, and makes an input of 1
+LEAST_DOUBT = 1e-6  # 1 - p that differs from 0, and makes an input of 1
 
 
 class CommitFilterConfig(PreTrainedConfig):

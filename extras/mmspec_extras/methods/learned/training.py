@@ -1,8 +1,8 @@
 """Training of networks that look at the confidences of a block: which places are right, or come next.
 
 The filter of Learn2PD (2509.25188): outputs of plain decoding are known first. Then they are decoded again by
-an oracle that decides, in each forward, every place whose token is already the final one; what it saw is what
-a filter learns. A head for the order (after SPOT, 2610.22543) learns from plain decoding alone.
+an oracle that decides, in each forward pass, every place whose token is already the final one; what it saw is
+what a filter learns. A head for the order (after SPOT, 2610.22543) learns from plain decoding alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HELD_OUT = 10  # one example of so many
 
 @dataclass(frozen=True)
 class Replay:
-    """Forwards of the oracle over one example.
+    """Forward passes of the oracle over one example.
 
     Attributes:
         confidence: [n, W] of the places of a block; 1 where one is decided, or does not exist.
@@ -62,11 +62,12 @@ class Replay:
 
 @dataclass(frozen=True)
 class Orders:
-    """Forwards of plain decoding over one example.
+    """Forward passes of plain decoding over one example.
 
     Attributes:
         confidence: as of `Replay`.
-        rank: [n, W] how many forwards later each place is decided; -1 where it is not open, or never is.
+        rank: [n, W] how many forward passes later each place is decided; -1 where it is not open, or never
+            is.
     """
 
     confidence: Tensor
@@ -84,7 +85,7 @@ class Orders:
         return total / max(1, places)
 
     def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
-        """Share of forwards whose next place is predicted, and that by confidence alone."""
+        """Share of forward passes whose next place is predicted, and that by confidence alone."""
         is_open = self.rank >= 0
         rows = (self.rank == 0).any(-1)
         found = {}
@@ -99,7 +100,8 @@ class Watch(PlaceRule):
     """Decide the surest place, and remember where it was.
 
     Attributes:
-        seen: confidences, and output indices of all places and of the one that is decided, of every forward.
+        seen: confidences, and output indices of all places and of the one that is decided, of every forward
+            pass.
     """
 
     seen: list[tuple[Tensor, Tensor, int]] = field(default_factory=list, compare=False)
@@ -135,7 +137,7 @@ class Oracle(PlaceRule):
 
     Attributes:
         final: [N] the output, for one row.
-        seen: confidences, which are right, and which count, of every forward.
+        seen: confidences, which are right, and which count, of every forward pass.
     """
 
     final: Any = field(default=None, compare=False)
@@ -245,7 +247,7 @@ def train_filter(
 
 
 def gathered(replays: Sequence[Any]) -> Any:
-    """All forwards of several examples."""
+    """All forward passes of several examples."""
     kind = type(replays[0])
     return kind(*(torch.cat([getattr(one, each.name) for one in replays]).cpu() for each in fields(kind)))
 

@@ -73,6 +73,6 @@ class OrderedStatesDrafter(StatesDrafter):
 def spot(head: Any = None, states: int = 8) -> Accelerator:
     """States of a masked block in the order that a network guesses (after SPOT, 2610.22543).
 
-    The output is that of one place a forward. Options as of `OrderedStatesDrafter`.
+    The output is that of one place a forward pass. Options as of `OrderedStatesDrafter`.
     """
     return Accelerator("spot", OrderedStatesDrafter(head, states), StateWalk())
