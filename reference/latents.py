@@ -1,7 +1,7 @@
 """Training of the reference models of continuous image tokens, on the latents of scenes.
 
-A NextStep reads prompts that say all or part of a scene; a MAR is given the colour and shape of the one object
-of an image. Every batch is made of new scenes.
+A NextStep reads prompts that describe all or part of a scene; a MAR is given the colour and shape of the one
+object of an image. Every batch is made of new scenes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Replies of SmolLM2 to prompts about images that a prompt describes in words, from which scenes-smol learns to talk.
+"""Replies of SmolLM2 to prompts that describe images in words, from which scenes-smol learns to talk.
 
-The same language model is then shown the image and told nothing. It is to say what it would have said anyway,
-so that its text has the entropy of real text, and what it learns is to see.
+The same language model is then trained to give these replies from the image alone. Its text thus has the
+entropy of real text, and the training teaches it to see.
 """
 
 from __future__ import annotations

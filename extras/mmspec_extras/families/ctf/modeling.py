@@ -1,4 +1,4 @@
-"""CTF (2503.16194): a LlamaGen of coarse tokens, and a refiner that predicts all fine tokens in one forward pass.
+"""CTF (2503.16194): a LlamaGen of coarse tokens, and a refiner of all fine tokens in one forward pass.
 
 Entries of the codebook that look alike are one coarse token. Coarse tokens are drawn in raster order, as any
 image is; then a network in which all cells see each other predicts which entry of its cluster each cell is.

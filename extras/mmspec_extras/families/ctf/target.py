@@ -60,6 +60,6 @@ class CTFTarget(LlamaGenTarget):
 
     @torch.no_grad()
     def refine(self, codes: Tensor) -> Tensor:
-        """Choose the likeliest fine code [B, cells] of each cell in one forward pass, given all coarse ones."""
+        """Choose the likeliest fine code [B, cells] of each cell given all coarse ones, in one pass."""
         fine: Tensor = self.model.refiner(codes).argmax(-1)
         return fine
