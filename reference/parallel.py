@@ -2,9 +2,9 @@
 
 It begins with weights of a LlamaGen of captions, whose text encoder and image tokenizer stay as they are. One
 forward pass holds an image once as tokens, in groups of some order, and once as queries: those of a group see
-each other and the tokens of the groups before, and no token sees a query (LPD, 2507.01957, section 3.2). Groups
-are of two kinds, so that one model decodes in any order: many that grow as a cosine does, and few before the
-whole rest, of which a decoding by confidence decides the surest cells.
+each other and the tokens of the groups before, and no token sees a query (LPD, 2507.01957, section 3.2).
+Groups are of two kinds, so that one model decodes in any order: many that grow as a cosine does, and few
+before the whole rest, of which a decoding by confidence decides the surest cells.
 """
 
 from __future__ import annotations

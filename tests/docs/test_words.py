@@ -24,7 +24,10 @@ RIDDLES = (
     r"tokens? (?:a|each|per) (?:forward|pass)(?! pass)",
 )
 #: "forward" as a noun; "forward pass", "forward()" and the verb stay.
-NOUN = r"(?:\b(?:a|an|one|each|every|per|the|no|this|that|in|fewer|more|single|plain|of)\s+forward\b(?!\s+(?:pass|hook|method|function|progress))|\bforwards\b)"
+NOUN = (
+    r"(?:\b(?:a|an|one|each|every|per|the|no|this|that|in|fewer|more|single|plain|of)\s+forward\b"
+    r"(?!\s+(?:pass|hook|method|function|progress))|\bforwards\b)"
+)
 CODE = re.compile(r"```.*?```|``[^`]+``|`[^`]*`|\]\([^)]*\)|<[^>]+>|https?://\S+", re.DOTALL)
 BUILT = re.compile(r"<!-- built: .*?<!-- /built -->", re.DOTALL)
 ERRORS = {"InputError", "MediaError", "CheckpointError", "UnknownArgumentError"}
@@ -58,7 +61,14 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def modules() -> Iterator[Path]:
-    for folder in ("mmspec", "pipelines", "kernels/torch-ext", "extras/mmspec_extras", "reference", "benchmarks"):
+    for folder in (
+        "mmspec",
+        "pipelines",
+        "kernels/torch-ext",
+        "extras/mmspec_extras",
+        "reference",
+        "benchmarks",
+    ):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not any(parent.is_symlink() for parent in path.parents):
                 yield path

@@ -16,7 +16,7 @@ from mmspec.errors import InputError
 from mmspec.plugins import FAMILIES, HEADS, METHODS, RULES, Method, load, records, unique
 from tests.packaging.source_tree import ROOT
 
-#: The snippets of docs/how-to/writing-a-method.md: record and drafter of a method, record and target of a family.
+#: Its snippets: record and drafter of a method, record and target of a family.
 PAGE = (ROOT / "docs" / "how-to" / "writing-a-method.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 FAMILY = """
