@@ -1,4 +1,4 @@
-"""Files and folders that are there complete or not at all."""
+"""Atomic writes: a file or folder appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["atomic_file", "new_folder"]
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, which takes its place when the block ends well, else it goes.
+    """Yield a temporary path beside `path`. It replaces `path` on success and is deleted on an error.
 
-    Readers find the old file or the new one, never a part, also if the writer is killed. Errors of the file
-    system are those of `open` and `os.replace`.
+    Readers see the old file or the complete new one, even if the writer is killed. Errors of the file system
+    are those of `open` and `os.replace`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
@@ -32,27 +32,27 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(out: Path, argument: str = "out", kind: type[InputError] = InputError) -> Iterator[Path]:
-    """Yield a temporary folder beside `out`; it takes the name when the block ends well, else it goes.
+    """Yield a temporary folder beside `out`. It is renamed to `out` on success and deleted on an error.
 
     Args:
-        out: the folder.
-        argument: what it is called in messages.
-        kind: of the errors.
+        out: the folder to create.
+        argument: name of `out` in error messages.
+        kind: class of the errors.
 
     Raises:
-        InputError: `out` is there already and not empty, or cannot be written.
+        InputError: `out` exists and is not empty, or cannot be written.
     """
-    allowed = "a folder that is new or empty"
+    rule = "must be a new or an empty folder"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise kind(argument, str(out), allowed)
+        raise kind(argument, str(out), rule)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
-        raise kind(argument, str(out), f"{allowed} ({error.strerror})") from error
+        raise kind(argument, str(out), f"{rule} that can be written ({error.strerror})") from error
     try:
         yield temporary
-        temporary.chmod(0o777 & ~_umask())  # mkdtemp makes it private
+        temporary.chmod(0o777 & ~_umask())  # mkdtemp allows the owner alone
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

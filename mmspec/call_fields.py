@@ -1,8 +1,8 @@
-"""The fields of a call of a pipeline: type, default, range, and the names and words for them elsewhere.
+"""Settings of pipeline calls: type, default, allowed range, help text and name in server requests.
 
-Settings of pipelines are made of the groups below. Samplers and processors check values by them, requests of
-the server take ranges and names from them, and options of commands their help. To add a field, add it to the
-group of those who read it.
+The settings classes of the pipelines inherit from the groups below. Samplers and logits processors check
+values with them, the server reads ranges and names from them, and the command line its help texts. To add a
+setting, add it to the group of the component that reads it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import LogitsProcessorList, StoppingCriteriaList
 
-#: Raises InputError for a value, under the name of its field, that is not allowed.
+#: Raises InputError, under the name of the field, for a value that is not allowed.
 Check = Callable[[str, object], None]
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 MAX_IMAGES = 10_000
@@ -29,13 +29,13 @@ IMAGES_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class CallField:
-    """Facts about a field of a call, beside its type and its default.
+    """Metadata of one setting, in addition to its type and default.
 
     Attributes:
-        check: of its value; None leaves that to who reads the field.
-        neutral: the value that asks for nothing, besides None.
-        help: of the command line.
-        in_chats: the name in requests to the server, where it is another.
+        check: check of the value; None if the code that reads the field checks it.
+        neutral: the value, other than None, that has no effect.
+        help: help text of the command-line option.
+        in_chats: name in server requests, if it differs.
     """
 
     check: Check | None = None
@@ -46,72 +46,75 @@ class CallField:
 
 @dataclass(frozen=True)
 class Range:
-    """Check of a number: from `low` to `high`, which `allowed` says in words."""
+    """Check that a number lies in [low, high]; `rule` states this in error messages, beginning with a verb."""
 
     low: float
     high: float
-    allowed: str
+    rule: str
     open_below: bool = False
     whole: bool = False
 
     def __call__(self, name: str, value: object) -> None:
         if self.whole and not is_integer(value):
-            raise InputError(name, value, self.allowed)
-        require_number(name, value, self.low, self.high, self.allowed, open_below=self.open_below)
+            raise InputError(name, value, self.rule)
+        require_number(name, value, self.low, self.high, self.rule, open_below=self.open_below)
 
 
-def passing(test: Callable[[object], object], allowed: str) -> Check:
-    """Check by a test of the value; `allowed` says in errors what passes."""
+def passing(test: Callable[[object], object], rule: str) -> Check:
+    """Make a check from a predicate; `rule` states it in error messages, beginning with a verb."""
 
     def check(name: str, value: object) -> None:
         if not test(value):
-            raise InputError(name, value, allowed)
+            raise InputError(name, value, rule)
 
     return check
 
 
 def output_type(name: str, value: object) -> None:
-    """Raise InputError for what is no form of images."""
+    """Raise InputError unless the value is an output type of images."""
     if not isinstance(value, str) or value not in OUTPUT_TYPES:
         raise InputError(name, value, did_you_mean(value, OUTPUT_TYPES))
 
 
 def are_token_ids(value: object) -> bool:
-    """True for a list of integers of at least 0."""
+    """Whether a value is a list of integers of at least 0."""
     return is_list(value) and all(is_integer(item) and item >= 0 for item in value)
 
 
-FLAG = passing(lambda value: isinstance(value, bool), "True or False")
-INTEGERS = passing(lambda value: is_list(value) and all(map(is_integer, value)), "a list of token ids")
+FLAG = passing(lambda value: isinstance(value, bool), "must be True or False")
+INTEGERS = passing(
+    lambda value: is_list(value) and all(map(is_integer, value)), "must be a list of token ids"
+)
 TOKEN_IDS = passing(
-    lambda value: are_token_ids(value if is_list(value) else [value]), "a token id, or a list of token ids"
+    lambda value: are_token_ids(value if is_list(value) else [value]),
+    "must be a token id or a list of token ids",
 )
 WORDS = passing(
     lambda value: is_list(value) and value and all(one and are_token_ids(one) for one in value),
-    "lists of token ids, one for each word, with at least one id each",
+    "must be a list of words, each a list of at least one token id",
 )
-SHARE = Range(0.0, 1.0, "0 to 1")
-ABOVE_ZERO = Range(0.0, 1e4, "above 0", open_below=True)
-POSITIVE = Range(1, math.inf, "a positive integer", whole=True)
-COUNT = Range(0, math.inf, "an integer of at least 0", whole=True)
-GUIDANCE = Range(0.0, 1e4, "0 to 10000; 1 is off")
-STEPS = Range(2, math.inf, "an integer of at least 2", whole=True)
-TOP_K = Range(0, math.inf, "a positive integer, or None or 0 to keep every token", whole=True)
-OF_IMAGES = Range(1, MAX_IMAGES, f"an integer from 1 to {MAX_IMAGES:,}", whole=True)
+SHARE = Range(0.0, 1.0, "must be between 0 and 1")
+ABOVE_ZERO = Range(0.0, 1e4, "must be above 0 and at most 10000", open_below=True)
+POSITIVE = Range(1, math.inf, "must be a positive integer", whole=True)
+COUNT = Range(0, math.inf, "must be an integer of at least 0", whole=True)
+GUIDANCE = Range(0.0, 1e4, "must be between 0 and 10000; 1 disables guidance")
+STEPS = Range(2, math.inf, "must be an integer of at least 2", whole=True)
+TOP_K = Range(0, math.inf, "must be a positive integer, or None or 0 to keep every token", whole=True)
+OF_IMAGES = Range(1, MAX_IMAGES, f"must be an integer from 1 to {MAX_IMAGES:,}", whole=True)
 
 
 def call_field(check: Check | None = None, *, default: object = None, **known: Any) -> Any:
-    """A field of a group; what is `known` of it are attributes of `CallField`."""
+    """Declare a field of a group; the keywords are attributes of `CallField`."""
     return field(default=default, metadata={"field": CallField(check, **known)})
 
 
 def known_fields(group: Any) -> dict[str, CallField]:
-    """Return the facts about the fields of a group, by name."""
+    """Return the `CallField` of each field of a group, by name."""
     return {one.name: one.metadata["field"] for one in fields(group)}
 
 
 def check_fields(settings: object, known: Mapping[str, CallField]) -> None:
-    """Raise InputError for one of those fields whose value is not allowed; None is."""
+    """Raise InputError for the first field whose value is not allowed; None is allowed."""
     for name, one in known.items():
         value = getattr(settings, name)
         if one.check is not None and value is not None:
@@ -120,33 +123,38 @@ def check_fields(settings: object, known: Mapping[str, CallField]) -> None:
 
 @dataclass(frozen=True)
 class SamplingFields:
-    """Settings of sampling. Each is one value, or a list with one for each prompt.
+    """Sampling settings. Each is one value, or a list with one value for each prompt.
 
     Args:
-        temperature: 0 takes the likeliest token; below 0.0001 it counts as 0.
-        top_k, top_p, min_p: truncation, in that order.
-        guidance_scale: classifier-free guidance, u + s (c - u); 1 is off, and halves the work of rows that
-            are decoded together if it is off for all of them.
+        temperature: 0 is greedy decoding. Values below 0.0001 count as 0.
+        top_k, top_p, min_p: truncation of the distribution, applied in this order.
+        guidance_scale: scale s of classifier-free guidance, u + s (c - u). 1 disables guidance; without
+            guidance for any row of a batch, each forward pass has half as many rows.
     """
 
     temperature: float | Sequence[float] | None = call_field(
-        Range(0.0, 1e4, "0 (greedy) to 10000"), help="0 takes the likeliest token."
+        Range(0.0, 1e4, "must be between 0 (greedy) and 10000"), help="Sampling temperature; 0 is greedy."
     )
-    top_k: int | Sequence[int] | None = call_field(TOP_K, neutral=0, help="0 keeps every token.")
+    top_k: int | Sequence[int] | None = call_field(
+        TOP_K, neutral=0, help="Sample from the k most likely tokens; 0 keeps every token."
+    )
     top_p: float | Sequence[float] | None = call_field(
-        Range(0.0, 1.0, "above 0, at most 1", open_below=True), neutral=1.0, help="1 keeps every token."
+        Range(0.0, 1.0, "must be above 0 and at most 1", open_below=True),
+        neutral=1.0,
+        help="Sample from the most likely tokens with this total probability; 1 keeps every token.",
     )
     min_p: float | Sequence[float] | None = call_field(SHARE, neutral=0.0)
-    guidance_scale: float | Sequence[float] | None = call_field(GUIDANCE, help="Guidance scale; 1 is off.")
+    guidance_scale: float | Sequence[float] | None = call_field(GUIDANCE, help="Guidance scale; 1 disables guidance.")
 
 
 @dataclass(frozen=True)
 class RandomFields:
-    """Sources of random numbers; with neither field, torch's global generator draws a seed.
+    """Random seeds. Without either field, torch's global generator draws a seed.
 
     Args:
-        seed: integer, or one for each row; row i of an integer seed has its own stream.
-        generator: torch generator(s), diffusers' way; their initial seeds are taken.
+        seed: an integer, or a list with one for each row. With one integer, each row has its own random
+            stream.
+        generator: a torch generator or a list of them, as in diffusers; their initial seeds are used.
     """
 
     seed: int | Sequence[int] | None = call_field()
@@ -155,10 +163,11 @@ class RandomFields:
 
 @dataclass(frozen=True)
 class ShapingFields:
-    """Settings of transformers' processors, which act as there, exact along drafts.
+    """Settings of transformers' logits processors. They act as in `generate`, at every token of a draft.
 
-    Of `min_length`, which counts the row's own prompt, and `min_new_tokens` that counts which is set nearer
-    to the call, at the same place the latter.
+    `min_length` counts the prompt of the row, `min_new_tokens` does not. If both are set, the call takes
+    precedence over `generation_config=`, and that over the model's own config; in the same place
+    `min_new_tokens` takes precedence.
     """
 
     min_new_tokens: int | None = call_field(COUNT, neutral=0, in_chats="min_tokens")
@@ -180,7 +189,7 @@ class ShapingFields:
 
 @dataclass(frozen=True)
 class CutoffFields:
-    """Truncation of draws by transformers' processors, behind top_k, top_p and min_p."""
+    """Truncation by transformers' logits processors, applied after top_k, top_p and min_p."""
 
     top_h: float | None = call_field(SHARE)
     typical_p: float | None = call_field(SHARE, neutral=1.0)
@@ -190,27 +199,30 @@ class CutoffFields:
 
 @dataclass(frozen=True)
 class TextFields:
-    """Further settings of a call for text.
+    """Length, stopping, logits processors and guidance of a call that generates text.
 
     Args:
-        max_new_tokens: most tokens to emit; by default 256, or what the model's positions leave room for. A
-            number of the model's own config is cut to that room, and one of the call may not exceed it.
-        max_length: the same with the longest prompt counted, as in transformers; of the two counts what is
-            set nearer to the call, at the same place max_new_tokens.
-        do_sample: draw from the distribution instead of taking the likeliest token. A temperature above 0
-            turns it on, 0 turns it off.
-        logits_processor: transformers processors, called as `generate` calls them. Those that may keep a
-            state or know the batch turn drafts off: all but transformers' own of the path, and those that
-            declare `depends_on_path_alone = True`.
-        prefix_allowed_tokens_fn: (row, ids) -> allowed ids, as in transformers; likewise.
-        stop_strings: end a row when its text ends in one of them.
-        stops_in_prompt: whether a stop string may begin in the prompt, as in transformers; False for
-            those that are in the output whole.
-        stopping_criteria: transformers criteria, asked after every token; of several prompts likewise.
-        max_time: seconds, counted from the call.
-        eos_token_id: id or ids that end a row.
-        negative_prompt: the unconditional prompt(s) of guidance; None is an empty one, or, for LLaDA, the
-            prompt with all tokens masked, as in its code.
+        max_new_tokens: maximum number of new tokens. The default is 256, or fewer if the model has fewer
+            positions left. A value of the model's own config is reduced to the positions left; a value of
+            the call may not exceed them.
+        max_length: maximum length including the longest prompt, as in transformers. If both are set, the
+            call takes precedence over `generation_config=`, and that over the model's own config; in the
+            same place `max_new_tokens` takes precedence.
+        do_sample: sample instead of decoding greedily. A temperature above 0 enables it, 0 disables it.
+        logits_processor: transformers logits processors, called as `generate` calls them. A processor that
+            may keep state or depend on the batch disables drafting. Exempt are transformers' processors that
+            depend on the tokens of the row alone, and processors with `depends_on_path_alone = True`.
+        prefix_allowed_tokens_fn: function (row, ids) -> allowed token ids, as in transformers. It disables
+            drafting under the same condition.
+        stop_strings: a row ends when its text ends with one of these strings.
+        stops_in_prompt: whether a stop string may begin in the prompt, as in transformers. With False, only
+            stop strings that lie entirely in the output count.
+        stopping_criteria: transformers stopping criteria, evaluated after every token. With several prompts,
+            they disable drafting under the same condition.
+        max_time: time limit in seconds, counted from the call.
+        eos_token_id: token id or ids that end a row.
+        negative_prompt: the unconditional prompt(s) of guidance. None is an empty prompt; for LLaDA it is
+            the prompt with all tokens masked, as in LLaDA's code.
     """
 
     max_new_tokens: int | None = call_field(in_chats="max_tokens")
@@ -221,53 +233,52 @@ class TextFields:
     stop_strings: str | Sequence[str] | None = call_field(in_chats="stop")
     stops_in_prompt: bool | None = call_field(FLAG)
     stopping_criteria: StoppingCriteriaList | None = call_field()
-    max_time: float | None = call_field(Range(0.0, 1e9, "seconds above 0", open_below=True))
+    max_time: float | None = call_field(Range(0.0, 1e9, "must be a number of seconds above 0", open_below=True))
     eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS, in_chats="stop_token_ids")
     negative_prompt: str | Sequence[str] | None = call_field()
 
 
 @dataclass(frozen=True)
 class ImageFields:
-    """Settings of a call for images, beside its prompts.
+    """Settings of a call that generates images.
 
     Args:
-        num_images_per_prompt: images of each prompt.
-        batch_size: images decoded together; the images do not depend on it.
-        output_type: "pil", "pt", "np", or "latent" for the tokens alone.
-        guidance_schedule: "constant"; "rising" from 1 with the share of the image that is decided, which LPD
-            and MAR call linear, of models that decide many cells in a forward; or "falling" to 1, which
-            NextStep-1 calls linear, of continuous tokens.
+        num_images_per_prompt: number of images for each prompt.
+        batch_size: number of images decoded together. It does not affect the images.
+        output_type: "pil", "pt", "np", or "latent" for the tokens without decoding to pixels.
+        guidance_schedule: "constant"; "rising", for models that decide many cells per forward pass, from 1
+            to the scale with the decided share of the image ("linear" in LPD and MAR); or "falling", for
+            continuous tokens, from the scale to 1 ("linear" in NextStep-1).
     """
 
-    num_images_per_prompt: int = call_field(OF_IMAGES, default=1, help="Images of each prompt.")
-    batch_size: int = call_field(OF_IMAGES, default=IMAGES_AT_ONCE, help="Images decoded together.")
+    num_images_per_prompt: int = call_field(OF_IMAGES, default=1, help="Number of images per prompt.")
+    batch_size: int = call_field(OF_IMAGES, default=IMAGES_AT_ONCE, help="Number of images decoded together.")
     output_type: str = call_field(output_type, default="pil")
     guidance_schedule: str = call_field(default="constant")
 
 
 @dataclass(frozen=True)
 class ContinuousFields:
-    """Settings of continuous tokens. The first two are one value, or a list with one for each prompt.
+    """Settings of continuous tokens. The first two are one value, or a list with one value for each prompt.
 
     Args:
-        guidance_scale: as of `SamplingFields`.
-        temperature: factor of the noise of every step of the head, above 0; the first noise is not scaled.
-        num_inference_steps: steps of the head for every token; 20 for flows, 100 for diffusions.
-        shift: of the times of a flow; above 1 for more steps at early times.
-        clip_sample_range: largest number of a token that a diffusion head predicts; None does not clip.
-        last_step_noise: whether the last step has noise like the others, which the published samplers leave
-            out; without it a token has no density, which exact speculation needs.
-        normalize_tokens: whether each token is normalised as it is drawn; None is what the image tokenizer
-            asks for.
+        guidance_scale: as in `SamplingFields`.
+        temperature: factor of the noise of every denoising step, above 0. The initial noise is not scaled.
+        num_inference_steps: denoising steps for each token; by default 20 for flows, 100 for diffusions.
+        shift: time shift of a flow; above 1 for more steps at early times.
+        clip_sample_range: largest absolute value of a token predicted by a diffusion head; None does not clip.
+        last_step_noise: add noise in the last step as well, which the published samplers leave out. Exact
+            speculation needs it: without it a token has no density.
+        normalize_tokens: normalise each token as it is drawn; None follows the image tokenizer's config.
     """
 
     guidance_scale: float | Sequence[float] | None = call_field(GUIDANCE)
     temperature: float | Sequence[float] | None = call_field(ABOVE_ZERO)
-    num_inference_steps: int | None = call_field(STEPS, help="Steps of a denoising head.")
+    num_inference_steps: int | None = call_field(STEPS, help="Denoising steps of each token.")
     shift: float | None = call_field()
     clip_sample_range: float | None = call_field()
     last_step_noise: bool = call_field(
-        FLAG, default=False, help="Noise in the last step of a head too: exact speculation needs it."
+        FLAG, default=False, help="Add noise in the last denoising step too; exact speculation needs it."
     )
     normalize_tokens: bool | None = call_field()
 
@@ -278,11 +289,11 @@ CUTOFFS = known_fields(CutoffFields)
 TEXT = known_fields(TextFields)
 IMAGES = known_fields(ImageFields)
 CONTINUOUS = known_fields(ContinuousFields)
-#: All but those that say where random numbers come from; of two of a name that of `SamplingFields`.
+#: All fields except those of `RandomFields`; `SamplingFields` takes precedence for names that occur twice.
 CALL_FIELDS = CONTINUOUS | IMAGES | TEXT | CUTOFFS | SHAPING | SAMPLING
-#: Values with which every token keeps its probability.
+#: Values that leave the probability of every token unchanged.
 NO_TRUNCATION = {name: SAMPLING[name].neutral for name in ("top_k", "top_p", "min_p")}
-#: Names in chats of the arguments of a pipeline that have others there.
+#: Names in server requests of the pipeline arguments that have another name there.
 CHAT_NAMES = {"images": "messages", "prompt": "messages"} | {
     name: one.in_chats for name, one in CALL_FIELDS.items() if one.in_chats is not None
 }

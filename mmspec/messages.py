@@ -1,7 +1,7 @@
-"""Keys of chat messages and of their parts, in the forms of transformers, OpenAI and Qwen.
+"""Keys of chat messages and of their parts, in the formats of transformers, OpenAI and Qwen.
 
-Pipelines, the server and the reader of training data check messages by these tables. A key acts, reaches the
-chat template, is ignored, or is refused by name. None asks for nothing, in every key.
+Pipelines, the server and the training data reader check messages against these tables. Each key is read by
+mmspec, passed to the chat template, ignored, or refused by name. Keys whose value is None are skipped.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 Neutral = Mapping[str, tuple[Any, ...]]
-"""Keys with the values of each that ask for nothing."""
+"""Keys, each with the values that have no effect."""
 
 SOURCES = ("url", "path", "base64")
-"""Keys of a part that may hold its image or video, beside the key that is named like the kind of part."""
+"""Keys of a part that may hold its image or video, in addition to the key named after the part's type."""
 
 PIXEL_OPTIONS = ("min_pixels", "max_pixels", "resized_height", "resized_width")
-"""Options of an image in Qwen's format, which say how large the model is to see it."""
+"""Options of an image in Qwen's format, which set the size at which the model reads it."""
 
 #: Keys of messages that chat templates read.
 TEMPLATE_KEYS: Neutral = {
@@ -42,7 +42,7 @@ TEMPLATE_KEYS: Neutral = {
     **dict.fromkeys(("reasoning", "reasoning_content", "thinking"), ("",)),
 }
 
-#: Keys of messages that nothing here supports.
+#: Keys of messages that mmspec does not support.
 UNSUPPORTED_KEYS: Neutral = {
     **dict.fromkeys(("audio", "function_call", "refusal"), ()),
     "annotations": ([],),
@@ -55,9 +55,9 @@ class Keys:
     """Keys of a message, or of one kind of part.
 
     Attributes:
-        read: keys that act or reach the chat template.
-        refused: keys that are refused, with the values of each that are taken because they ask for nothing.
-        ignored: keys that no answer depends on.
+        read: keys that mmspec reads or passes to the chat template.
+        refused: keys that are refused, each with the values that are accepted because they have no effect.
+        ignored: keys that do not affect the output.
     """
 
     read: tuple[str, ...]
@@ -65,7 +65,7 @@ class Keys:
     ignored: frozenset[str] = frozenset()
 
     def unread(self, data: Mapping[str, Any]) -> str | None:
-        """Return the first key that is given, not read, and asks for something; None if there is none."""
+        """Return the first key that is neither read nor ignored and has an effect; None if there is none."""
         for name, value in data.items():
             if value is None or name in self.read or name in self.ignored:
                 continue
@@ -74,26 +74,26 @@ class Keys:
         return None
 
     def given(self, data: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return the keys that are read and not None.
+        """Return the keys that are read and whose value is not None.
 
         Raises:
-            InputError: a key that is refused, or that does not exist; the message names it.
+            InputError: a key is refused or does not exist; the message names it.
         """
         name = self.unread(data)
         if name is not None:
             if name in self.refused:
                 values = (f", or pass {value!r}" for value in self.refused[name])
-                allowed = f"not supported: leave it out{''.join(values)}"
+                rule = f"is not supported; leave it out{''.join(values)}"
             else:
                 known = {*self.read, *self.refused, *self.ignored}
-                allowed = f"there is no such key; {did_you_mean(name, known)}"
-            raise InputError(f"{where}[{name!r}]", data[name], allowed)
+                rule = f"is not a known key; the key {did_you_mean(name, known)}"
+            raise InputError(f"{where}[{name!r}]", data[name], rule)
         return {key: value for key, value in data.items() if key in self.read and value is not None}
 
 
 MESSAGE = Keys(("role", "content", *TEMPLATE_KEYS), UNSUPPORTED_KEYS)
 
-#: Of the object in an `image_url` or `video_url` part, OpenAI's and vLLM's.
+#: Keys of the object in an `image_url` or `video_url` part (OpenAI, vLLM).
 MEDIA_URL = Keys(("url",), {"detail": ("auto", "high")})
 
 IGNORED = frozenset({"cache_control", "prompt_cache_breakpoint"})
@@ -103,7 +103,7 @@ VIDEO_REFUSED: Neutral = dict.fromkeys(
     (*PIXEL_OPTIONS, "total_pixels", "min_frames", "max_frames", "video_start", "video_end"), ()
 )
 
-#: By the type of the part.
+#: Keys of each type of part.
 PARTS = {
     "text": Keys(("type", "text"), {"annotations": ([],)}, IGNORED),
     "image": Keys(
@@ -116,5 +116,5 @@ PARTS = {
 
 
 def asks_nothing(value: Any, neutral: Iterable[Any]) -> bool:
-    """True if a value equals one of those that ask for nothing; True is not 1."""
+    """Whether a value equals one of the values without effect; True does not equal 1 here."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)

@@ -1,4 +1,4 @@
-"""Names with options as users write them, and the nearest names for error messages."""
+"""Parsing of names with options ("copy:min_match=3"), and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from mmspec.errors import InputError
 
 
 def did_you_mean(name: object, allowed: Iterable[object]) -> str:
-    """Phrase for an error message: the nearest allowed name if there is one, then all of them."""
+    """Return the rule of an InputError for an unknown name: all allowed names, and the nearest one."""
     names = sorted(map(str, allowed))
     near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}allowed: {', '.join(names)}"
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"must be one of {', '.join(names)}{hint}"
 
 
 def parse_options(argument: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Read `name[:option=value]...`; values are numbers, true, false, null, or else strings.
+    """Parse `name[:option=value]...`. A value is a JSON value (number, true, false, null) or a string.
 
-    `option.key=value` is an entry of an option that is a table.
+    `option.key=value` sets one entry of an option that is a table.
 
     Raises:
-        InputError: a part is no option with a value.
+        InputError: a part does not have the form `option=value`.
     """
     name, *parts = (part.strip() for part in text.strip().split(":"))
     options: dict[str, Any] = {}
@@ -33,10 +33,10 @@ def parse_options(argument: str, text: str) -> tuple[str, dict[str, Any]]:
         option, equals, value = part.partition("=")
         option, dot, key = option.strip().replace("-", "_").partition(".")
         if not option or not equals or bool(dot) != bool(key):
-            raise InputError(argument, text, "options as name=value, separated by colons")
+            raise InputError(argument, text, "must list its options as name=value, separated by colons")
         table = options.setdefault(option, {}) if dot else options
         if not isinstance(table, dict):
-            raise InputError(argument, text, f"either {option}=value or {option}.key=value")
+            raise InputError(argument, text, f"must set either {option}=value or {option}.key=value")
         table[key or option] = _value(value.strip())
     return name, options
 
@@ -49,7 +49,7 @@ def _value(text: str) -> Any:
 
 
 def alternatives(text: str) -> list[str]:
-    """Write out a choice whose options have several values: `sjd:window=8|16` is two of them."""
+    """Expand options with several values: `sjd:window=8|16` becomes `sjd:window=8` and `sjd:window=16`."""
     name, *parts = text.strip().split(":")
     options = [part.partition("=") for part in parts]
     written = [[f"{key}{sign}{one}" for one in value.split("|")] for key, sign, value in options]

@@ -1,6 +1,6 @@
-"""Text files of users as lines: UTF-8, with or without a byte order mark, ended by line feeds alone.
+"""Reading of text files: UTF-8, with or without a byte order mark, split into lines at line feeds alone.
 
-`str.splitlines` also splits at U+2028, U+2029, U+0085 and others, which may stand raw in a JSON string.
+`str.splitlines` also splits at U+2028, U+2029, U+0085 and others, which a JSON string may contain unescaped.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from mmspec.errors import InputError
 __all__ = ["json_lines", "parse_json", "read_text"]
 
 
-def read_text(file: Path, argument: str, allowed: str = "a readable file of UTF-8 text") -> str:
-    """Read a text file, without its byte order mark and with its line ends as they are.
+def read_text(file: Path, argument: str, rule: str = "must be a readable file of UTF-8 text") -> str:
+    """Read a text file, without its byte order mark and with its line ends unchanged.
 
     Args:
-        file: of the user's.
-        argument: that errors name.
-        allowed: what errors ask for.
+        file: path of the file.
+        argument: name of the argument in error messages.
+        rule: rule in error messages, beginning with a verb.
 
     Raises:
-        InputError: it cannot be read, or is no UTF-8: UTF-16, or a line with other bytes, which is named.
+        InputError: the file cannot be read or is not UTF-8; the message names the first bad line.
     """
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise InputError(argument, str(file), f"{allowed} ({type(error).__name__})") from error
-    refused = f"{allowed} ({UnicodeDecodeError.__name__})"
+        raise InputError(argument, str(file), f"{rule} ({type(error).__name__})") from error
+    refused = f"{rule} ({UnicodeDecodeError.__name__})"
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(argument, str(file), f"{refused}: {file.name} is UTF-16; save it as UTF-8")
-    place, why = data.find(b"\0"), "a NUL, as UTF-16 has"
+    place, why = data.find(b"\0"), "a NUL byte, as in UTF-16"
     text = ""
     if place < 0:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            # the mark is cut off before bytes are counted
+            # the decoder removes the byte order mark before it counts bytes
             place = error.start + len(data) - len(error.object)
-            why = f"the byte 0x{data[place]:02x}, which is no UTF-8"
+            why = f"the byte 0x{data[place]:02x}, which is not UTF-8"
     if place >= 0:
         line = data.count(b"\n", 0, place) + 1
         raise InputError(argument, str(file), f"{refused}: line {line} of {file.name} has {why}")
@@ -50,30 +50,30 @@ def read_text(file: Path, argument: str, allowed: str = "a readable file of UTF-
 
 
 def json_lines(
-    text: str, where: Callable[[int], str], allowed: str = "one JSON object a line"
+    text: str, where: Callable[[int], str], rule: str = "must be one JSON object per line"
 ) -> Iterator[tuple[str, Any]]:
-    """Parse each line that is not empty; yields its name and its value.
+    """Parse each line that is not empty, and yield its name and its value.
 
     Args:
-        text: of a file.
-        where: names a line by its number, which counts from 1 and counts empty ones too.
-        allowed: what errors ask for.
+        text: text of a JSONL file.
+        where: function from a line number, counted from 1 with empty lines included, to a name for errors.
+        rule: rule in error messages, beginning with a verb.
 
     Raises:
-        InputError: a line is no JSON.
+        InputError: a line is not JSON.
     """
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield where(number), parse_json(line, where(number), allowed)
+            yield where(number), parse_json(line, where(number), rule)
 
 
-def parse_json(text: str, where: str, allowed: str) -> Any:
+def parse_json(text: str, where: str, rule: str) -> Any:
     """Parse a JSON value.
 
     Raises:
-        InputError: it is none.
+        InputError: the text is not JSON; the error has the given rule.
     """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(where, text, allowed) from error
+        raise InputError(where, text, rule) from error

@@ -1,4 +1,4 @@
-"""Checks of arguments that several packages share."""
+"""Argument checks that several packages share."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ MAX_DRAFT_TOKENS = 512
 
 
 def require_number(
-    name: str, value: Any, low: float, high: float, allowed: str, *, open_below: bool = False
+    name: str, value: Any, low: float, high: float, rule: str, *, open_below: bool = False
 ) -> None:
-    """Raise InputError unless `value` is a finite number in [low, high], or (low, high]."""
+    """Raise InputError with this rule unless `value` is a finite number in [low, high], or (low, high]."""
     if not is_number(value) or not low <= value <= high or (open_below and value == low):
-        raise InputError(name, value, allowed)
+        raise InputError(name, value, rule)
 
 
 def require_unicode(name: str, text: str) -> None:
-    """Raise InputError for text with half of a character, which no tokenizer reads and no file holds."""
+    """Raise InputError for text with lone surrogates, which cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(name, "text with lone surrogates", "valid Unicode") from None
+        raise InputError(name, "text with lone surrogates", "must be valid Unicode") from None
 
 
 def is_number(value: object) -> bool:
-    """True for an int or a float, NumPy's included, that is not a bool."""
+    """Whether a value is an int or a float, NumPy's included, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_integer(value: object) -> bool:
-    """True for an int, NumPy's included, that is not a bool."""
+    """Whether a value is an int, NumPy's included, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def plain_numbers(value: Any) -> Any:
-    """The value with Python's numbers in the place of NumPy's and torch's, in lists, tuples and dicts too."""
+    """Convert the numbers and arrays of NumPy and torch to Python's, also inside lists, tuples and dicts."""
     if type(value).__module__ in ("numpy", "torch") and hasattr(value, "tolist"):  # neither is imported here
         return value.tolist()
     if type(value) in (list, tuple):
@@ -59,17 +59,17 @@ def plain_numbers(value: Any) -> Any:
 
 
 def is_list(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
-    """True for a list or a tuple, which hold one value for each row."""
+    """Whether a value is a list or a tuple, which hold one value for each row."""
     return isinstance(value, list | tuple)
 
 
 def given_of(**values: Any) -> dict[str, Any]:
-    """Those of some keywords that are given: that are not None."""
+    """Return the keywords whose value is not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def check_draft_tokens(value: int) -> int:
     """Raise InputError unless `value` is an integer from 1 to 512."""
     if not is_integer(value) or not 1 <= value <= MAX_DRAFT_TOKENS:
-        raise InputError("num_draft_tokens", value, f"an integer from 1 to {MAX_DRAFT_TOKENS}")
+        raise InputError("num_draft_tokens", value, f"must be an integer from 1 to {MAX_DRAFT_TOKENS}")
     return value

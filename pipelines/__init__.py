@@ -1,4 +1,4 @@
-"""Pipelines, the interface for users. Thin: the decoding loops are in mmspec.core."""
+"""Pipelines: load a checkpoint and generate text or images. The decoding loops are in `mmspec.core`."""
 
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.continuous_images import ContinuousImagePipeline

@@ -1,4 +1,4 @@
-"""MMSpecPipeline: loading, swapping accelerators, saving, interrupting. Subclasses generate."""
+"""MMSpecPipeline, the base class: loading, accelerators, caches, compilation, saving and interrupting."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 register_families()
-#: Pipelines of models that draw, by what they draw.
+#: Pipeline classes of image generators, by the kind of image tokens.
 DRAWING = {
     "tokens": "mmspec.pipelines.image_tokens:ImagePipeline",
     "vectors": "mmspec.pipelines.continuous_images:ContinuousImagePipeline",
@@ -62,25 +62,30 @@ DRAWING = {
 TUNED_FOR = {"batch_size", "tv"}
 DEFAULT_PREFIX_BYTES = 2 * 2**30
 OWN_TO_EACH = {"target", "_lock", "_interrupted"}
-ROUNDS_TO_COMPILE = 3  # of the prompts, of the first draft, and of another of its shape
+ROUNDS_TO_COMPILE = 3  # prefill, the first draft, and a second draft of the same shape
 
-#: As transformers takes it: a name, a device, or where each module goes.
+#: `device_map` of transformers: a name, a device, or a device for each module.
 DeviceMap: TypeAlias = str | int | torch.device | Mapping[str, str | int | torch.device] | None
 
 
 class MMSpecPipeline:
-    """A model with an accelerator.
+    """Pipeline for speculative and parallel decoding: a model together with an accelerator.
 
-    Use `MMSpecPipeline.from_pretrained`, which returns the subclass for the checkpoint.
+    Load one with `MMSpecPipeline.from_pretrained`, which returns the subclass for the checkpoint:
+    `VisionLanguagePipeline` for text, `ImagePipeline` or `ContinuousImagePipeline` for images.
 
     Attributes:
-        default_accelerator: what is used where none is named; of a class, and of its pipelines where their
-            models allow it.
+        default_accelerator: name of the accelerator that is used if you name none.
         model: the transformers model.
-        processor: its processor, or tokenizer for a model without images.
-        target: the model behind the Target interface.
-        accelerator: what `set_accelerator` made.
-        media_limits: limits on images and videos; replace it to change them.
+        processor: the processor of the model, or its tokenizer if it takes no images.
+        target: the model behind mmspec's `Target` interface.
+        accelerator: the current accelerator; change it with `set_accelerator`.
+        media_limits: limits on images and videos, a `MediaLimits`; assign another one to change them.
+
+    Example:
+        >>> pipe = MMSpecPipeline.from_pretrained("assets/scenes-llava", accelerator="copy")  # doctest: +SKIP
+        >>> output = pipe("What is in the image?", images="scene.png")  # doctest: +SKIP
+        >>> print(output.text[0], output.stats.acceptance_length)  # doctest: +SKIP
     """
 
     default_accelerator: str = "copy"
@@ -132,34 +137,39 @@ class MMSpecPipeline:
     ) -> MMSpecPipeline:
         """Load a checkpoint and return the pipeline for it.
 
-        Called on a subclass it returns that one: `ImagePipeline.from_pretrained` draws with models that also
-        answer (Janus, Emu3, Chameleon). `MMSpecPipeline.from_pretrained` answers with those.
+        `MMSpecPipeline.from_pretrained` chooses the pipeline class from the model. Models that generate both
+        text and images (Janus, Emu3, Chameleon) get the `VisionLanguagePipeline`; call
+        `ImagePipeline.from_pretrained` to generate images with them.
 
         Args:
-            pretrained_model_name_or_path: a local folder or hub id, a GGUF file, or an adapter (LoRA), which
-                peft loads over its base.
-            accelerator: a name from `mmspec.list_accelerators()`, or "auto", as of `set_accelerator`, with or
-                without options (`"copy:num_draft_tokens=8"`); None is the pipeline's default.
-            drafter: folder or id of the draft model, or a loaded one, for accelerators that need one; None
-                takes the one that `drafters.json` in the model's folder names.
-            mode: of a model that was trained to fill masked blocks and to predict the next token: "blocks",
-                the default, or "autoregressive".
-            vq, text_encoder, vae: folder or id of a part of an image model that has no subfolder of its own.
-            dtype: as in transformers; `torch_dtype` is its older name.
+            pretrained_model_name_or_path: local folder, hub id, GGUF file, or LoRA adapter, which peft loads
+                on top of its base model.
+            accelerator: a name from `mmspec.list_accelerators()` or "auto", with or without options
+                (`"copy:num_draft_tokens=8"`); see `set_accelerator`. None is the default of the pipeline.
+            drafter: folder or hub id of the draft model or head, or a loaded model, for accelerators that
+                need one. None uses the drafter that `drafters.json` in the model's folder names.
+            mode: decoding mode of a model that was trained for both masked blocks and next-token prediction:
+                "blocks" (the default) or "autoregressive".
+            vq, text_encoder, vae: folder or hub id of a part of an image model, if the checkpoint has no
+                subfolder for it.
+            dtype: data type of the weights, as in transformers. `torch_dtype` is an alias.
             device_map, attn_implementation, revision, token, cache_dir, local_files_only,
-                trust_remote_code: passed through to transformers.
-            options: options of the accelerator (`num_draft_tokens=8`, `acceptance="..."`), and other keywords
-                of transformers: for the model (`quantization_config`), its files (`subfolder`), its processor
-                (`max_pixels`) or its config.
+                trust_remote_code: passed to transformers.
+            options: options of the accelerator (`num_draft_tokens=8`, `acceptance="..."`), and further
+                keywords of transformers' `from_pretrained`: for the model (`quantization_config`), its files
+                (`subfolder`), its processor (`max_pixels`) or its config.
+
+        Returns:
+            The pipeline, a subclass of `MMSpecPipeline`.
 
         Raises:
-            CheckpointError: the checkpoint is missing or damaged, or does not fit.
-            UnsupportedModelError: the model cannot be decoded speculatively.
-            InputError: unknown accelerator, or a keyword that nothing knows, that would not act, or is out of
-                range; raised before weights are read.
-            MissingDependencyError: a package that reads the checkpoint is not installed.
+            CheckpointError: the checkpoint is missing, damaged, or does not fit the model.
+            UnsupportedModelError: mmspec cannot decode the model speculatively.
+            InputError: an accelerator or a keyword is unknown, has no effect, or is out of range. It is
+                raised before weights are loaded.
+            MissingDependencyError: a package that the checkpoint needs is not installed.
         """
-        # all that can be is checked before weights are read: a typo should not cost a load
+        # check as much as possible before loading weights, so that a typo costs no load
         accelerator, drafter, options = read_written(accelerator, drafter, options)
         if accelerator not in (None, AUTO):
             METHODS[accelerator]
@@ -186,7 +196,7 @@ class MMSpecPipeline:
             load_adapter(model, found.adapter)
         logger.info("target: %.1f MB of weights, %s", bytes_of(model) / 1e6, model.dtype)
         if isinstance(fitting, PreTrainedModel) and not isinstance(drafter, PreTrainedModel):
-            place_head(fitting, model.dtype, execution_device(model))  # it was loaded first
+            place_head(fitting, model.dtype, execution_device(model))  # the head was loaded before the model
         given = given_of(drafter=fitting, mode=mode)
         pipe = kind(**loaded, accelerator=accelerator, **found.options, **given)
         pipe._folder = found.folder
@@ -196,7 +206,7 @@ class MMSpecPipeline:
     def _check_accelerator(
         cls, found: Checkpoint, name: str | None, drafter: DrafterSource | None, mode: str | None
     ) -> tuple[Checkpoint, DrafterSource | None]:
-        """Check the accelerator before weights are read; returns the checkpoint, sorted, and what drafts."""
+        """Check the accelerator before weights are loaded; return the sorted checkpoint and the drafter."""
         if name == AUTO:
             known = TUNED_FOR.union(*map(options_of, METHODS.values()))
             check_tuned_for(drafter, **{key: found.options[key] for key in found.options if key in known})
@@ -209,19 +219,19 @@ class MMSpecPipeline:
 
     @classmethod
     def _reader(cls, found: Checkpoint, **reading: Any) -> Processor:
-        """Load the processor, or tokenizer; None where the checkpoint has none that takes keywords."""
+        """Load the processor or tokenizer; None if the checkpoint has none that takes keywords."""
         source, where = found.reader
         return load_processor(source, found.model_config, **where, **reading)
 
     @classmethod
     def _preset(cls, config: PreTrainedConfig, name: str) -> str:
-        """The name of the preset that an accelerator is run as, without a drafter, for such a model."""
+        """Return the name of the model family's preset for an accelerator without a drafter."""
         family = family_of(config)
         return name if family is None else family.presets.get(name, name)
 
     @classmethod
     def _default_for(cls, config: PreTrainedConfig, mode: str | None = None) -> str:
-        """The name of what is used for such a model where none is named."""
+        """Return the name of the default accelerator for a model."""
         if mode == AUTOREGRESSIVE:
             return "self_speculation"
         family = family_of(config)
@@ -229,19 +239,20 @@ class MMSpecPipeline:
 
     @classmethod
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:
-        """Choose the class for a model: this one, unless it is a base class."""
+        """Return the pipeline class for a model: this class, unless it is the base class."""
         return pipeline_for(config) if cls is MMSpecPipeline else cls
 
     @classmethod
     def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> Keywords:
-        """Load the constructor's arguments; `parts` says where those lie that are not in the checkpoint."""
+        """Load the arguments of the constructor; `parts` locates those outside the checkpoint."""
         config = found.model_config
         family = family_of(config)
         if family is not None and family.draws == "tokens" and not family.answers:
-            message = "a LlamaGen model draws and does not answer: use ImagePipeline, or mmspec generate"
+            message = "LlamaGen models generate images only; use ImagePipeline or `mmspec generate`"
             raise UnsupportedModelError(message)
         if parts:
-            raise InputError(*next(iter(parts.items())), f"nothing: {config.model_type} has no such part")
+            name, value = next(iter(parts.items()))
+            raise InputError(name, value, f"must be None; {config.model_type} models have no such part")
         return {
             "processor": cls._reader(found, **found.reading),
             "model": load_model(found.source, config, **found.where, **found.how),
@@ -252,7 +263,7 @@ class MMSpecPipeline:
         return adapt(model, self.mode)
 
     def _check_parts(self) -> None:
-        """Raise CheckpointError if the parts do not fit each other."""
+        """Raise CheckpointError if the parts do not fit together."""
         check_vocabulary(self.tokenizer, self.model)
 
     def set_accelerator(
@@ -262,20 +273,25 @@ class MMSpecPipeline:
         drafter: DrafterSource | None = None,
         **options: Any,
     ) -> Self:
-        """Swap the method on the loaded model.
+        """Change the accelerator without reloading the model.
 
         Args:
-            accelerator: a name from `mmspec.list_accelerators()`, alone or with options as on the command
-                line, such as "sjd:window=16"; or what a function of `mmspec.accelerators` returns, such as
-                `sjd(window=16)`; or "auto" for what `mmspec tune`
-                found best for this model on this device, with the options `batch_size` (1) and `tv` (0) that
-                it was tuned for.
-            drafter: folder, hub id or loaded model, for names that need a draft model or a head; None takes
-                the one that `drafters.json` names in the folder that the pipeline was loaded from.
-            options: of the named accelerator and of its rule; `acceptance` names another rule.
+            accelerator: one of
+                a name from `mmspec.list_accelerators()`, alone or with options as on the command line, such
+                as "sjd:window=16";
+                an accelerator built by a function of `mmspec.accelerators`, such as `sjd(window=16)`;
+                or "auto" for the accelerator that `mmspec tune` found fastest for this model and device. Its
+                options are `batch_size` (1) and `tv` (0), the conditions of the tuning.
+            drafter: folder or hub id of the draft model or head, or a loaded model, for accelerators that
+                need one. None uses the drafter that `drafters.json` names in the pipeline's folder.
+            options: options of the accelerator and of its acceptance rule; `acceptance` selects another rule.
+
+        Returns:
+            The pipeline itself.
 
         Raises:
-            InputError: unknown name or option, a value out of range, or an unsound pairing.
+            InputError: a name or an option is unknown, a value is out of range, or the drafter and the
+                acceptance rule cannot be combined.
             CheckpointError: the draft model cannot be loaded or has another tokenizer.
             PipelineBusyError: a call is running.
         """
@@ -288,8 +304,10 @@ class MMSpecPipeline:
             if isinstance(accelerator, Accelerator):
                 given = options if drafter is None else {"drafter": drafter, **options}
                 for name, value in given.items():
-                    allowed = "nothing: options go into the function that made the accelerator"
-                    raise InputError(name, value, allowed)
+                    rule = (
+                        "cannot be combined with a built accelerator; pass it to the function that builds it"
+                    )
+                    raise InputError(name, value, rule)
                 made, reader = accelerator, accelerator.drafter.reader
                 draft_processor = None if reader is None else self._reader_of(reader)
             else:
@@ -302,7 +320,7 @@ class MMSpecPipeline:
     def _build_accelerator(
         self, name: str, drafter: DrafterSource | None, options: Keywords
     ) -> tuple[Accelerator, Processor]:
-        """Build the accelerator of a name, and the processor of its draft model if that has its own."""
+        """Build an accelerator by name; return it with the processor of its draft model, if it has one."""
         checkpoint = self.model.name_or_path or None
         found = find_drafter(name, drafter, folder=self._folder, checkpoint=checkpoint)
         if found is None:
@@ -314,7 +332,7 @@ class MMSpecPipeline:
         return build_accelerator(name, model=model, **options), processor
 
     def _load_draft_model(self, drafter: DrafterSource) -> tuple[CausalTarget, Processor]:
-        """Load the draft model, and its processor; None if it reads what the target reads."""
+        """Load the draft model and its processor, which is None if the draft model reads the target's inputs."""
         if isinstance(drafter, PreTrainedModel):
             draft = adapt(drafter)
             return draft, self._reader_of(draft)
@@ -328,38 +346,47 @@ class MMSpecPipeline:
         return adapt(model), processor
 
     def _reader_of(self, draft: CausalTarget) -> Processor:
-        """Choose the processor for a loaded draft model: the tokenizer if it alone reads only text."""
+        """Return the processor of a loaded draft model: the tokenizer if it reads text and the target images."""
         return self.tokenizer if type(draft) is not type(self.target) else None
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(model={type(self.model).__name__}, accelerator={self.accelerator.name!r}, "
+            f"device={str(self.device)!r}, dtype={self.dtype})"
+        )
 
     @property
     def device(self) -> torch.device:
+        """Device of the model's inputs."""
         return self.target.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Data type of the model's weights."""
         return self.model.dtype
 
     @property
     def tokenizer(self) -> Processor:
+        """Tokenizer of the processor."""
         return tokenizer_of(self.processor)
 
     @property
     def components(self) -> dict[str, object]:
-        """The parts, as diffusers names them."""
+        """Parts of the pipeline by name, as in diffusers."""
         return {"model": self.model, "processor": self.processor}
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the model, and the draft model if there is one.
+        """Move or cast the model and the draft model, with the arguments of `torch.nn.Module.to`.
 
         Raises:
-            InputError: parts of the model are offloaded, and stay where `device_map` put them.
+            InputError: parts of the model are offloaded by `device_map` and cannot be moved.
             PipelineBusyError: a call is running.
         """
         with self._busy():
             parts = [part for part in self.components.values() if isinstance(part, torch.nn.Module)]
             if any(map(is_offloaded, parts)):
-                allowed = "nothing: parts of the model are offloaded; load it with another device_map"
-                raise InputError("to", args or kwargs, allowed)
+                rule = "cannot move a model with offloaded parts; load it with another device_map"
+                raise InputError("to", args or kwargs, rule)
             for part in parts:
                 part.to(*args, **kwargs)
             self.target = self._adapt(self.model)
@@ -369,7 +396,7 @@ class MMSpecPipeline:
         return self
 
     def __getstate__(self) -> Keywords:
-        """State for copies: everything but the target, the lock and the flag, which each pipeline creates."""
+        """State for copies, without the target, the lock and the flag, which each pipeline creates itself."""
         return {name: value for name, value in vars(self).items() if name not in OWN_TO_EACH}
 
     def __setstate__(self, state: Keywords) -> None:
@@ -380,32 +407,37 @@ class MMSpecPipeline:
         self._attach()
 
     def enable_prefix_cache(self, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
-        """Keep the prefill of prompts; later ones that begin alike, images included, read only the rest.
+        """Enable the prefix cache: prefill reuses the longest prefix shared with an earlier prompt.
 
-        Made for conversations, and for several questions about one image. Outputs are those of a fresh
-        run, up to the rounding of the rest being read by itself. A draft model has a cache of the same size
-        of its own. `to` empties them. Weights, adapters or options of modules that have changed make them
-        miss; while a hook or a `forward` of your own is set on the model, prompts are read whole. Writes to a
-        few rows through `tensor.data` go unseen: call this again after `disable_prefix_cache` then.
+        The cache helps in conversations and with several questions about one image, since images in the
+        prefix are reused too. Outputs are the same as without the cache, up to rounding. A draft model gets
+        a cache of the same size.
+
+        Entries become invalid when weights, adapters or module options change, and `to` empties the cache.
+        While a hook or a custom `forward` is set on the model, prompts are not cached. Writes to a few rows
+        through `tensor.data` are not detected: call `disable_prefix_cache` and this method again after them.
 
         Args:
-            max_bytes: memory for keys, values, hidden states and images; what was used longest ago goes
-                first.
+            max_bytes: memory limit for keys, values, hidden states and images, in bytes. The least recently
+                used entries are evicted first.
 
         Raises:
-            InputError: the limit is no positive integer, or the model draws continuous tokens or is masked.
+            InputError: `max_bytes` is not a positive integer, or the model is a masked model or generates
+                continuous image tokens.
             PipelineBusyError: a call is running.
         """
         if self.target.vector_size:
-            raise InputError("prefix cache", max_bytes, "none: prompts of continuous images are short")
+            rule = "is not available for models of continuous image tokens, whose prompts are short"
+            raise InputError("prefix cache", max_bytes, rule)
         if self.target.by_blocks:
-            raise InputError("prefix cache", max_bytes, "none: a masked model keeps no keys of prompts alone")
+            rule = "is not available for masked models, whose keys of a prompt depend on the output"
+            raise InputError("prefix cache", max_bytes, rule)
         with self._busy():
             self._prefix_bytes = PrefixCache(max_bytes).max_bytes
             self._attach_prefix_caches()
 
     def disable_prefix_cache(self) -> None:
-        """Read every prompt from its beginning again, and free the memory.
+        """Disable the prefix cache and free its memory.
 
         Raises:
             PipelineBusyError: a call is running.
@@ -415,26 +447,27 @@ class MMSpecPipeline:
             self._attach_prefix_caches()
 
     def enable_packing(self, share: float = SHARE) -> None:
-        """On a CPU, keep packed copies of the linear layers, which is on by default.
+        """Keep packed copies of the linear layers on a CPU. This is on by default.
 
-        Forward passes of several tokens then take little longer than those of one. Layers are packed when
-        they are first used so, as long as all packed copies of the process are within a share of the memory
-        that is free without them. A layer whose weights change is packed again in the next call.
+        With packed layers, a forward pass over several tokens takes little longer than one over a single
+        token. A layer is packed at its first such use, as long as all packed copies of the process fit into
+        a share of the memory that is free without them. A layer whose weights change is packed again in the
+        next call.
 
         Args:
-            share: from 0 to 1; `compile` makes it 1, unless packing is disabled.
+            share: share of the free memory, from 0 to 1. `compile` sets it to 1, unless packing is disabled.
 
         Raises:
-            InputError: a share outside its range.
+            InputError: the share is out of range.
             PipelineBusyError: a call is running.
         """
-        require_number("share", share, 0, 1, "a number from 0 to 1")
+        require_number("share", share, 0, 1, "must be between 0 and 1")
         with self._busy():
             self._packing_share = float(share)
             self._attach()
 
     def disable_packing(self) -> None:
-        """Keep no packed copies, and free those that there are in the next call.
+        """Disable packed copies of the linear layers; existing copies are freed in the next call.
 
         Raises:
             PipelineBusyError: a call is running.
@@ -442,25 +475,27 @@ class MMSpecPipeline:
         self.enable_packing(0.0)
 
     def compile(self, batch_sizes: Sequence[int] = (1,)) -> Self:
-        """Compile decoding steps, of the model and of a draft model; outputs stay the same up to rounding.
+        """Compile the decoding steps of the model and of a draft model. Outputs change by rounding alone.
 
-        Takes seconds on a GPU, where steps are captured in CUDA graphs, and a minute or so on a CPU, where
-        torch.compile needs a C++ compiler. Prints the memory that is planned for each batch size.
+        On a GPU this takes seconds: steps are captured in CUDA graphs. On a CPU it takes about a minute, and
+        torch.compile needs a C++ compiler. The method prints the planned memory for each batch size.
 
-        Stays in force after `set_accelerator` and `to`: shapes that are met for the first time are compiled
-        then. Where something cannot be compiled, a warning of the logger `mmspec` names it, and it runs as
-        before.
+        Compilation stays enabled after `set_accelerator` and `to`; new shapes are compiled at their first
+        use. Parts that cannot be compiled run as before, and a warning of the logger `mmspec` names them.
 
         Args:
-            batch_sizes: numbers of prompts, or images, to compile for now.
+            batch_sizes: numbers of prompts or images to compile for now.
+
+        Returns:
+            The pipeline itself.
 
         Raises:
-            InputError: a batch size is no positive integer, or needs more memory than a GPU has left.
+            InputError: a batch size is not a positive integer, or needs more memory than the GPU has left.
             PipelineBusyError: a call is running.
         """
         for rows in batch_sizes:
             if not is_integer(rows) or rows < 1:
-                raise InputError("batch_sizes", batch_sizes, "positive integers")
+                raise InputError("batch_sizes", batch_sizes, "must be positive integers")
         plans = {rows: self._plan_memory(rows) for rows in batch_sizes}
         for rows, plan in plans.items():
             plan.check(rows, self.device)
@@ -477,7 +512,7 @@ class MMSpecPipeline:
         return self
 
     def _plan_memory(self, rows: int) -> MemoryPlan:
-        """Plan the memory of a call of that many prompts, or images, with guidance."""
+        """Plan the memory of a call with this number of prompts or images, with guidance."""
         grid, drafter = self.target.grid, self.accelerator.drafter
         draft = getattr(drafter, "model", None)
         length = 0 if grid is None else self.target.layout_of(grid).length
@@ -490,21 +525,21 @@ class MMSpecPipeline:
         )
 
     def _example(self, rows: int) -> Call | ImageCall:
-        """Prepare a short call of that many prompts."""
+        """Prepare a short call with this number of prompts."""
         raise NotImplementedError
 
     def _attach(self) -> None:
-        """Attach what was asked for to target and drafter: prefix caches, packed layers, compiled steps."""
+        """Apply the settings for prefix caches, packed layers and compiled steps to target and drafter."""
         self._attach_prefix_caches()
         self.target.packing.share = self._packing_share
         if self._is_compiled:
             if self.target.steps is None:
                 self.target.compile()
-            if self.target.steps is not None:  # else it cannot be: what drafts for it calls parts of it
+            if self.target.steps is not None:  # the drafter calls parts of the target's steps
                 self.accelerator.drafter.compile()
 
     def _attach_prefix_caches(self) -> None:
-        """Attach the prefix caches that were asked for to every model that reads prompts."""
+        """Attach a prefix cache to every model that reads prompts, if enabled."""
         for reader in (self.target, self.accelerator.drafter.reader):
             if reader is None or reader.vector_size:
                 continue
@@ -513,16 +548,20 @@ class MMSpecPipeline:
                 reader.prefix_cache = None if self._prefix_bytes is None else PrefixCache(self._prefix_bytes)
 
     def running_batch(self, rows: int = 8) -> RunningBatch:
-        """Open a batch that requests enter and leave between rounds, each with settings of its own.
+        """Open a running batch (continuous batching): requests enter and leave between rounds.
 
-        The pipeline is busy until the batch is closed; use it in a `with` block.
+        Each request has its own settings. The pipeline is busy until the batch is closed; use the batch in a
+        `with` block.
 
         Args:
-            rows: most rows that are decoded together.
+            rows: maximum number of rows that are decoded together.
+
+        Returns:
+            The open batch.
 
         Raises:
-            InputError: rows is no positive integer, or rows of this model or accelerator stay together until
-                all have ended.
+            InputError: `rows` is not a positive integer, or the model or accelerator cannot change rows
+                during decoding.
             PipelineBusyError: a call is running.
 
         Example:
@@ -539,37 +578,37 @@ class MMSpecPipeline:
     def _prepare_request(
         self, prompt: object, arguments: Keywords
     ) -> tuple[Call, Callable[[Canvas], CallOutput]]:
-        """Prepare a request of a running batch: a call, and a function that makes its output of a canvas."""
+        """Prepare a request of a running batch: a call, and a function from a canvas to the output."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a folder that `from_pretrained` loads; all of it or nothing.
+        """Save the pipeline to a folder that `from_pretrained` loads. The folder is written completely or not.
 
         Raises:
-            CheckpointError: the folder exists and holds files, or cannot be written.
-            MissingDependencyError: the model has adapters, and peft is too old for this transformers.
+            CheckpointError: the folder exists and is not empty, or cannot be written.
+            MissingDependencyError: the model has adapters, and the installed peft is too old.
         """
         try:
             with new_folder(Path(folder), "folder", CheckpointError) as unfinished:
                 self._write(unfinished)
         except OSError as error:
-            allowed = f"{bytes_of(self.model)} free bytes ({error.strerror})"
-            raise CheckpointError("folder", str(folder), allowed) from error
+            rule = f"must be writable and have {bytes_of(self.model)} free bytes ({error.strerror})"
+            raise CheckpointError("folder", str(folder), rule) from error
 
     def _write(self, folder: Path) -> None:
-        """Write the parts into a folder."""
+        """Save the parts to a folder."""
         save_model(self.model, folder)
         self.processor.save_pretrained(folder)
 
     def interrupt(self) -> None:
-        """Stop a running call, from another thread or a callback: at most one more round is decoded."""
+        """Stop the running call, from another thread or a callback, after at most one more round."""
         self._interrupted.set()
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Hold the pipeline for one call; a second one at the same time is an error, not a corruption."""
+        """Lock the pipeline for one call; raise PipelineBusyError if another one is running."""
         if not self._lock.acquire(blocking=False):
-            message = "this pipeline is generating already; finish or close that call, or use one per thread"
+            message = "this pipeline is already generating; finish or close that call, or use one pipeline per thread"
             raise PipelineBusyError(message)
         self._interrupted.clear()
         try:
@@ -579,7 +618,7 @@ class MMSpecPipeline:
 
 
 def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
-    """Choose the pipeline class for a model; one that both answers and draws gets the one that answers."""
+    """Return the pipeline class for a model; models of text and images get the one that generates text."""
     from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
     family = family_of(config)
@@ -590,5 +629,5 @@ def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
 
 
 def tokenizer_of(processor: Processor) -> Processor:
-    """The tokenizer inside a processor, or the tokenizer itself."""
+    """Return the tokenizer of a processor, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)

@@ -1,4 +1,4 @@
-"""Outputs of the pipelines: generated text, and generated images."""
+"""Outputs of the pipelines: generated text and generated images."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from PIL import Image
 from mmspec.core.canvas import RowOutput
 from mmspec.core.statistics import DecodingStats
 
-#: Images in the form of an `output_type`: a list of PIL images, an array or a tensor.
+#: Images in the format of an `output_type`: a list of PIL images, an array or a tensor.
 Images: TypeAlias = Any
 
 
 @dataclass
 class TextOutput:
-    """Generated text.
+    """Generated text, with token ids, finish reasons and decoding statistics.
+
+    `print(output)` shows the first text and a line of statistics.
 
     Attributes:
-        text: one string per prompt, without the prompt.
-        tokens: the output token ids of each prompt, end token included.
+        text: generated text of each prompt, without the prompt.
+        tokens: output token ids of each prompt, including the end token.
+        stats: decoding statistics of the call, such as `stats.acceptance_length`.
         finish_reasons: "eos", "length", "stop", "interrupted" or "error" for each prompt.
-        stats: what happened.
-        drafted: for each output token of each prompt, whether it came from the draft.
+        drafted: for each output token of each prompt, whether it was an accepted draft token.
     """
 
     text: list[str]
@@ -42,20 +44,23 @@ class TextOutput:
 
 @dataclass
 class ImageOutput:
-    """Generated images.
+    """Generated images, with image tokens, finish reasons and decoding statistics.
+
+    `print(output)` shows the number and size of the images and a line of statistics.
 
     Attributes:
-        images: in the form of `output_type`: PIL images ("pil"), [n, 3, H, W] in [0, 1] ("pt"), [n, H, W, 3]
-            ("np"), or the tokens ("latent"): codes [n, rows, columns], -1 where an image was not finished; of
-            continuous tokens scaled latents [n, C, h, w], NaN there. Clips are strips, their frames one below
-            another.
-        tokens: the output tokens of each image: codes in raster order and, from the codebook's size on, the
-            syntax between them; or vectors [N, d].
-        stats: what happened, without the decoder from codes to pixels.
-        finish_reasons: "length" (it is whole), "interrupted" or "error" for each image.
-        drafted: for each output token of each image, whether it came from the draft.
-        decode_seconds: wall-clock time from codes to pixels.
-        num_frames: T of a clip; 1 for images.
+        images: images in the format of `output_type`: a list of PIL images ("pil"), a tensor [n, 3, H, W] in
+            [0, 1] ("pt"), an array [n, H, W, 3] ("np"), or image tokens ("latent"). Latents of discrete
+            tokens are codes [n, rows, columns], -1 where an image is unfinished; those of continuous tokens
+            are scaled latents [n, C, h, w], NaN where unfinished. A clip is one tall image with its frames
+            from top to bottom.
+        tokens: output tokens of each image: codes in raster order, with syntax tokens numbered from the
+            codebook size on; or vectors [N, d].
+        stats: decoding statistics of the call. They do not include decoding to pixels.
+        finish_reasons: "length" (complete), "interrupted" or "error" for each image.
+        drafted: for each output token of each image, whether it was an accepted draft token.
+        decode_seconds: wall-clock time of decoding to pixels, in seconds.
+        num_frames: number of frames T of a clip; 1 for images.
     """
 
     images: Images
@@ -68,10 +73,10 @@ class ImageOutput:
 
     @property
     def frames(self) -> Images:
-        """Frames of each clip, in the form of the images.
+        """Frames of each clip, in the format of `images`. An image is a clip of one frame.
 
-        Lists of T PIL images ("pil"), [n, T, 3, H, W] ("pt"), [n, T, H, W, 3] ("np"), or codes [n, T, rows,
-        columns] ("latent"). An image is a clip of one frame.
+        Lists of T PIL images ("pil"), a tensor [n, T, 3, H, W] ("pt"), an array [n, T, H, W, 3] ("np"), or
+        codes [n, T, rows, columns] ("latent").
         """
         if isinstance(self.images, list):
             return [
@@ -91,11 +96,22 @@ class ImageOutput:
         what = "image" if self.num_frames == 1 else "clip"
         images = f"1 {what}" if len(self.tokens) == 1 else f"{len(self.tokens)} {what}s"
         return (
-            f"{images}, {stats.nfe_mean:.1f} target forwards each (at most {stats.nfe_max}), "
-            f"{stats.step_compression:.2f} tokens per forward, {stats.seconds:.2f} s and "
+            f"{images}{self._size()}, {stats.nfe_mean:.1f} forward passes each (at most {stats.nfe_max}), "
+            f"{stats.step_compression:.2f} tokens per forward pass, {stats.seconds:.2f} s and "
             f"{self.decode_seconds:.2f} s for pixels, {stats.accelerator}: {stats.promise}"
         )
 
+    def _size(self) -> str:
+        """Describe the width and height of a frame in pixels; empty for latents."""
+        if isinstance(self.images, list):
+            width, height = self.images[0].size if self.images else (0, 0)
+        elif getattr(self.images, "ndim", 0) == 4 and 3 in (self.images.shape[1], self.images.shape[-1]):
+            last = isinstance(self.images, np.ndarray)
+            height, width = self.images.shape[1:3] if last else self.images.shape[2:]
+        else:
+            return ""
+        return f" of {width}x{height // self.num_frames} pixels" if width else ""
 
-#: What a call of a pipeline gives.
+
+#: Output of a pipeline call.
 CallOutput: TypeAlias = TextOutput | ImageOutput
