@@ -89,8 +89,8 @@ def test_windows_draw_any_layout_as_plain_decoding_does(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("zipar", "layout: got '33 tokens'; the grid of one image: zipar goes by its rows"),
-        ("sjd", "layout: got '33 tokens'; the grid of one image: init=above goes by its rows"),
+        ("zipar", "layout must be the grid of one image for zipar, which reads its rows; got '33 tokens'"),
+        ("sjd", "layout must be the grid of one image for init=above, which reads its rows; got '33 tokens'"),
         ("cjd", "image size: got '33 tokens'; rows of 6 tokens"),
     ],
 )
