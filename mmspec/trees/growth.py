@@ -393,7 +393,7 @@ class TreeGrowth:
         self.is_grown = False
 
     def nodes(self, tokens: Tensor) -> Nodes:
-        """Return the nodes expanded last, tokens [B, n], as input of a head that has seen the earlier ones."""
+        """Return the nodes expanded last, tokens [B, n], as input of a head that has read the others."""
         rows, count = tokens.shape
         parents = torch.cat(self._parents, 1)
         # the root's children are at the position of the root's successor, at depth 0

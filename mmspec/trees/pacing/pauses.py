@@ -36,7 +36,7 @@ class Pauses:
         self._tried, self._lost = self._tried + 1, self._lost + lost
 
     def begins(self, pays: bool) -> bool:
-        """Start a pause if drafting does not pay off and the trial was long enough; return whether it starts."""
+        """Start a pause if drafting does not pay off and the trial was long enough; return whether it did."""
         if pays:
             self._next, self._lost = self.config.first_pause, 0.0
             return False

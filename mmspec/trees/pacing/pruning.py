@@ -14,19 +14,19 @@ from mmspec.trees.pacing.pauses import Pauses
 
 
 class PruningPolicy:
-    """Keeps as many candidates of a draft as pay, on this device and for this text.
+    """Keeps as many candidates of a draft as pay off, on this device and for this text.
 
     The expected tokens of a round are 1 plus the sum of the probabilities that the paths to its candidates
-    are correct. Its cost grows with their number. The policy keeps the likeliest n for which expected tokens
-    minus `worth` times cost is largest. Where drafting gives less than `least_speedup`, it pauses.
+    are correct. Its cost grows with their number. The policy keeps the n most likely ones for which expected
+    tokens minus `worth` times cost is largest. If drafting yields less than `least_speedup`, it pauses.
 
-    A drafter with probes has candidates only after a round that carried probes. With such a drafter only the
-    rounds of a pause are plain, and the cost of every other round includes its probes.
+    A drafter with probes has candidates only after a round with probes. With such a drafter, only the rounds
+    of a pause are plain, and the cost of every other round includes its probes.
 
     Args:
-        nodes: candidates that each size keeps at most, the largest first. Choice 0 is the plain round, and
+        nodes: largest number of candidates of each size, the largest first. Choice 0 is the plain round, and
             choices 1, 2, ... are these.
-        probes: probe nodes of a draft of each of these sizes; none by default.
+        probes: number of probe nodes in a draft of each size; none by default.
         config: constants of pacing.
     """
 
