@@ -1,8 +1,8 @@
-"""A transformers Cache of static buffers in which every row has its own length.
+"""KV cache for transformers models: static buffers in which every row has its own length.
 
-New nodes are written behind a row's committed tokens; a commit moves the accepted path there and
-advances the row's length. Nothing is ever cropped: what lies beyond the length is masked, and
-overwritten later. Prompts are prefilled one row at a time, so no row is ever padded.
+New nodes are written after a row's committed tokens; a commit moves the accepted path there and advances the
+row's length. The cache is never cropped: entries beyond the length are masked, and overwritten later. Prompts
+are prefilled one row at a time, so that no row is padded.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ RowStates = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass
 class WritePlan:
-    """Buffer places that the next forward writes, shared by all layers."""
+    """Buffer places that the next forward pass writes, shared by all layers."""
 
     rows: int
     capacity: int  # of the buffers, in tokens
-    prefill_row: int | None = None  # None in a scoring forward
-    tokens: int = 0  # n of this forward, in every row that it reads
-    keeps: bool = True  # False if nothing is written at all
+    prefill_row: int | None = None  # None in a scoring forward pass
+    tokens: int = 0  # number n of tokens per row in this forward pass
+    keeps: bool = True  # False if nothing is written
     slots: Tensor = field(  # [B * n] of new nodes
         default_factory=lambda: torch.empty(0, dtype=torch.long, device="cpu")
     )
-    width: int = 0  # columns that attention looks at
+    width: int = 0  # number of columns that attention reads
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one place."""
+    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one entry."""
 
     is_sliding = False  # the buffer holds every token; the window is part of the mask
     is_croppable = False
@@ -66,16 +66,16 @@ class RaggedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _allocate(self, states: Tensor) -> Tensor:
-        # zeros, not empty: a masked NaN is still NaN in 0 * NaN
+        # zeros, not empty: a masked NaN still gives NaN in 0 * NaN
         return states.new_zeros(self.plan.rows, self.plan.capacity, states.shape[1], states.shape[3])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write new states [B, heads, n, head_dim] and return those that attention should see.
+        """Write new states [B, heads, n, head_dim], and return the states that attention reads.
 
         Raises:
-            UnsupportedModelError: there are more or fewer states than tokens.
+            UnsupportedModelError: the number of states differs from the number of tokens.
         """
         plan = self.plan
         if not plan.keeps:
@@ -85,8 +85,8 @@ class RaggedLayer(CacheLayerMixin):
         length = key_states.shape[2]
         if length != plan.tokens:
             raise UnsupportedModelError(
-                f"a layer caches {length} states for {plan.tokens} tokens; only models whose images stand at "
-                "tokens of the prompt can be decoded speculatively"
+                f"a layer caches {length} states for {plan.tokens} tokens. Speculative decoding needs models "
+                "whose image features replace prompt tokens"
             )
         if plan.prefill_row is not None:
             self.keys[plan.prefill_row, :length] = key_states[0].transpose(0, 1)
@@ -108,7 +108,7 @@ class RaggedLayer(CacheLayerMixin):
             setattr(self, name, new)
 
     def get_seq_length(self) -> int:
-        return 0  # positions and masks are always passed explicitly; a prefill starts at 0
+        return 0  # positions and masks are always passed explicitly, and a prefill starts at 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
@@ -123,16 +123,16 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class HybridLayer(RecurrentLayer, RaggedLayer):
-    """Keys, values and recurrent states of a layer that attends beside its mixer (Falcon-H1, Zamba2)."""
+    """Cache of a layer with attention and a recurrent mixer (Falcon-H1, Zamba2)."""
 
-    is_compileable = False  # of which its two bases say different things
+    is_compileable = False  # the two base classes have different values
 
     def __init__(self, plan: WritePlan, number_of_states: int = 1) -> None:
         RaggedLayer.__init__(self, plan)
         RecurrentLayer.__init__(self, plan, number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        # attention gives keys and values by place, mixers their states by name
+        # attention passes keys and values by position, mixers pass their states by name
         if args:
             RaggedLayer.lazy_initialization(self, *args)
         else:
@@ -143,7 +143,7 @@ class RaggedCache(Cache, Rows):
     """Static KV buffers with per-row lengths.
 
     Args:
-        config: the model's config: number of layers, and which of them slide.
+        config: the model's config, which has the number of layers and the sliding ones.
         rows: batch size B (twice that under guidance).
         capacity: tokens per row to allocate at first; grows in blocks of 256.
         device: of the lengths; buffers follow the model.
@@ -155,7 +155,7 @@ class RaggedCache(Cache, Rows):
     def __init__(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> None:
         text = config.get_text_config(decoder=True)
         kinds = check_layer_types(text)
-        # of masks: a layer that attends beside a mixer has that of either
+        # types of masks: a hybrid layer needs the masks of attention and of the mixer
         self.layer_types = [
             mask
             for kind in kinds
@@ -164,7 +164,7 @@ class RaggedCache(Cache, Rows):
         self.sliding_window: int | None = getattr(text, "sliding_window", None)
         self.plan = WritePlan(rows, round_up(capacity, CAPACITY_BLOCK))
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        # The host's upper bound of max(lengths): exact after each round's one read, never too small.
+        # upper bound of max(lengths), known to the host: exact after each round's read, never too small
         self.longest = 0
         states = getattr(text, "number_of_conv_states", 1)
         stateful = dict.fromkeys(RECURRENT_LAYERS, RecurrentLayer) | {HYBRID_LAYER: HybridLayer}
@@ -182,14 +182,14 @@ class RaggedCache(Cache, Rows):
 
     @property
     def is_initialized(self) -> bool:
-        """False while a prompt is prefilled, whatever other rows hold: models see that it begins here."""
+        """False while a prompt is prefilled, so that the model takes it as the start of a sequence."""
         return self.plan.prefill_row is None and any(layer.is_initialized for layer in self.ragged)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether the mixer that runs finds a state.
+        """Whether the running mixer has a state.
 
-        Without an index (OLMo hybrid in transformers 5.17) the last layer would be asked, which may not be
-        the one that runs.
+        OLMo hybrid in transformers 5.17 passes no index. The base class would then look at the last layer,
+        which may not be the running one.
         """
         if layer_idx is None:
             return any(all(layer.has_previous_state.values()) for layer in self.recurrent)
@@ -197,25 +197,25 @@ class RaggedCache(Cache, Rows):
         return found
 
     def begin_prefill(self, row: int, length: int) -> None:
-        """Set the next forward to prefill one row with `length` tokens."""
+        """Prepare the next forward pass to prefill one row with `length` tokens."""
         self._reserve(length)
         self.plan.prefill_row, self.plan.tokens = row, length
         self.lengths[row] = length
         self.longest = max(self.longest, length)
 
     def begin_reading(self) -> None:
-        """Set all forwards from now on to read whole sequences, of which nothing is kept."""
+        """Prepare all following forward passes to read whole sequences without caching them."""
         self.plan.keeps = False
 
     def load(self, states: RowStates) -> None:
-        """Write keys and values of a prefix of the prompt, known from before, after `begin_prefill`."""
+        """Write the cached keys and values of a prompt's prefix, after `begin_prefill`."""
         for layer, (keys, values) in states.items():
             self.plan.tokens = len(keys)
             self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
 
     @contextmanager
     def recurrent_from(self, states: Sequence[States]) -> Iterator[None]:
-        """Let recurrent layers read on from the states of a known prefix, in a cache of one row."""
+        """Continue recurrent layers from the cached states of a prefix, in a cache of one row."""
         try:
             for layer, known in zip(self.recurrent, states, strict=True):
                 layer.load(0, known)
@@ -226,7 +226,7 @@ class RaggedCache(Cache, Rows):
                 layer.leave()
 
     def row_states(self, row: int, length: int) -> RowStates:
-        """Keys and values of the first `length` tokens of a row; as views, which later rounds leave alone."""
+        """Views of a row's keys and values for its first `length` tokens; later rounds leave them."""
         return {
             index: (layer.keys[row, :length], layer.values[row, :length])
             for index, layer in enumerate(self.ragged)
@@ -234,11 +234,11 @@ class RaggedCache(Cache, Rows):
         }
 
     def clear(self) -> None:
-        """Empty the cache for another batch, which decodes at the same addresses."""
+        """Empty the cache for another batch, keeping the addresses of its buffers."""
         self.plan.prefill_row, self.longest = None, 0
         self.lengths.zero_()
         for layer in self.ragged:
-            if layer.is_initialized:  # to zeros: what is masked is still multiplied, and might be NaN
+            if layer.is_initialized:  # to zeros, because masked entries are still multiplied and might be NaN
                 layer.keys.zero_()
                 layer.values.zero_()
 
@@ -255,13 +255,13 @@ class RaggedCache(Cache, Rows):
         return both
 
     def _buffers(self) -> list[Tensor]:
-        """The lengths, and the buffers of all layers that have any."""
+        """The lengths, and the buffers of all initialised layers."""
         layers = [layer for layer in self.ragged if layer.is_initialized]
         attended = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
         return [self.lengths, *attended, *(s for layer in self.recurrent for s in layer.committed.values())]
 
     def _mapped(self, change: Callable[[Tensor], Tensor], rows: int) -> Self:
-        """Return a cache of other rows, made of this one's buffers in the order of `_buffers`."""
+        """Return a cache with `change` applied to the buffers, in the order of `_buffers`."""
         changed = copy.copy(self)
         changed.plan = replace(self.plan, rows=rows)
         changed.lengths = change(self.lengths)
@@ -278,12 +278,12 @@ class RaggedCache(Cache, Rows):
         return changed
 
     def begin_score(self, slots: Tensor, extent: int) -> None:
-        """Set the next forward to write nodes behind each row's committed tokens.
+        """Prepare the next forward pass to write nodes after each row's committed tokens.
 
         Args:
-            slots: [B, n] from 0 to extent - 1; what was scored since the last commit stays where no node is
-                written over it.
-            extent: number of slots that attention looks at.
+            slots: [B, n] from 0 to extent - 1. Nodes scored since the last commit stay until they are
+                overwritten.
+            extent: number of slots that attention reads.
         """
         self._reserve(self.longest + extent)
         plan = self.plan
@@ -296,13 +296,13 @@ class RaggedCache(Cache, Rows):
         """Keep the accepted nodes and advance the lengths.
 
         Args:
-            path: [B, m] node indices from the root down, padded; None if node i is already i-th.
-            counts: [B] how many of them to keep, root included; 0 leaves a row untouched.
+            path: [B, m] node indices from the root down, padded; None if node i is at depth i.
+            counts: [B] number of nodes to keep, root included; 0 leaves a row unchanged.
         """
         if path is not None:
             buffers: dict[torch.device, list[Tensor]] = {}  # a device_map may put layers on several devices
             for layer in self.ragged:
-                if layer.is_initialized:  # layers that read another's keys and values never write any
+                if layer.is_initialized:  # layers that share another layer's keys and values write none
                     buffers.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
             for device, together in buffers.items():
                 compact_cache(together, *(each.to(device) for each in (path, self.lengths, counts)))
@@ -316,15 +316,15 @@ class RaggedCache(Cache, Rows):
     def attention_mask(
         self, nodes: Nodes, dtype: torch.dtype | None
     ) -> Tensor | dict[str, Tensor | None] | None:
-        """Attention mask of a scoring forward, 4-D: committed tokens, and the slots that a node sees.
+        """4-D attention mask of a scoring forward pass: committed tokens and each node's visible slots.
 
         Args:
             nodes: n nodes in m slots.
             dtype: of an additive mask; None for a boolean one.
 
         Returns:
-            [B, 1, n, width]; or one such mask per layer type where a model mixes them, None for recurrent
-            ones.
+            [B, 1, n, width]; a dict with one mask per layer type for models that mix types, None for
+            recurrent layers.
         """
         rows, queries, extent = nodes.visible.shape
         column = torch.arange(self.plan.width, device=self.lengths.device)
@@ -333,7 +333,7 @@ class RaggedCache(Cache, Rows):
         full = committed.scatter(2, new.expand(rows, queries, extent), nodes.visible)
         masks = {"full_attention": full}
         if "sliding_attention" in self.layer_types and self.sliding_window is not None:
-            # A key's distance counts tokens on the path: its depth says where it stands, not its column.
+            # The distance to a key is measured in depth: a key's column does not give its position.
             position = column.expand(rows, -1).scatter(1, new[:, 0], self.lengths[:, None] + nodes.depths)
             distance = (self.lengths[:, None] + nodes.depth)[:, :, None] - position[:, None, :]
             masks["sliding_attention"] = full & (distance < self.sliding_window)
@@ -344,7 +344,7 @@ class RaggedCache(Cache, Rows):
         return shown if len(kinds) > 1 else shown[kinds.pop()]
 
     def nbytes(self) -> int:
-        """Bytes held by keys, values and recurrent states."""
+        """Size in bytes of the keys, values and recurrent states."""
         keys = sum(RaggedLayer.nbytes(layer) for layer in self.ragged)
         return keys + sum(layer.nbytes() for layer in self.recurrent)
 
@@ -363,13 +363,11 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
     """Attention type of every layer.
 
     Raises:
-        UnsupportedModelError: some layers keep a state of another kind, or attend in chunks; a rejected
-            draft could not be taken back. Or its layers are not counted.
+        UnsupportedModelError: the model has layers of an unknown kind, whose state cannot be rolled back
+            after a rejection, or attention in chunks; or it has no layer count.
     """
     if not hasattr(text, "num_hidden_layers"):
-        raise UnsupportedModelError(
-            f"{text.model_type}: it has no single stack of layers (num_hidden_layers)"
-        )
+        raise UnsupportedModelError(f"{text.model_type} has no single stack of layers (num_hidden_layers)")
     types = getattr(text, "layer_types", None)
     if types is None:
         types = getattr(text, "layers_block_type", None)
@@ -382,23 +380,23 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
     for index, kind in enumerate(types):
         if kind not in known:
             raise UnsupportedModelError(
-                f"{text.model_type}: layer {index} ({kind}) keeps a state from which rejected draft tokens "
-                f"cannot be taken back; layers of type {', '.join(sorted(known))} can be decoded so"
+                f"layer {index} of {text.model_type} ({kind}) keeps a state that cannot drop rejected "
+                f"draft tokens; supported layer types: {', '.join(sorted(known))}"
             )
     return list(types)
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask as a summand of attention's logits, which eager attention takes."""
+    """Convert a boolean mask to an additive one, which eager attention needs."""
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return zeros.masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def mask_width(columns: int, device: torch.device) -> int:
-    """Columns of a mask that holds at least so many; few different ones, for every width is a shape.
+    """Round the number of mask columns up, so that few different shapes occur.
 
-    Doubled on CUDA, where each shape is captured in a graph of its own. On a CPU that costs a tenth of an
-    image's time in wider attention, and shapes cost nothing, so that widths grow by blocks.
+    CUDA uses powers of two, because each shape is captured in its own graph. A CPU uses blocks: shapes are
+    free there, and powers of two cost a tenth of an image's time in wider attention.
     """
     if device.type == "cuda":
         return max(WIDTH_BLOCK, 1 << (columns - 1).bit_length())

@@ -1,7 +1,7 @@
-"""Output of a batch on the device: what is decided, how much of it is complete, and which rows go on.
+"""Output of a batch on the device: decided tokens, complete tokens, and the rows that are still active.
 
-Everything here is exact at token granularity: a block that holds the end token, a stop string or
-the last allowed token is cut right there, whatever else was accepted with it.
+Stopping is exact at token granularity: the output ends at the end token, the stop string or the last allowed
+token, even if a round accepted more tokens after it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ NOT_FINITE = (
     "check the weights, the dtype and the logits processors"
 )
 MAX_NEW_TOKENS = 1_000_000
-GROWTH = 512  # least room that is added at a time
+GROWTH = 512  # least number of places that are added at a time
 NO_TOKEN = -1
 
-#: What a row has put out: a list of token ids, or a tensor [k, d] of vectors.
+#: Output of a row: a list of token ids, or a tensor [k, d] of vectors.
 RowOutput: TypeAlias = Any
 
 
@@ -42,14 +42,14 @@ class Stopping:
 
     Args:
         max_new_tokens: 0 or more.
-        end_token_ids: ids that end a row; the id itself is emitted, as transformers does.
-        criteria: transformers stopping criteria (stop strings, time, the user's own); each is asked
-            after every single token, with the row's ids [1, length] and scores None.
-        of_output: likewise, asked with the ids of the output alone [1, tokens].
-        lockstep: set where rows decode one token a round together; its criteria are asked instead.
+        end_token_ids: ids that end a row; the id itself is emitted, as in transformers.
+        criteria: transformers stopping criteria (stop strings, time, custom criteria), called after every
+            single token with the row's ids [1, length] and scores None.
+        of_output: stopping criteria that are called with the ids of the output alone [1, tokens].
+        lockstep: set for rows that decode one token a round together; its criteria replace the others.
 
     Raises:
-        InputError: max_new_tokens is not an integer from 0 to 1,000,000.
+            InputError: max_new_tokens is not an integer from 0 to 1,000,000.
     """
 
     max_new_tokens: int
@@ -61,7 +61,7 @@ class Stopping:
     def __post_init__(self) -> None:
         if not is_integer(self.max_new_tokens) or not 0 <= self.max_new_tokens <= MAX_NEW_TOKENS:
             raise InputError(
-                "max_new_tokens", self.max_new_tokens, f"an integer from 0 to {MAX_NEW_TOKENS:,}"
+                "max_new_tokens", self.max_new_tokens, f"must be an integer from 0 to {MAX_NEW_TOKENS:,}"
             )
 
 
@@ -71,23 +71,23 @@ class Emission:
 
     Attributes:
         tokens: B lists of new token ids, or B tensors [k, d] of new vectors; empty for rows that were
-            finished, or where only places further on were decided.
+            finished, or for which only later places were decided.
     """
 
     tokens: list[RowOutput]
 
 
 class Report(NamedTuple):
-    """Report of a round, whose numbers [B, columns] are on their way to the host."""
+    """Report of a round [B, columns], which is copied to the host asynchronously."""
 
     numbers: Tensor
-    arrived: torch.cuda.Event | None  # after which they are there; None on a CPU
+    arrived: torch.cuda.Event | None  # recorded after the copy; None on a CPU
     reach: int  # of the round's draft
-    measured: str  # by the rule: "tv" or "drift"
+    measured: str  # the rule's measurement: "tv" or "drift"
 
     @classmethod
     def send(cls, numbers: Tensor, reach: int, measured: str) -> Report:
-        """Begin to copy numbers to the host, which does not wait for them."""
+        """Start an asynchronous copy of the numbers to the host."""
         if not numbers.is_cuda:
             return cls(numbers, None, reach, measured)
         pinned = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
@@ -97,7 +97,7 @@ class Report(NamedTuple):
         return cls(pinned, arrived, reach, measured)
 
     def rows(self) -> list[list[int]]:
-        """Wait for the numbers, and return them."""
+        """Wait for the copy, and return the numbers."""
         if self.arrived is not None:
             self.arrived.synchronize()
         rows: list[list[int]] = self.numbers.tolist()
@@ -105,19 +105,20 @@ class Report(NamedTuple):
 
 
 class Canvas(Rows):
-    """Output of a batch, tokens or (`VectorCanvas`) vectors.
+    """Output of a batch of token ids; `VectorCanvas` is that of a batch of vectors.
 
     Attributes:
-        tokens: [B, C + 1] on the device: the token at each output index, where one is decided; junk at C.
-        decided: [B, C + 1] on the device: whether one is; tokens may be decided in any order.
-        emitted: [B] on the device: tokens of each active row that are complete from the first on.
-        active: [B] bool on the device: rows that go on. The numbers of those that ended mean nothing.
-        stopping: B conditions under which the rows end.
-        ids: B lists on the host: prompt, and the tokens that are complete.
-        output_lengths: B numbers of tokens that are complete, known to the host.
-        drafted: B lists of flags, one for each output token: whether it came from a draft.
-        finish_reasons: "eos", "length", "stop" or "error" for rows that ended, else None.
-        errors: the NumericalError of rows that ended in one.
+        tokens: [B, C + 1] on the device: the token at each output index, if decided; index C takes unused
+            writes.
+        decided: [B, C + 1] on the device: whether it is decided; tokens may be decided in any order.
+        emitted: [B] on the device: length of each active row's complete prefix.
+        active: [B] bool on the device: rows that still decode. The numbers of other rows are meaningless.
+        stopping: B stopping conditions.
+        ids: B lists on the host: the prompt and the complete tokens.
+        output_lengths: B numbers of complete tokens, known to the host.
+        drafted: B lists of flags, one per output token: whether it came from a draft.
+        finish_reasons: "eos", "length", "stop" or "error" for finished rows, else None.
+        errors: the NumericalError of rows that finished with "error".
     """
 
     row_fields = named(
@@ -144,7 +145,9 @@ class Canvas(Rows):
         self.active = torch.ones(rows, dtype=torch.bool, device=device)
         self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
         self._unread: deque[Report] = deque()
-        self._begun = False  # the first commit is of what the prompts decided, without a scoring forward
+        self._begun = (
+            False  # the first commit holds the tokens of the prefill, without a scoring forward pass
+        )
         ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
         self._ends = ends.repeat(rows, 1)
         self._limits = torch.full((rows, 1), stopping.max_new_tokens, device=device)
@@ -162,28 +165,28 @@ class Canvas(Rows):
 
     @property
     def in_step(self) -> list[int]:
-        """Rows that get one token a round, as their callbacks count on."""
+        """Rows that get one token a round, because their callbacks rely on it."""
         return [row for row, stopping in enumerate(self.stopping) if stopping.lockstep is not None]
 
     @property
     def unread(self) -> int:
-        """Number of rounds that were submitted, and that the host has not read."""
+        """Number of submitted rounds that the host has not read."""
         return len(self._unread)
 
     @property
     def length_bounds(self) -> list[int]:
-        """B upper bounds of the tokens that are complete, as far as the host knows."""
+        """B upper bounds of the number of complete tokens, known to the host."""
         ahead = sum(report.reach for report in self._unread)
         rows = zip(self.output_lengths, self.stopping, strict=True)
         return [min(length + ahead, stopping.max_new_tokens) for length, stopping in rows]
 
     @property
     def root(self) -> Tensor:
-        """[B] newest token of each row, or [B, d] vector: the last one emitted, or the prompt's."""
+        """[B] last emitted token of each row, or [B, d] vector; the prompt's last where none is emitted."""
         return take(self._line, self.emitted)
 
     def before(self, count: int) -> Tensor:
-        """[B, count] or [B, count, d]: the last of the output; the prompt's end where there are fewer."""
+        """[B, count] or [B, count, d]: the last tokens; the prompt's last token fills up short outputs."""
         place = self.emitted[:, None] + torch.arange(1 - count, 1, device=self.device)
         return pick(self._line, place.clamp_min(0))
 
@@ -192,7 +195,7 @@ class Canvas(Rows):
         return [ids[length:] for ids, length in zip(self.ids, self.prompt_lengths, strict=True)]
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
-        """Return the canvas of these rows, followed by those of another; every round has been read."""
+        """Return the canvas of these rows followed by those of `other`; all rounds must have been read."""
         width = max(self.decided.shape[1], other.decided.shape[1])
         for canvas in (self, other):
             if canvas.decided.shape[1] < width:
@@ -208,31 +211,31 @@ class Canvas(Rows):
             self.is_draft.scatter_(1, places, is_draft)
 
     def reserve(self, places: int) -> None:
-        """Make room for output indices below `places`."""
+        """Allocate output indices below `places`."""
         missing = places + 1 - self.decided.shape[1]
         if missing > 0:
             self._widen(max(missing, GROWTH, self.decided.shape[1]))
 
     def _widen(self, room: int) -> None:
-        """Add places, of which none is decided; the last one stays that for junk."""
+        """Add undecided places; the last one still takes unused writes."""
         self._line, self.decided, self.is_draft = (
             torch.cat([plane[:, :-1], torch.zeros_like(plane[:, :1]).repeat_interleave(room + 1, 1)], 1)
             for plane in (self._line, self.decided, self.is_draft)
         )
 
     def submit(self, draft: Draft, verdict: Verdict, measured: Measured) -> None:
-        """Write what a round decided, and send a report of it to the host, which does not wait.
+        """Write the tokens that a round decided, and send its report to the host asynchronously.
 
         Args:
             draft, verdict: of this round.
-            measured: by the rule.
+            measured: the rule's measurement.
         """
         self.reserve(max(self.length_bounds) + draft.reach)
         numbers = self.write(draft, verdict, measured)
         self._unread.append(Report.send(numbers, draft.reach, measured.name))
 
     def read(self) -> Emission:
-        """Read what the first unread round completed: the host's one read of the device in a round."""
+        """Read the report of the oldest unread round: the host's only read of the device in a round."""
         report, emission, stopped = self._unread.popleft(), Emission([]), False
         for row, (count, ended, full, failed, drafted, faulty, *rest) in enumerate(report.rows()):
             (total, largest, places), block = rest[:3], rest[3:]
@@ -255,13 +258,13 @@ class Canvas(Rows):
             emission.tokens.append(kept)
         self._begun = True
         stopped |= self._stop_in_step(emission)
-        if stopped:  # the device cannot know
+        if stopped:  # only the host evaluates stopping criteria
             self.active = torch.tensor([r is None for r in self.finish_reasons], device=self.device)
             self.emitted = torch.tensor(self.output_lengths, device=self.device)
         return emission
 
     def write(self, draft: Draft, verdict: Verdict, measured: Measured) -> Tensor:
-        """Write what a round decided, all of it on the device, where room has been made.
+        """Write the tokens that a round decided, on the device; call `reserve` first.
 
         Returns:
             [B, columns] the report that the host reads.
@@ -284,11 +287,11 @@ class Canvas(Rows):
         return torch.cat([summary, measured.rows, flags, *self._readable(fresh)], 1)
 
     def append(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
-        """Write what a path decides behind what is emitted: nothing was decided there before.
+        """Append the values that a path decides to the output.
 
         Returns:
-            [B, m] or [B, m, d] the values from the first place that is not emitted on, and [B, m] which of
-            them come from a draft, and where none is decided.
+            [B, m] or [B, m, d] the values from the first unemitted place on, and [B, m] which of them come
+            from a draft, and which places are undecided.
         """
         steps = torch.arange(path.nodes.shape[1], device=self.device)
         places, keep = self.emitted[:, None] + steps, steps < path.decided[:, None]
@@ -297,7 +300,7 @@ class Canvas(Rows):
         return path.values, steps < path.accepted[:, None], ~keep
 
     def fill(self, fill: Fill, reach: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Write what is decided in place, and open places again; as `append`, for the next `reach` places."""
+        """Write values at their places, and reopen places; returns as `append` for `reach` places."""
         active = self.active[:, None]
         self.decide(fill.places, fill.values, fill.decided & active, fill.is_draft)
         opened = fill.places.where(fill.reopened & active, self.decided.shape[1] - 1)
@@ -307,7 +310,7 @@ class Canvas(Rows):
         return pick(self.tokens, window), self.is_draft.gather(1, window), missing
 
     def _stop_in_step(self, emission: Emission) -> bool:
-        """Ask the criteria of rows in lock step after a token of theirs; return whether any row stops."""
+        """Apply the criteria of rows in lock step after each token; return whether any row stops."""
         groups: dict[Lockstep, list[int]] = {}
         for row, stopping in enumerate(self.stopping):
             if stopping.lockstep is not None and stopping.lockstep.criteria:
@@ -323,19 +326,19 @@ class Canvas(Rows):
         return stopped
 
     def _are_ends(self, tokens: Tensor) -> Tensor:
-        """[B, k] whether a token ends its row."""
+        """[B, k] whether each token ends its row."""
         return (tokens[..., None] == self._ends[:, None]).any(-1)  # `torch.isin` takes three times as long
 
     def _readable(self, tokens: Tensor) -> list[Tensor]:
-        """Columns of integers that tell the host of new tokens."""
+        """Integer columns that report new tokens to the host."""
         return [tokens]
 
     def _extend(self, row: int, count: int, block: list[int], reason: str | None) -> RowOutput:
-        """Append a block of tokens, after whose last the row ends if there is a reason; return those kept."""
+        """Append a block of tokens, ending the row if there is a reason; return the tokens kept."""
         for index, token in enumerate(block, start=1):
             self.ids[row].append(token)
             stopping, stops = self.stopping[row], False
-            if stopping.criteria:  # asked after the last token as well: some count their calls
+            if stopping.criteria:  # called after the last token as well: some criteria count their calls
                 ids = torch.tensor([self.ids[row]], device=self.device)
                 stops = bool(stopping.criteria(ids, None).any())
             if stopping.of_output:
@@ -350,7 +353,7 @@ class Canvas(Rows):
 
 
 class VectorCanvas(Canvas):
-    """Output of a batch of continuous tokens. The vectors stay on the device; the host is told their number.
+    """Output of a batch of vectors, which stay on the device. The host reads only their number.
 
     Args:
         size: d of a vector.
@@ -365,7 +368,7 @@ class VectorCanvas(Canvas):
         size: int,
     ) -> None:
         super().__init__(prompts, stopping, stats, device)
-        # a prompt ends in an id
+        # the prompt's last token is an id, not a vector
         self._line = torch.zeros(len(prompts), 2, size, dtype=torch.float32, device=device)
 
     def outputs(self) -> list[RowOutput]:

@@ -1,4 +1,4 @@
-"""Decoder: all that the loop knows of a method."""
+"""Decoder: a drafter paired with an acceptance rule that is sound for its drafts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = ["Decoder", "is_sound"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """Drafter with a rule that is sound for what it proposes.
+    """A drafter and an acceptance rule that is sound for its drafts.
 
     Attributes:
         drafter: proposes the drafts.
-        rule: decides what is committed of them.
+        rule: decides which draft tokens are committed.
 
     Raises:
         InputError: the rule is not sound for the drafts.
@@ -50,42 +50,42 @@ class Decoder:
         sound = sorted(name for name in RULES if is_sound(RULES[name], self.drafter))
         shape = "trees" if self.drafter.branches else "chains"
         if isinstance(self.rule, AcceptanceRule) and self.rule.judges_whole and not self.drafter.draws_anew:
-            shape += " whose candidates outlive a round"
-        allowed = (
-            f"it is not sound for {self.drafter.kind.value} {shape} and would bias the output; "
-            f"for {type(self.drafter).__name__} with these options use one of: {', '.join(sound)}"
+            shape += " whose candidates are kept across rounds"
+        rule = (
+            f"is not sound for {self.drafter.kind.value} {shape} and would bias the output; for "
+            f"{type(self.drafter).__name__} with these options use one of: {', '.join(sound)}"
         )
-        raise InputError("acceptance", type(self.rule).__name__, allowed)
+        raise InputError("acceptance", type(self.rule).__name__, rule)
 
     @property
     def promise(self) -> Promise:
-        """Promise of the drafter and the rule together: that of the drafter where it is not exact."""
+        """Promise of the rule, or that of the drafter where the drafter is not exact."""
         own = self.drafter.exactness
         promise = self.rule.promise if own == Level.EXACT else Promise(Level(own))
         return replace(promise, relative_to=self.drafter.keeps) if promise.is_exact else promise
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Layers of the target whose hidden states are read."""
+        """Layers of the target whose hidden states the drafter or the rule reads."""
         return tuple(dict.fromkeys((*self.drafter.taps, *self.rule.taps)))
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """Modules that run beside the target; see `Target.computing`."""
+        """The drafter's modules that run beside the target; see `Target.computing`."""
         return self.drafter.modules
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of the largest draft, root included."""
+        """Number of nodes of the largest draft, root included."""
         return self.drafter.max_nodes
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a round needs nothing of the host; see `Drafter.runs_ahead`."""
+        """Whether a round can start before the host has read the last one; see `Drafter.runs_ahead`."""
         return self.drafter.runs_ahead
 
     def admit(self, requests: Sequence[Request], sampler: RowSettings, stopping: Stopping) -> None:
-        """Raise InputError for a batch that cannot be decoded, before anything of it is read."""
+        """Raise InputError for a batch that cannot be decoded, before its prefill."""
         self.drafter.admit(requests, sampler, stopping)
 
     def start(
@@ -95,18 +95,18 @@ class Decoder:
         sampler: RowSettings,
         random: RandomStream,
     ) -> DraftSession:
-        """Start a session for a batch that the target has just prefilled."""
+        """Start a drafter's session for a batch that the target has just prefilled."""
         return self.drafter.start(requests, prefill, sampler, random)
 
     def decide(
         self, draft: Draft, output: TargetOutput, scores: AnyDistribution, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
-        """Decide what a round commits. The arguments are those of `Rule.decide`."""
+        """Decide which draft tokens a round commits. The arguments are those of `Rule.decide`."""
         return self.rule.decide(draft, output, scores, random, first)
 
 
 def is_sound(rule: type[AnyRule], drafter: Drafter) -> bool:
-    """Return whether the rule's promise holds for what the drafter proposes."""
+    """Return whether the rule's promise holds for the drafter's drafts."""
     if not issubclass(rule, drafter.judged_by):
         return False
     if not issubclass(rule, AcceptanceRule):

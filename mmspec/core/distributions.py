@@ -1,6 +1,7 @@
-"""Distributions of the values at the nodes of a draft, with the few operations that loop and rules use.
+"""Distributions over the values at the nodes of a draft, with the operations that the loop and the rules use.
 
-Matching and rejection are general over all of them. Rules that look at single tokens take `Categorical`.
+Sample-and-match and rejection sampling work with all of them. Rules that read single tokens need
+`Categorical`.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ __all__ = [
 AnyDistribution: TypeAlias = Any
 """A `Distribution` of the kind that target, drafter and rule share: `Categorical`, `Denoising` or `Gaussian`.
 
-That they share one is checked when an accelerator is built, so that each rule names its own kind.
+The accelerator checks that they agree when it is built, so each rule can annotate its own kind.
 """
 
-PROPOSALS = 8  # of a residual that is drawn by rejection, in each round
-TOKEN_BYTES = 4  # of an id in `Pairs`
+PROPOSALS = 8  # trial draws per round when a residual distribution is sampled by rejection
+TOKEN_BYTES = 4  # size of a token id in `Pairs`
 
 
 class Distribution(ABC):
-    """Distributions at [T, n] nodes, or [T] of them."""
+    """Batch of distributions at [T, n] nodes, or at [T] nodes."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Number format of the uniforms that densities are compared with."""
+        """Data type of the uniforms that densities are compared with."""
 
     @abstractmethod
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the distributions of which each tensor [T, n, ...] is changed."""
+        """Return the distributions with `change` applied to each tensor [T, n, ...]."""
 
     def __getitem__(self, nodes: slice) -> Self:
         """Return the distributions at a range of nodes."""
@@ -69,30 +70,30 @@ class Distribution(ABC):
         return self.map(lambda each: take(each, node))
 
     def flat(self) -> Self:
-        """Return distributions [T, n] as [T * n], the nodes of each row one after another."""
+        """Flatten distributions [T, n] to [T * n], the nodes of each row in order."""
         return self.map(lambda each: each.flatten(0, 1))
 
     @classmethod
     @abstractmethod
     def stack(cls, parts: Sequence[Self]) -> Self:
-        """Put distributions [T] side by side, as those of n nodes."""
+        """Stack n distributions [T] to distributions [T, n]."""
 
     @abstractmethod
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
-        """Draw a value from each, for output indices [T, n] or [T] that key the noise."""
+        """Draw a value from each, with noise keyed by the output indices `place` [T, n] or [T]."""
 
     def candidate(self, random: RandomStream, place: Tensor, purpose: Purpose) -> tuple[Tensor, Self]:
-        """Draw a value from each, and return it with the q that a rule judges it by."""
+        """Draw a value from each, and return it with the distribution q that a rule verifies it against."""
         return self.sample(random, place, purpose), self
 
     def choose(self, draft: Tree, random: RandomStream, first: Tensor) -> Tensor:
         """Draw the target's own value after each node, with noise keyed by output index.
 
-        Nodes at one depth share their noise: it belongs to the output index that they compete for. A walk
-        along these values therefore emits what plain decoding emits with the same noise.
+        Nodes at the same depth share their noise, because they compete for the same output index. A path
+        along these values therefore emits the output of plain decoding with the same noise.
 
         Args:
-            first: [T] output index that depth 1 competes for.
+            first: [T] output index of depth 1.
         """
         return self.sample(random, first[:, None] + draft.depth, Purpose.TARGET)
 
@@ -100,25 +101,27 @@ class Distribution(ABC):
     def verify_chain(
         self, q: AnyDistribution, draft: Tree, u: Tensor, random: RandomStream, emitted: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Judge a chain by min(1, p(x) / q(x)), and draw what follows (2211.17192, algorithm 1); self is p.
+        """Verify a chain by rejection sampling (2211.17192, algorithm 1); self is p.
+
+        A candidate x is accepted with probability min(1, p(x) / q(x)).
 
         Args:
-            q: [T, n - 1] distributions of the same kind, that the candidates were drawn from.
-            u: [T, n - 1] uniforms that the candidates are judged with.
-            emitted: [T] output index that depth 1 competes for.
+            q: [T, n - 1] distributions of the same kind, from which the candidates were drawn.
+            u: [T, n - 1] uniforms, one for each acceptance test.
+            emitted: [T] output index of depth 1.
 
         Returns:
-            [T] the last accepted node; the value after it, drawn from norm((p - q)+) where a candidate was
-            refused and from p elsewhere; and [T] whether that could be drawn in this round.
+            [T] the last accepted node; the value after it, drawn from norm((p - q)+) if a candidate was
+            rejected and from p otherwise; and [T] whether that value could be drawn in this round.
         """
 
     @abstractmethod
     def is_finite(self) -> Tensor:
-        """Return where a value can be drawn: False where numbers are NaN or infinite."""
+        """Return where a value can be drawn: False where the parameters are NaN or infinite."""
 
 
 class Categorical(Distribution, Rows):
-    """Distributions over V tokens.
+    """Categorical distributions over V tokens.
 
     Args:
         p: [T, n, V] probabilities.
@@ -150,9 +153,10 @@ class Categorical(Distribution, Rows):
         return Categorical(concat(self.p, other.p, counts))
 
     def compact(self, count: int) -> Categorical:
-        """Return distributions in which `count` tokens have mass in the form that takes less memory.
+        """Return distributions with mass on `count` tokens in the representation that takes less memory.
 
-        Where more have mass, the result is another distribution: draw behind `Sampler.within_top_k`.
+        If more tokens have mass, the result is another distribution: apply `Sampler.within_top_k` before
+        drawing.
         """
         tokens, size = self.p.shape[-1], self.p.itemsize
         return Pairs.of(self.p, count) if count * (TOKEN_BYTES + size) < tokens * size else self
@@ -175,7 +179,7 @@ class Categorical(Distribution, Rows):
 
 
 class Pairs(Categorical):
-    """Distributions over V tokens of which k have mass, as pairs of token and probability.
+    """Sparse categorical distributions over V tokens: k pairs of token and probability.
 
     Args:
         tokens: [T, n, k] int32 token ids.
@@ -188,16 +192,16 @@ class Pairs(Categorical):
 
     @classmethod
     def of(cls, p: Tensor, count: int) -> Pairs:
-        """Keep the `count` likeliest tokens of distributions [T, n, V], normalised."""
+        """Keep the `count` most likely tokens of distributions [T, n, V], normalised."""
         shares, tokens = p.topk(count, dim=-1)
         total = shares.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
         return cls(tokens.int(), shares / total, p.shape[-1])
 
     @property
     def p(self) -> Tensor:
-        """[T, n, V] probabilities, made anew each time: what keeps pairs wants to keep nothing larger."""
+        """[T, n, V] probabilities, computed on every access to save memory."""
         zeros = self.shares.new_zeros(*self.shares.shape[:-1], self.vocabulary)
-        return zeros.scatter_add(-1, self.tokens.long(), self.shares)  # rows of a smaller k end in zeros
+        return zeros.scatter_add(-1, self.tokens.long(), self.shares)  # rows of smaller k end in zeros
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Pairs:
         return Pairs(change(self.tokens), change(self.shares), self.vocabulary)
@@ -213,7 +217,7 @@ class Pairs(Categorical):
 
 @dataclass(frozen=True)
 class PointMass(Rows):
-    """Distributions of candidates that no draw of the draft's own decided: all mass is at the candidate.
+    """Distributions of deterministic candidates: all mass is at the candidate.
 
     Attributes:
         values: [T, n] ids, or [T, n, d] vectors.
@@ -224,20 +228,19 @@ class PointMass(Rows):
     values: Tensor
 
     def map(self, change: Callable[[Tensor], Tensor]) -> PointMass:
-        """Return the distributions of which the values are changed, as of `Distribution`."""
+        """Return the distributions with `change` applied to the values, as in `Distribution.map`."""
         return PointMass(change(self.values))
 
 
 class Scores(Categorical):
-    """Distributions of a target, or of a draft model, given by its logits; p = softmax(warped logits).
+    """Distributions given by logits of a target or a draft model: p = softmax(warped logits).
 
     Args:
-        logits: [T, n, V] warped; with `warping`, as the model gave them, [B, m, V], or [2B, m, V] under
-            guidance.
-        greedy: p is one-hot at the arg-max (temperature 0), and logits are not scaled: in all rows or none,
-            or [T, 1, 1] where.
-        warping: what is promised of the logits; done where a rule asks for them, and on the way to tokens
-            otherwise.
+        logits: [T, n, V] warped logits; with `warping`, raw logits [B, m, V], or [2B, m, V] under guidance.
+        greedy: whether p is one-hot at the arg-max (temperature 0) and the logits are not scaled: one value
+            for all rows, or [T, 1, 1].
+        warping: guidance, temperature and truncation. Applied when a rule reads the logits, otherwise fused
+            with the draw.
         shape: T and n.
     """
 
@@ -260,12 +263,12 @@ class Scores(Categorical):
 
     @once
     def own_logits(self) -> Tensor:
-        """[T, n, V] logits behind guidance and processors, before temperature and truncation."""
+        """[T, n, V] logits after guidance and processors, before temperature and truncation."""
         guided = Warping((0.0,), guidance_scale=self.warping.guidance_scale)
         return warp_logits(self.raw, guided).view(*self.shape, self.raw.shape[-1])
 
     @once
-    def p(self) -> Tensor:  # computed where a rule asks for it
+    def p(self) -> Tensor:
         if self.greedy is False:
             return self.logits.softmax(-1)
         likeliest = torch.zeros_like(self.logits).scatter(-1, self.logits.argmax(-1, keepdim=True), 1.0)
@@ -289,11 +292,11 @@ class Scores(Categorical):
     def _draw(
         self, random: RandomStream, place: Tensor, purpose: Purpose, node: Tensor | None = None
     ) -> Tensor:
-        """Draw a token at every node; arguments as of `sample_tokens`."""
+        """Draw a token at every node; the arguments are those of `sample_tokens`."""
         if is_fused(self.raw):
             key, step = (None, 0) if self.greedy is True else (random.keys, random.step_of(purpose))
             tokens, self._finite = sample_tokens(self.raw, self.warping, key, place, purpose, step, node)
-        else:  # warped once, for rules that ask for the logits as well
+        else:  # `logits` is kept for rules that read it as well
             vocabulary = self.raw.shape[-1]
             noise = None if self.greedy is True else random.gumbel(place, purpose, vocabulary, self.dtype)
             tokens, self._finite = race(self.logits, noise, node, self.greedy)
@@ -304,7 +307,7 @@ class Scores(Categorical):
 
 
 class Continuous(Distribution):
-    """Distributions of vectors: dataclasses, whose tensors are those of the nodes."""
+    """Base of distributions over vectors: dataclasses whose tensor fields have the nodes in front."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     proposals = PROPOSALS
@@ -325,34 +328,34 @@ class Continuous(Distribution):
 
     @abstractmethod
     def log_ratio(self, x: Tensor, q: AnyDistribution) -> Tensor:
-        """[T, n] log p(x) / q(x) of candidates x, drawn from distributions q of the same kind; self is p."""
+        """[T, n] log p(x) / q(x) of candidates x, drawn from distributions q of the same kind; p is self."""
 
     @property
     @abstractmethod
     def uniforms(self) -> int:
-        """Number of uniforms that a proposal takes."""
+        """Number of uniforms that one draw takes."""
 
     @abstractmethod
     def propose(self, q: AnyDistribution, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw proposals from p [T] by uniforms [T, m, uniforms].
+        """Draw m trial values from p [T], given uniforms [T, m, uniforms].
 
         Returns:
-            [T, m, d] the proposals, and [T, m] their log q / p.
+            [T, m, d] the values, and [T, m] their log q / p.
         """
 
     def finish(
         self, q: AnyDistribution, judged: Tensor, random: RandomStream, place: Tensor, purpose: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draw what follows the last accepted node: from norm((p - q)+) by rejection, or from p.
+        """Draw the value after the last accepted node: from norm((p - q)+) by rejection sampling, or from p.
 
-        Self is p [T]; y ~ p stays with 1 - min(1, q(y) / p(y)). A round makes a fixed number of proposals.
-        Where all of them fail, the place stays open; the next round meets the same refused candidate again,
-        and goes on with other noise.
+        A value y ~ p, which is self, is kept with probability 1 - min(1, q(y) / p(y)). Each round makes a
+        fixed number of trials. If all fail, the place stays open: the next round rejects the same candidate
+        again and draws with fresh noise.
 
         Args:
-            q: [T] of the candidate that was refused there.
-            judged: [T] True where one was, and p itself is not drawn from.
-            place: [T].
+            q: [T] of the candidate that was rejected there.
+            judged: [T] True where a candidate was rejected; the value is drawn from p elsewhere.
+            place: [T] output index.
             purpose: [T] of the noise.
 
         Returns:
@@ -372,14 +375,14 @@ class Continuous(Distribution):
         drawn = draft.valid[:, 1:]
         passes = u.log() <= self[:-1].log_ratio(draft.tokens[:, 1:], q)
         node = (drawn & passes).long().cumprod(-1).sum(-1)
-        judged = pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # past the end: False
+        judged = pad(drawn, (0, 1)).gather(1, node[:, None])[:, 0]  # False past the last candidate
         refused = q.at(node.clamp_max(draft.max_depth - 1))
         return node, *self.at(node).finish(refused, judged, random, emitted + node, draft.last_purpose)
 
 
 @dataclass(eq=False)
 class Gaussian(Continuous):
-    """Normal distributions of vectors, with a variance for each dimension.
+    """Gaussian distributions of vectors with diagonal covariance.
 
     Args:
         mean, std: [T, n, d], or [T, d].
@@ -393,12 +396,12 @@ class Gaussian(Continuous):
         return self.mean.dtype
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Log density of a vector under each, [..., d] -> [...]."""
+        """Log density of vectors x [..., d] -> [...]."""
         z = (x - self.mean) / self.std
         return -(z.square() / 2 + self.std.log() + math.log(2 * math.pi) / 2).sum(-1)
 
     def draw(self, u: Tensor) -> Tensor:
-        """Draw a vector from each, by uniforms [..., 2 d] -> [..., d]."""
+        """Draw a vector from each, given uniforms [..., 2 d] -> [..., d]."""
         return self.mean + self.std * box_muller(u)
 
     def sample(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Drafts: a `Tree` of candidates behind the output, or a `Block` of chains at chosen places of it.
+"""Drafts: a `Tree` of candidate tokens after the output, or a `Block` of chains at chosen places.
 
-A chain, or a window of image tokens, is a tree with one path. Knows no drafter and no acceptance rule.
+A chain, or a window of image tokens, is a tree with one path. Drafts do not depend on drafters or rules.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from mmspec.kernels import deepest_node, tree_children, tree_paths
 
 
 class DraftKind(enum.Enum):
-    """Kind of a draft, by how its candidates were chosen; decides which acceptance rules are sound for it."""
+    """Kind of a draft: how its candidates were chosen. It decides which acceptance rules are sound."""
 
     POINT = "point"
     """Deterministic given the committed tokens: top-k, n-gram, search."""
     COUPLED = "coupled"
-    """Drawn with the very noise that the target will use: sound for sample-and-match alone."""
+    """Drawn with the same noise as the target's own tokens: sound for sample-and-match alone."""
     IID = "iid"
     """Siblings drawn independently from the same `q`."""
     WITHOUT_REPLACEMENT = "without_replacement"
@@ -40,14 +40,14 @@ class DraftKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of one forward, as a target reads them; slots are counted from behind the committed tokens.
+    """Input nodes of one forward pass. Slots are counted from the end of the committed tokens.
 
     Attributes:
         tokens: [B, n] ids, or [B, n, d] vectors.
-        slots: [B, n] where the keys and values of each node are written.
-        depths: [B, m] what stands in each slot: how many tokens it is behind the row's committed ones.
+        slots: [B, n] the slot to which the keys and values of each node are written.
+        depths: [B, m] depth of the token in each slot: its distance from the row's last committed token.
         visible: [B, n or 1, m] the slots that each node attends to, besides all committed tokens.
-        deepest: the host's upper bound of the depths.
+        deepest: upper bound of the depths, known to the host.
     """
 
     tokens: Tensor
@@ -67,7 +67,7 @@ class Nodes:
         return self.depths.gather(1, self.slots)
 
     def repeat_rows(self, times: int) -> Nodes:
-        """Repeat the nodes for `times` copies of the batch: guidance scores each request twice."""
+        """Repeat the nodes for `times` copies of the batch; guidance scores each request twice."""
         if times == 1:
             return self
         slots, depths = self.slots.repeat(times, 1), self.depths.repeat(times, 1)
@@ -77,16 +77,16 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Draft(Rows, ABC):
-    """Values proposed for one round, for every row of the batch: a `Tree` or a `Block`.
+    """The tokens proposed in one round, for every row of the batch: a `Tree` or a `Block`.
 
     Attributes:
-        tokens: [B, n] token ids, or [B, n, d] vectors; of a block [B, L, n] or [B, L, n, d].
+        tokens: [B, n] token ids, or [B, n, d] vectors; in a block [B, L, n] or [B, L, n, d].
         valid: [B, n] or [B, L, n] False for padding, which is scored but never accepted.
         kind: how the candidates were chosen.
-        q: [T, n - 1] the distributions that the candidates, nodes 1 to n - 1 of each of T lanes, were really
-            drawn from (of the first sibling, where siblings are drawn without replacement); `PointMass` for
-            POINT and COUPLED.
-        faulty: [B] True where the drafter's numbers were not finite and it gave up (its nodes are invalid).
+        q: [T, n - 1] distributions that the candidates (nodes 1 to n - 1 of each of T lanes) were drawn from;
+            of the first sibling, where siblings are drawn without replacement. `PointMass` for POINT and
+            COUPLED.
+        faulty: [B] True where the drafter's output was not finite and its nodes are therefore invalid.
     """
 
     tokens: Tensor
@@ -100,33 +100,33 @@ class Draft(Rows, ABC):
     @property
     @abstractmethod
     def lanes(self) -> Tree:
-        """The trees that rules judge one by one, T of them: a tree itself, or the chains of a block."""
+        """The T trees that rules verify independently: the tree itself, or the chains of a block."""
 
     @property
     @abstractmethod
     def nodes(self) -> Nodes:
-        """The nodes as a target reads them, [B, n] of each row side by side."""
+        """The input nodes [B, n] of the target's forward pass, all lanes of a row side by side."""
 
     @property
     def candidates(self) -> Tensor:
-        """[B] how many candidates are proposed."""
+        """[B] number of valid candidates."""
         return self.valid[..., 1:].flatten(1).sum(-1)
 
     @property
     @abstractmethod
     def reach(self) -> int:
-        """The host's bound on the tokens that a round with this draft can emit in a row."""
+        """Upper bound, known to the host, of the tokens that a row can emit in a round with this draft."""
 
     @abstractmethod
     def first(self, emitted: Tensor) -> Tensor:
-        """[T] output index that depth 1 of each lane competes for, where rows have emitted so many [B]."""
+        """[T] output index that depth 1 of each lane proposes a token for; `emitted` [B] counts tokens."""
 
     @abstractmethod
     def verdict(self, path: Path, finite: Tensor) -> Verdict:
-        """Build the round's decision from the paths of all lanes, and [T, n] whether numbers are usable."""
+        """Build the verdict of the round from the lanes' paths; `finite` [T, n] marks usable numbers."""
 
     def roots_alone(self, rows: Sequence[int]) -> Self:
-        """Return the draft without the candidates of some rows."""
+        """Return the draft with the candidates of the given rows removed."""
         valid = self.valid.clone()
         valid[list(rows), ..., 1:] = False
         return replace(self, valid=valid)
@@ -134,15 +134,15 @@ class Draft(Rows, ABC):
 
 @dataclass(frozen=True)
 class Tree(Draft):
-    """Candidates behind the output.
+    """A tree of candidates that continue the output.
 
-    Node 0 is the root: the newest emitted token, whose keys and values are not cached yet. Its logits give
-    the distribution of depth 1. Parents come before children, siblings in the order they were drawn.
+    Node 0 is the root: the last emitted token, whose keys and values are not cached yet. The logits there
+    give the distribution of depth 1. Parents come before children, and siblings in the order they were drawn.
 
     Attributes:
         parents: [B, n] index of the parent node; the root is its own parent.
         max_depth: upper bound of the depths, known to the host so that shapes stay static.
-        max_children: upper bound of the children of a node, likewise.
+        max_children: upper bound of the children of a node, also known to the host.
     """
 
     parents: Tensor
@@ -162,7 +162,7 @@ class Tree(Draft):
     ) -> Tree:
         """Build a draft with one path: node i is the parent of node i + 1. tokens: [B, n], root included.
 
-        Without a q, all mass is at the candidates.
+        Without `q`, the candidates count as deterministic (`PointMass`).
         """
         rows, nodes = tokens.shape[:2]
         parents = (torch.arange(nodes, device=tokens.device) - 1).clamp_(min=0).expand(rows, nodes)
@@ -174,11 +174,11 @@ class Tree(Draft):
         return cls(tokens, valid, kind, q, faulty, parents, nodes - 1, min(1, nodes - 1))
 
     def part_of(self, kept: Sequence[Sequence[int]], size: int) -> Tree:
-        """Return the tree of some candidates of each row.
+        """Return the subtree of the given candidates of each row.
 
         Args:
             kept: B lists of nodes, parents before their children.
-            size: candidates of the tree; shorter lists are padded.
+            size: number of candidates of the new tree; shorter lists are padded.
         """
         index = torch.tensor(
             [[0, *nodes] + [0] * (size - len(nodes)) for nodes in kept], device=self.tokens.device
@@ -194,13 +194,13 @@ class Tree(Draft):
 
     @property
     def last_purpose(self) -> Tensor:
-        """[B] purpose of the noise that draws the last token: plain decoding's where nothing was proposed."""
+        """[B] purpose of the noise for the last token: TARGET, as in plain decoding, without candidates."""
         proposed = (self.valid & (self.parents == 0))[:, 1:].any(-1)
         return torch.where(proposed, Purpose.RESIDUAL, Purpose.TARGET)
 
     @property
     def is_chain(self) -> bool:
-        """True if no node has a sibling, so that node i stands at depth i."""
+        """True if no node has a sibling, so that node i is at depth i."""
         return self.max_children <= 1 and self.max_depth == self.valid.shape[1] - 1
 
     @once
@@ -226,7 +226,7 @@ class Tree(Draft):
 
     @property
     def paths(self) -> tuple[Tensor | None, Tensor | None]:
-        """Ancestors and depths, as kernels take them: nothing for a chain."""
+        """Ancestors and depths in the form that kernels take; (None, None) for a chain."""
         return (None, None) if self.is_chain else self._paths
 
     @once
@@ -240,7 +240,7 @@ class Tree(Draft):
 
     @property
     def nodes(self) -> Nodes:
-        """The nodes as a target reads them: node i in slot i, seeing its ancestors."""
+        """The input nodes of the target's forward pass: node i in slot i, attending to its ancestors."""
         rows, count = self.valid.shape
         slots = torch.arange(count, device=self.tokens.device).expand(rows, count)
         return Nodes(self.tokens, slots, self.depth, self.ancestors, self.max_depth)
@@ -259,22 +259,22 @@ class Tree(Draft):
         return replace(path, decided=torch.minimum(path.decided, sound), failed=failed.any(-1))
 
     def deepest(self, passes: Tensor) -> Tensor:
-        """[B] the deepest node whose whole path is True in `passes` [B, n]; the root, where no child is."""
+        """[B] the deepest node whose whole path is True in `passes` [B, n]; the root if no child passes."""
         return deepest_node(passes, *self.paths)
 
 
 @dataclass(frozen=True)
 class ProbedTree(Tree):
-    """Tree with query nodes behind its nodes: the target's logits there are told to the drafter alone.
+    """A tree with extra query nodes, whose logits only the drafter reads.
 
-    A query sees those before it of the same host, the host, and what the host sees. None is judged, and the
-    keys of none are kept.
+    A query attends to its host, to the nodes that the host attends to, and to earlier queries of the same
+    host. Queries are never accepted, and their keys are dropped.
 
     Attributes:
-        queries: [Q, d] embeddings, of the ids from V on.
+        queries: [Q, d] query embeddings, with the ids from V on.
         vocabulary: V.
-        hosts: [B, P] the node that each query stands behind, ascending.
-        steps: [B, P] which of the queries it is; those of a host are 0, 1, ...
+        hosts: [B, P] the node after which each query is placed, ascending.
+        steps: [B, P] index of each query among the Q; the queries of one host are 0, 1, ...
     """
 
     queries: Tensor
@@ -286,7 +286,7 @@ class ProbedTree(Tree):
 
     @property
     def nodes(self) -> Nodes:
-        """The nodes as a target reads them, those of the tree first."""
+        """The input nodes of the target's forward pass: the nodes of the tree, then the queries."""
         plain, more = super().nodes, self.hosts.shape[1]
         count = plain.extent + more
         together = (self.hosts[:, :, None] == self.hosts[:, None]) & (
@@ -307,20 +307,20 @@ class ProbedTree(Tree):
 class Block(Draft):
     """Chains at places of the output: L lanes of n nodes, side by side in every row of the batch.
 
-    Several lanes may stand at one place, each with its own context. Keys stay in the slots where they are
-    written, until others are written over them.
+    Several lanes may share a place, each with its own context. Keys stay in their slots until they are
+    overwritten.
 
     Attributes:
-        slots: [B, L, n] where each node is written; slot i is for the token at output index i, and what does
-            not stand in the output yet has slots behind those.
-        depths: [B, m] the output index that each slot stands for.
+        slots: [B, L, n] the slot of each node; slot i is for the token at output index i, and tokens that are
+            not in the output yet have slots after those.
+        depths: [B, m] the output index of the token in each slot.
         visible: [B, L * n, m] the slots that each node attends to, besides the prompt; [B, 1, m] where all
-            nodes attend to the same.
-        starts: [B, L] output index that depth 1 of each lane competes for: the place after the root's where
-            nodes predict the next token, the root's own where they predict their own.
+            nodes attend to the same ones.
+        starts: [B, L] output index that depth 1 of each lane proposes a token for: the index after the root's
+            for next-token prediction, the root's own for models that predict the token at a node itself.
         is_open: [B, L, n] whether the token after each node may be decided now.
-        completes: the host's bound on the places, from the first that is not emitted on, that are complete
-            after this round.
+        completes: upper bound, known to the host, of the places from the first one not emitted that are
+            complete after this round.
     """
 
     slots: Tensor
@@ -334,13 +334,13 @@ class Block(Draft):
     def single(
         cls, tokens: Tensor, starts: Tensor, is_open: Tensor, depths: Tensor, visible: Tensor, **more: Any
     ) -> Self:
-        """Build lanes of one node each, which hold no candidate and predict the places that they stand at.
+        """Build lanes of one node each, which hold no candidate and predict the token at their own place.
 
         Args:
-            tokens: [B, L] or [B, L, d] of the nodes.
+            tokens: [B, L] or [B, L, d].
             starts, is_open: [B, L].
-            depths, visible: as the attributes of that name.
-            more: `completes`, and what subclasses add.
+            depths, visible: see the attributes.
+            more: `completes`, and the fields of subclasses.
         """
         slots = starts[:, :, None]
         valid = torch.ones_like(slots, dtype=torch.bool)
@@ -382,18 +382,18 @@ class Block(Draft):
 
 
 def check_tree(parents: Sequence[int]) -> list[int]:
-    """Check a tree given by parents, and return the depths of its nodes.
+    """Check a tree given by its list of parents, and return the depth of each node.
 
     Raises:
-        InputError: a parent does not come before its child, so the tree is cyclic or unordered.
+        InputError: a parent does not come before its child.
     """
     if not parents or parents[0] != 0:
         raise InputError(
-            "parents", list(parents), "the root comes first and is its own parent: parents[0] = 0"
+            "parents", list(parents), "must begin with the root, which is its own parent: parents[0] = 0"
         )
     depths = [0]
     for node, parent in enumerate(parents[1:], start=1):
         if not 0 <= parent < node:
-            raise InputError(f"parents[{node}]", parent, f"a parent comes before its child: 0 to {node - 1}")
+            raise InputError(f"parents[{node}]", parent, f"must be a node before it, from 0 to {node - 1}")
         depths.append(depths[parent] + 1)
     return depths

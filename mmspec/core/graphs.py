@@ -1,4 +1,4 @@
-"""CUDA graphs of functions of tensors: thousands of small launches become one."""
+"""CUDA graphs of functions of tensors, which replace thousands of small kernel launches by one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 __all__ = ["GraphCache", "can_capture"]
 
 WARM_UPS = 3
-WIDEST = 64  # up to here the rows of a graph are a power of two, beyond a multiple of this
+WIDEST = 64  # the rows of a graph are rounded up to a power of two up to here, beyond to a multiple of this
 
 logger = logging.getLogger(__name__)
 
 
 def can_capture(device: torch.device) -> bool:
-    """Return whether work on a device may be captured here: not with gradients, nor inside other graphs."""
+    """Return whether work on a device can be captured: not with gradients, nor inside another graph."""
     return (
         device.type == "cuda"
         and not torch.is_grad_enabled()
@@ -30,47 +30,47 @@ def can_capture(device: torch.device) -> bool:
 
 
 class Graph(NamedTuple):
-    """A captured call, which `replay` runs again from `inputs` to `output`."""
+    """A captured call; `replay` computes `output` from `inputs`."""
 
     replay: Callable[[], object]
     inputs: tuple[Tensor, ...]
     output: Tensor
-    function: Callable[..., Tensor]  # keeps alive the tensors that it holds, which the graph reads too
+    function: Callable[..., Tensor]  # keeps the tensors alive that the graph reads
 
 
 class Side(NamedTuple):
-    """Stream and memory of a device that graphs are captured with; memory is shared along one stream only."""
+    """Stream and memory pool of a device for capturing; a pool can only be shared along one stream."""
 
     stream: torch.cuda.Stream
     pool: Any
 
 
 class GraphCache:
-    """CUDA graphs of functions whose rows do not depend on one another; the least recently used go first.
+    """Least-recently-used cache of CUDA graphs, for functions whose rows are independent.
 
-    Calls have one stream at a time. Copies of a cache start empty.
+    Calls must use one stream at a time. Copies of a cache start empty.
 
     Args:
-        name: of the module whose functions these are, for the log.
-        limit: of the number of graphs. Where the steps of a head become fewer along an image, each number
-            of steps has one.
+        name: of the module that the functions belong to, for the log.
+        limit: largest number of graphs. A head with fewer steps along an image has one graph for each number
+            of steps.
     """
 
     def __init__(self, name: str, limit: int = 64) -> None:
         self.name, self.limit = name, limit
         self._graphs: OrderedDict[Hashable, Graph | None] = OrderedDict()
-        self._sides: dict[torch.device, Side] = {}  # one for all graphs: no two run at once
+        self._sides: dict[torch.device, Side] = {}  # shared by all graphs, because no two run at once
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[GraphCache], tuple[str, int]]:
         return type(self), (self.name, self.limit)
 
     def __call__(self, key: Hashable, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Tensor:
-        """Return `function(*inputs)`, replayed from a graph; without one where it cannot be captured.
+        """Return `function(*inputs)`, replayed from a graph if the function can be captured.
 
         Args:
-            key: tells functions apart that compute different things, or read other tensors than `inputs`.
-            function: of tensors [M, ...] on one CUDA device, gives a tensor [M, ...]. It reads nothing back.
+            key: identifies functions that compute different things, or read other tensors than `inputs`.
+            function: maps tensors [M, ...] on one CUDA device to a tensor [M, ...], without synchronising.
             inputs: its arguments.
         """
         rows = len(inputs[0])
@@ -99,7 +99,7 @@ class GraphCache:
         self, function: Callable[..., Tensor], inputs: Sequence[Tensor], size: int
     ) -> Graph | None:
         try:
-            # not in inference mode: later calls, in whatever mode, write to these tensors
+            # not in inference mode: later calls in any mode write to these tensors
             with torch.inference_mode(False), torch.no_grad():
                 device = inputs[0].device
                 if device not in self._sides:
@@ -107,20 +107,22 @@ class GraphCache:
                 own = tuple(each.new_zeros(size, *each.shape[1:]) for each in inputs)
                 return capture(function, own, self._sides[device])
         except RuntimeError as error:
-            logger.warning("%s runs without a CUDA graph of %d rows: %s", self.name, size, error)
+            logger.warning(
+                "%s: capturing a CUDA graph of %d rows failed, running without it: %s", self.name, size, error
+            )
             return None
 
 
 def rows_of_graph(rows: int) -> int:
-    """Rows of the graph that serves so many."""
+    """Number of rows of the graph that is used for `rows` rows."""
     return 1 << (max(rows, 1) - 1).bit_length() if rows <= WIDEST else -(-rows // WIDEST) * WIDEST
 
 
 def capture(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], side: Side) -> Graph:
-    """Capture `function(*inputs)`, after calls that compile and allocate what it needs.
+    """Capture `function(*inputs)`, after warm-up calls that compile kernels and allocate memory.
 
     Raises:
-        RuntimeError: the function does what a graph cannot hold, or memory ran out.
+        RuntimeError: the function cannot be captured in a graph, or memory ran out.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(inputs[0].device):
@@ -129,7 +131,7 @@ def capture(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], side: S
             for _ in range(WARM_UPS):
                 function(*inputs)
         torch.cuda.current_stream().wait_stream(side.stream)
-        # in the default mode, an allocation by another thread would end the capture
+        # in the default mode, an allocation by another thread would abort the capture
         with torch.cuda.graph(graph, pool=side.pool, stream=side.stream, capture_error_mode="thread_local"):
             output = function(*inputs)
     return Graph(graph.replay, inputs, output, function)

@@ -1,6 +1,7 @@
-"""Layout and grammar of images as a sequence of tokens: codes, and the syntax between.
+"""Layout and grammar of an image as a sequence of tokens: codes, and the syntax tokens between them.
 
-Knows nothing of models. Tokens are codebook indices; syntax tokens are numbered from the codebook's size on.
+Layouts do not depend on models. Tokens are codebook indices; syntax tokens have the ids from the codebook's
+size on.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ FREE = -1
 
 
 class Layout(ABC):
-    """Layout of an output: how long it is, and where the grammar forces a syntax token between the codes.
+    """Layout of an output: its length, and where the grammar forces a syntax token between the codes.
 
     Attributes:
-        codebook_size: K; a place that is FREE holds a code from 0 to K - 1.
+        codebook_size: K; a place marked FREE holds a code from 0 to K - 1.
     """
 
     codebook_size: int
@@ -32,25 +33,25 @@ class Layout(ABC):
     @property
     @abstractmethod
     def forced(self) -> tuple[int, ...]:
-        """[length] the syntax token, K or more, that must stand at each output index, or FREE."""
+        """[length] the syntax token, K or more, that is forced at each output index, or FREE."""
 
     @property
     @abstractmethod
     def image(self) -> ImageGrid:
-        """Grid of the image that is drawn in the end."""
+        """Grid of the final image."""
 
     @property
     def length(self) -> int:
-        """Tokens of the whole output, syntax included."""
+        """Number of tokens of the whole output, syntax tokens included."""
         return len(self.forced)
 
     @property
     def cells(self) -> int:
-        """Codes of the whole output."""
+        """Number of codes of the whole output."""
         return self.forced.count(FREE)
 
     def codes(self, output: Sequence[int]) -> list[int]:
-        """Codes of an output, whole or cut short, in its order and without the syntax."""
+        """Codes of a complete or truncated output, in order and without syntax tokens."""
         return [token for token, forced in zip(output, self.forced, strict=False) if forced == FREE]
 
     def __str__(self) -> str:
@@ -59,18 +60,19 @@ class Layout(ABC):
 
 @dataclass(frozen=True)
 class ImageGrid(Layout):
-    """Layout of an image: its cells in raster order, and the syntax tokens that the grammar forces.
+    """Layout of an image: cells in raster order, with forced syntax tokens.
 
     Attributes:
-        rows, columns: cells of the image.
+        rows, columns: number of rows and columns of cells.
         codebook_size: K; a cell holds a code from 0 to K - 1.
-        row_end: the syntax token after each row of cells, K or more; None if there is none.
-        ending: the syntax tokens after the last cell (and its row end), K or more.
-        last_row_end: the syntax token that stands for the last row's end; None for `row_end` there too.
-        frames: of a clip, which stand one below another; 1 for an image.
+        row_end: syntax token after each row of cells, K or more; None if there is none.
+        ending: syntax tokens after the last cell (and its row end), K or more.
+        last_row_end: syntax token that replaces `row_end` in the last row; None for `row_end` there too.
+        frames: number of video frames, stacked from top to bottom; 1 for an image.
 
     Raises:
-        InputError: no cells, a syntax token that is a code, or frames that do not divide the rows.
+        InputError: there are no cells, a syntax token has the id of a code, or `frames` does not divide the
+            rows.
     """
 
     rows: int
@@ -84,14 +86,16 @@ class ImageGrid(Layout):
     def __post_init__(self) -> None:
         for name in ("rows", "columns", "codebook_size", "frames"):
             if getattr(self, name) < 1:
-                raise InputError(name, getattr(self, name), "at least 1")
+                raise InputError(name, getattr(self, name), "must be at least 1")
         if self.rows % self.frames:
-            raise InputError("frames", self.frames, f"a divisor of the {self.rows} rows")
+            raise InputError("frames", self.frames, f"must divide the number of rows, {self.rows}")
         if self.row_end is None and self.last_row_end is not None:
-            raise InputError("last_row_end", self.last_row_end, "None where rows have no end")
+            raise InputError("last_row_end", self.last_row_end, "must be None when row_end is None")
         for token in (self.row_end, self.last_row_end, *self.ending):
             if token is not None and token < self.codebook_size:
-                raise InputError("syntax token", token, f"{self.codebook_size} or more; below are codes")
+                raise InputError(
+                    "syntax token", token, f"must be {self.codebook_size} or more; lower ids are codes"
+                )
 
     @property
     def image(self) -> ImageGrid:
@@ -99,7 +103,7 @@ class ImageGrid(Layout):
 
     @property
     def stride(self) -> int:
-        """Tokens from a cell to the one below it."""
+        """Number of tokens from a cell to the one below it."""
         return self.columns + (self.row_end is not None)
 
     @property
@@ -112,7 +116,7 @@ class ImageGrid(Layout):
         return ImageGrid(self.rows // self.frames, self.columns, self.codebook_size, self.row_end)
 
     @property
-    def length(self) -> int:  # of any size that is asked for, before it is refused
+    def length(self) -> int:  # without building `forced`: the size may be too large
         return self.rows * self.stride + len(self.ending)
 
     @cached_property
@@ -129,14 +133,14 @@ class ImageGrid(Layout):
 
 @dataclass(frozen=True)
 class GridSequence(Layout):
-    """Layout of grids one after another: scales of an image, frames of a video, a preview and its image.
+    """Layout of consecutive grids: scales of an image, frames of a video, a preview and its image.
 
     Attributes:
-        grids: of one codebook; what separates two of them is the ending of the first, and the last one is
-            that of the image.
+        grids: with one codebook size. The ending of a grid separates it from the next; the last grid is the
+            image's.
 
     Raises:
-        InputError: no grid, or several codebook sizes.
+        InputError: there is no grid, or there are several codebook sizes.
     """
 
     grids: tuple[ImageGrid, ...]
@@ -144,7 +148,7 @@ class GridSequence(Layout):
 
     def __post_init__(self) -> None:
         if len(sizes := {grid.codebook_size for grid in self.grids}) != 1:
-            raise InputError("grids", sorted(sizes), "grids of one codebook size")
+            raise InputError("grids", sorted(sizes), "must have exactly one codebook size")
         object.__setattr__(self, "codebook_size", sizes.pop())
 
     @property
@@ -157,22 +161,22 @@ class GridSequence(Layout):
 
 
 def require_grid(layout: Layout | None, user: str) -> ImageGrid:
-    """Return a layout that is a grid; InputError with what needs its rows, the `user`, if it is another."""
+    """Return the layout if it is a single grid; raise InputError, which names the `user`, otherwise."""
     if isinstance(layout, ImageGrid):
         return layout
-    raise InputError("layout", str(layout), f"the grid of one image: {user} goes by its rows")
+    raise InputError("layout", str(layout), f"must be the grid of one image for {user}, which reads its rows")
 
 
 class Grammar(Rows):
-    """Syntax tokens of a batch of outputs, on the device.
+    """Forced syntax tokens of a batch of outputs, on the device.
 
     Args:
-        rows: B rows of `Layout.forced`; () for one without a layout, all of whose places are free.
-        device: of the places.
+        rows: B rows of `Layout.forced`; () for an output without a layout, in which all places are free.
+        device: device of the tensors.
 
     Attributes:
         forced: [B, L + 1] the syntax token at each place of the output, or FREE; the last column is FREE and
-            stands for all places beyond the output's end, where a draft may end up.
+            represents all places beyond the output's end, which a draft may contain.
     """
 
     row_fields = named(RowField("forced", FREE))
@@ -182,17 +186,17 @@ class Grammar(Rows):
         self.forced = torch.tensor([[*row, *[FREE] * (length - len(row))] for row in rows], device=device)
 
     def at(self, place: Tensor) -> Tensor:
-        """[B, n] the syntax token at output places [B, n], or FREE."""
+        """[B, n] syntax tokens at output places [B, n], or FREE."""
         return self.forced.gather(1, place.clamp(0, self.forced.shape[1] - 1))
 
 
 def exclude(logits: Tensor, forced: Tensor, codes: int, tokens: Tensor | None = None) -> Tensor:
-    """Apply the grammar to logits [B, n, V]: codes alone at cells, at forced places the syntax token alone.
+    """Apply the grammar to logits [B, n, V]: cells allow codes alone, forced places their syntax token alone.
 
     Args:
         forced: [B, n] or [B, 1], from `Grammar.at`.
         codes: K, the size of the codebook.
-        tokens: [V] the tokens that the logits are of; None for all, in order.
+        tokens: [V] token ids of the logits; None for all, in order.
     """
     token = torch.arange(logits.shape[-1], device=logits.device) if tokens is None else tokens
     allowed = torch.where(forced[..., None] == FREE, token < codes, token == forced[..., None])

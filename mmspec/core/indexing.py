@@ -1,4 +1,4 @@
-"""Values at chosen nodes or places of each row: ids [B, n] or vectors [B, n, d] alike."""
+"""Gather and scatter values at nodes or places of each row: ids [B, n] or vectors [B, n, d] alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three roles of the speculative loop: target, drafter, acceptance rule."""
+"""The interfaces of the speculative loop: target, drafter and acceptance rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mmspec.core.sampling import AnySampler, RowSettings
 from mmspec.core.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
 
-SPACING = 8  # tokens of a prompt that tell how what follows is spaced: more than any character takes
+SPACING = 8  # prompt tokens that decide the spacing of the continuation: more than any character takes
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,12 @@ class Request:
     """One row to decode.
 
     Attributes:
-        inputs: the target's keyword arguments for the prompt, with `input_ids` [1, L]; batch size 1,
-            no padding.
-        draft_inputs: the same for a draft model that reads the prompt in its own way; None if it
-            reads `inputs`.
+        inputs: the target's keyword arguments for the prompt, with `input_ids` [1, L]; batch size 1, no
+            padding.
+        draft_inputs: the same for a draft model with its own prompt format; None if it reads `inputs`.
         negative_inputs: the unconditional prompt, needed when the guidance scale of any row is not 1.
         layout: of the output, for image tokens.
-        continues: whether the output goes on with the text at the end of the prompt.
+        continues: whether the output continues the text at the end of the prompt.
     """
 
     inputs: Mapping[str, Tensor]
@@ -49,18 +48,18 @@ class Request:
 
     @once
     def prompt_tokens(self) -> list[int]:
-        """Token ids of the prompt on the host, read from the tensor once."""
+        """Token ids of the prompt on the host, copied once."""
         tokens: list[int] = self.inputs["input_ids"][0].tolist()
         return tokens
 
     @property
     def text_before(self) -> list[int]:
-        """Last tokens of a prompt that the output goes on with, which space its first word; else none."""
+        """Last tokens of a prompt that the output continues, which decide the spacing of its first word."""
         return self.prompt_tokens[-SPACING:] if self.continues else []
 
 
 def list_prompts(requests: Sequence[Request], sampler: RowSettings) -> list[Mapping[str, Tensor]]:
-    """Prompts of a batch for the target: B, under guidance of any row followed by B unconditional ones."""
+    """Prompts of a batch for the target: B, followed by B unconditional ones under guidance."""
     prompts = [request.inputs for request in requests]
     if sampler.is_guided:
         prompts += [request.negative_inputs for request in requests if request.negative_inputs is not None]
@@ -69,12 +68,12 @@ def list_prompts(requests: Sequence[Request], sampler: RowSettings) -> list[Mapp
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """Result of a scoring forward.
+    """Result of a scoring forward pass.
 
     Attributes:
-        logits: [B, n, V] as the model gave them; [2B, n, V] under guidance.
-        taps: layer index -> [B, n, d] hidden state that enters that layer; -1 is the final, normed one.
-        queried: [B, P, V] logits at the query nodes of a `ProbedTree`; none of other drafts.
+        logits: [B, n, V] of the model, unchanged; [2B, n, V] under guidance.
+        taps: layer index -> [B, n, d] hidden state that enters that layer; -1 is the final, normalised one.
+        queried: [B, P, V] logits at the query nodes of a `ProbedTree`; empty for other drafts.
     """
 
     logits: Tensor
@@ -87,12 +86,12 @@ class PromptOutput:
     """Result of a prefill.
 
     Attributes:
-        logits: [B, 1, V] after each prompt; [2B, 1, V] under guidance; [.., 0, V] of a model that predicts
+        logits: [B, 1, V] after each prompt; [2B, 1, V] under guidance; [.., 0, V] for a model that predicts
             nothing from a prompt alone.
-        taps: layer index -> B hidden states [1, L_b, d], of prompts of their own length.
-        cached_tokens: tokens of all prompts that were found in a prefix cache, and not read.
-        cache: the target's, for drafters that read its keys and values; None if it keeps none.
-        forwards: forwards that each row took; 0 where the prompts are read with every draft instead.
+        taps: layer index -> B hidden states [1, L_b, d], one per prompt.
+        cached_tokens: number of tokens of all prompts that the prefix cache supplied.
+        forwards: forward passes of each row; 0 if the prompts are processed with every draft instead.
+        cache: the target's KV cache, for drafters that read it; None if the target has none.
     """
 
     logits: Tensor
@@ -103,42 +102,43 @@ class PromptOutput:
 
 
 class TargetState(Rows):
-    """State that a target keeps of a batch between rounds: its KV cache and more; nothing by default."""
+    """State of a target for a batch between rounds: its KV cache, for example."""
 
     def tighten(self, emitted: Sequence[int]) -> None:
-        """Tell the state how many tokens each of the B requests has emitted at most, as the host knows it."""
+        """Set an upper bound, known to the host, of the tokens that each of the B requests has emitted."""
         return None
 
     def nbytes(self) -> int:
-        """Bytes of cached state."""
+        """Size of the cached state in bytes."""
         return 0
 
     def close(self) -> None:
-        """Leave the model as it was before the prefill."""
+        """Restore the model to its state before the prefill."""
         return None
 
 
 State = TypeVar("State", bound=TargetState)
 D = TypeVar("D", bound=Draft)
-#: The kind of draft that target, drafter and rule share, which a decoder checks when it is built.
+#: The kind of draft that target, drafter and rule share; a decoder checks it when it is built.
 AnyDraft: TypeAlias = Any
-#: The kind of verdict that the rule gives on such drafts.
+#: The kind of verdict of the rule for such drafts.
 AnyVerdict: TypeAlias = Any
 
 
 class Target(ABC, Generic[State]):
-    """Model whose distribution is promised. Holds no state of a request; `prefill` returns it.
+    """Model that scores drafts and defines the output distribution. `prefill` returns the state of requests.
 
     Attributes:
         vocabulary: V.
-        device: of its inputs.
-        grid: the image that it draws when nothing else is asked for; None if it draws none.
-        codebook: [K, d] code vectors of the image's cells; None if it has none.
-        distribution: the kind of distribution that it gives.
+        device: device of the inputs.
+        grid: default grid of the images that it generates; None if it generates none.
+        codebook: [K, d] code vectors of image tokens; None if there is none.
+        distribution: class of its output distributions.
         vector_size: d of its tokens, if they are vectors; 0 if they are ids.
-        any_order: whether each forward predicts any places of the output, given any others.
-        by_blocks: whether it has no next token: places of a block are decided where they stand.
-        config: of the model, where heads can read its hidden states, embeddings and output matrix; or None.
+        any_order: whether each forward pass can predict any places of the output, given any others.
+        by_blocks: whether it has no next-token prediction and decides the places of a block in place.
+        config: the model's config, if heads can read its hidden states, embeddings and output matrix; or
+            None.
     """
 
     vocabulary: int
@@ -152,34 +152,34 @@ class Target(ABC, Generic[State]):
     by_blocks: bool = False
 
     def unconditional(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The prompt that guidance leads away from where the caller names none; None for an empty text."""
+        """Default unconditional prompt for guidance; None for an empty text."""
         return None
 
     def layout_of(self, grid: ImageGrid) -> Layout:
-        """Layout of the output that an image of that grid is drawn by: the grid alone, or more before it."""
+        """Layout of the output for an image of that grid: the grid alone, or with tokens before it."""
         return grid
 
     def plain_decoding(self) -> tuple[Drafter, AnyRule | None] | None:
-        """Return what decodes plainly where the model has no next token; None where it has one.
+        """Return the plain decoding of a model without next-token prediction; None for other models.
 
         Returns:
-            The drafter, fitted, and the rule that decides what it proposes; None for any rule.
+            The fitted drafter, and the rule that decides its drafts; None for any rule.
         """
         return None
 
     def treats_alike(self, prompt: Mapping[str, Tensor]) -> bool:
-        """Whether several tokens of a forward get the logits that they get one after another.
+        """Whether scoring several tokens in one forward pass gives the same logits as one token at a time.
 
         Args:
-            prompt: one of those to decode, to try it on.
+            prompt: one of the prompts to decode, for the test.
         """
         return True
 
     def computing(self, *modules: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-        """Begin a call, whose forwards run inside of what is returned, entered for a while again and again.
+        """Begin a call; return a factory of the contexts, entered one after another, in which its models run.
 
         Args:
-            modules: those of the drafter, which run as the target's does.
+            modules: the drafter's modules, which run in the same mode as the target.
         """
         return nullcontext
 
@@ -191,8 +191,9 @@ class Target(ABC, Generic[State]):
 
         Args:
             prompts: keyword arguments of the model, one row each; see `list_prompts`.
-            capacity: tokens per row to make room for.
-            taps: layers whose hidden states are wanted, now and of every draft until the state is closed.
+            capacity: number of tokens per row to allocate.
+            taps: layers whose hidden states to return, for the prompts and for every draft until the state is
+                closed.
 
         Returns:
             The state, and the logits and taps after each prompt.
@@ -200,28 +201,27 @@ class Target(ABC, Generic[State]):
 
     @abstractmethod
     def score(self, state: State, draft: AnyDraft) -> TargetOutput:
-        """Score every node of the draft in one forward; nothing is committed to the cache."""
+        """Score every node of the draft in one forward pass, without committing anything to the cache."""
 
     @abstractmethod
     def commit(self, state: State, draft: AnyDraft, verdict: AnyVerdict, active: Tensor) -> None:
-        """Keep what was decided in the rows that are active [B], and drop the others' keys."""
+        """Keep the keys and values of decided tokens in the active rows [B], and drop the others."""
 
 
-#: A target whose kind of state does not matter.
+#: A target with any kind of state.
 AnyTarget: TypeAlias = Target[Any]
 
 
 class Rule(ABC, Generic[D]):
-    """Decides what a round commits: an `AcceptanceRule` of trees, or a policy of places.
+    """Decides which tokens a round commits: an `AcceptanceRule` for trees, or a policy for places.
 
     Attributes:
-        exactness: level of the promise, whatever the arguments.
-        bound: for levels other than exact, what the rule keeps to, in words: mostly a total variation (TV)
-            per token.
+        exactness: level of the promise for any arguments.
+        bound: for levels other than exact, the guarantee in words, mostly a total variation (TV) per token.
         greedy_only: True if the promise holds at temperature 0 alone.
-        keeps_greedy: whether the output at temperature 0 is greedy decoding's, whatever is drafted.
-        is_plain_draw: whether what it draws is what plain decoding draws with the same noise.
-        distribution: base of the distributions that it reads.
+        keeps_greedy: whether the output at temperature 0 equals greedy decoding's for any draft.
+        is_plain_draw: whether it draws the same tokens as plain decoding with the same noise.
+        distribution: base class of the distributions that it reads.
         taps: layers of the target whose hidden states `decide` reads.
     """
 
@@ -239,10 +239,10 @@ class Rule(ABC, Generic[D]):
         return Promise(self.exactness)
 
     def fit(self, target: AnyTarget) -> Self:
-        """Return this rule fitted to a target; rules that use the target's codebook take it here.
+        """Return this rule fitted to a target. Rules that use the target's codebook get it here.
 
         Raises:
-            InputError: the target lacks what the rule needs.
+            InputError: the target does not fit the rule.
         """
         return self
 
@@ -250,30 +250,30 @@ class Rule(ABC, Generic[D]):
     def decide(
         self, draft: D, output: TargetOutput, scores: AnyDistribution, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
-        """Decide what a round commits.
+        """Decide which tokens a round commits.
 
         Args:
-            draft: what was proposed.
+            draft: the draft of the round.
             output: of the target: logits, and hidden states at the taps.
             scores: the target's distribution after every node of every lane.
             random: random numbers of the T lanes.
-            first: [T] output index that depth 1 of each lane competes for.
+            first: [T] output index of depth 1 of each lane.
         """
 
 
-#: A rule whose kind of draft does not matter.
+#: A rule for any kind of draft.
 AnyRule: TypeAlias = Rule[Any]
 
 
 class AcceptanceRule(Rule[Draft]):
-    """Decides which candidates of a tree are accepted; of a block, of each of its lanes.
+    """Decides which candidates are accepted, in a tree or in each lane of a block.
 
     Attributes:
         sound_for: the kinds of draft for which the promise holds.
-        chains_only: True if the rule judges one candidate per place.
-        judges_whole: True if what is refused beyond an accepted path decided about it: then neither noise nor
-            candidates may come again, as of `Drafter.draws_anew`.
-        measures: what `measure` gives: "tv" or "drift".
+        chains_only: True if the rule can verify only one candidate per place.
+        judges_whole: True if the decision about a path depends on rejected candidates beyond it. Neither
+            noise nor candidates may then be used again; see `Drafter.draws_anew`.
+        measures: quantity that `measure` returns: "tv" or "drift".
     """
 
     sound_for: ClassVar[frozenset[DraftKind]]
@@ -291,36 +291,35 @@ class AcceptanceRule(Rule[Draft]):
     def verify(self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor) -> Path:
         """Verify a tree: decide which nodes are accepted, and choose the token after them.
 
-        Rules that read more of a round than this have a `decide` of their own, and no `verify`.
+        Rules that need more than these arguments override `decide` instead.
 
         Args:
             draft: the candidates.
-            scores, random: as of `decide`.
-            emitted: [B] tokens emitted so far, root included: the output index that depth 1 competes for.
+            scores, random: see `decide`.
+            emitted: [B] tokens emitted so far, root included: the output index of depth 1.
         """
-        raise NotImplementedError(f"{type(self).__name__} decides by the output of the target")
+        raise NotImplementedError(f"{type(self).__name__} overrides decide() and has no verify()")
 
     def measure(
         self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor
     ) -> tuple[Path, Tensor]:
-        """Verify a tree, and measure what that changes.
+        """Verify a tree, and measure the change of the output that the rule causes.
 
         Returns:
-            The path, and [B, max_depth] at the place of each depth the total variation between output and
-            target, or the root mean square of candidate minus value; NaN where it was not measured. [B, 0]
-            for exact rules.
+            The path, and [B, max_depth] for each depth the total variation between output and target, or the
+            root mean square of candidate minus value; NaN where it was not measured. [B, 0] for exact rules.
         """
         path = self.verify(draft, scores, random, emitted)
         return path, path.accepted.new_empty(len(path.accepted), 0)
 
 
 class DraftSession(Rows, ABC):
-    """State of a drafter for one batch. Rows enter and leave it after a round, if at all.
+    """State of a drafter for one batch. Rows can enter and leave it between rounds if `Drafter.rows_move`.
 
     Attributes:
-        passes: forwards so far of a model of the drafter's own, its prefill not counted.
-        likelihoods: [B, n] log-probability that the path to each node of the last draft is right, as far as
-            the drafter knows; -inf where it is not valid. Of drafters that have it (`rates_paths`).
+        passes: number of forward passes of the drafter's own model, without its prefill.
+        likelihoods: [B, n] the drafter's log-probability that the path to each node of the last draft will be
+            accepted; -inf for invalid nodes. Only for drafters with `rates_paths`.
     """
 
     passes: int = 0
@@ -336,62 +335,64 @@ class DraftSession(Rows, ABC):
         return super().joined(other, counts)
 
     def attach(self, state: Any) -> None:
-        """Give the session the target's state, before the first round and after rows moved. Optional."""
+        """Set the target's state, before the first round and after rows moved. Optional."""
         return None
 
     def resize(self, choice: int) -> None:
-        """Set the size of the next drafts, by its place in the drafter's `sizes`."""
-        raise InputError("choice", choice, f"none: drafts of {type(self).__name__} have one size")
+        """Set the size of the next drafts, as an index into the drafter's `sizes`."""
+        raise InputError("choice", choice, f"is not supported: drafts of {type(self).__name__} have one size")
 
     def prepare(self) -> None:
-        """Read the prompts, if that was put off until the first draft, which may never come. Optional."""
+        """Run a prefill that was deferred until the first draft. Optional."""
         return None
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
-        """Set how much is worth drafting in the next round. Optional: a hint, to save time.
+        """Limit the size of the next draft. Optional: a hint that saves time.
 
         Args:
-            nodes: the most candidates.
-            least: probabilities of the likeliest path to each level but the last, for a draft of that depth,
-                below which no other level is drafted.
+            nodes: largest number of candidates.
+            least: for a draft of a given depth, the probabilities of the most likely path to each level but
+                the last, below which no further level is drafted.
         """
         return None
 
     def open(self, canvas: Canvas) -> Draft:
-        """Prepare a canvas for its first token; return the draft that the prompts' own logits are of."""
+        """Prepare a canvas for its first token; return the draft that the prefill's logits belong to."""
         return Tree.chain(canvas.root[:, None], DraftKind.POINT)
 
     @abstractmethod
     def propose(self, canvas: Canvas) -> Draft:
-        """Propose the candidates of one round, given the output so far."""
+        """Propose the draft of one round, given the output so far."""
 
     def observe(self, draft: Any, output: TargetOutput, scores: AnyDistribution, verdict: Any) -> None:
-        """Update the session after verification, also of drafts that are not its own. Optional."""
+        """Update the session after verification, including that of another drafter's draft. Optional."""
         return None
 
 
 class Drafter(ABC):
-    """Proposes candidate tokens. Holds no state of a request; `start` returns it.
+    """Proposes drafts. `start` returns the state of requests.
 
     Attributes:
-        kind: kind of its drafts, which the acceptance rule must be sound for.
-        max_nodes: nodes of its largest draft, root included.
+        kind: kind of its drafts, for which the acceptance rule must be sound.
+        max_nodes: number of nodes of its largest draft, root included.
         taps: layers of the target whose hidden states it reads.
-        branches: True if its drafts have siblings; rules that judge one candidate per place refuse those.
-        exactness: LOSSY or APPROXIMATE if nodes see less than the model would, so that no rule can be exact.
-        keeps: the distribution that exact rules keep, in words, where models of the kind have more than one;
-            "" for the next token's.
-        judged_by: base of the rules that can decide about its drafts.
-        distribution: base of the distributions that its candidates compete for: of ids unless it is said.
+        branches: True if its drafts have siblings, which some rules cannot verify.
+        exactness: LOSSY or APPROXIMATE if nodes attend to less than the model would, so that no rule is
+            exact.
+        keeps: the distribution that exact rules keep, in words, for models with more than one; "" for
+            next-token prediction.
+        judged_by: base class of the rules that can verify its drafts.
+        distribution: base class of its candidates' distributions; over ids by default.
         decides_places: whether it drafts blocks of places for targets that decide them together.
-        runs_ahead: whether sessions propose from what is on the device, so that the host may read each round
-            when the next is on its way, and one more than it needs.
-        rates_paths: whether sessions say how likely each candidate is (`likelihoods`), so that a draft, of
-            which nothing was drawn, can be pruned.
-        shares_tree: whether candidates of another drafter may stand beside those of its sessions.
+        runs_ahead: whether sessions propose from data on the device alone, so that the next round can start
+            before the host reads the last one. One extra round is run.
+        rates_paths: whether sessions estimate the probability of each candidate (`likelihoods`), so that a
+            deterministic draft can be pruned.
+        shares_tree: whether another drafter's candidates can be added to the trees of its sessions.
         rows_move: whether rows may enter and leave its sessions between rounds (`Rows`).
-        draws_anew: whether candidates are drawn by noise of their round alone, and none outlives it.
-        is_plain: whether it proposes nothing, so that the target's plain decoding may take its place.
+        draws_anew: whether candidates depend only on the noise of their round, and are used in one round
+            alone.
+        is_plain: whether it proposes nothing, so that the target's plain decoding can replace it.
     """
 
     kind: DraftKind
@@ -411,7 +412,7 @@ class Drafter(ABC):
     is_plain: bool = False
 
     def admit(self, requests: Sequence[Request], sampler: AnySampler, stopping: Stopping) -> None:
-        """Raise InputError for a batch that this drafter cannot decode, before anything of it is read."""
+        """Raise InputError for a batch that this drafter cannot decode, before its prefill."""
         return None
 
     @abstractmethod
@@ -422,50 +423,51 @@ class Drafter(ABC):
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """The modules of its own that it runs; see `Target.computing`."""
+        """The drafter's own modules; see `Target.computing`."""
         return ()
 
     @property
     def reader(self) -> Any | None:
-        """The target behind which a draft model stands that reads prompts by itself; None if none does."""
+        """The draft model as a target, if it processes prompts by itself; else None."""
         return None
 
     def to(self, *args: object, **kwargs: object) -> None:
-        """Move the drafter's own model, as `torch.nn.Module.to` does; most have none."""
+        """Move the drafter's own model, if any, as `torch.nn.Module.to` does."""
         return None
 
     def compile(self) -> None:
-        """Compile forwards of the drafter's own model, each when it is first met; most have none."""
+        """Compile the forward passes of the drafter's own model, if any, each on first use."""
         return None
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Depths of the drafts that sessions can be set to between rounds, the largest first; () if fixed."""
+        """Depths that drafts can be set to between rounds, the largest first; () if fixed."""
         return ()
 
     def probes_of(self, candidates: int) -> int:
-        """Probes that a draft of so many candidates carries, which make the next one; most have none."""
+        """Number of probes, which prepare the next draft, in one of `candidates`; 0 for most drafters."""
         return 0
 
     def stopping_below(self, probability: float) -> Drafter:
-        """Return this drafter with an early stop, where it gives every path less than that probability.
+        """Return this drafter with an early stop: it drafts no path whose probability is below `probability`.
 
-        It decides before it draws, so that no acceptance rule is biased.
+        The decision comes before the draw, so that no acceptance rule is biased.
 
         Raises:
-            InputError: the drafter has no such probability.
+            InputError: the drafter estimates no probability.
         """
-        raise InputError("length", "confidence", f"'fixed': {type(self).__name__} has no confidence")
+        rule = f"must be 'fixed' for {type(self).__name__}, which has no confidence"
+        raise InputError("length", "confidence", rule)
 
     def check(self, target: AnyTarget) -> None:
-        """Raise InputError if this drafter does not fit the target. The default fits any."""
+        """Raise InputError if this drafter does not fit the target. The default accepts any target."""
         return None
 
     def fit(self, target: AnyTarget) -> Drafter:
-        """Return this drafter fitted to a target; drafters that use the target's weights take them here.
+        """Return this drafter fitted to a target. Drafters that use the target's weights get them here.
 
         Raises:
-            InputError: it does not fit the target.
+            InputError: the drafter does not fit the target.
         """
         self.check(target)
         return self
@@ -473,13 +475,13 @@ class Drafter(ABC):
 
 @dataclass(frozen=True)
 class Round:
-    """One round, as `speculate` yields it: tensors on the device, valid until the next round begins.
+    """Result of one round of `speculate`: tensors on the device, valid until the next round begins.
 
     Attributes:
-        draft: what was proposed; the root alone for the prefill.
-        first: [T] output index that depth 1 of each lane competed for.
+        draft: the draft; the root alone for the prefill.
+        first: [T] output index of depth 1 of each lane.
         scores: the target's distribution after each node.
-        verdict: what was decided.
+        verdict: the decision of the rule.
         emission: the tokens that were completed, on the host.
     """
 

@@ -1,6 +1,6 @@
-"""Rows of a request in lock step: its callbacks are asked as transformers' `generate` asks them.
+"""Lock step: a request's callbacks are called as transformers' `generate` calls them.
 
-That is once a step, with all rows at once, padded before shorter prompts and after what has ended.
+They are called once a step with all rows at once, padded before shorter prompts and after finished rows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["Lockstep"]
 
 @dataclass(frozen=True, eq=False)
 class Lockstep:
-    """Callbacks that may count on every call of theirs: each step gives each of the b rows one token.
+    """Callbacks that rely on being called once per step, with one new token for each of the b rows.
 
     Attributes:
         processors: take ids [b, L] and scores [b, V].
         criteria: take ids [b, L + 1] after the step.
         prompt_lengths: of the b rows.
-        filler: the token that pads.
+        filler: the padding token.
     """
 
     processors: LogitsProcessorList
@@ -33,7 +33,7 @@ class Lockstep:
     filler: int
 
     def batch(self, rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-        """Make the padded batch [b, L] of the rows' ids, prompts included."""
+        """Build the padded batch [b, L] of the rows' ids, prompts included."""
         lengths = self.prompt_lengths
         longest = max(lengths)
         most = max(len(ids) - length for ids, length in zip(rows, lengths, strict=True))
@@ -44,13 +44,13 @@ class Lockstep:
         return torch.tensor(padded, dtype=torch.long, device=device)
 
     def process(self, rows: Sequence[Sequence[int]], scores: Tensor) -> Tensor:
-        """Process the scores [b, V] that follow the rows' ids: a copy in float32, as by `generate`."""
+        """Process the next-token scores [b, V] of the rows: in a float32 copy, as `generate` does."""
         ids: Any = self.batch(rows, scores.device)
         processed: Tensor = self.processors(ids, scores.to(torch.float32, copy=True))
         return processed.to(scores.dtype)
 
     def stops(self, rows: Sequence[Sequence[int]], device: torch.device) -> list[bool]:
-        """Ask the criteria which of the rows end here."""
+        """Return which rows the criteria end."""
         ids = self.batch(rows, device)
         asked: Tensor = self.criteria(ids, None)
         return list(asked.tolist())

@@ -1,6 +1,6 @@
 """The speculative loop: propose, score, verify, commit.
 
-It knows no method and no model by name. Plain decoding is the drafter that proposes nothing.
+The loop is independent of methods and models. Plain decoding is a drafter that proposes no tokens.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from mmspec.core.sampling import RowSettings
 from mmspec.core.statistics import Timer
 from mmspec.core.verdict import Measured, Path, Verdict
 
-# A generous max_new_tokens must not cost memory that is never used: beyond this the cache grows in blocks.
+# A large max_new_tokens must not allocate memory that is never used: beyond this the cache grows in blocks.
 PREALLOCATED_TOKENS = 2048
 
 
 @dataclass
 class Batch(Rows, Generic[State]):
-    """Requests that are decoded together, and all that is kept of them between rounds.
+    """Requests that are decoded together, with their state between rounds.
 
     Attributes:
-        target: the model whose distribution is promised.
-        decoder: whose session proposes, and which decides.
-        sampler: logits to distribution, for target and drafter alike.
-        canvas: B rows, which say when they are finished.
+        target: the model that scores drafts and defines the output distribution.
+        decoder: the drafter and the acceptance rule.
+        sampler: converts logits to a distribution, for target and drafter alike.
+        canvas: the output of the B rows, and which rows are finished.
         random: the rows' random numbers.
-        state: of the target.
-        session: of the drafter.
-        round: forwards so far.
-        computing: entered while models run; see `Target.computing`.
+        state: the target's state, such as its KV cache.
+        session: the drafter's state.
+        round: number of forward passes so far.
+        computing: context in which the models run; see `Target.computing`.
     """
 
     row_fields = named("sampler", "canvas", "random", "state", "session")
@@ -67,11 +67,11 @@ class Batch(Rows, Generic[State]):
     computing: Callable[[], AbstractContextManager[None]]
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
-        """Return the batch of some rows, between rounds."""
+        """Return a batch of the given rows. Call it between rounds."""
         return super().part(rows, len(self.canvas.ids))
 
     def joined(self, other: Self, counts: tuple[int, int] | None = None) -> Self:
-        """Return these rows followed by those of another batch, each after a round."""
+        """Return these rows followed by the rows of `other`. Call it between rounds of both batches."""
         return super().joined(other, (len(self.canvas.ids), len(other.canvas.ids)))
 
     def rows_changed(self) -> None:
@@ -79,7 +79,7 @@ class Batch(Rows, Generic[State]):
         self.session.attach(self.state)
 
     def decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
-        """Propose, score, verify, commit; the canvas sends its report to the host, which does not wait."""
+        """Run one round: propose, score, verify, commit. The report is copied to the host asynchronously."""
         with self.computing():
             return self._decode_round()
 
@@ -105,7 +105,7 @@ class Batch(Rows, Generic[State]):
         return draft, first, scores, verdict
 
     def read_round(self) -> Emission:
-        """Read what the first unread round completed, and tell the target."""
+        """Read the report of the oldest unread round, and update the statistics."""
         emission = self.canvas.read()
         self.canvas.stats.target_forwards += 1
         self.canvas.stats.cache_bytes = self.state.nbytes()
@@ -121,10 +121,10 @@ def begin(
     canvas: Canvas,
     random: RandomStream,
 ) -> tuple[Batch[State], Round]:
-    """Prefill a batch of requests, and choose the first token of each; arguments as of `speculate`.
+    """Prefill a batch of requests and choose the first token of each. The arguments are those of `speculate`.
 
     Returns:
-        The batch, whose state is to be closed, and the round of the prompts.
+        The batch, whose state the caller closes, and the round of the prefill.
     """
     decoder.admit(requests, sampler, canvas.stopping[0])
     stats, started = canvas.stats, perf_counter()
@@ -175,23 +175,23 @@ def speculate(
     """Decode a batch of requests, round by round.
 
     Args:
-        target: the model whose distribution is promised.
-        decoder: proposes drafts, and decides about them.
-        sampler: logits to distribution, for target and drafter alike.
+        target: the model that scores drafts and defines the output distribution.
+        decoder: proposes drafts, and decides which draft tokens are accepted.
+        sampler: converts logits to a distribution, for target and drafter alike.
         requests: B prompts.
-        canvas: B rows that hold the prompts; it is filled, and says when all rows are finished.
+        canvas: B rows that hold the prompts. The loop fills it, and ends when all its rows are finished.
         random: the rows' random numbers.
 
     Yields:
-        One Round for the prompts, then one for each scoring forward; valid until the next one. On a GPU the
-        next round may be on its way by then, and the last is followed by one that nobody reads.
+        One Round for the prefill, then one for each scoring forward pass; valid until the next one. On a GPU
+        next round may already be running then, and one extra round, which is never read, follows the last.
     """
     if not requests or not any(stopping.max_new_tokens for stopping in canvas.stopping):
         return
     batch, prompts = begin(target, decoder, sampler, requests, canvas, random)
     with closing(batch.state), batch.timer:
         yield prompts
-        # a GPU goes on to the next round while the host reads, where nothing on the host decides about it
+        # A GPU starts the next round while the host reads this one, unless the next depends on the host.
         criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)
         decides = criteria or canvas.in_step or sampler.processors or not decoder.runs_ahead
         late = 1 if runs_by_itself(target.device) and not decides else 0
@@ -205,5 +205,5 @@ def speculate(
 
 
 def runs_by_itself(device: torch.device) -> bool:
-    """Return whether a device works off what it was told while the host does something else."""
+    """Return whether a device runs submitted work asynchronously from the host."""
     return device.type == "cuda"

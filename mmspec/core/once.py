@@ -1,4 +1,4 @@
-"""Property that is computed once, in a way that `torch.compile` can trace."""
+"""Cached property that `torch.compile` can trace."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from functools import cached_property as once
 else:
 
-    class once:  # as `property` is written
-        """`functools.cached_property` without the lock of Python 3.11, which `torch.compile` cannot enter."""
+    class once:  # lower case, as `property`
+        """`functools.cached_property` without Python 3.11's lock, which `torch.compile` cannot trace."""
 
         def __init__(self, func):
             self.func, self.__doc__ = func, func.__doc__
@@ -21,7 +21,7 @@ else:
             if instance is None:
                 return self
             value = self.func(instance)
-            object.__setattr__(instance, self.name, value)  # from now on found before this descriptor
+            object.__setattr__(instance, self.name, value)  # later look-ups find the instance attribute
             return value
 
 

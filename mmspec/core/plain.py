@@ -1,6 +1,6 @@
-"""Plain decoding through the same loop: nothing is proposed but the root.
+"""Plain decoding: a drafter for the speculative loop that proposes no tokens.
 
-Targets without a next token have a plain decoding of their own (`Target.plain_decoding`).
+Targets without next-token prediction have their own plain decoding (`Target.plain_decoding`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["NoDrafter"]
 
 
 class NoDrafter(Drafter, DraftSession):
-    """Drafts the root alone, so that the loop is plain decoding."""
+    """Drafter that proposes the root alone, which makes the loop plain decoding."""
 
     kind = DraftKind.POINT
     max_nodes = 1
@@ -32,7 +32,8 @@ class NoDrafter(Drafter, DraftSession):
 
     def check(self, target: AnyTarget) -> None:
         if target.vector_size and target.any_order:
-            raise InputError("accelerator", "none", "masked: a MAR decides its cells in an order of its own")
+            rule = "must be 'masked' for MAR, which decides its cells in its own order"
+            raise InputError("accelerator", "none", rule)
 
     def start(
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream

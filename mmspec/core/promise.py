@@ -1,4 +1,4 @@
-"""Promises: how near an output distribution is to the reference distribution."""
+"""Promises: how close an output distribution is to the reference distribution."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ __all__ = ["Level", "Promise"]
 
 
 class Level(StrEnum):
-    """Level of a promise."""
+    """How close the output distribution is to the reference distribution."""
 
     EXACT = "exact"
-    """The output distribution is the reference distribution."""
+    """The output distribution equals the reference distribution."""
     BOUNDED = "bounded"
-    """The total variation between the two, per token, has a bound."""
+    """The total variation distance between the two is bounded per token."""
     APPROXIMATE = "approximate"
-    """It differs from the reference distribution by a parameter that has no bound in total variation."""
+    """The two are close by construction: they differ by a parameter without a bound in total variation."""
     LOSSY = "lossy"
     """No bound is known."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """Promise of a decoder about its output distribution.
+    """How close a decoder's output distribution is to the reference distribution.
 
     Attributes:
-        level: how near it is to the reference distribution.
-        bound: total variation per token, of BOUNDED promises.
-        relative_to: the reference distribution in words, where models of the kind have more than one; "" for
-            the next token's.
+        level: kind of promise.
+        bound: total variation per token, for BOUNDED promises.
+        relative_to: the reference distribution in words, for models with more than one; "" for next-token
+            prediction.
     """
 
     level: Level = Level.EXACT

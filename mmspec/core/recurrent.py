@@ -1,9 +1,9 @@
-"""Cache layer of a mixer with a recurrent state: short convolutions, linear attention, state spaces.
+"""Cache layer for mixers with a recurrent state: short convolutions, linear attention, state spaces.
 
-The state is of all committed tokens at once, so that rejected ones cannot be cut off again. Scoring therefore
-leaves it alone: every node is computed from the committed state and its own path, and what a commit needs to
-bring the state to any node stays here meanwhile. Mixers with a closed form keep an update for each node; of
-all others a state for each node is kept.
+The state summarises all committed tokens, so that rejected tokens cannot be removed from it. Scoring
+therefore does not change it: every node is computed from the committed state and the node's path. The layer
+keeps the data with which a commit moves the state to any node: an update per node for mixers with a closed
+form, a state per node for all others.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from mmspec.core.cache import WritePlan
 
 RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
-HYBRID_LAYER = "hybrid"  # attention and a recurrent mixer in one
+HYBRID_LAYER = "hybrid"  # attention and a recurrent mixer in one layer
 
 States = dict[tuple[str, int], Tensor]
-"""States of one mixer as transformers keeps them: ("conv", i) [R, C, k] last inputs of convolution i, zeros
-before the prompt; ("recurrent", i) [R, ...] after the last token."""
+"""States of one mixer, as in transformers: ("conv", i) [R, C, k] last inputs of convolution i, zeros before
+the prompt; ("recurrent", i) [R, ...] state after the last token."""
 
-CONV, STATE = ("conv", 0), ("recurrent", 0)  # the only ones of mixers with a closed form
+CONV, STATE = ("conv", 0), ("recurrent", 0)  # the only states of mixers with a closed form
 
 
 class NodeUpdates(NamedTuple):
-    """Updates of a recurrent state by each node of a draft: of the gated delta rule, or of a state space.
+    """Updates of a recurrent state by each node of a draft, for the gated delta rule or a state space.
 
-    A node adds its key k and its update u to the committed state S, under the decay G from that state on.
+    A node adds its key k and its update u to the committed state S, under the decay G since that state.
     """
 
     keys: Tensor  # [B, heads, n, d_k]
-    values: Tensor  # [B, heads, n, d_v] u: a value, less what the delta rule's state recalls for its key
-    decay: Tensor  # [B, heads, n] log decay G from the committed state to the node, itself included
+    values: Tensor  # [B, heads, n, d_v] u: a value, minus the delta rule's prediction for its key
+    decay: Tensor  # [B, heads, n] log decay G from the committed state to the node, inclusive
 
 
 def state_after(state: Tensor, updates: NodeUpdates, path: Tensor, node: Tensor) -> Tensor:
     """Recurrent state after one node [B] of each row, in closed form.
 
-    After node a it is exp(G_a) S + sum_j exp(G_a - G_j) k_j u_j^T, over its path [B, n].
+    The state after node a is exp(G_a) S + sum_j exp(G_a - G_j) k_j u_j^T, over its path [B, n].
     """
     keys, values, decay = updates
     last = decay.gather(2, node[:, None, None].expand(-1, decay.shape[1], 1))  # [B, heads, 1]
@@ -60,22 +60,22 @@ def state_after(state: Tensor, updates: NodeUpdates, path: Tensor, node: Tensor)
 def state_space_tree(
     x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor, ancestors: Tensor
 ) -> tuple[Tensor, NodeUpdates]:
-    """Run the state space of Mamba-2 (2405.21060) along every path of a tree, leaving its state as it is.
+    """Run the state space of Mamba-2 (2405.21060) along every path of a tree, without changing its state.
 
-    Token by token it is S_t = exp(g_t) S_{t-1} + x_t b_t^T and y_t = S_t c_t. Unrolled along the path to node
-    i (STree, 2505.14969), where G_i is the sum of g down to it, and j are its ancestors and itself,
+    Per token, S_t = exp(g_t) S_{t-1} + x_t b_t^T and y_t = S_t c_t. Unrolled along the path to node i (STree,
+    2505.14969), where G_i is the sum of g down to node i, and j runs over its ancestors and itself,
 
         y_i = exp(G_i) S c_i + sum_j exp(G_i - G_j) (b_j . c_i) x_j.
 
     Args:
-        x: [B, n, heads, d] inputs, each times its step size.
-        b, c: [B, n, groups, N]; each serves consecutive heads.
+        x: [B, n, heads, d] inputs, multiplied by their step sizes.
+        b, c: [B, n, groups, N]; each group serves consecutive heads.
         g: [B, n, heads] log decay of each node.
-        state: [B, heads, d, N] after the last committed token; all is computed in its dtype.
+        state: [B, heads, d, N] after the last committed token; its dtype is used throughout.
         ancestors: [B, n, n] True where node j is node i or one of its ancestors.
 
     Returns:
-        Outputs [B, n, heads, d], and what `state_after` needs.
+        Outputs [B, n, heads, d], and the updates for `state_after`.
     """
     x, b, c, g = (part.transpose(1, 2).to(state.dtype) for part in (x, b, c, g))
     shared = x.shape[1] // b.shape[1]
@@ -88,12 +88,12 @@ def state_space_tree(
 
 @dataclass(frozen=True)
 class Paths:
-    """Paths of a draft tree, as recurrent layers need them.
+    """Paths of a draft tree in the form that recurrent layers need.
 
     Attributes:
         ancestors: [B, n, n] True where node j is node i or one of its ancestors.
-        taps: [B, n, k] where a convolution of k taps finds its inputs at each node, the oldest first and the
-            node's own last: 0 to k - 2 are the last committed inputs, k - 1 + j is node j.
+        taps: [B, n, k] indices of the inputs of a convolution of k taps at each node, from the oldest to the
+            node's own: 0 to k - 2 are the last committed inputs, k - 1 + j is node j.
     """
 
     ancestors: Tensor
@@ -101,12 +101,12 @@ class Paths:
 
     @property
     def parents(self) -> Tensor:
-        """[B, n] 0 where a node comes after the last committed token, 1 + j where it comes after node j."""
+        """[B, n] 0 if a node follows the last committed token, 1 + j if it follows node j."""
         return (self.taps[:, :, -2] - self.taps.shape[2] + 2).clamp_min(0)
 
     @classmethod
     def of(cls, nodes: Nodes, kernel: int) -> Paths:
-        """Build the paths for convolutions of `kernel` taps, of the nodes of a whole tree."""
+        """Build the paths of a whole tree for convolutions of `kernel` taps."""
         committed, depth = kernel - 1, nodes.depth
         above = depth[:, :, None] - depth[:, None, :]  # [B, n, n]
         taps = [
@@ -120,13 +120,13 @@ class Paths:
         return cls(nodes.visible, torch.stack(taps, 2))
 
     def to(self, device: torch.device) -> Paths:
-        """The same on another device; a device_map may put layers on several."""
+        """Move the paths to a device; a device_map may put layers on several."""
         return Paths(self.ancestors.to(device), self.taps.to(device))
 
 
 @dataclass(frozen=True)
 class ScoredPaths:
-    """Nodes of a draft that were computed in closed form; held until the next draft."""
+    """Nodes of a draft that were computed in closed form; kept until the next draft."""
 
     paths: Paths
     known: Tensor  # [R, k - 1 + n, C] last committed inputs of the convolution, then those of the nodes
@@ -147,7 +147,7 @@ class ScoredPaths:
 
 @dataclass(frozen=True)
 class ScoredSteps:
-    """Nodes that were read one after another: [R, 1 + n, ...] the committed states, then those after each."""
+    """Nodes that were computed one by one: [R, 1 + n, ...] the committed states, then those after nodes."""
 
     states: States
 
@@ -159,14 +159,14 @@ class ScoredSteps:
 
 
 class RecurrentLayer(LinearAttentionLayer):
-    """States of one mixer for R rows: transformers writes them when prompts are read, mmspec at commits.
+    """States of one mixer for R rows: transformers writes them in the prefill, mmspec at commits.
 
-    Models find no state before a prompt, which is true. Mixers with a closed form are not asked while a draft
-    is scored; the others find the state of a node's parent here (`step`).
+    Models find no state before a prompt. Mixers with a closed form do not read states here while a draft is
+    scored; the others read the state of a node's parent (`step`).
 
     Attributes:
         committed: the states after the last committed token of each row.
-        scored: the draft that was read last.
+        scored: the last scored draft.
     """
 
     is_croppable = False
@@ -186,7 +186,7 @@ class RecurrentLayer(LinearAttentionLayer):
 
     @property
     def taps(self) -> int:
-        """Length k of its convolutions' windows; 2 if it has none: a node and its parent."""
+        """Kernel size k of the convolutions; 2 without convolutions: a node and its parent."""
         return max(
             (state.shape[2] for (kind, _), state in self.committed.items() if kind == "conv"), default=2
         )
@@ -194,9 +194,9 @@ class RecurrentLayer(LinearAttentionLayer):
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object
     ) -> Tensor:
-        """Keep the last inputs [B, C, k] of those given, [B, C, L]; return them with those before them."""
+        """Store the last k of the inputs [B, C, L]; return the inputs with those before them."""
         if not self._is_entered:
-            self.is_conv_states_initialized[state_idx] = False  # it was made for another number of rows
+            self.is_conv_states_initialized[state_idx] = False  # allocated for another number of rows
         inputs: Tensor = super().update_conv_state(conv_states, state_idx, conv_kernel_size, **kwargs)
         last = self.conv_states[state_idx]
         if not self._is_entered and last is not None:
@@ -206,7 +206,7 @@ class RecurrentLayer(LinearAttentionLayer):
     def update_recurrent_state(
         self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: object
     ) -> Tensor:
-        """Keep the state after the last token."""
+        """Store the state after the last token."""
         if not self._is_entered:
             self._keep(("recurrent", state_idx), recurrent_states)
             return recurrent_states
@@ -214,7 +214,7 @@ class RecurrentLayer(LinearAttentionLayer):
         return states
 
     def enter(self, states: States) -> None:
-        """Let the mixer read on from states, and write into them, until `leave`."""
+        """Let the mixer continue from `states`, and update them in place, until `leave`."""
         for (kind, index), state in states.items():
             self.has_previous_state[index] = True
             if kind == "conv":
@@ -225,15 +225,15 @@ class RecurrentLayer(LinearAttentionLayer):
         self._is_entered = True
 
     def leave(self) -> None:
-        """Let the mixer find no state again."""
+        """Hide the states from the mixer again."""
         self.has_previous_state = dict.fromkeys(self.has_previous_state, False)
         self._is_entered = False
 
     def step(self, mixer: Callable[[Tensor], Tensor], hidden: Tensor, parents: Tensor) -> Tensor:
-        """Let a mixer read nodes one after another, each from the state after its parent.
+        """Run a mixer on the nodes one by one, each from the state after its parent.
 
         Args:
-            mixer: reads one token of each row [R, 1, d] from the states that it finds here.
+            mixer: computes one token of each row [R, 1, d] from the states in this layer.
             hidden: [R, n, d].
             parents: [R, n] 0 for the committed state, 1 + j for node j, parents first.
 
@@ -259,7 +259,7 @@ class RecurrentLayer(LinearAttentionLayer):
         return torch.cat(outputs, 1)
 
     def convolved(self, inputs: Tensor, paths: Paths) -> Tensor:
-        """Inputs of a convolution at every node, [B, n, C] -> [B, n, k, C], each with its path before it."""
+        """Inputs of a convolution at every node, [B, n, C] -> [B, n, k, C], each preceded by its path."""
         self._known = torch.cat([self.committed[CONV][:, :, 1:].transpose(1, 2), inputs], 1)
         self.scored = ScoredPaths(paths, self._known)
         return pick(self._known, paths.taps.flatten(1)).view(*paths.taps.shape, -1)
@@ -277,7 +277,7 @@ class RecurrentLayer(LinearAttentionLayer):
         return out
 
     def commit(self, node: Tensor, active: Tensor) -> None:
-        """Bring the rows that are active [R] to the state after a node [R] of the draft scored last."""
+        """Set the state of active rows [R] to that after a node [R] of the last scored draft."""
         device = self.place
         node, active = node.to(device), active.to(device)
         for key, new in self.scored.after(self.committed, node).items():
@@ -297,16 +297,18 @@ class RecurrentLayer(LinearAttentionLayer):
         return sum(state.nbytes for state in self.committed.values())
 
     def _keep(self, key: tuple[str, int], state: Tensor) -> None:
-        """Keep a state of the row that is prefilled; the next prompt begins with none."""
+        """Store a state of the row that is prefilled; the next prompt starts without one."""
         self.has_previous_state[key[1]] = False
         if not self.plan.keeps:
             return
         if self.plan.prefill_row is None:
-            raise UnsupportedModelError("a recurrent state would be changed by tokens that may be rejected")
+            raise UnsupportedModelError(
+                "a mixer updates its state while a draft is scored, which a rejection cannot undo"
+            )
         self._row_of(key, state)[self.plan.prefill_row] = state[0]
 
     def _row_of(self, key: tuple[str, int], state: Tensor) -> Tensor:
-        """The buffer of a state for all rows."""
+        """Buffer of a state for all rows."""
         if key not in self.committed:
             self.committed[key] = state.new_zeros(self.plan.rows, *state.shape[1:])
         return self.committed[key]

@@ -1,8 +1,8 @@
-"""Rows of a running batch: taking some out, and putting others in, between rounds.
+"""Rows of a running batch: select and concatenate the per-row state between rounds.
 
-What is kept of each row between rounds says which of its fields hold something for each row; all is taken
-apart and put together by `select` and `concat`. Tensors hold rows along dim 0, lists an item for each. Under
-guidance, what the target reads twice holds the batch twice, one after another.
+Each class with per-row state lists its per-row fields; `select` and `concat` split and merge them. Tensors
+have their rows along dim 0, and lists have one item per row. Under guidance, the target's state holds the
+batch twice, one copy after the other.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["RowField", "Rows", "concat", "lengthen", "named", "select"]
 
 
 class RowField(NamedTuple):
-    """A field that holds something for each row: a tensor, a list, `Rows`, or None.
+    """A field with per-row values: a tensor, a list, `Rows`, or None.
 
     Attributes:
         name: of the field.
-        fill: what lengthens the shorter of tensors [B, n, ...] whose n differ; None repeats their last value.
-        newest_last: whether they are lengthened in front.
+        fill: value that pads the shorter of two tensors [B, n, ...]; None repeats its last value.
+        newest_last: whether tensors are padded in front.
     """
 
     name: str
@@ -36,35 +36,35 @@ class RowField(NamedTuple):
 
 
 def named(*fields: str | RowField) -> tuple[RowField, ...]:
-    """Name the fields of a class that hold something for each row, besides those of its base classes."""
+    """List the per-row fields of a class, in addition to those of its base classes."""
     return tuple(RowField(each) if isinstance(each, str) else each for each in fields)
 
 
 class Rows:
-    """Base of what is kept of each row of a batch between rounds.
+    """Base class of per-row state between rounds.
 
     Attributes:
-        row_fields: by `named`; None where rows stay together until all have ended.
+        row_fields: built by `named`; None if rows stay together until all have finished.
     """
 
     row_fields: ClassVar[tuple[RowField, ...] | None] = None
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
-        """Return what is kept of some rows, in that order; the whole is not used any more.
+        """Return the state of the given rows, in that order. Do not use the original afterwards.
 
         Args:
-            rows: of the batch.
-            count: number of rows B of the batch; None where each stands here once.
+            rows: indices in the batch.
+            count: number of rows B of the batch; None if this state holds each row once.
         """
         names = (each.name for each in self._fields())
         return self._with_rows({name: select(getattr(self, name), rows, count) for name in names})
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
-        """Return these rows followed by those of another, which are not used any more by themselves.
+        """Return these rows followed by those of `other`. Do not use the originals afterwards.
 
         Args:
-            other: of another batch.
-            counts: number of rows of either batch.
+            other: state of another batch.
+            counts: number of rows of each batch.
         """
         changed = {}
         for name, fill, newest_last in self._fields():
@@ -72,15 +72,15 @@ class Rows:
         return self._with_rows(changed)
 
     def rows_changed(self) -> None:
-        """Set up anew what depends on the rows, after some were taken out or put in. Optional."""
+        """Update derived state after rows have entered or left. Optional."""
         return None
 
     @classmethod
     def _fields(cls) -> list[RowField]:
-        """Fields that hold something for each row, those of the base classes first."""
+        """Per-row fields, those of the base classes first."""
         if cls.row_fields is None:
-            allowed = "all of the batch, until all rows have ended: it does not name its `row_fields`"
-            raise InputError("rows", f"some of a {cls.__name__}", allowed)
+            rule = "must be all of the batch until all have finished: the class does not define `row_fields`"
+            raise InputError("rows", f"some of a {cls.__name__}", rule)
         return [each for base in reversed(cls.__mro__) for each in vars(base).get("row_fields") or ()]
 
     def _with_rows(self, changed: Keywords) -> Self:
@@ -98,9 +98,10 @@ def select(values: Any, rows: Sequence[int], count: int | None = None) -> Any:
     """Select rows of a value, in that order.
 
     Args:
-        values: of a batch: a tensor or list of its rows, or `Rows`; None, a number or an empty list for all.
-        rows: of the batch.
-        count: number of rows B of the batch, which stands here as often as it fits; None if once.
+        values: a tensor or list of the batch's rows, or `Rows`; None, a number or an empty list is returned
+            as it is.
+        rows: indices in the batch.
+        count: number of rows B of the batch, if `values` may hold the batch several times; None if once.
     """
     if isinstance(values, Rows):
         return values.part(rows, count)
@@ -117,12 +118,13 @@ def select(values: Any, rows: Sequence[int], count: int | None = None) -> Any:
 def concat(
     values: Any, others: Any, counts: tuple[int, int], fill: float | None = 0, newest_last: bool = False
 ) -> Any:
-    """Put the rows of a value behind those of another of the same kind.
+    """Concatenate the rows of two values of the same kind.
 
     Args:
-        values, others: tensors [B, n, ...] and [b, m, ...], lists, or `Rows`. None if either is.
-        counts: numbers of rows B and b of the batches, which stand here as often as they fit.
-        fill, newest_last: as of `RowField`, where n and m differ.
+        values, others: tensors [B, n, ...] and [b, m, ...], lists, or `Rows`. The result is None if either is
+            None.
+        counts: numbers of rows B and b of the batches, which `values` and `others` may hold several times.
+        fill, newest_last: padding if n and m differ; see `RowField`.
     """
     if values is None or others is None:
         return None
@@ -140,7 +142,7 @@ def concat(
 
 
 def lengthen(values: Tensor, length: int, fill: float | None = 0, newest_last: bool = False) -> Tensor:
-    """Lengthen rows [B, n, ...] to [B, length, ...]; see `RowField`."""
+    """Pad rows [B, n, ...] to [B, length, ...]; see `RowField`."""
     size = values.shape[0], length - values.shape[1], *values.shape[2:]
     more = values[:, -1:].expand(size) if fill is None else values.new_full(size, fill)
     return torch.cat([more, values] if newest_last else [values, more], 1)

@@ -1,8 +1,8 @@
-"""Sampling settings of tokens: from logits to the distribution that is promised, once per forward.
+"""Sampling settings: from a model's logits to the distribution that tokens are drawn from.
 
-The order is that of transformers: guidance, then processors that look at the path, then
-temperature, top-k, top-p, min-p. Target and drafter share this code, so p and q cannot disagree
-about it. Rows of a batch may have settings of their own.
+The order is that of transformers: guidance, then logits processors, then temperature, top-k, top-p,
+min-p. Target and drafter share this code, so that p and q are warped in the same way. Each row of a batch may
+have its own settings.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ __all__ = [
     "read_setting",
 ]
 
-#: Temperatures below it are greedy. Configs and clients write "greedy" so (Qwen2.5-VL: 1e-06), and logits
-#: that such a draw would choose between differ by less than half precision can tell.
+#: Lower temperatures decode greedily. Configs and clients use them for that (Qwen2.5-VL: 1e-06), and the
+#: logits that such a draw would choose between differ by less than half precision resolves.
 LEAST_TEMPERATURE = 1e-4
 
 
 @dataclass(frozen=True)
 class RowSettings(Rows, ABC):
-    """Base of samplers: what turns a target's output into distributions, and its settings.
+    """Base of samplers: settings that turn a target's output into distributions.
 
-    Each row of a batch may have its own temperature, and its own of what subclasses add.
+    Each row of a batch may have its own temperature, and its own values of the settings of subclasses.
     """
 
     row_fields = named("temperature")
@@ -66,51 +66,51 @@ class RowSettings(Rows, ABC):
 
     @property
     def processors(self) -> Sequence[LogitsProcessorList | Lockstep]:
-        """Logits processors of the rows; none for samplers of vectors."""
+        """Logits processors of the rows; empty for samplers of vectors."""
         return ()
 
     @property
     def is_guided(self) -> bool:
-        """True if any row is, so that the unconditional prompts are read as well."""
+        """True if any row uses guidance, which also scores the unconditional prompts."""
         return bool(getattr(self, "guidance_scale", 1.0) != 1.0)
 
     @abstractmethod
     def __call__(
         self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
     ) -> AnyDistribution:
-        """Make distributions of what a target says of the nodes of a draft.
+        """Turn the target's output at the nodes of a draft into distributions.
 
         Args:
-            logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones. What
-                other targets give in their place: parameters or conditions, [.., n, D].
-            draft: the scored nodes, of T chains.
+            logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones.
+                Parameters or conditions [.., n, D] for targets of vectors.
+            draft: the scored nodes, in T chains.
             history: B lists of committed token ids, prompt and root included.
-            first: [T] output index that depth 1 competes for.
+            first: [T] output index of depth 1.
         """
 
     @property
     def greedy(self) -> bool:
-        """True if all rows are."""
+        """True if all rows decode greedily."""
         return self.temperature == 0.0
 
 
-#: `RowSettings` of the kind that target and drafter share, as of `AnyDistribution`.
+#: `RowSettings` of the kind that target and drafter share; see `AnyDistribution`.
 AnySampler: TypeAlias = Any
 
 
 def check_setting(name: str, value: object) -> None:
-    """Raise InputError for a value outside the range of its setting; None where there is a neutral one."""
+    """Raise InputError for a value out of range; None is valid if the setting has a neutral value."""
     known = SAMPLING[name]
     if known.check is not None and (value is not None or known.neutral is None):
         known.check(name, value)
 
 
 def read_setting(name: str, given: Any, check: Callable[[str, object], None]) -> Any:
-    """Check a value, or one for each row: a tuple without None, or one value where all are equal."""
+    """Check one value or a list with one for each row; return a tuple, or one value if all are equal."""
     given = plain_numbers(given)
     values = list(given) if is_list(given) else [given]
     if not values:
-        raise InputError(name, given, "one value, or one for each row")
+        raise InputError(name, given, "must be one value, or a list with one for each row")
     if len(values) > 1:
         values = [SAMPLING[name].neutral if value is None else value for value in values]
     for value in values:
@@ -119,35 +119,35 @@ def read_setting(name: str, given: Any, check: Callable[[str, object], None]) ->
 
 
 def check_rows(settings: object, count: int, rows: str = "rows") -> None:
-    """Raise InputError for a setting that is a list of another length than the batch, or that holds None."""
+    """Raise InputError for a setting that is a list of the wrong length, or that holds None."""
     for name in SAMPLING:
         values = getattr(settings, name, None)
         if is_list(values) and (len(values) != count or None in values):
-            raise InputError(name, values, f"one value, or a list with one for each of the {count} {rows}")
+            rule = f"must be one value, or a list with one for each of the {count} {rows}"
+            raise InputError(name, values, rule)
 
 
 def values_of(setting: Any) -> tuple[Any, ...]:
-    """The one value of a checked setting, or those of the rows."""
+    """The single value of a checked setting, or the values of all rows."""
     return setting if isinstance(setting, tuple) else (setting,)
 
 
 @dataclass(frozen=True)
 class Sampler(RowSettings):
-    """Sampling settings: how logits become a distribution. The defaults are greedy decoding.
+    """Sampling settings of tokens: how logits become a distribution. The defaults decode greedily.
 
-    The first five are one value for all rows, or a sequence with one for each of the B rows; where all of
-    these are equal, they are kept as one.
+    Each of the first five is one value for all rows, or a sequence with one for each of the B rows. Equal
+    values are stored as one.
 
     Args:
-        temperature: 0 is greedy decoding, and so is what is below `LEAST_TEMPERATURE`.
-        top_k: keep the k likeliest tokens; None or 0 keeps all.
-        top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
-        min_p: keep tokens at least min_p times as likely as the likeliest.
+        temperature: 0 decodes greedily, as does any value below `LEAST_TEMPERATURE`.
+        top_k: keep the k most likely tokens; None or 0 keeps all.
+        top_p: keep the smallest set of most likely tokens whose mass reaches top_p.
+        min_p: keep tokens at least min_p times as likely as the most likely one.
         guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
-        processors: for each row a list of transformers logits processors, each of which is called for every
-            node with the token ids on the node's own path; or a `Lockstep`, the same object for all of its
-            rows, which is called once for their roots. Or none at all. Of places that are not decoded in
-            order those alone that `edges_of` knows.
+        processors: empty, or for each row a list of transformers logits processors, which are called for
+            every node with the token ids on that node's path. A `Lockstep`, shared by its rows, is called
+            once for their roots. Out-of-order decoding supports only the processors that `edges_of` knows.
 
     Raises:
         InputError: a value outside its range.
@@ -169,15 +169,15 @@ class Sampler(RowSettings):
 
     @property
     def only_guides(self) -> bool:
-        """True if guidance is all that is done to a model's logits."""
+        """True if guidance is the only change to the model's logits."""
         return not self.processors and self._unguided.is_identity
 
     def support(self, vocabulary: int) -> int:
-        """Most tokens of V that temperature and top-k leave to a row, ties not counted."""
+        """Largest number of the V tokens that temperature and top-k leave to a row, not counting ties."""
         return 1 if self.greedy else max(k or vocabulary for k in values_of(self.top_k))
 
     def within_top_k(self, p: Tensor) -> Tensor:
-        """Leave mass to no more tokens than top_k in warped distributions [B, n, V]; see `part_ties`."""
+        """Keep at most top_k tokens of warped distributions [B, n, V], ties included; see `part_ties`."""
         if self.greedy or not any(self.warping.top_k):
             return p
         return part_ties(p, of_rows(self.warping.top_k, p, lambda k: k or math.inf))
@@ -197,7 +197,7 @@ class Sampler(RowSettings):
 
     @once
     def warping(self) -> Warping:
-        """Guidance, temperature and truncation of every row; processors not counted."""
+        """Guidance, temperature and truncation of every row, without the processors."""
         return Warping(
             values_of(self.temperature),
             tuple(k or 0 for k in values_of(self.top_k)),
@@ -209,7 +209,7 @@ class Sampler(RowSettings):
     def __call__(
         self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
     ) -> Scores:
-        """Make distributions of a target's logits, which are warped once a rule asks for it."""
+        """Turn a target's logits into distributions; the logits are warped when a rule first reads them."""
         shape = draft.lanes.valid.shape
         if self.processors:
             guided = self.guided(logits)
@@ -219,14 +219,14 @@ class Sampler(RowSettings):
         return self._scores(logits, self.warping, shape)
 
     def guided(self, logits: Tensor) -> Tensor:
-        """Apply guidance to logits as the model gave them, [B or 2B, n, V] -> [B, n, V]."""
+        """Apply guidance to the model's logits, [B or 2B, n, V] -> [B, n, V]."""
         return warp_logits(logits, Warping((0.0,), guidance_scale=self.warping.guidance_scale))
 
     def processed(self, logits: Tensor, draft: Tree, history: Sequence[Sequence[int]]) -> Tensor:
         """Apply processors to every node with the token ids of that node's own path.
 
-        Penalties depend on the path, so each node is one call with one row; this costs
-        one more read of the draft by the host, and only requests that ask for it pay.
+        Penalties depend on the path, so that each node is one call with one row, and the host reads the draft
+        once more. Only requests with processors pay this cost.
         """
         tokens, ancestors = draft.tokens.tolist(), draft.ancestors.tolist()
         processed = logits.clone()
@@ -245,12 +245,12 @@ class Sampler(RowSettings):
         return processed
 
     def processed_places(self, logits: Tensor, draft: Block) -> Tensor:
-        """Apply processors that look at no other token to the places of a block, [B, L, V]."""
+        """Apply processors that do not depend on other tokens to the places of a block, [B, L, V]."""
         processed, places = logits.clone(), draft.starts.tolist()
         prompts: Sequence[int] = getattr(draft, "prompts", ())
         for row, processors in enumerate(self.processors):
             if isinstance(processors, Lockstep):
-                raise TypeError("places of a block are not decoded in lock step")
+                raise TypeError("the places of a block cannot be decoded in lock step")
             edges = sorted(edge for item in processors for edge in edges_of(item) or ())
             alike: dict[int, list[int]] = {}
             for lane, place in enumerate(places[row]):
@@ -262,16 +262,16 @@ class Sampler(RowSettings):
         return processed
 
     def scores(self, logits: Tensor, shape: Sequence[int] | None = None) -> Scores:
-        """Make distributions of guided logits [B, m, V].
+        """Turn guided logits [B, m, V] into distributions.
 
         Args:
             logits: of B rows.
-            shape: T and n, where the m nodes of a row stand in T / B lanes of n; B and m if None.
+            shape: T and n, where the m nodes of a row form T / B lanes of n; B and m if None.
         """
         return self._scores(logits, self._unguided, logits.shape[:2] if shape is None else shape)
 
     def warp(self, logits: Tensor) -> Tensor:
-        """Apply temperature and truncation to guided logits [B, n, V]; greedy rows stay as they are."""
+        """Apply temperature and truncation to guided logits [B, n, V]; greedy rows are not changed."""
         return warp_logits(logits, self._unguided)
 
     @property
@@ -279,7 +279,7 @@ class Sampler(RowSettings):
         return self.warping._replace(guidance_scale=(1.0,))
 
     def is_greedy(self, like: Tensor) -> bool | Tensor:
-        """Whether all rows are greedy, or none is; or [B, 1, 1] which of them, on the device of `like`."""
+        """True if all rows are greedy, False if none is; else a mask [B, 1, 1] on the device of `like`."""
         if self.greedy or 0.0 not in self.warping.temperature:
             return self.greedy
         rows: Tensor = of_rows(self.warping.temperature, like) == 0.0
@@ -293,9 +293,9 @@ class Sampler(RowSettings):
 
 
 def edges_of(processor: Any) -> list[int] | None:
-    """Lengths of the text before a token from which on a processor acts otherwise, and on nothing else.
+    """Text lengths at which a processor's effect changes, if it depends on the length alone.
 
-    None for one that looks at other tokens.
+    None for a processor that reads other tokens.
     """
     kind = type(processor)
     if kind is SuppressTokensLogitsProcessor:
@@ -312,14 +312,14 @@ def edges_of(processor: Any) -> list[int] | None:
 
 
 def part_ties(p: Tensor, most: float | Tensor) -> Tensor:
-    """Leave mass to at most so many tokens of distributions under top-k: of equals, to those of lowest id.
+    """Break ties at the k-th token under top-k: of equally likely tokens, those with the lowest ids are kept.
 
-    Which they are depends on the row alone, not on its batch or on where it is computed. Where nothing is
-    tied the numbers stay as they are.
+    The choice depends on the row alone, not on its batch or device. Distributions without ties are not
+    changed.
 
     Args:
-        p: [B, n, V] in which more than k tokens have mass only if all that are too many equal the k-th.
-        most: k, or [B, 1, 1] of the rows; infinite for all.
+        p: [B, n, V] in which more than k tokens have mass only if the surplus tokens equal the k-th.
+        most: k, or [B, 1, 1] of the rows; infinite for all tokens.
     """
     has_mass = p > 0
     surplus = has_mass.sum(-1, keepdim=True) - most

@@ -1,4 +1,4 @@
-"""Bases of drafters: a session for every batch, and a smaller model that many of them run."""
+"""Base classes of drafters: with a session per batch, and with a smaller model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ModelDrafter", "PromptBatch", "SessionDrafter"]
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """A batch whose prompts the target has read; attributes as the arguments of `Drafter.start`."""
+    """A prefilled batch; the attributes are the arguments of `Drafter.start`."""
 
     requests: Sequence[Request]
     prefill: PromptOutput
@@ -26,15 +26,15 @@ class PromptBatch:
 
     @property
     def prompts(self) -> list[Mapping[str, Tensor]]:
-        """The R prompts that the target reads for B requests."""
+        """The R prompts of the target for B requests."""
         return list_prompts(self.requests, self.sampler)
 
 
 class SessionDrafter(Drafter):
-    """Base of drafters that open a session of one class for every batch.
+    """Base of drafters that start a session of one class for every batch.
 
     Attributes:
-        session: makes the session of this drafter and a batch.
+        session: creates the session of this drafter for a batch.
     """
 
     session: Callable[[Any, PromptBatch], DraftSession]
@@ -49,7 +49,7 @@ class ModelDrafter(SessionDrafter):
     """Base of drafters with a smaller model.
 
     Attributes:
-        model: behind the Target interface.
+        model: the smaller model as a `Target`.
     """
 
     model: Any

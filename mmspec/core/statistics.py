@@ -1,8 +1,8 @@
-"""Statistics of decoding: tokens, rounds, acceptance, times and memory.
+"""Decoding statistics: tokens, rounds, acceptance, times and memory.
 
-Acceptance length counts the bonus token (vLLM's convention); plain decoding has 1.0. Times of the parts of a
-loop (`Timer`) are by the host's clock; or, where a benchmark asks for it, by events on the GPU, which cost no
-synchronisation until the loop has ended.
+The acceptance length counts the bonus token, as in vLLM, so that plain decoding has 1.0. A `Timer` measures
+the parts of a loop by the host's clock; benchmarks can use GPU events instead, which need no synchronisation
+until the loop ends.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 from mmspec.core.rows import Rows, named
 from mmspec.open_types import Keywords
 
-#: Parts of a call's time, each with its `<part>_seconds`.
+#: Parts of a call's time, each with a field `<part>_seconds`.
 PARTS = ("prompt", "target", "draft", "verify")
 ROW_COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "accepted_histograms")
-# when calls are merged: of the last one, and the largest of all; all else is added up
+# merged statistics take the last value of LATEST, the largest of LARGEST, and the sum of all other fields
 LATEST = ("accelerator", "exactness", "keeps", "prompt_forwards")
 LARGEST = ("tv_max", "drift_max", "cache_bytes")
 _by_device = ContextVar("by_device", default=False)
@@ -36,30 +36,30 @@ class DecodingStats(Rows):
     """Counts and times of one call.
 
     Attributes:
-        accelerator: name of the method.
-        exactness: "exact", "tv<=x" or "lossy".
-        keeps: the distribution that "exact" refers to, in words, where models of the kind have more than one.
+        accelerator: name of the accelerator.
+        exactness: "exact", "tv<=x", "approximate" or "lossy".
+        keeps: the distribution that "exact" refers to, in words, for models with more than one.
         new_tokens: tokens emitted, per row.
-        rounds: scoring forwards in which a row was active, per row.
-        target_forwards: forwards of the target for the batch, the prefill included.
-        prompt_forwards: 1 if a prefill decides the first token of each row; 0 if the prompts take no forward.
+        rounds: scoring forward passes in which a row was active, per row.
+        target_forwards: forward passes of the target for the batch, the prefill included.
+        prompt_forwards: 1 if a prefill decides the first token of each row; 0 if there is no prefill.
         drafted: draft tokens proposed while a row was active, per row.
-        accepted: draft tokens accepted, per row; those cut off by a stop are not counted.
-        accepted_histograms: how many rounds accepted 0, 1, 2, ... draft tokens, per row.
+        accepted: draft tokens accepted, per row, without those after a stop.
+        accepted_histograms: number of rounds that accepted 0, 1, 2, ... draft tokens, per row.
         tv_sum, tv_max, tv_places: total variation between the emitted distribution and the target's, over the
-            places that were judged and measured; zero places for exact rules.
-        drift_sum, drift_max, drift_places: distance of kept candidates to the target's own vectors (root mean
-            square over their numbers), for rules that keep what is near enough.
-        rollbacks: rounds of a row that refused a candidate, and with it those behind it.
-        draft_faults: rounds in which a drafter's numbers were not finite and its draft was dropped.
-        draft_passes: forwards of a model of the drafter's own, its prefill not counted.
-        seconds: wall-clock time of the call; `prefill_seconds` until the first token is there.
-        prompt_seconds, target_seconds, draft_seconds, verify_seconds: its parts: the target's reading of the
-            prompts and its scoring; the drafter's reading, proposing and observing; and warping, verifying
-            and committing. The rest is the loop's own: the canvas, and waiting for the device. By the host's
-            clock, or the device's (`timed_by_device`).
+            verified places where it was measured; zero places for exact rules.
+        drift_sum, drift_max, drift_places: distance of accepted candidates to the target's own vectors (root
+            mean square over their components), for rules that accept vectors within a distance.
+        rollbacks: rounds of a row that rejected a candidate.
+        draft_faults: rounds in which a drafter's output was not finite and its draft was dropped.
+        draft_passes: forward passes of the drafter's own model, without its prefill.
+        seconds: wall-clock time of the call; `prefill_seconds` is the time to the first token.
+        prompt_seconds, target_seconds, draft_seconds, verify_seconds: its parts: the target's prefill; its
+            scoring; the drafter's prefill, drafting and observing; and warping, verifying and committing. The
+            remainder is the loop's own: the canvas, and waiting for the device. Measured by the host's clock,
+            or the device's (`timed_by_device`).
         cache_bytes: size of the target's KV cache.
-        cached_prompt_tokens: tokens of the prompts, all rows together, that were found in the prefix cache.
+        cached_prompt_tokens: tokens of all prompts that the prefix cache supplied.
     """
 
     row_fields = named(*ROW_COUNTS)
@@ -93,7 +93,7 @@ class DecodingStats(Rows):
     cached_prompt_tokens: int = 0
 
     def count_round(self, row: int, drafted: int, accepted: int, faulty: int) -> None:
-        """Count one scoring forward of a row that was active in it."""
+        """Count one scoring forward pass of an active row."""
         self.rounds[row] += 1
         self.drafted[row] += drafted
         self.accepted[row] += accepted
@@ -102,39 +102,39 @@ class DecodingStats(Rows):
         self.accepted_histograms[row][accepted] += 1
 
     def count_measured(self, name: str, total: float, largest: float, places: int) -> None:
-        """Count what a lossy rule measured over the places of a round: "tv" or "drift"."""
+        """Add a lossy rule's measurement over the places of a round: "tv" or "drift"."""
         setattr(self, f"{name}_sum", getattr(self, f"{name}_sum") + total)
         setattr(self, f"{name}_max", max(getattr(self, f"{name}_max"), largest))
         setattr(self, f"{name}_places", getattr(self, f"{name}_places") + places)
 
     def joined(self, other: DecodingStats, counts: tuple[int, int]) -> DecodingStats:
-        """Return these statistics with those of other rows, as `merge_stats` does."""
+        """Return these statistics merged with those of other rows; see `merge_stats`."""
         return merge_stats([self, other])
 
     def of_rows_alone(self) -> DecodingStats:
-        """Return statistics with the counts of these rows, and nothing summed with other rows."""
+        """Return statistics with the per-row counts alone, without sums over other rows."""
         own: Keywords = {name: getattr(self, name) for name in ROW_COUNTS}
         own |= {"prompt_forwards": self.prompt_forwards, "target_forwards": self.nfe_max}
         return DecodingStats(self.accelerator, self.exactness, self.keeps, **own)
 
     def as_one_row(self) -> DecodingStats:
-        """Return these statistics with the counts of all rows added up."""
+        """Return these statistics with the counts of all rows summed."""
         sums: Keywords = {name: [reduce(add, getattr(self, name))] for name in ROW_COUNTS}
         return replace(self, **sums)
 
     @property
     def promise(self) -> str:
-        """Exactness, and what it refers to where that has to be said."""
+        """Exactness, with its reference distribution if that is not next-token prediction."""
         return f"{self.exactness} ({self.keeps})" if self.keeps else self.exactness
 
     @property
     def accepted_histogram(self) -> dict[int, int]:
-        """Numbers of rounds that accepted 0, 1, 2, ... draft tokens, all rows together."""
+        """Number of rounds that accepted 0, 1, 2, ... draft tokens, summed over rows."""
         return dict(sum(self.accepted_histograms, Counter[int]()))
 
     @property
     def nfe(self) -> list[int]:
-        """Target forwards of each row, the prefill included; a guided pair is one."""
+        """Forward passes of each row, the prefill included; a guided pair counts as one."""
         rows = zip(self.new_tokens, self.rounds, strict=True)
         return [self.prompt_forwards * bool(tokens) + rounds for tokens, rounds in rows]
 
@@ -148,12 +148,12 @@ class DecodingStats(Rows):
 
     @property
     def step_compression(self) -> float:
-        """Tokens per target forward of a row, forced syntax and the prefill included."""
+        """Tokens per forward pass of a row, forced syntax tokens and the prefill included."""
         return sum(self.new_tokens) / sum(self.nfe) if any(self.nfe) else 1.0
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens committed per scoring forward, bonus included; the prefill's token is not counted."""
+        """Tokens committed per scoring forward pass, bonus included; the prefill's token is not counted."""
         rounds = sum(self.rounds)
         prefilled = self.prompt_forwards * sum(1 for count in self.new_tokens if count)
         committed = sum(self.new_tokens) - prefilled
@@ -167,12 +167,12 @@ class DecodingStats(Rows):
 
     @property
     def tv_mean(self) -> float | None:
-        """Mean total variation of a lossy rule at the places it judged; None where nothing was measured."""
+        """Mean total variation of a lossy rule at verified places; None if nothing was measured."""
         return self.tv_sum / self.tv_places if self.tv_places else None
 
     @property
     def drift_mean(self) -> float | None:
-        """Mean distance of kept candidates to the target's own vectors; None where nothing was measured."""
+        """Mean distance of accepted candidates to the target's own vectors; None if nothing was measured."""
         return self.drift_sum / self.drift_places if self.drift_places else None
 
     @property
@@ -188,7 +188,7 @@ class DecodingStats(Rows):
 
 
 def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
-    """Merge the stats of several calls: rows one after another, counts and times added."""
+    """Merge the statistics of several calls: rows are concatenated, counts and times added."""
     merged = DecodingStats()
     for part in parts:
         for name in (each.name for each in fields(part)):
@@ -200,9 +200,9 @@ def merge_stats(parts: Sequence[DecodingStats]) -> DecodingStats:
 
 @contextmanager
 def timed_by_device() -> Iterator[None]:
-    """Time the loops that begin in here by events on their device, where it is a GPU.
+    """Time loops that start in this context by events on their device, if it is a GPU.
 
-    The host's clock there says how long work took to submit, not to run.
+    On a GPU the host's clock measures how long submitting the work takes, not running it.
     """
     token = _by_device.set(True)
     try:
@@ -212,9 +212,9 @@ def timed_by_device() -> Iterator[None]:
 
 
 class Timer:
-    """Adds the seconds of each part to the `<part>_seconds` of statistics.
+    """Adds the time of each part to the `<part>_seconds` of statistics.
 
-    On leaving the block, what the GPU's events say is added; the host waits for them.
+    On exit, the times of GPU events are added, which synchronises with the device.
 
     Args:
         stats: to which the seconds are added.
@@ -239,11 +239,11 @@ class Timer:
         self._laps.clear()
 
     def start(self) -> None:
-        """Begin a part here; what came since the last one belongs to none."""
+        """Start a part; the time since the last one is not counted."""
         self._last = self._now()
 
     def end(self, part: str) -> None:
-        """End a part here, and begin the next."""
+        """End a part, and start the next."""
         last, now = self._last, self._now()
         if isinstance(last, float) and isinstance(now, float):
             self._add(part, now - last)

@@ -1,4 +1,4 @@
-"""Verdicts: what a round decides, still on the device; and what the rule measured on the way."""
+"""Verdicts: the decision of a round, still on the device, and the rule's measurements."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from mmspec.kernels import path_to
 if TYPE_CHECKING:
     from mmspec.core.draft import Tree
 
-MILLIONTHS = 1_000_000  # what was measured travels to the host among integers, to cost no second read
+MILLIONTHS = 1_000_000  # measurements travel to the host as integers, to avoid a second read
 
 
 @dataclass(frozen=True)
 class Path:
-    """Path down the tree of every row, whose nodes are accepted: it is appended to the output.
+    """The accepted path in the tree of every row, which is appended to the output.
 
     Attributes:
         nodes: [B, max_depth + 1] accepted nodes from the root down; entries past `accepted` are padding.
-        accepted: [B] number of accepted candidates, the root not counted.
-        values: [B, max_depth + 1] or [B, max_depth + 1, d] the value that is decided after each node of the
-            path: that of the node below it, and the target's own after the last accepted one (bonus or
-            residual).
-        decided: [B] number of values that are decided: all of those, or one less where the last one could
-            not be drawn in this round.
-        failed: [B] True where the target's numbers on the path were not usable.
+        accepted: [B] number of accepted candidates, without the root.
+        values: [B, max_depth + 1] or [B, max_depth + 1, d] the value after each node of the path: that of the
+            node below it, and the target's own (bonus or residual) after the last accepted one.
+        decided: [B] number of decided values: accepted + 1, or one less if the last value could not be drawn
+            in this round.
+        failed: [B] True where the target's numbers on the path are NaN or infinite.
     """
 
     nodes: Tensor
@@ -40,7 +39,7 @@ class Path:
 
     @property
     def last(self) -> Tensor:
-        """[B] the last accepted node, after which the next token stands."""
+        """[B] the last accepted node, which the next token follows."""
         return take(self.nodes, self.accepted)
 
     @classmethod
@@ -51,7 +50,7 @@ class Path:
 
     @classmethod
     def root(cls, draft: Tree, next_token: Tensor) -> Path:
-        """Build the path that accepts nothing but the root."""
+        """Build the path that accepts the root alone."""
         return cls.at(draft, torch.zeros_like(draft.parents[:, 0]), next_token)
 
     @classmethod
@@ -61,22 +60,22 @@ class Path:
 
     @classmethod
     def along(cls, nodes: Tensor, accepted: Tensor, values: Tensor) -> Path:
-        """Build a path all of whose values are decided."""
+        """Build a path with all values decided."""
         return cls(nodes, accepted, values, accepted + 1, torch.zeros_like(accepted, dtype=torch.bool))
 
 
 @dataclass(frozen=True)
 class Fill:
-    """Places of the output that are decided where they stand, or opened again.
+    """Places of the output that are decided in place, or reopened.
 
     Attributes:
         places: [B, k] output indices.
-        values: [B, k] or [B, k, d] what is decided there.
+        values: [B, k] or [B, k, d] values at the places.
         decided: [B, k] True where the value is decided in this round.
         is_draft: [B, k] True where the value is a candidate's.
-        failed: [B] True where the target's numbers at a place that was to be decided were not usable.
-        reopened: [B, k] True where the place is open again.
-        settled: [B] output index below which nothing is opened again; tokens are emitted up to there.
+        failed: [B] True where the target's numbers at a place to decide are NaN or infinite.
+        reopened: [B, k] True where the place is opened again.
+        settled: [B] output index below which no place is reopened; tokens are emitted up to there.
     """
 
     places: Tensor
@@ -89,7 +88,7 @@ class Fill:
 
     @classmethod
     def of(cls, places: Tensor, values: Tensor, decided: Tensor, is_draft: Tensor, failed: Tensor) -> Fill:
-        """Build a fill that opens nothing again."""
+        """Build a fill that reopens no place."""
         settled = torch.full((len(places),), torch.iinfo(torch.long).max, device=places.device)
         return cls(places, values, decided, is_draft, failed, torch.zeros_like(decided), settled)
 
@@ -99,11 +98,11 @@ Verdict: TypeAlias = Path | Fill
 
 
 class Measured(NamedTuple):
-    """Measurement of a rule in one round: the change of the distribution, or drift of the values.
+    """A rule's measurement in one round: the change of the distribution, or the drift of the values.
 
     Attributes:
         name: "tv" or "drift".
-        rows: [B, 3] sum and maximum over the judged places of each row, in millionths, and their number.
+        rows: [B, 3] sum and maximum over the verified places of each row, in millionths, and their number.
     """
 
     name: str
@@ -111,17 +110,17 @@ class Measured(NamedTuple):
 
     @classmethod
     def nothing(cls, rows: Tensor) -> Measured:
-        """Nothing was measured in rows [B]."""
+        """Return an empty measurement for rows [B]."""
         return cls("tv", torch.zeros(len(rows), 3, dtype=torch.long, device=rows.device))
 
     @classmethod
     def along(cls, path: Path, values: Tensor, name: str, rows: int) -> Measured:
-        """Summarise what was measured at the depths of every lane, [T, max_depth]; NaN where nothing was.
+        """Summarise the values measured at the depths of every lane, [T, max_depth]; NaN where none was.
 
-        Total variation counts at the first rejected place too, where a token was drawn; drift at accepted
-        places.
+        Total variation is counted at the first rejected place too, where a token was drawn; drift only at
+        accepted places.
         """
-        if not values.shape[1]:  # an exact rule, or a draft of nothing
+        if not values.shape[1]:  # an exact rule, or an empty draft
             return cls(name, path.accepted.new_zeros(rows, 3))
         depths = torch.arange(values.shape[1], device=values.device)
         judged = depths < path.accepted[:, None] + (name == "tv")

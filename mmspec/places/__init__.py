@@ -1,1 +1,1 @@
-"""Places of a block that are decided where they stand."""
+"""Decoding places of a block in any order: rules and sessions."""

@@ -1,4 +1,4 @@
-"""Low-confidence remasking: the surest places are decided, all others stay masked."""
+"""Low-confidence remasking: the most confident places are decided, all others stay masked."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mmspec.validation import is_integer
 
 @dataclass(frozen=True)
 class LowConfidence(PlaceRule):
-    """Decide the places whose tokens are the most probable (LLaDA, 2502.09992, section 2.4).
+    """Decide the places with the most probable tokens (LLaDA, 2502.09992, section 2.4).
 
-    After MaskGIT (2202.04200). The confidence is the probability of the chosen token: in the promised
-    distribution, that is after temperature and truncation, or for LLaDA, as in its code, in the model's own.
-    Each row ranks its own places; of equals the leftmost is decided.
+    As in MaskGIT (2202.04200). The confidence is the probability of the chosen token in the output
+    distribution, that is after temperature and truncation; for LLaDA, as in its code, in the model's own
+    distribution. Each row ranks its own places; of equal ones the leftmost is decided.
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
-        denoising_steps: forwards that a block takes, in place of `places_per_step`: each decides an equal
-            share of it, the first ones a place more where that leaves a rest (SDAR's `low_confidence_static`,
-            2510.06303; the paper's steps of a block).
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
+        denoising_steps: number of forward passes for a block, instead of `places_per_step`. Each decides an
+            equal share, and the first ones decide one place more if there is a remainder (SDAR's
+            `low_confidence_static`, 2510.06303; the paper's steps of a block).
 
     Raises:
-        InputError: a value outside its range, or both a number of steps and of places a step.
+        InputError: a value outside its range, or both `denoising_steps` and `places_per_step`.
     """
 
     denoising_steps: int | None = None
@@ -43,9 +43,10 @@ class LowConfidence(PlaceRule):
         super().__post_init__()
         steps = self.denoising_steps
         if steps is not None and (not is_integer(steps) or steps < 1):
-            raise InputError("denoising_steps", steps, "a positive integer, or None")
+            raise InputError("denoising_steps", steps, "must be a positive integer, or None")
         if steps is not None and self.places_per_step > 1:
-            raise InputError("denoising_steps", steps, "None beside places_per_step: one sets the other")
+            rule = "cannot be combined with places_per_step; each determines the other"
+            raise InputError("denoising_steps", steps, rule)
 
     def choose(self, places: Places) -> Tensor:
         if self.denoising_steps is None:
@@ -54,7 +55,7 @@ class LowConfidence(PlaceRule):
 
 
 def quota(places: Places, steps: int) -> Tensor:
-    """[B, 1] places that this step decides where a block is decided in so many steps, as evenly as can be."""
+    """[B, 1] number of places to decide in this step if a block takes `steps` steps, evenly distributed."""
     size = places.exists.sum(-1, keepdim=True)
     share, rest = size // steps, size % steps
     step = torch.where(

@@ -1,4 +1,4 @@
-"""Canvases of noise: blocks whose places all hold tokens, and are decided together after their last step."""
+"""Noise canvases: blocks in which all places hold tokens, decided together after the last step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class CanvasBlock(Block):
     """Canvas of each row, as L lanes of one node.
 
     Attributes:
-        steps: [B] steps of it that are left, this one included.
-        past: [B, H, L] likeliest tokens in the last H steps; -1 where there was none.
-        begins: output index of each canvas; None for rows that are finished.
+        steps: [B] number of remaining steps, this one included.
+        past: [B, H, L] most likely tokens in the last H steps; -1 for missing steps.
+        begins: output index of each canvas; None for finished rows.
     """
 
     steps: Tensor
@@ -30,11 +30,11 @@ class CanvasBlock(Block):
 
 @dataclass(frozen=True)
 class CanvasFill(Fill):
-    """Canvas of each row after a step, whether or not it is decided.
+    """Canvas of each row after a step, decided or not.
 
     Attributes:
         canvas: [B, L] tokens of the next step.
-        logits: [B, L, V] as this step sampled from them, which the next one may be told.
+        logits: [B, L, V] that this step sampled from, a possible input of the next step.
     """
 
     canvas: Tensor

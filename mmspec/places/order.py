@@ -1,7 +1,7 @@
-"""Decoding orders given as data: groups of places, decided one group after another.
+"""Decoding orders as data: groups of places, decided one group after another.
 
-MAR's iterations are such groups, and the blocks of a masked language model; which places of a group a round
-decides is up to the rule.
+MAR's iterations are such groups, as are the blocks of a masked language model. The rule chooses which places
+of a group a round decides.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from mmspec.core.interfaces import DraftSession
 
 __all__ = ["Groups", "OrderSession"]
 
-Groups: TypeAlias = Sequence[tuple[int, int]]  # begin and end of each row's, in its order
+Groups: TypeAlias = Sequence[tuple[int, int]]  # begin and end of each row's group, in its order
 
 
 class OrderSession(DraftSession):
-    """Proposes the places of the group that each row is at, side by side.
+    """Session that drafts the places of each row's current group, side by side.
 
     Attributes:
-        order: [B, N] the places of every row in the order in which they are decided.
-        ends: of each row, how many places are decided at the end of each of its groups.
+        order: [B, N] the places of every row in decoding order.
+        ends: of each row, the number of decided places at the end of each group.
     """
 
     order: Tensor
     ends: Sequence[Sequence[int]]
 
     def open(self, canvas: Canvas) -> Draft:
-        """Make room for the output; return a draft of no place: a prompt alone predicts none."""
+        """Allocate the output; return a draft without places, because a prompt alone predicts none."""
         canvas.reserve(2 * self.order.shape[1])
         nothing = self.order[:, :0]
         return self.block(canvas, nothing, nothing > 0, [(0, 0)] * len(self.ends))
@@ -54,7 +54,7 @@ class OrderSession(DraftSession):
 
     @abstractmethod
     def count_decided(self, row: int, canvas: Canvas) -> int:
-        """Count the places of a row that are decided, from the first of its order on without a gap."""
+        """Count the decided places of a row, from the first of its order to the first gap."""
 
     @abstractmethod
     def block(self, canvas: Canvas, places: Tensor, exists: Tensor, groups: Groups) -> Block:
@@ -63,12 +63,12 @@ class OrderSession(DraftSession):
         Args:
             canvas: the output so far.
             places: [B, L] of the groups.
-            exists: [B, L] False behind the end of a group that is smaller than others.
-            groups: that the rows are at.
+            exists: [B, L] False for padding of smaller groups.
+            groups: current groups of the rows.
         """
 
 
 def group_after(ends: Sequence[int], decided: int) -> tuple[int, int]:
-    """Begin and end of the group that comes when so many places are decided; the last one behind all."""
+    """Begin and end of the group that follows `decided` places; the last one after all places."""
     group = min(bisect_right(ends, decided), len(ends) - 1)
     return ends[group - 1] if group else 0, ends[group]

@@ -1,4 +1,4 @@
-"""Base of the rules that choose which open places of a masked model's block a round decides."""
+"""Base of the rules that choose which open places of a masked model's block are decided in a round."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from mmspec.validation import is_integer, require_number
 __all__ = ["PlaceRule", "Places", "draw_anew", "entropy", "places_of", "rank", "within"]
 
 FALLBACKS = ("surest", "leftmost")
-NOWHERE = -1.0  # confidence of a place that is not open: below any other
+NOWHERE = -1.0  # confidence of places that are not open: below any other
 
 
 @dataclass(frozen=True)
 class Places:
-    """Places of one block of each row, n of them in their order, as rules choose among them.
+    """The n places of one block of each row, as input of the rules.
 
     Attributes:
         token: [B, n] the token chosen at each place.
-        logits: [B, n, V] as they are promised: after temperature and truncation.
-        judged: [B, n, V] logits whose probabilities are the confidences: those promised, or the model's own.
+        logits: [B, n, V] after temperature and truncation.
+        judged: [B, n, V] logits whose probabilities are the confidences: `logits`, or the model's own.
         is_open: [B, n] whether a token may be decided there.
         exists: [B, n] False for padding of shorter blocks.
         begin: [B] output index of the first place.
-        length: tokens that the whole output may have.
+        length: maximum length of the whole output.
         ends: tokens that end an output.
     """
 
@@ -53,7 +53,7 @@ class Places:
 
     @once
     def p(self) -> Tensor:
-        """[B, n, V] probabilities; at temperature 0 of the logits as they are, else all would be 1."""
+        """[B, n, V] probabilities; at temperature 0 those of the unscaled logits, because all would be 1."""
         return self.judged.softmax(-1)
 
     @once
@@ -63,7 +63,7 @@ class Places:
 
     @once
     def order(self) -> Tensor:
-        """[B, n] rank of each place by its confidence, from 0; of equals the leftmost comes first."""
+        """[B, n] rank of each place by confidence, from 0; of equal ones the leftmost comes first."""
         return rank(self.confidence)
 
     @once
@@ -78,47 +78,48 @@ class Places:
         return torch.isin(self.token, ends)
 
     def cut(self, held: Tensor) -> Places:
-        """These places, of which none behind a decided end token is open; held: [B, n] what stands there."""
+        """Close the places after a decided end token; held: [B, n] the current tokens."""
         ends = torch.tensor(sorted(self.ends), dtype=torch.long, device=held.device)
         ended = (torch.isin(held, ends) & self.exists & ~self.is_open).long().cumsum(-1) > 0
         return replace(self, is_open=self.is_open & ~ended)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Places:
-        """These places with each tensor [B, ...] changed."""
+        """Return the places with `change` applied to each tensor [B, ...]."""
         held = {each.name: getattr(self, each.name) for each in fields(self)}
         changed: Keywords = {name: change(value) for name, value in held.items() if isinstance(value, Tensor)}
         return replace(self, **changed)
 
     @property
     def decided(self) -> Tensor:
-        """[B, 1] places of the block that earlier rounds decided."""
+        """[B, 1] number of places of the block that earlier rounds decided."""
         return (self.exists & ~self.is_open).sum(-1, keepdim=True)
 
     @property
     def progress(self) -> Tensor:
-        """[B, 1] share of the whole output that is decided once this round has decided one place."""
+        """[B, 1] decided share of the whole output, after one more place is decided."""
         return ((self.begin[:, None] + self.decided + 1).float() / self.length).clamp_max(1.0)
 
 
 @dataclass(frozen=True)
 class PlaceRule(Rule[Block]):
-    """Base of rules that choose a token at every open place of a block, and decide some of them.
+    """Base of rules that choose a token at every open place of a block, and decide some of these places.
 
-    Decides what `choose` chooses, and `places_per_step` places in any case. One place a round is
-    the plain decoding of a masked model, which "exact" refers to: such a model defines no order, so there is
-    no other distribution of whole outputs. More are lossy, without a bound: tokens decided in one round are
-    chosen independently of each other.
+    A round decides the places that `choose` selects, and at least `places_per_step` places. One place per
+    round is the plain decoding of a masked model, which "exact" refers to: such a model defines no order, so
+    that there is no other distribution of whole outputs. More places per round are lossy, without a bound,
+    because tokens decided in one round are chosen independently.
 
     Args:
-        places_per_step: fewest places of each row that a round decides, as far as its block has them.
-        remask_below: a decided place of the block whose token has come to be less probable than this is
-            opened again, the least probable first, at most one fewer than the round decides, so that every
-            round comes nearer to the end; tokens of a block are emitted when it is complete. 0 never does.
-        end_cut: whether places behind a decided token that ends the output are left alone (after Learn2PD's
-            end-of-text prediction, 2509.25188, which cuts behind predicted ones as well).
+        places_per_step: smallest number of places of each row that a round decides, if its block has so many.
+        remask_below: a decided place of the block is reopened if the probability of its token has fallen
+            below this. The least probable places come first, and at most one fewer than the round decides, so
+            that every round makes progress; tokens of a block are emitted when it is complete. 0 never
+            reopens.
+        end_cut: whether places after a decided end token are skipped (after Learn2PD's end-of-text
+            prediction, 2509.25188, which also cuts after predicted end tokens).
         fallback: which places are decided in any case: the "surest", as published, or the "leftmost", as
-            `selection_policy` of vLLM has it. For a model that decides from left to right greedy text is then
-            that of plain decoding as long as what is decided ahead is right.
+            `selection_policy` of vLLM. For a model that decides from left to right, greedy text then equals
+            that of plain decoding as long as the tokens decided ahead are correct.
 
     Raises:
         InputError: a value outside its range.
@@ -129,24 +130,24 @@ class PlaceRule(Rule[Block]):
     end_cut: bool = False
     fallback: str = "surest"
 
-    by_token = True  # False where the tokens drawn in a round say nothing about which places it decides
+    by_token = True  # False if the chosen places do not depend on the tokens drawn in the round
     exactness = Level.LOSSY
 
     def __post_init__(self) -> None:
         if not is_integer(self.places_per_step) or self.places_per_step < 1:
-            raise InputError("places_per_step", self.places_per_step, "a positive integer")
-        require_number("remask_below", self.remask_below, 0.0, 1.0, "0 (never) to 1")
+            raise InputError("places_per_step", self.places_per_step, "must be a positive integer")
+        require_number("remask_below", self.remask_below, 0.0, 1.0, "must be from 0 (never) to 1")
         if not isinstance(self.end_cut, bool):
-            raise InputError("end_cut", self.end_cut, "True or False")
+            raise InputError("end_cut", self.end_cut, "must be True or False")
         if self.fallback not in FALLBACKS:
             raise InputError("fallback", self.fallback, did_you_mean(self.fallback, FALLBACKS))
 
     @abstractmethod
     def choose(self, places: Places) -> Tensor:
-        """[B, n] the places that are decided, those that are not open among them or not."""
+        """[B, n] the places to decide; places that are not open are ignored."""
 
     def order(self, places: Places) -> Tensor:
-        """[B, n] rank of each open place by how sure it is, from 0."""
+        """[B, n] rank of each open place by confidence, from 0."""
         return places.order
 
     def chosen(self, places: Places) -> Tensor:
@@ -164,13 +165,13 @@ class PlaceRule(Rule[Block]):
         return self.fill(draft, places, finite), Measured.nothing(places.is_open)
 
     def fill(self, draft: Block, places: Places, finite: Tensor) -> Fill:
-        """Decide what is chosen, where numbers are finite [B, n]."""
+        """Decide the chosen places where the target's numbers are finite [B, n]."""
         decided, failed = self.chosen(places) & finite, (places.is_open & ~finite).any(-1)
         fill = Fill.of(draft.starts, places.token, decided, torch.zeros_like(decided), failed)
         return self.doubt(draft, places, fill) if self.remask_below else fill
 
     def doubt(self, draft: Block, places: Places, fill: Fill) -> Fill:
-        """Open places again whose tokens have come to be improbable."""
+        """Reopen places whose tokens have become improbable."""
         held = draft.tokens[:, :, 0].clamp_max(places.logits.shape[-1] - 1)
         kept = places.p.gather(-1, held[..., None])[..., 0]
         doubted = places.exists & ~places.is_open & (kept < self.remask_below)
@@ -184,18 +185,15 @@ class PlaceRule(Rule[Block]):
 def places_of(
     draft: Block, scores: Scores, random: RandomStream, first: Tensor, *, anew: bool, groups: int = 1
 ) -> Places:
-    """The places of a block whose lanes are of one node each, with the tokens that are chosen there.
+    """Return the places of a block whose lanes have one node each, with the tokens chosen there.
 
     Args:
         draft: the block; or G groups of n lanes each, states of blocks.
-        scores, random, first: as of `AcceptanceRule.decide`.
-        anew: whether a place that stays open is drawn with other noise next time. If the drawn tokens decide
-            which places are kept, it has to be: those that were not kept would come back. Else the noise of
-            a place is its own in all rounds.
+        scores, random, first: see `AcceptanceRule.decide`.
+        anew: whether a place that stays open is drawn with fresh noise next time. This is required if the
+            drawn tokens decide which places are kept: the tokens of other places would be drawn again
+            otherwise. If False, the noise of a place is the same in all rounds.
         groups: G.
-
-    Returns:
-        Places [B G, n].
     """
     parts = draft.is_open[:, :, 0], draft.valid[:, :, 0], draft.starts
     is_open, exists, starts = (each.reshape(len(each) * groups, -1) for each in parts)
@@ -212,30 +210,30 @@ def places_of(
 
 
 def draw_anew(scores: Scores, random: RandomStream, places: Tensor, count: Tensor) -> Tensor:
-    """Draw tokens [B, n] with the noise that places have while so many of the output are decided.
+    """Draw tokens [B, n] with noise keyed by the place and the number of decided places.
 
     Args:
         scores: of the B n lanes.
-        random: of as many.
-        places, count: [B, n] output indices, and decided places of the whole output of the row.
+        random: of the same lanes.
+        places, count: [B, n] output indices, and number of decided places of the row's whole output.
     """
     fresh = random.at(count.reshape(-1, 1))
     return scores.sample(fresh, places.reshape(-1, 1), Purpose.REDRAW).view_as(places)
 
 
 def rank(values: Tensor) -> Tensor:
-    """[B, n] how many values of a row [B, n] are larger; of equals, those further left count as larger."""
+    """[B, n] number of larger values in the row [B, n]; of equal ones, those further left count as larger."""
     return values.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """[B, n] nats of distributions given by logits [B, n, V], which may be -inf."""
+    """[B, n] entropy in nats of distributions given by logits [B, n, V], which may be -inf."""
     log_p = logits.log_softmax(-1)
     return -(log_p.exp() * log_p.masked_fill(log_p == float("-inf"), 0.0)).sum(-1)
 
 
 def within(nats: Tensor, bound: float) -> Tensor:
-    """[B, n] places of the lowest entropies [B, n], as long as those before each sum to at most `bound`."""
+    """[B, n] places of the lowest entropies [B, n] for which the sum of the lower ones is at most `bound`."""
     ascending, index = nats.sort(dim=-1, stable=True)
     before = ascending.cumsum(-1) - ascending
     return torch.zeros_like(nats, dtype=torch.bool).scatter(-1, index, before <= bound)

@@ -15,7 +15,7 @@ class Sequential(PlaceRule):
     """Decide the leftmost open places, `places_per_step` of them (`sequential` of SDAR, 2510.06303).
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
     """
 
     by_token = False

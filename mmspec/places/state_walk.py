@@ -1,4 +1,4 @@
-"""Walk through guessed states of a masked block or an image: the target's own steps, as far as they lead."""
+"""Walk through drafted states of a masked block or an image while the target's own steps match them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["CellWalk", "StateFill", "StateWalk"]
 
 @dataclass(frozen=True)
 class StateFill(Fill):
-    """Places that a walk decided, and the scores of the state that it ended in, before its last step.
+    """Places that a walk decided, and the scores of its final state, before the last step.
 
     Attributes:
         seen: places [B, n] of that state.
-        order: [B, n] rank in which they come, by these scores.
-        leaves: [B, n] those that are open behind the step.
+        order: [B, n] rank of each place by these scores.
+        leaves: [B, n] places that are open after the step.
     """
 
     seen: Places
@@ -36,11 +36,11 @@ class StateFill(Fill):
 
 @dataclass(frozen=True)
 class StateWalk(AnyRule):
-    """Follow the target's own step from state to state while it leads to the next one (FreeDave, 2510.00294).
+    """Follow the target's own steps from state to state while each leads to the next (FreeDave, 2510.00294).
 
-    A step decides one place, in the target's own order. From the state that the walk ends in, one more is
-    decided. Every step is one of plain decoding, with the noise of its places in that state, so that the
-    output is that of one place a forward.
+    A step decides one place, in the target's own order. One more place is decided from the final state. Every
+    step is a step of plain decoding, with the noise of its places in that state, so that the output is that
+    of one place per forward pass.
     """
 
     order: str = field(default="confidence", init=False)
@@ -55,7 +55,7 @@ class StateWalk(AnyRule):
     ) -> tuple[Verdict, Measured]:
         block = draft
         rows, count = len(block.tokens), block.states
-        shape = rows, count + 1, -1  # the states, then the block behind them
+        shape = rows, count + 1, -1  # the states, then the block after them
 
         def by_state(each: Tensor) -> Tensor:
             return each.reshape(*shape, *each.shape[2:]) if each.dim() > 2 else each.reshape(shape)
@@ -97,11 +97,11 @@ class StateWalk(AnyRule):
 
 
 class CellWalk(AnyRule):
-    """Follow the target's own draws from group to group of an image's cells, while they are what was guessed.
+    """Follow the target's own draws from group to group of an image's cells while they match the draft.
 
-    Of groups that come in a known order (LPD), each cell drawn with its own noise in the state that the
-    guesses before its group make. The first group of which a draw is another is the last that is decided, so
-    that every cell is drawn as in decoding one group a forward.
+    For groups in a known order (LPD). Each cell is drawn with its own noise in the state that the drafted
+    cells before its group make. The first group with a draw that differs is the last decided one, so that
+    every cell is drawn as when one group is decided per forward pass.
     """
 
     def decide(

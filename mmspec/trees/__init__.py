@@ -1,6 +1,6 @@
-"""Trees of candidates: how they grow, what draws them, and the rules that judge any of them."""
+"""Candidate trees: how they grow, how candidates are drawn, and the acceptance rules."""
 
-#: Rules that methods share, by the names that `acceptance=` takes.
+#: Shared acceptance rules, by their names for `acceptance=`.
 RULES = {
     "greedy": "mmspec.trees.matching:Greedy",
     "sample_and_match": "mmspec.trees.matching:SampleAndMatch",

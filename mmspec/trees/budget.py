@@ -1,4 +1,4 @@
-"""Delta-budget rule: relaxed acceptance whose distance to the target is bounded, at every token."""
+"""Delta-budget rule: relaxed acceptance with a bounded distance to the target at every token."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ BISECTIONS = 20
 
 @dataclass
 class Budget(RelaxedSampling):
-    """Spend a total variation of at most delta per token on the candidates that a relaxation favours.
+    """Relaxed acceptance with a total variation of at most delta per token.
 
-    With A <= q the mass that the relaxation would accept, o = (A - p)+ and
-    O = sum o: accept min(p, q) + s o with s = min(1, delta / O), else draw from norm((p - q)+). The total
-    variation is then s O <= delta, and the acceptance 1 - TV(p, q) + s O, the largest at that total variation
+    A relaxation would accept the mass A <= q. With o = (A - p)+ and O = sum o, the rule accepts
+    min(p, q) + s o, where s = min(1, delta / O), and draws from norm((p - q)+) otherwise. The total variation
+    is then s O <= delta, and the acceptance rate 1 - TV(p, q) + s O is the largest for that total variation
     (see `relaxed_sampling`). Siblings in a tree share the delta of their place.
 
     Args:
         delta: largest total variation per token, 0 (exact) to 1.
-        relaxation: which candidates the budget is spent on. "neighbours": those whose neighbours in the
-            codebook have mass, A = min(q, p + mass of the neighbours), as LANTERN does; "groups": those in
-            groups of tokens of like probability that have more mass than the draft gives them, as GSD does;
-            "omega": all alike, A = min(q, omega p) with the omega of each place that spends just delta, as
-            COOL-SD does.
-        neighbours: number of neighbours, for "neighbours"; a smaller codebook gives all it has.
+        relaxation: which candidates the budget favours. "neighbours": those whose neighbours in the codebook
+            have mass, A = min(q, p + mass of the neighbours), as in LANTERN; "groups": those in groups of
+            tokens of similar probability with more mass than the draft gives them, as in GSD; "omega": all
+            alike, A = min(q, omega p), with the omega of each place that spends exactly delta, as in COOL-SD.
+        neighbours: number of neighbours, for "neighbours"; limited by the size of the codebook.
         metric: "l2" or "cosine", for "neighbours".
         group_size: tokens per group, for "groups".
 
@@ -56,7 +55,7 @@ class Budget(RelaxedSampling):
     bound = "TV at most delta per token"
 
     def __post_init__(self) -> None:
-        require_number("delta", self.delta, 0.0, 1.0, "0 (exact) to 1")
+        require_number("delta", self.delta, 0.0, 1.0, "must be from 0 (exact) to 1")
         if self.relaxation not in RELAXATIONS:
             raise InputError("relaxation", self.relaxation, did_you_mean(self.relaxation, RELAXATIONS))
         check_neighbours(self.neighbours, self.metric)
@@ -86,7 +85,7 @@ class Budget(RelaxedSampling):
         return exact + (allowance / total).clamp_max(1.0) * surplus
 
     def favoured(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None) -> Tensor:
-        """[..., V] A: mass that the relaxation would accept without a budget; at most q."""
+        """[..., V] A: the mass that the relaxation accepts without a budget; at most q."""
         if self.relaxation == "groups" and only is not None:  # q is zero elsewhere
             return q.scatter(-1, only, q.gather(-1, only) * rank_ratio_at(p, q, only, self.group_size))
         if self.relaxation == "groups":
@@ -99,7 +98,7 @@ class Budget(RelaxedSampling):
         return torch.minimum(q, p.scatter_add(-1, only, nearby_prefix(p, table, only)[0]))
 
     def inverse_omega(self, p: Tensor, q: Tensor, allowance: Tensor) -> Tensor:
-        """[..., 1] 1 / omega by bisection: the least omega found that spends the allowance, if any does."""
+        """[..., 1] 1 / omega by bisection: the smallest omega found that spends the allowance, if any."""
         spends, saves = torch.zeros_like(allowance), torch.ones_like(allowance)
         for _ in range(BISECTIONS):
             middle = (spends + saves) / 2

@@ -1,9 +1,9 @@
-"""Trees of candidates: their shapes, and growth by one level at a time.
+"""Candidate trees: their shapes, and level-by-level growth.
 
-A shape chooses nodes by their scores alone, and `TreeGrowth` is given log-probabilities; neither needs a
-model. The *pool* holds the root, then the candidates of level 1, then those of level 2, and so on, so parents
-come before their children. *Expanded* nodes are those that get children. They are numbered level by level, in
-the order in which a head reads them.
+A shape selects nodes by their scores alone, and `TreeGrowth` takes log-probabilities; neither needs a model.
+The *pool* holds the root, then the candidates of level 1, level 2 and so on, so that parents come before
+their children. *Expanded* nodes are those that get children. They are numbered level by level, in the order
+in which a head processes them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from mmspec.validation import MAX_DRAFT_TOKENS, check_draft_tokens, is_integer
 
 MAX_LEVELS = 64
 LEVELS = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*")
-#: Static trees by the ranks along each path: "01" is the second child of the root's first one.
+#: Static trees, each node given by the ranks along its path: "01" is the second child of the root's first
+#: child.
 NAMED_TREES = {
-    # EAGLE-1's 25 nodes (2401.15077): wide at the top, five deep along the likeliest path
+    # EAGLE-1's 25 nodes (2401.15077): wide at the top, five deep along the most likely path
     "eagle": "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
-    # Medusa's 63 nodes for Vicuna 7B (2401.10774): the best by how often each rank was right
+    # Medusa's 63 nodes for Vicuna 7B (2401.10774): optimised for the measured hit rate of each rank
     "medusa": "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40 50 "
     "60 70 80 90 000 001 002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050 060 070 100 101 "
     "200 0000 0001",
-    # for flat distributions, where depth pays little
+    # for flat distributions, where depth helps little
     "wide": "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 10 11 12 13 20 21 22 30 31 40 50 "
     "000 001 002 003 010 011 020 100 101 200 0000 0001 0010",
 }
@@ -49,21 +50,23 @@ NAMED_TREES = {
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """The likeliest paths by the draft's own confidence (EAGLE-2, 2406.16858, section 4).
+    """Tree of the most likely paths by the drafter's confidence (EAGLE-2, 2406.16858, section 4).
 
-    Each level expands its `top_k` best candidates; the best of all candidates are proposed. A score is the
-    sum of the log-probabilities along a path, so a child's score never exceeds its parent's. Of equal scores
-    the earlier node is taken, which is the parent. Therefore the parent of every proposed node is proposed.
+    Each level expands its `top_k` best candidates, and the best of all candidates form the draft. A score is
+    the sum of the log-probabilities along a path, so that a child's score never exceeds its parent's. Of
+    equal scores the earlier node, which is the parent, is selected. Therefore the parent of every selected
+    node is selected.
 
     Args:
-        num_draft_tokens: candidates that are proposed, the root not counted.
+        num_draft_tokens: number of candidates of the draft, without the root.
         depth: the deepest level; level 1 holds the root's children.
         top_k: nodes expanded on each level, and children of each.
-        stop_below: probability that the likeliest path to a level needs for another level; 0 adds all levels.
-        least: the same for each level except the last, where it is larger; () for `stop_below` alone.
+        stop_below: smallest probability of the most likely path at which another level is added; 0 adds all
+            levels.
+        least: the same for each level except the last, where it exceeds `stop_below`; may be ().
 
     Raises:
-        InputError: a value outside its range, or fewer candidates than are to be proposed.
+        InputError: a value outside its range, or more draft tokens than candidates.
     """
 
     num_draft_tokens: int
@@ -78,67 +81,67 @@ class DynamicTree:
             value = getattr(self, name)
             most = min(MAX_LEVELS, self.num_draft_tokens)
             if not is_integer(value) or not 1 <= value <= most:
-                raise InputError(name, value, f"an integer from 1 to {most}")
+                raise InputError(name, value, f"must be an integer from 1 to {most}")
         candidates = self.top_k + (self.depth - 1) * self.top_k**2
         if self.num_draft_tokens > candidates:
-            allowed = f"at most {candidates}, the candidates of depth={self.depth} and top_k={self.top_k}"
-            raise InputError("num_draft_tokens", self.num_draft_tokens, allowed)
+            rule = f"must be at most {candidates}, the limit of depth={self.depth}, top_k={self.top_k}"
+            raise InputError("num_draft_tokens", self.num_draft_tokens, rule)
 
     @property
     def max_children(self) -> int:
-        """Most children that a node can have."""
+        """Largest number of children of a node."""
         return self.top_k
 
     @property
     def most_together(self) -> int:
-        """Most candidates of a level."""
+        """Largest number of candidates of a level."""
         return self.top_k**2
 
     def limited(self, nodes: int, least: Callable[[int], Sequence[float]]) -> DynamicTree:
-        """Return a tree of at most `nodes` candidates that stops early by level; see `DraftSession.limit`."""
+        """Return a tree of at most `nodes` candidates with early stops; see `DraftSession.limit`."""
         most = min(nodes, self.num_draft_tokens)
         depth, top_k = min(self.depth, most), min(self.top_k, most)
         most = min(most, top_k + (depth - 1) * top_k**2)
         return DynamicTree(most, depth, top_k, self.stop_below, tuple(least(depth)))
 
     def stopping_below(self, probability: float) -> DynamicTree:
-        """Return a tree that adds no level behind one where every path is less likely than that."""
+        """Return a tree that adds no level after one whose paths are all less likely than `probability`."""
         return replace(self, stop_below=probability)
 
     def stops_below(self, level: int) -> float:
-        """The probability that the likeliest path to a level needs for another level to be added."""
+        """Smallest probability of the most likely path to a level at which another level is added."""
         return max(self.stop_below, self.least[level - 1] if level <= len(self.least) else 0.0)
 
     def branch(self, level: int) -> int:
-        """Candidates of a level under each node that is expanded."""
+        """Number of candidates of a level under each expanded node."""
         return self.top_k
 
     def frontier(self, level: int, scores: Tensor) -> Tensor:
-        """The candidates of a level that are expanded: scores [B, m] -> indices [B, w]."""
+        """Select the candidates of a level to expand: scores [B, m] -> indices [B, w]."""
         return best(scores, self.top_k)
 
     def choose(self, scores: Tensor) -> Tensor:
-        """The nodes that are proposed: scores of the pool [B, p] -> ascending [B, n], the root first."""
+        """Select the nodes of the draft: scores of the pool [B, p] -> ascending [B, n], the root first."""
         return best(scores, self.num_draft_tokens + 1, ascending=True)
 
 
 class StaticTree:
-    """A tree of one shape: the r-th child of a node is the r-th likeliest, or the r-th that was drawn.
+    """A tree of fixed shape: the r-th child of a node is its r-th most likely token, or its r-th draw.
 
-    Its methods are those of `DynamicTree`.
+    The methods are those of `DynamicTree`.
 
     Args:
-        parents: as in `Tree.of`: the parent of each node, the root first and its own parent.
+        parents: the parent of each node; the root comes first and is its own parent.
 
     Raises:
-        InputError: the parents do not describe a tree in that order, or of the root alone.
+        InputError: the parents do not form a tree in that order, or the tree is the root alone.
 
     Attributes:
-        stop_below: as of `DynamicTree`; a level that was drawn stays whole, so that no rule is biased.
-        most_together: most nodes of a level; where equal siblings share their children, all of these may
-            have one parent.
+        stop_below: see `DynamicTree`; a drawn level is kept whole, so that no rule is biased.
+        most_together: largest number of nodes of a level; equal siblings that share children may give all of
+            them to one parent.
         is_full: whether all nodes of a level have the same number of children.
-        slots: of each node, its number among the expanded ones; 0 for leaves and the root.
+        slots: number of each node among the expanded ones; 0 for leaves and the root.
     """
 
     stop_below = 0.0
@@ -150,7 +153,7 @@ class StaticTree:
         children = [[i for i, p in enumerate(parents) if i and p == node] for node in range(len(parents))]
         self.max_children = max(map(len, children))
         self.most_together = max(map(depths.count, range(1, self.depth + 1)))
-        # candidates are numbered by (expanded node, rank), expanded nodes in the order of their own numbers
+        # candidates are numbered by (expanded node, rank), and expanded nodes in ascending order
         self._branch, self._frontier, self._chosen = [0], [[0]], [0]
         expanded, pool = [0], 1
         read: list[int] = []  # places of expanded nodes in the pool
@@ -184,8 +187,8 @@ class StaticTree:
             size *= count
             total += size
             if total > MAX_DRAFT_TOKENS:
-                allowed = f"at most {MAX_DRAFT_TOKENS} nodes in all"
-                raise InputError("tree", "x".join(map(str, counts)), allowed)
+                rule = f"must have at most {MAX_DRAFT_TOKENS} nodes"
+                raise InputError("tree", "x".join(map(str, counts)), rule)
         parents, level = [0], range(1)
         for count in counts:
             start = len(parents)
@@ -195,7 +198,7 @@ class StaticTree:
 
     @classmethod
     def named(cls, name: str) -> StaticTree:
-        """One of `NAMED_TREES`."""
+        """Build one of `NAMED_TREES`."""
         paths = sorted(NAMED_TREES[name].split(), key=lambda path: (len(path), path))
         number = {path: index for index, path in enumerate(["", *paths])}
         return cls([0, *(number[path[:-1]] for path in paths)])
@@ -215,17 +218,17 @@ class StaticTree:
         return constant(tuple(self._frontier[level]), scores.device).expand(len(scores), -1)
 
     def choose(self, scores: Tensor) -> Tensor:
-        chosen = tuple(place for place in self._chosen if place < scores.shape[1])  # of the levels there are
+        chosen = tuple(place for place in self._chosen if place < scores.shape[1])  # of grown levels
         return constant(chosen, scores.device).expand(len(scores), -1)
 
 
 Shape = TypeVar("Shape", DynamicTree, StaticTree, DynamicTree | StaticTree)
 TreeShape = DynamicTree | StaticTree
-"""A way to grow a tree. Widths depend on the level alone, so that shapes stay static."""
+"""Shape of a growing tree. Widths depend on the level alone, so that tensor shapes stay static."""
 
 
 class TreeSizes(Protocol):
-    """Sizes of the tree that a head grows where nothing else is asked for."""
+    """Default sizes of a head's tree."""
 
     num_draft_tokens: int
     top_k: int
@@ -239,17 +242,18 @@ def choose_tree(
     top_k: int | None = None,
     tree: str | int | Sequence[int] = "dynamic",
 ) -> TreeShape:
-    """Choose the tree that a drafter's arguments ask for; sizes that are not given adapt to those that are.
+    """Choose the tree for a drafter's arguments; missing sizes adapt to the given ones.
 
     Args:
         usual: config of a head, whose sizes are the defaults. Its `hit_rates`, if any, were measured in
             training.
-        num_draft_tokens, depth, top_k: of a dynamic tree.
-        tree: "dynamic"; or a static tree: one of `NAMED_TREES`, the children of every node of each level as
-            "4x2x2", or the parents of its nodes; or "measured", the best static one of `num_draft_tokens`.
+        num_draft_tokens, depth, top_k: sizes of a dynamic tree.
+        tree: "dynamic"; or a static tree: one of `NAMED_TREES`, the number of children per node of each level
+            such as "4x2x2", or the parents of its nodes; or "measured", the best static one of
+            `num_draft_tokens`.
 
     Raises:
-        InputError: a value outside its range, or sizes of a dynamic tree beside a static one.
+        InputError: a value outside its range, or sizes of a dynamic tree together with a static one.
     """
     rates = getattr(usual, "hit_rates", ())
     if tree == "measured" and rates:
@@ -261,26 +265,27 @@ def choose_tree(
         depth = min(usual.depth, most) if depth is None else depth
         top_k = min(usual.top_k, most) if top_k is None else top_k
         sane = all(is_integer(value) and value >= 1 for value in (depth, top_k))
-        if num_draft_tokens is None and sane:  # else the tree says what is wrong
+        if num_draft_tokens is None and sane:  # DynamicTree raises otherwise
             nodes = max(depth, top_k, min(nodes, top_k + (depth - 1) * top_k**2))
         return DynamicTree(nodes, depth, top_k)
     for name, value in (("num_draft_tokens", num_draft_tokens), ("depth", depth), ("top_k", top_k)):
         if value is not None:
-            raise InputError(name, value, f"nothing: it says how a dynamic tree grows, and tree is {tree!r}")
+            rule = f"cannot be combined with tree={tree!r}; it is a size of a dynamic tree"
+            raise InputError(name, value, rule)
     return static_tree(tree, ["dynamic", *NAMED_TREES, *(["measured"] if rates else [])])
 
 
 def static_tree(tree: str | int | Sequence[int], known: Sequence[str] = tuple(NAMED_TREES)) -> StaticTree:
-    """Build the static tree that a name, the children of each level, or a list of parents describes.
+    """Build a static tree from a name, the numbers of children per level, or a list of parents.
 
     Args:
-        tree: a key of `NAMED_TREES`, "4x2x2", or the parents as of `StaticTree`.
-        known: names, for the message of the error.
+        tree: a key of `NAMED_TREES`, "4x2x2", or the parents as in `StaticTree`.
+        known: names for the error message.
 
     Raises:
-        InputError: no such tree, or one of too many nodes.
+        InputError: the tree does not exist, or has too many nodes.
     """
-    if isinstance(tree, int):  # one level, as the command line reads it
+    if isinstance(tree, int):  # one level, parsed as a number by the command line
         tree = str(tree)
     if not isinstance(tree, str):
         return StaticTree(tree)
@@ -292,31 +297,31 @@ def static_tree(tree: str | int | Sequence[int], known: Sequence[str] = tuple(NA
 
 
 def drawable(shape: Shape, sampling: str) -> Shape:
-    """Return the shape, if siblings can be drawn in it.
+    """Return the shape, checking that siblings can be drawn in it.
 
     Raises:
-        InputError: the shape would depend on what is drawn; or nodes of one level have different numbers of
-            children, so that equal siblings cannot share theirs.
+        InputError: the shape would depend on the drawn tokens; or nodes of one level have different numbers
+            of children, so that equal siblings cannot share them.
     """
     kind = kind_of(sampling)
     if kind in DRAWN and not isinstance(shape, StaticTree):
-        allowed = f"a static tree, as 4x2x2, a name or parents, beside sampling={sampling!r}"
-        raise InputError("tree", "dynamic", allowed)
+        rule = f"must be static (4x2x2, a name or parents) with sampling={sampling!r}"
+        raise InputError("tree", "dynamic", rule)
     if kind is DraftKind.IID and isinstance(shape, StaticTree) and not shape.is_full:
-        allowed = f"children of each level, as 4x2x2, beside sampling={sampling!r}"
-        raise InputError("tree", "one of uneven levels", allowed)
+        rule = f"must give children per level, such as 4x2x2, with sampling={sampling!r}"
+        raise InputError("tree", "one of uneven levels", rule)
     return shape
 
 
 def best_first(rates: Sequence[Sequence[float]], nodes: int) -> list[int]:
     """Build the tree of largest expected acceptance length (Medusa, 2401.10774, section 3.3): its parents.
 
-    A node's worth is the product of the rates along its path, by head and rank, as if the heads were right
-    independently of each other. Nodes are taken in the order of their worth, parents and elder siblings
-    first. The tree has fewer than `nodes` candidates where the rates describe no more.
+    The expected gain of a node is the product of the rates along its path, by head and rank, as if the heads
+    were correct independently. Nodes are added in the order of their gain, parents and elder siblings first.
+    The tree has fewer than `nodes` candidates if the rates describe fewer.
     """
     parents = [0]
-    # worth of a candidate and of its parent, in order; its level and rank; its parent
+    # gain of a candidate (negative) and of its parent; its level and rank; its parent
     waiting = [(-rates[0][0], -1.0, 0, 0, 0)] if rates and rates[0] else []
     while waiting and len(parents) <= nodes:
         worth, above, level, rank, parent = heapq.heappop(waiting)
@@ -329,37 +334,37 @@ def best_first(rates: Sequence[Sequence[float]], nodes: int) -> list[int]:
     return parents
 
 
-@functools.cache  # without it, every round would copy the indices to the device
+@functools.cache  # avoids copying the indices to the device in every round
 def constant(index: tuple[int, ...], device: torch.device) -> Tensor:
-    """Indices as a tensor on a device."""
+    """Return indices as a tensor on a device."""
     return torch.tensor(index, device=device)
 
 
 def first_equal(values: Tensor) -> Tensor:
-    """Find the first entry of each row [B, m] that every entry equals: its index, [B, m]."""
+    """[B, m] index of the first equal entry in each row [B, m]."""
     return (values[:, :, None] == values[:, None]).long().argmax(-1)
 
 
 def renumber(parents: Tensor, chosen: Tensor) -> Tensor:
-    """[B, n] parents of the chosen nodes among themselves; both arguments are by index in the pool."""
+    """[B, n] parents of the chosen nodes, renumbered among them; the arguments index the pool."""
     return torch.searchsorted(chosen.contiguous(), parents.gather(1, chosen))
 
 
 class TreeGrowth:
-    """A batch of trees that grow by one level at a time.
+    """A batch of trees that grow level by level.
 
     Args:
-        shape: how they grow.
+        shape: shape of the trees.
         root: [B] the newest tokens.
-        names: [V'] target token of each log-probability; None if they are of all V. Only the children are
+        names: [V'] target token of each log-probability; None for the whole vocabulary. Only the children are
             mapped to target tokens, which costs less than logits of the whole vocabulary.
-        draws: how the children of a node are drawn; None where they are the likeliest. Equal siblings that
-            were drawn independently share their children, which belong to the first (SpecTr, 2310.15141).
+        draws: how the children of a node are drawn; None for the most likely ones. Equal siblings that were
+            drawn independently share their children, which belong to the first (SpecTr, 2310.15141).
 
     Attributes:
-        level: of the nodes expanded last; 0 for the root.
-        tokens: [B, w] those nodes' tokens.
-        scores: [B, w] the log-probabilities of their paths.
+        level: level of the nodes expanded last; 0 for the root.
+        tokens: [B, w] tokens of those nodes.
+        scores: [B, w] log-probabilities of their paths.
         is_grown: whether the deepest level is reached, or no path is likely enough for another level.
     """
 
@@ -375,23 +380,23 @@ class TreeGrowth:
         self.draws = draws
         self._drawn = draws if draws is not None and draws.is_drawn else None
         self._merges = draws is not None and draws.kind is DraftKind.IID
-        self._q: list[Tensor] = []  # [B, w * branch, V'] of the candidates of each level, where drawn
+        self._q: list[Tensor] = []  # [B, w * branch, V'] q of the candidates of each level, if drawn
         self._ended = torch.zeros_like(root, dtype=torch.bool)  # [B] rows whose paths are too unlikely
         self.level = 0
         self.tokens = root[:, None]
         self.scores = torch.zeros(root.shape, dtype=torch.float32, device=root.device)[:, None]
         place = torch.zeros_like(self.tokens)
-        self._place = place  # [B, w] of the nodes expanded last, in the pool
+        self._place = place  # [B, w] pool indices of the nodes expanded last
         self._pool = [(self.tokens, place, self.scores)]
         self._pooled = 1
-        self._parents: list[Tensor] = []  # of expanded nodes, by their numbers; level 1's are their own
+        self._parents: list[Tensor] = []  # of expanded nodes; those of level 1 are their own parents
         self.is_grown = False
 
     def nodes(self, tokens: Tensor) -> Nodes:
-        """Return the nodes expanded last, tokens [B, n], for a head that has read those before them."""
+        """Return the nodes expanded last, tokens [B, n], as input of a head that has read the others."""
         rows, count = tokens.shape
         parents = torch.cat(self._parents, 1)
-        # the root's children stand where the root's successor will, at depth 0
+        # the root's children are at the position of the root's successor, at depth 0
         ancestors, depths = tree_paths(parents, len(self._parents))
         slots = torch.arange(parents.shape[1] - count, parents.shape[1], device=tokens.device)
         deepest = len(self._parents) - 1
@@ -401,11 +406,11 @@ class TreeGrowth:
         """Add children of the nodes expanded last, log_p [B, w, V'], and expand the best of them.
 
         Returns:
-            [B, w'] the parent, among the w nodes, of each node that is expanded now; none at the last level.
+            [B, w'] the parent, among the w nodes, of each newly expanded node; empty at the last level.
         """
         self.level += 1
         branch = self.shape.branch(self.level)
-        if self._merges:  # equal siblings share children, which need one q, equal to the last bit
+        if self._merges:  # equal siblings share children and need a bitwise equal q
             log_p = pick(log_p, first_equal(self._place))
         if self.draws is None:
             log_ps, children = log_p.topk(branch)
@@ -439,7 +444,7 @@ class TreeGrowth:
         return parent
 
     def _is_hopeless(self, scores: Tensor) -> bool:
-        """Whether every path of every row is too unlikely; reads the device only if the shape stops early."""
+        """Whether every path is too unlikely; synchronises only if the shape stops early."""
         least = self.shape.stops_below(self.level)
         if least <= 0:
             return False
@@ -447,9 +452,9 @@ class TreeGrowth:
         return bool(self._ended.all())
 
     def draft(self) -> tuple[Tree, Tensor]:
-        """The proposed tree, and [B, n] the log-probabilities of its paths.
+        """Return the draft, and [B, n] the log-probabilities of its paths.
 
-        A row with log-probabilities that are not numbers proposes the root alone.
+        For a row with invalid log-probabilities the draft is the root alone.
         """
         tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._pool, strict=True))
         faulty = (scores.isnan() | (scores == math.inf)).any(-1)
@@ -470,7 +475,7 @@ class TreeGrowth:
         return draft, scores
 
     def _drawn_from(self, draws: SiblingDraws, chosen: Tensor) -> Categorical:
-        """The distributions over all V that the chosen nodes [B, n], the root aside, were drawn from."""
+        """The distributions over all V from which the chosen nodes [B, n] were drawn, the root excluded."""
         q = pick(torch.cat(self._q, 1), chosen[:, 1:] - 1)
         if self.names is not None:
             q = q.new_zeros(*q.shape[:2], draws.vocabulary).index_copy(2, self.names, q)

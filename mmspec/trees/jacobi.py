@@ -1,4 +1,4 @@
-"""Speculative Jacobi decoding (2410.01699): a window of tokens from the target's own earlier forwards."""
+"""Speculative Jacobi decoding (SJD, 2410.01699): the target drafts a window of tokens for itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mmspec.validation import require_number
 __all__ = ["JacobiDrafter", "WindowOptions"]
 
 WINDOW = 32
-CPU_WINDOW = 16  # nodes cost time there: with a few rows, windows of 32 are slower than plain decoding
+CPU_WINDOW = 16  # nodes cost time on a CPU: with a few rows, windows of 32 are slower than plain decoding
 LEAST_SHARED = 4  # narrower windows are slower than plain decoding
 
 
 class WindowOptions(TypedDict, total=False):
-    """Options of a Jacobi window, as of `JacobiDrafter`."""
+    """Options of a Jacobi window; see `JacobiDrafter`."""
 
     window: int | None
     coupling: str
@@ -31,19 +31,20 @@ class WindowOptions(TypedDict, total=False):
 
 
 class JacobiDrafter(WindowDrafter):
-    """Drafts a window of tokens from the target's own earlier forwards.
+    """Drafter that takes a window of tokens from the target's earlier forward passes.
 
     Args:
         window: see `WindowDrafter`. None is 16 on a CPU and 32 elsewhere; trees have 32. With
             `coupling="exact"` no token depends on the window, and on a CPU the rows of a forward pass share
             32 nodes: each row gets at least 4 of them, or is decoded plainly.
         coupling, init: see `WindowDrafter`.
-        reuse: a place keeps its old draft if p gives it at least this probability, as in SJD++ (2512.07503);
-            else it is drawn anew. Outputs are then no longer distributed as the target's. None for never.
-        front, reach: as of `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC,
+        reuse: a place keeps its old draft if p gives it at least this probability, and is redrawn otherwise,
+            as in SJD++ (2512.07503). The output distribution then differs from the target's. None never keeps
+            it.
+        front, reach: see `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC,
             and 3x3x3 the default of its code.
 
-    Between rounds a session keeps two distributions for each place of the window: 4 MB a row at a window of
+    Between rounds a session stores two distributions for each place of the window: 4 MB a row at a window of
     32 and 16,384 codes in float32, or 0.5 MB as pairs under a top-k of 1000.
 
     Raises:
@@ -64,9 +65,12 @@ class JacobiDrafter(WindowDrafter):
         super().__init__(WINDOW if window is None else window, coupling, init, front, reach)
         self.is_chosen, self.shares = window is None and not self.branches and reach is None, False
         if reuse is not None:
-            require_number("reuse", reuse, 0.0, 1.0, "a probability above 0, or None", open_below=True)
+            require_number(
+                "reuse", reuse, 0.0, 1.0, "must be above 0 and at most 1, or None", open_below=True
+            )
             if coupling == "exact":
-                raise InputError("reuse", reuse, "None: with coupling=exact every token is the target's own")
+                rule = "cannot be combined with coupling='exact', whose tokens are the target's own"
+                raise InputError("reuse", reuse, rule)
             self.exactness = Level.APPROXIMATE
         self.reuse = reuse
 

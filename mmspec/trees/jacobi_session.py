@@ -1,7 +1,7 @@
 """Jacobi windows: the target drafts for itself, a window of places at a time.
 
 In every round of SJD (2410.01699) the target scores the window, the rule commits a part of it, and each
-remaining place is drawn anew from the target's p there. The draw may be coupled with the old token, maximally
+remaining place is redrawn from the target's p there. The draw may be coupled with the old token, maximally
 (MC-SJD, 2510.24211; SJD-PAC, 2603.18599) or by shared Gumbel noise (GS, 2510.24211). With any coupling, that
 p is the q of the new draft. Commits and redraws use separate random numbers. A window may be a tree, as in
 SJD-PAC.
@@ -46,24 +46,24 @@ INITS = ("edge", "uniform", *NEIGHBOURS)
 
 
 class WindowDrafter(SessionDrafter):
-    """Base of drafters that fill a window of places, round after round.
+    """Base of drafters that refine a window of places, round by round.
 
     Args:
-        window: places per forward, the root's included, however many candidates each has; 1 is plain
-            decoding.
-        coupling: how a place is drawn anew from its new distribution. "fresh": independently (SJD).
-            "maximal": the old draft is kept with the largest probability that leaves the new one distributed
-            as the new distribution (MC-SJD). "gumbel": with noise that belongs to the place and is the same
-            in every round (GS). "exact": with the noise of the target itself, so that the output is bitwise
-            that of plain decoding with the same seed.
-        init: what places hold that no forward has scored yet. "edge": a draw from the target's distribution
-            at the last free place of the window. "uniform": any code, or any token where there is no layout.
-            "repeat": the token of the cell before. "above": that of the cell in the row above. All are as
-            published. Where the grammar forces a token, it is that token.
-        front: candidates at each of the first places, for every candidate before: (4, 2), or "4x2", gives
-            eight chains. They are drawn without replacement.
-        reach: places in which each of these chains has nodes of its own, those of the front included; None
-            for all of the window. Behind them only the first chain goes on.
+        window: places per forward pass, the root's included, independent of the number of candidates at each;
+            1 is plain decoding.
+        coupling: how a place is redrawn from its new distribution. "fresh": independently (SJD). "maximal":
+            the old draft is kept with the largest probability for which the new one has the new distribution
+            (MC-SJD). "gumbel": with noise that belongs to the place and is the same in every round (GS).
+            "exact": with the target's own noise, so that the output is bitwise that of plain decoding with
+            the same seed.
+        init: initial draft of places that no forward pass has scored. "edge": a draw from the target's
+            distribution at the last free place of the window. "uniform": any code, or any token without a
+            layout. "repeat": the token of the cell before. "above": the token of the cell in the row above.
+            All are as published. Places with a forced syntax token get that token.
+        front: number of candidates at each of the first places, for every candidate before: (4, 2), or "4x2",
+            gives eight chains. They are drawn without replacement.
+        reach: number of places in which each of these chains has its own nodes, including the front; None for
+            the whole window. Only the first chain continues after them.
 
     Raises:
         InputError: a value outside its range.
@@ -82,7 +82,7 @@ class WindowDrafter(SessionDrafter):
         reach: int | None = None,
     ) -> None:
         if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
-            raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
+            raise InputError("window", window, f"must be an integer from 1 to {MAX_WINDOW}")
         if coupling not in KIND_OF_COUPLING:
             raise InputError("coupling", coupling, did_you_mean(coupling, KIND_OF_COUPLING))
         if init not in INITS:
@@ -101,38 +101,40 @@ class WindowDrafter(SessionDrafter):
         self.max_children = max(front, default=min(1, window - 1))
 
     def width(self, rows: int) -> int:
-        """Nodes that each row feeds in a forward of so many rows, the unconditional ones included."""
+        """Nodes of each row in a forward pass over `rows` rows, the unconditional ones included."""
         return self.window
 
     def check(self, target: AnyTarget) -> None:
         self.require_room(target.grid)
         if self.max_children > target.vocabulary:
-            allowed = f"at most {target.vocabulary} candidates, the vocabulary"
-            raise InputError("front", self.tree.front, allowed)
+            rule = f"must have at most {target.vocabulary} candidates, the size of the vocabulary"
+            raise InputError("front", self.tree.front, rule)
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         for request in requests:
             self.require_room(request.layout)
 
     def require_room(self, layout: Layout | None) -> None:
-        """Raise InputError unless the window fits into an output, and its options go with one."""
+        """Raise InputError if the window or its options do not fit the layout of an output."""
         if layout is None and self.init in NEIGHBOURS:
-            raise InputError("init", self.init, "edge or uniform; only cells of images have neighbours")
+            rule = "must be 'edge' or 'uniform' without an image, because only image cells have neighbours"
+            raise InputError("init", self.init, rule)
         if layout is not None and self.init == "above":
             require_grid(layout, "init=above")
         if layout is not None and self.window > layout.length:
-            raise InputError("window", self.window, f"1 to {layout.length}, the tokens of the image")
+            rule = f"must be from 1 to {layout.length}, the number of tokens of the image"
+            raise InputError("window", self.window, rule)
 
 
 @dataclass(frozen=True)
 class Observed(Rows):
-    """The last draft of a window, and what became of it."""
+    """The last draft of a window, with the target's distributions and the accepted tokens."""
 
     row_fields = named("draft", "p", "finite", "accepted")
 
     draft: Tree  # a chain
     p: Categorical  # [B, n] the target's after each node
-    finite: Tensor  # [B, n] whether p is
+    finite: Tensor  # [B, n] whether p is finite
     accepted: Tensor  # [B] number of accepted tokens
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
@@ -141,7 +143,7 @@ class Observed(Rows):
         return super().joined(other, counts)
 
     def newest(self) -> Self:
-        """Return the last accepted node as a window of one node, like that of a prompt."""
+        """Return the last accepted node as a window of one node, as after a prompt."""
         node, draft = self.accepted[:, None], self.draft
         chain = Tree.chain(draft.tokens.gather(1, node), draft.kind, draft.q.map(lambda q: q[:, :0]))
         p = self.p.map(lambda p: pick(p, node))
@@ -156,7 +158,7 @@ class Candidates(NamedTuple):
     p: Tensor
 
     def of(self, first: int, end: int) -> Candidates:
-        """Return the candidates of some slots."""
+        """Return the candidates of a range of slots."""
         return Candidates(*(each[:, first:end] for each in self))
 
     @staticmethod
@@ -171,25 +173,25 @@ class Window:
 
     place: Tensor  # [B, W] output index of each slot
     tokens: Tensor  # [B, W]
-    p: Tensor  # [B, W, V] what each was drawn from
-    node: Tensor  # [B, W] the node of the last draft that gave p
-    stood: Tensor  # [B, W] the node of the last draft that stood in the slot; 0 where none did
-    known: Tensor  # [B, W] the token that grammar or a neighbour put there, or FREE
-    noise: Tensor  # [B, W, 3] uniforms or [B, W, V] Gumbel noise that each was drawn with
+    p: Tensor  # [B, W, V] distribution that each token was drawn from
+    node: Tensor  # [B, W] node of the last draft that gave p
+    stood: Tensor  # [B, W] node of the last draft in the slot; 0 if there was none
+    known: Tensor  # [B, W] token given by the grammar or a neighbour, or FREE
+    noise: Tensor  # [B, W, 3] uniforms or [B, W, V] Gumbel noise of each draw
 
     @property
     def first(self) -> Candidates:
-        """The drafts as the first candidate of each slot."""
+        """The tokens as the first candidate of each slot."""
         return Candidates(self.tokens, torch.ones_like(self.tokens, dtype=torch.bool), self.p)
 
 
 class JacobiSession(DraftSession):
-    """Window of drafts of one batch.
+    """Session of a `WindowDrafter`: the window of one batch.
 
     Attributes:
-        observed: the last draft, and what became of it.
+        observed: the last draft, and its verification.
         steps: [W] the slots of the next window.
-        round: [B, 1] windows drawn so far; with the place it keys the random numbers of redraws.
+        round: [B, 1] number of windows so far; it keys the random numbers of redraws together with the place.
     """
 
     row_fields = named("layouts", "random", "round", "sampler", "observed")
@@ -238,8 +240,8 @@ class JacobiSession(DraftSession):
         return self.nodes[self.chain[verdict.last]]
 
     def _keep(self, draft: Tree, scores: Categorical, accepted: Tensor) -> None:
-        """Keep what the next round needs: what places were drawn from, and what they will be drawn from."""
-        # a uniform draft has mass everywhere
+        """Store the distributions of the last draft and of the target for the next round."""
+        # a uniform draft has mass on all tokens
         most = self.vocabulary if self.drafter.init == "uniform" else self.sampler.support(self.vocabulary)
         q = draft.q.compact(most) if isinstance(draft.q, Categorical) else draft.q
         p = scores.map(self.sampler.within_top_k).compact(most)
@@ -250,8 +252,8 @@ class JacobiSession(DraftSession):
         seen, accepted = old.draft, old.accepted
         self.round = self.round + 1
         place = canvas.emitted[:, None] - 1 + self.steps  # [B, W] output index of each node of the new window
-        # A node gives the p of the place after its own, and each row has moved on by what it accepted. Beyond
-        # the last scored node no p is known; these places take that of the edge.
+        # A node gives the p of the next place, and each row has moved by its accepted tokens. Places beyond
+        # the last scored node have no p of their own, and use that of the edge.
         scored = min(seen.tokens.shape[1], len(self.steps))
         node = accepted[:, None] + self.steps
         covered, drafted = node < scored, node + 1 < scored
@@ -281,33 +283,33 @@ class JacobiSession(DraftSession):
         return Tree(filled.tokens, valid, drafter.kind, q, faulty, parents, depth, children)
 
     def _drawn_from(self, tokens: Tensor, p: Tensor) -> Categorical | PointMass:
-        """The q of candidates, given the tokens [B, n] of all nodes and p [B, n, V] of a draw of each."""
+        """The q of candidates, from the tokens [B, n] and distributions p [B, n, V] of all nodes."""
         return PointMass(tokens[:, 1:]) if self.drafter.kind is DraftKind.COUPLED else Categorical(p[:, 1:])
 
     def _initial(
         self, p: Tensor, sound: Tensor, place: Tensor, covered: Tensor, stood: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Choose p, and whether it is sound, of places that the target has not scored (not `covered`)."""
+        """Choose p, and whether it is finite, for places that the target has not scored (not `covered`)."""
         if self.drafter.init != "uniform":
             return p, sound
         return torch.where(covered[:, :, None], p, self.layout.uniform.to(p.dtype)), sound | ~covered
 
     def _fill(self, window: Window, last: LastDraft) -> Candidates:
-        """Make the nodes of the tree from a new window: what stands there, and further candidates."""
+        """Build the nodes of the tree from a new window: its tokens, and further candidates."""
         first = window.first
         if not self.drafter.branches:
             return first
         return Candidates.join([first.of(0, 1), *self._behind(first, window.place, 0)])
 
     def _behind(self, first: Candidates, place: Tensor, slot: int) -> Sequence[Candidates]:
-        """Make the nodes of the slots behind one, given the first candidate of each slot."""
+        """Build the nodes of the slots after `slot`, given the first candidate of each slot."""
         end = len(self.steps)
         if not self.drafter.branches:
             return [first.of(slot + 1, end)]
         return [self._candidates(first.of(at, at + 1), place, at) for at in range(slot + 1, end)]
 
     def _candidates(self, first: Candidates, place: Tensor, slot: int) -> Candidates:
-        """Make all candidates of a slot, given the first one; they are the same behind every parent."""
+        """Build all candidates of a slot, given the first one; they are the same under every parent."""
         branch, parents = self.drafter.tree.branch(slot), self.drafter.tree.chains(slot)
         tokens, drawable, p = first
         if branch > 1:
@@ -317,7 +319,7 @@ class JacobiSession(DraftSession):
         return Candidates(tokens.repeat(1, parents), drawable.repeat(1, parents), p.repeat(1, parents, 1))
 
     def _reuse(self, tokens: Tensor, p: Tensor, seen: Tree, old: Tensor) -> Tensor:
-        """Put old drafts back that are likely enough; see `JacobiDrafter`."""
+        """Restore old drafts that are likely enough; see `JacobiDrafter`."""
         if self.drafter.reuse is None:
             return tokens
         kept = seen.tokens.gather(1, old)
@@ -325,7 +327,7 @@ class JacobiSession(DraftSession):
         return torch.where(likely & (old > 0) & seen.valid.gather(1, old), kept, tokens)
 
     def _edge(self, place: Tensor, scored: int) -> Tensor:
-        """[B, 1] last scored node that gave the p of a free place; place [B, 1] is that of node 0."""
+        """[B, 1] last scored node at a free place; `place` [B, 1] is that of node 0."""
         nodes = torch.arange(scored, device=place.device)
         return nodes.where(self.layout.grammar.at(place + nodes) == FREE, 0).amax(-1, keepdim=True)
 
@@ -346,7 +348,7 @@ class JacobiSession(DraftSession):
         return self.random.at(self.round).uniform(place, Purpose.REDRAW, 3, torch.float64)
 
     def _noise(self, place: Tensor, p: Tensor) -> Tensor:
-        """[B, n, V] Gumbel noise of further candidates: the target's own, if that is what it chooses by."""
+        """[B, n, V] Gumbel noise of further candidates: the target's own with coupling="exact"."""
         exact = self.drafter.coupling == "exact"
         random = self.random if exact else self.random.at(self.round)
         return random.gumbel(place, Purpose.TARGET if exact else Purpose.DRAFT, p.shape[-1], p.dtype)

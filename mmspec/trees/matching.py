@@ -1,7 +1,6 @@
-"""Rules that draw the target's own token at every node and follow the child that carries it.
+"""Sample-and-match rules: draw the target's own token at every node, and follow the child with that token.
 
-The drawn tokens are what plain decoding would have emitted, so any candidates will do: nothing
-about how they were found can bias the output.
+The drawn tokens are those of plain decoding, so that the choice of candidates cannot bias the output.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from mmspec.kernels import match_path
 
 
 def follow(draft: Tree, choice: Tensor) -> Path:
-    """Walk from the root along the children that equal the target's choice. choice: as the tokens."""
-    if not draft.max_depth:  # nothing was proposed
+    """Follow the children that equal the target's choice from the root. choice: shaped as the tokens."""
+    if not draft.max_depth:  # the root alone
         return Path.root(draft, choice[:, 0])
     tree = draft.parents, draft.valid, *draft.paths, draft.max_depth
     return Path.along(*match_path(draft.tokens, choice, *tree))
 
 
 class Greedy(AcceptanceRule):
-    """Accept what equals the target's arg-max. Exact at temperature 0 only."""
+    """Greedy acceptance: accept tokens that equal the target's arg-max. Exact at temperature 0 only."""
 
     sound_for = frozenset(DraftKind)
     greedy_only = True
@@ -35,11 +34,11 @@ class Greedy(AcceptanceRule):
 
 
 class SampleAndMatch(AcceptanceRule):
-    """Draw y ~ p at every node; move to the child that equals y, else emit y.
+    """Sample-and-match: draw y ~ p at every node; move to the child that equals y, otherwise emit y.
 
-    Accepts with the probability that p gives to the children together. The noise is keyed by output
-    index, so the output is *bitwise* that of plain sampling with the same seed (Gumbel-exact), for
-    every drafter and every tree.
+    The acceptance probability is the total probability of the children under p. The noise is keyed by output
+    index, so that the output is *bitwise* that of plain sampling with the same seed (Gumbel-exact), for every
+    drafter and every tree.
     """
 
     sound_for = frozenset(DraftKind)

@@ -1,7 +1,7 @@
-"""Neighbours in a codebook: which codes look alike.
+"""Nearest-neighbour tables of a codebook.
 
-A table is computed once for a codebook, a metric and a number of neighbours, and cached beside the model if
-that folder can be written.
+A table is computed once for a codebook, a metric and a number of neighbours, and cached in the model's folder
+if it is writable.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from mmspec.validation import is_integer
 
 METRICS = ("l2", "cosine")
 INT16_CODES = 2**15
-BLOCK_ELEMENTS = 2**22  # numbers held at once while a table is made
+BLOCK_ELEMENTS = 2**22  # size of a block of distances
 
 
 def check_neighbours(neighbours: int, metric: str) -> None:
     """Raise InputError unless the arguments describe a table."""
     if not is_integer(neighbours) or neighbours < 1:
-        raise InputError("neighbours", neighbours, "an integer of at least 1")
+        raise InputError("neighbours", neighbours, "must be an integer of at least 1")
     if metric not in METRICS:
         raise InputError("metric", metric, did_you_mean(metric, METRICS))
 
 
 def fitted(table: Tensor | None) -> Tensor:
-    """Return what a rule took from a target; raise TypeError if it was not fitted to one."""
+    """Return the table; raise TypeError if the rule was not fitted to a target."""
     if table is None:
-        raise TypeError("this rule needs the target's codebook: use rule.fit(target)")
+        raise TypeError("this rule needs the target's codebook: call rule.fit(target)")
     return table
 
 
@@ -47,23 +47,24 @@ def codebook_of(target: AnyTarget) -> Tensor:
     """[K, d] the target's code vectors.
 
     Raises:
-        InputError: the target has no codebook, or not one vector for each code of its vocabulary.
+        InputError: the target has no codebook, or not exactly one vector for each code of its vocabulary.
     """
     codebook, grid = target.codebook, target.grid
     codes = target.vocabulary if grid is None else grid.codebook_size
     if codebook is None:
-        raise InputError("codebook", None, "a target of image tokens with its codebook; this rule needs it")
-    # without a grid only the codebook tells how many of the first tokens are codes
+        rule = "is required by this rule; use a target of image tokens that has a codebook"
+        raise InputError("codebook", None, rule)
+    # without a grid, only the codebook gives the number of codes
     counted = codes if grid is not None else min(len(codebook), codes)
     if codebook.dim() != 2 or len(codebook) != counted or not bool(codebook.isfinite().all()):
-        allowed = f"[{codes}, d] finite numbers, a vector for each code of the vocabulary"
-        raise InputError("codebook", codebook, allowed)
+        rule = f"must hold finite numbers [{codes}, d], one vector for each code of the vocabulary"
+        raise InputError("codebook", codebook, rule)
     vectors: Tensor = codebook
     return vectors
 
 
 def neighbour_table(target: AnyTarget, count: int, metric: str) -> Tensor:
-    """[K, min(count, K - 1)] the nearest codes of each code of a target, from the cache if it is there.
+    """[K, min(count, K - 1)] the nearest codes of each code of a target, from the cache if possible.
 
     Raises:
         InputError: the target has no codebook, or one that does not match its vocabulary.
@@ -81,14 +82,14 @@ def neighbour_table(target: AnyTarget, count: int, metric: str) -> Tensor:
 
 
 def find_neighbours(codebook: Tensor, count: int, metric: str) -> Tensor:
-    """The `count` nearest codes of each code, nearest first; of equally near ones the lower index first.
+    """Find the `count` nearest codes of each code, nearest first; ties are ordered by index.
 
     Args:
         codebook: [K, d] finite numbers.
-        metric: "l2", or "cosine" (1 - cos, which orders like the distance of the unit vectors).
+        metric: "l2", or "cosine" (1 - cos, which has the order of the distance of the unit vectors).
 
     Returns:
-        [K, count] int16, or int32 where the codes do not fit; no code is its own neighbour.
+        [K, count] int16, or int32 for large codebooks; no code is its own neighbour.
     """
     vectors = codebook.double() if metric == "l2" else normalize(codebook.double(), dim=-1)
     size = len(vectors)
@@ -96,7 +97,7 @@ def find_neighbours(codebook: Tensor, count: int, metric: str) -> Tensor:
     tables = []
     for start in range(0, size, rows):
         block = vectors[start : start + rows]
-        # no matrix product: equal vectors must be equally near to the last bit, or ties are decided by noise
+        # not by a matrix product, whose rounding errors would break ties between equal vectors
         distance = torch.cdist(block, vectors, compute_mode="donot_use_mm_for_euclid_dist")
         index = torch.arange(len(block), device=block.device)
         distance[index, start + index] = float("inf")
@@ -107,9 +108,9 @@ def find_neighbours(codebook: Tensor, count: int, metric: str) -> Tensor:
 def smallest(values: Tensor, count: int) -> Tensor:
     """[rows, count] indices of the smallest of values [rows, K > count], in order; ties by index."""
     nearest, index = values.topk(count + 1, dim=-1, largest=False)
-    index = index[:, :count].sort(dim=-1).values  # `topk` orders ties as it likes
+    index = index[:, :count].sort(dim=-1).values  # `topk` orders ties arbitrarily
     index = index.gather(1, values.gather(1, index).argsort(dim=-1, stable=True))
-    # where the last one ties with the first that was left out, `topk` may have taken the wrong one
+    # if the last one ties with the first excluded one, `topk` may have chosen the wrong one
     tied = (nearest[:, -2:-1] == nearest[:, -1:]).any(-1)
     for row in tied.nonzero()[:, 0].tolist():
         index[row] = values[row].argsort(stable=True)[:count]
@@ -123,14 +124,14 @@ def model_folder(target: AnyTarget) -> Path | None:
 
 
 def cache_name(codebook: Tensor, count: int, metric: str) -> str:
-    """File name of a table, another one for every codebook, metric and number of neighbours."""
+    """File name of a table, unique for every codebook, metric and number of neighbours."""
     numbers = codebook.float().contiguous().numpy()
     digest = hashlib.sha256(f"{numbers.shape}".encode() + numbers.tobytes()).hexdigest()
     return f"neighbours-{metric}-{count}-{digest[:16]}.safetensors"
 
 
 def read_table(path: Path, size: int, count: int) -> Tensor | None:
-    """Read a cached table; None if there is none or it is damaged."""
+    """Read a cached table; None if it is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             table: Tensor = file.get_tensor("neighbours")
@@ -142,7 +143,7 @@ def read_table(path: Path, size: int, count: int) -> Tensor | None:
 
 
 def write_table(path: Path, table: Tensor) -> None:
-    """Write a table to the cache; a folder that cannot be written is left alone."""
+    """Write a table to the cache, ignoring folders that are not writable."""
     content = save({"neighbours": table}, {"sha256": checksum(table)})
     with suppress(OSError), atomic_file(path) as temporary:
         temporary.write_bytes(content)

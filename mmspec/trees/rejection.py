@@ -1,6 +1,6 @@
-"""Rejection rules for sampled drafts: exact for any q from which the candidates were really drawn.
+"""Rejection sampling rules: exact for any q from which the candidates were really drawn.
 
-A candidate with q(x) = 0 was not drawn from q, since nothing was left to draw. It is skipped.
+A candidate with q(x) = 0 was not drawn from q, because no mass was left. It is skipped.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["KSequential", "RecursiveRejection", "SpeculativeSampling"]
 
 
 class SpeculativeSampling(ChainRejection):
-    """Accept x ~ q with probability min(1, p(x) / q(x)), else draw from norm((p - q)+).
+    """Speculative sampling: accept x ~ q with min(1, p(x) / q(x)), otherwise draw from norm((p - q)+).
 
     Leviathan et al., 2211.17192, algorithm 1; Chen et al., 2302.01318. One candidate per place.
     """
 
 
 class RecursiveRejection(AcceptanceRule):
-    """Try the siblings in the order of their draws, each against what the earlier ones left of p.
+    """Recursive rejection sampling: try the siblings in the order of their draws, each against the residual.
 
-    SpecInfer, 2305.09781; MCSD, 2401.06706. On a rejection p <- norm((p - q)+); siblings drawn
-    without replacement also leave q, q(x) <- 0 renormalised. If all are rejected, the token is drawn from
-    what is left of p.
+    SpecInfer, 2305.09781; MCSD, 2401.06706. After a rejection p <- norm((p - q)+). Siblings drawn without
+    replacement also change q: q(x) <- 0, renormalised. If all are rejected, the token is drawn from the last
+    residual.
     """
 
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
@@ -47,7 +47,7 @@ class RecursiveRejection(AcceptanceRule):
 
 
 class KSequential(AcceptanceRule):
-    """k-SEQ: accept each of k i.i.d. candidates with min(1, p / (rho q)), one residual at the end.
+    """k-SEQ: accept each of k i.i.d. candidates with min(1, p / (rho q)), with one residual at the end.
 
     SpecTr, 2310.15141, algorithm 2. rho is the smallest root of 1 - (1 - b)^k = rho b with
     b(rho) = sum min(q, p / rho); the residual is p - min(q, p / rho) P_accept / b, normalised.
@@ -69,7 +69,7 @@ class KSequential(AcceptanceRule):
             b = mass.sum(-1, keepdim=True)
             accept = drawn & (u * rho * q.gather(-1, x) <= p.gather(-1, x)) & (p.gather(-1, x) > 0)
             first = accept.long().argmax(-1, keepdim=True)
-            equal = drawn & (x == x.gather(1, first))  # equal siblings share the children of the first
+            equal = drawn & (x == x.gather(1, first))  # the first of equal siblings has their children
             first = equal.long().argmax(-1, keepdim=True)
             chosen = torch.where(accept.any(-1), children.gather(1, first)[:, 0], -1)
             p_accept = 1 - (1 - b).clamp_min(0.0) ** count
@@ -80,7 +80,7 @@ class KSequential(AcceptanceRule):
         return walk(draft, scores.p, random, emitted, judge)
 
     def solve(self, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
-        """Solve for rho in [1, k], [B, 1], by bisection: the excess 1 - (1 - b)^k - rho b falls in rho."""
+        """Solve for rho in [1, k], [B, 1], by bisection: 1 - (1 - b)^k - rho b decreases in rho."""
         low, high = torch.ones_like(count), count.clamp_min(1.0)
         for _ in range(self.bisections):
             rho = (low + high) / 2

@@ -1,10 +1,11 @@
-"""Common form of relaxed rules: an accepted mass a(x) <= q(x), and a residual r to draw from otherwise.
+"""Common form of relaxed acceptance rules: an accepted mass a(x) <= q(x), and a residual distribution r.
 
-A candidate x ~ q is accepted with probability a(x) / q(x). The output distribution of a place is then
-a + (1 - sum a) r. So its total variation to the target's is known in closed form for *every* rule, and is
-reported. The exact rule is a = min(p, q). A relaxed rule accepts more, by at most its total variation: a is
-at most q and at most the output, so sum a <= 1 - TV(q, output) <= 1 - TV(p, q) + TV(output, p). A token that
-the target excludes is never accepted: top-k, top-p and grammars hold under relaxation too.
+A candidate x ~ q is accepted with probability a(x) / q(x), and the token is drawn from r otherwise. The
+output distribution of a place is then a + (1 - sum a) r, so that its total variation to the target's is known
+in closed form for *every* rule, and is reported. The exact rule is a = min(p, q). A relaxed rule accepts
+more, by at most its total variation: a is at most q and at most the output, so that sum a <= 1 - TV(q,
+output) <= 1 - TV(p, q) + TV(output, p). Tokens that the target excludes are never accepted: top-k, top-p and
+grammars still hold.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from mmspec.validation import is_integer
 
 
 class RelaxedSampling(AcceptanceRule):
-    """A rule in the common form, for chains and trees.
+    """Base of relaxed rules in the common form, for chains and trees.
 
-    Siblings are tried in the order of their draws. Each is judged by the residual, which is what the refused
-    ones left of p. The total variations of siblings add up, each weighted with the probability that those
-    before it are refused. The sum, at most 1, is reported. With several siblings it is a bound; with sampled
-    ones its mean is. A deterministic candidate has a one-hot q.
+    Siblings are tried in the order of their draws, each against the residual that earlier rejections left of
+    p. Their total variations are added, each weighted with the probability that the earlier siblings are
+    rejected. The sum, at most 1, is reported. For several siblings it is a bound; for sampled siblings its
+    mean is one. A deterministic candidate has a one-hot q.
 
     Attributes:
-        measures_one_place: True if all of a is expensive to compute. Chains of sampled tokens are then judged
-            by `mass_at`, and their total variation is measured at one judged place a round.
+        measures_one_place: True if computing all of a is expensive. Chains of sampled tokens are then
+            verified by `mass_at`, and their total variation is measured at one verified place per round.
     """
 
     sound_for = frozenset({DraftKind.POINT, DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
@@ -46,16 +47,16 @@ class RelaxedSampling(AcceptanceRule):
 
     @abstractmethod
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
-        """The accepted mass a, [..., V], 0 <= a <= q.
+        """Accepted mass a, [..., V], 0 <= a <= q.
 
         Args:
             p, q: [..., V] distributions of target and draft.
-            allowance: [..., 1] how much may be relaxed at this place.
-            only: [..., 1] the one token that matters, where q is one-hot; a may be anything elsewhere.
+            allowance: [..., 1] relaxation that is allowed at this place.
+            only: [..., 1] the only token that is read, where q is one-hot; a is arbitrary elsewhere.
         """
 
     def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
-        """Accepted mass a(x) of tokens x [..., 1] alone, [..., 1]; the same numbers as `mass`, for less."""
+        """Accepted mass a(x) of tokens x [..., 1], [..., 1]: the values of `mass` at a lower cost."""
         return self.mass(p, q, allowance).gather(-1, x)
 
     def allowance(self, depth: Tensor) -> Tensor:
@@ -63,15 +64,15 @@ class RelaxedSampling(AcceptanceRule):
         return torch.zeros_like(depth)
 
     def remaining(self, allowance: Tensor, tv: Tensor) -> Tensor:
-        """[B, 1] allowance left for the next sibling if this one, of total variation [B], is refused."""
+        """[B, 1] allowance of the next sibling if this one, with total variation [B], is rejected."""
         return allowance
 
     def residual(self, p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
-        """Residual distribution norm((p - q)+) if x [..., 1] is refused; q is None where one-hot at x."""
+        """Residual distribution norm((p - q)+) if x [..., 1] is rejected; q is None where one-hot at x."""
         return normalise(p.scatter(-1, x, 0.0), otherwise=p) if q is None else residual(p, q)
 
     def judge(self, p: Tensor, q: Tensor | None, x: Tensor, allowance: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge candidates. p, q: [..., V]; x, allowance: [..., 1]; q is None where it is one-hot at x.
+        """Accepted mass of candidates. p, q: [..., V]; x, allowance: [..., 1]; q is None if one-hot at x.
 
         Returns:
             [...] a(x), and the total variation between the output distribution a + (1 - sum a) r and p.
@@ -94,7 +95,7 @@ class RelaxedSampling(AcceptanceRule):
     def verify_chain(
         self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
     ) -> tuple[Path, Tensor]:
-        """Verify one candidate per place: all places are judged at once."""
+        """Verify one candidate per place, all places at once."""
         p, x = scores.p, draft.tokens[:, 1:, None]
         q = None if draft.kind is DraftKind.POINT else sampled_distribution(draft).p.to(p.dtype)
         depth = torch.arange(draft.max_depth, device=emitted.device, dtype=p.dtype)
@@ -115,7 +116,7 @@ class RelaxedSampling(AcceptanceRule):
         refused = torch.nn.functional.pad(drawn, (0, 1)).gather(1, node[:, None])  # past the end: False
         final = torch.where(refused, self.residual(p_node, q_node, x_node), p_node)
         if q is not None and not measures_all and draft.max_depth:
-            place = emitted % (node + 1).clamp_max(draft.max_depth)  # some place that was judged
+            place = emitted % (node + 1).clamp_max(draft.max_depth)  # one of the verified places
             _, one = self.judge(take(p, place), take(q, place), take(x, place), take(allowance, place))
             tv = tv.scatter(1, place[:, None], one[:, None])
         return end_at(draft, node, final, random, emitted), tv.where(drawn, float("nan"))
@@ -123,7 +124,7 @@ class RelaxedSampling(AcceptanceRule):
     def verify_tree(
         self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor
     ) -> tuple[Path, Tensor]:
-        """Verify siblings one after the other, from the root down."""
+        """Verify siblings one by one, from the root down."""
         p = scores.p
         draft_q = None if draft.kind is DraftKind.POINT else sampled_distribution(draft).p.to(p.dtype)
         variations: list[Tensor] = []
@@ -142,7 +143,7 @@ class RelaxedSampling(AcceptanceRule):
                 tried = (child >= 0) & (q_x > 0)
                 accept = tried & (chosen < 0) & (u[:, sibling] * q_x <= mass)
                 chosen = torch.where(accept & (mass > 0), child, chosen)
-                # the next lines assume that the sibling was refused; else nothing reads their results
+                # the next lines assume a rejection; their results are not read otherwise
                 variation = torch.where(tried, variation + reach * tv, variation)
                 reach = torch.where(tried, reach * (1 - mass / q_x), reach)
                 allowance = torch.where(tried[:, None], self.remaining(allowance, tv), allowance)
@@ -158,11 +159,11 @@ class RelaxedSampling(AcceptanceRule):
 
 
 def total_variation(output: Tensor, p: Tensor) -> Tensor:
-    """Total variation of two distributions, [..., V] -> [...]: half the sum of their differences."""
+    """Total variation distance of two distributions, [..., V] -> [...]: half their absolute difference."""
     return (output - p).abs().sum(-1) / 2
 
 
 def check_group_size(group_size: int) -> None:
     """Raise InputError unless `group_size` is a positive integer."""
     if not is_integer(group_size) or group_size < 1:
-        raise InputError("group_size", group_size, "an integer of at least 1; 1 is the exact rule")
+        raise InputError("group_size", group_size, "must be an integer of at least 1; 1 is the exact rule")

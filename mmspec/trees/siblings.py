@@ -1,8 +1,8 @@
-"""Draws of the siblings of a tree: independently, without replacement, or with the target's own noise.
+"""Sibling draws in a tree: independent, without replacement, or with the target's own noise.
 
 SpecTr's chains and MCSD's trees are drawn independently or without replacement; EAGLE-1 and SpecInfer draw
-without. A rule judges a drawn candidate by the q that it was drawn from. Therefore the shape of a level must
-not depend on what was drawn there.
+without replacement. A rule verifies a drawn candidate with the q that it was drawn from. Therefore the shape
+of a level must not depend on the tokens drawn there.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DRAWN = (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
 
 
 def kind_of(sampling: str) -> DraftKind:
-    """Find the kind of drafts that a way of sampling makes.
+    """Return the kind of drafts for a value of `sampling`.
 
     Raises:
-        InputError: no such way.
+        InputError: the value is unknown.
     """
     if sampling not in KIND_OF_SAMPLING:
         raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
@@ -41,20 +41,22 @@ def kind_of(sampling: str) -> DraftKind:
 
 @dataclass(frozen=True)
 class SiblingDraws:
-    """Draws of one round's candidates, level by level.
+    """Level-by-level draws of one round's candidates.
 
-    Noise is keyed by the output index of a place and by that of the round's first, so that no round uses it
-    again. The nodes of a level share noise, since a rule visits only one of them. Independent draws are the
-    exception: there equal siblings share their children, so each node has noise of its own.
+    Noise is keyed by the output index of a place and by that of the round's first place, so that no two
+    rounds use the same noise. The nodes of a level share noise, because a rule visits only one of them.
+    Independent draws are the exception: equal siblings share their children there, so that each node has its
+    own noise.
 
     Attributes:
-        kind: POINT for the likeliest; COUPLED by the target's noise; IID; or WITHOUT_REPLACEMENT by the
-            Gumbel top-k trick (Kool et al., 1903.06059).
-        sampler: of the rows; greedy ones get the likeliest candidates, which is exact as p is one-hot there.
+        kind: POINT for the most likely tokens; COUPLED for draws with the target's noise; IID; or
+            WITHOUT_REPLACEMENT by the Gumbel top-k trick (Kool et al., 1903.06059).
+        sampler: settings of the rows; greedy rows get the most likely candidates, which is exact for a
+            one-hot p.
         random: of the rows.
-        first: [B] output index that level 1 competes for.
+        first: [B] output index of level 1.
         vocabulary: V of the target.
-        names: [V'] target token of each log-probability; None if they are of all V.
+        names: [V'] target token of each log-probability; None for the whole vocabulary.
     """
 
     kind: DraftKind
@@ -82,5 +84,5 @@ class SiblingDraws:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether candidates are judged by the distribution that they were drawn from."""
+        """Whether candidates are verified with the distribution that they were drawn from."""
         return self.kind in DRAWN

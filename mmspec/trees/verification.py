@@ -1,4 +1,4 @@
-"""Parts that acceptance rules share: rejection along a chain, and the walk down a tree."""
+"""Shared parts of acceptance rules: rejection sampling along a chain, and the descent of a tree."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["ChainRejection", "end_at", "place_uniforms", "sampled_distribution",
 
 
 def sampled_distribution(draft: Tree) -> AnyDistribution:
-    """Return the draft's q, [T, n - 1] distributions of the kind that the target's are.
+    """Return the draft's q: [T, n - 1] distributions of the same kind as the target's.
 
     Raises:
-        TypeError: it was not drawn from such; accelerators are checked for that when they are built.
+        TypeError: the draft was not drawn from one; accelerators check this when they are built.
     """
     if isinstance(draft.q, PointMass):
         raise TypeError(
@@ -32,7 +32,7 @@ def sampled_distribution(draft: Tree) -> AnyDistribution:
 
 
 def walk(draft: Tree, p: Tensor, random: RandomStream, emitted: Tensor, judge: Judge) -> Path:
-    """Verify a draft from the root down, with `judge` choosing among the children of each node on the way.
+    """Verify a draft from the root down; `judge` chooses among the children of each visited node.
 
     Args:
         p: [B, n, V] the target's distribution after each node.
@@ -50,16 +50,16 @@ def place_uniforms(
 
 
 def end_at(draft: Tree, node: Tensor, final: Tensor, random: RandomStream, emitted: Tensor) -> Path:
-    """Build the verdict whose path ends in `node` [B], with the next token drawn from `final` [B, V]."""
+    """Build the path that ends in `node` [B], with the next token drawn from `final` [B, V]."""
     accepted = node if draft.is_chain else take(draft.depth, node)
     return Path.at(draft, node, draw(final, random, emitted + accepted, draft.last_purpose))
 
 
 class ChainRejection(AcceptanceRule):
-    """Base of rules that judge one candidate per place as speculative sampling does, by some p and q.
+    """Base of rules that verify one candidate per place by speculative sampling, with some p and q.
 
-    All places are judged at once, because a decision depends on its own place only. Where nothing was
-    proposed, this is plain decoding.
+    All places are verified at once, because each decision depends on its own place only. Without candidates,
+    this is plain decoding.
     """
 
     sound_for = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
@@ -78,5 +78,5 @@ class ChainRejection(AcceptanceRule):
     def compared(
         self, draft: Tree, scores: AnyDistribution, random: RandomStream, emitted: Tensor
     ) -> tuple[Distribution, Distribution]:
-        """Distributions p and q at every node that candidates are judged by; arguments as of `verify`."""
+        """Distributions p and q at every node for the acceptance test; arguments as in `verify`."""
         return scores, sampled_distribution(draft)

@@ -1,6 +1,6 @@
-"""Continuous tokens: distributions, drafts and rules of vectors."""
+"""Continuous tokens: distributions, samplers and acceptance rules of vectors."""
 
-#: Rules that methods share, by the names that `acceptance=` takes.
+#: Shared acceptance rules, by their names for `acceptance=`.
 RULES = {
     "reflection": "mmspec.vectors.rules:Reflection",
     "last_step": "mmspec.vectors.rules:LastStep",

@@ -1,8 +1,8 @@
-"""Distributions that a denoising head draws from: chains of normal transitions, from noise to a vector.
+"""Distributions of a denoising head: chains of Gaussian transitions from noise to a vector.
 
-The value of a node is the last state of a chain x_0, ..., x_S whose transitions are normal given the state
-before. The density of the value alone has no closed form, that of a whole chain has: exact rules compare the
-chains (acceptance rules of this package; De Bortoli et al., 2501.05370, on single steps).
+The value of a node is the last state of a chain x_0, ..., x_S whose transitions are Gaussian given the state
+before. The density of the value alone has no closed form, but that of a whole chain has: exact rules compare
+the chains (acceptance rules of this package; De Bortoli et al., 2501.05370, on single steps).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ NORM_EPS = 1e-6
 
 
 class DenoisingProcess(Protocol):
-    """Transitions of M chains, each with a condition of its own.
+    """Transitions of M chains, each with its own condition.
 
     Attributes:
         steps: number of transitions S.
         size: d of a state.
-        is_noisy: whether every step has noise, so that chains have a density.
-        has_fixed_noise: whether the deviations of the steps do not depend on condition or state.
+        is_noisy: whether every step adds noise, so that chains have a density.
+        has_fixed_noise: whether the deviations of the steps are independent of condition and state.
     """
 
     steps: int
@@ -70,12 +70,12 @@ class DenoisingProcess(Protocol):
         ...
 
     def select(self, rows: Tensor) -> DenoisingProcess:
-        """The chains of rows [K]."""
+        """Return the chains of rows [K]."""
         ...
 
 
 class StepSchedule(Protocol):
-    """Schedule of the steps of a denoising head: a frozen dataclass of the head's own, with tables."""
+    """Schedule of the steps of a denoising head: a frozen dataclass with tables, of the head's own type."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -87,7 +87,7 @@ class StepSchedule(Protocol):
 
 @lru_cache(maxsize=1024)
 def with_steps(schedule: StepSchedule, steps: int) -> StepSchedule:
-    """A schedule with another number of steps; the same object for equal arguments: its tables are kept."""
+    """Return a schedule with another number of steps, cached so that its tables are kept."""
     return replace(schedule, steps=steps)
 
 
@@ -107,15 +107,15 @@ class DenoisingSource(Protocol):
         Args:
             condition: [M, D].
             unconditional: [M, D] of the unconditional prompt; None without guidance.
-            scale: of guidance, a number or [M, 1].
+            scale: guidance scale, a number or [M, 1].
             temperature: factor of the deviations, a number or [M, 1].
-            schedule: of the head's kind.
+            schedule: for the head's kind.
         """
 
 
 @dataclass(frozen=True)
 class Denoising(Continuous):
-    """Distributions of vectors at [T, n] nodes, or [T] of them, by a denoising head.
+    """Distributions of vectors at [T, n] nodes, or at [T] nodes, given by a denoising head.
 
     Attributes:
         source: the head.
@@ -123,9 +123,9 @@ class Denoising(Continuous):
         condition: [T, n, D].
         unconditional: [T, n, D] under guidance.
         scale, temperature: a number for all, or [T, n, 1].
-        drawn: [T, n, S + 1, d] the chains of the values that were drawn, where this is the q of a draft.
-        normalize: whether a value is the last state of its chain with mean 0 and variance 1, as NextStep-1.1
-            is sampled (`stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`, `use_norm`).
+        drawn: [T, n, S + 1, d] the chains of the drawn values, if this is the q of a draft.
+        normalize: whether a value is its chain's last state, normalised to mean 0 and variance 1, as in
+            NextStep-1.1 (`stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`, `use_norm`).
     """
 
     source: DenoisingSource
@@ -143,7 +143,7 @@ class Denoising(Continuous):
 
     @once
     def process(self) -> DenoisingProcess:
-        """The chains of all nodes, one after another."""
+        """The chains of all nodes in order."""
         rows = self.map(lambda each: each.flatten(0, -2))
         settings = rows.scale, rows.temperature, self.schedule
         return self.source.process(rows.condition, rows.unconditional, *settings)
@@ -156,17 +156,17 @@ class Denoising(Continuous):
         return self.value_of(chains), replace(self, drawn=chains)
 
     def value_of(self, chains: Tensor) -> Tensor:
-        """The values [..., d] that chains [..., S + 1, d] end in."""
+        """The values [..., d] at the ends of chains [..., S + 1, d]."""
         last = chains[..., -1, :]
         return layer_norm(last, last.shape[-1:], eps=NORM_EPS) if self.normalize else last
 
     def draw(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
-        """Draw a chain from each, [T, n, S + 1, d] or [T, S + 1, d]; arguments as of `sample`."""
+        """Draw a chain from each, [T, n, S + 1, d] or [T, S + 1, d]; the arguments are those of `sample`."""
         noise = self.noise(random, place, purpose)
         return self.process.run(noise).view(*self.condition.shape[:-1], *noise.shape[1:])
 
     def noise(self, random: RandomStream, place: Tensor, purpose: Purpose | Tensor) -> Tensor:
-        """[M, S + 1, d] standard normal numbers of the chains of all nodes; arguments as of `sample`."""
+        """[M, S + 1, d] standard normal noise of the chains of all nodes; arguments as in `sample`."""
         keys = place if place.dim() == 2 else place[:, None]
         if isinstance(purpose, Tensor):
             purpose = purpose.view(keys.shape)
@@ -174,7 +174,7 @@ class Denoising(Continuous):
         return random.normal(keys, purpose, states * size, self.dtype).view(-1, states, size)
 
     def choose(self, draft: Tree, random: RandomStream, first: Tensor) -> Tensor:
-        """As of `Distribution`; a chain takes long, so that the values are kept for who asks again."""
+        """See `Distribution.choose`. The values are cached, because running a chain is expensive."""
         found: Tensor | None = self.__dict__.get("_chosen")
         if found is None:
             found = super().choose(draft, random, first)
@@ -182,9 +182,9 @@ class Denoising(Continuous):
         return found
 
     def log_ratio(self, x: Tensor, q: Denoising) -> Tensor:
-        """[T, n] log p / q of the chains that the candidates end, both on the chain of q."""
+        """[T, n] log p / q of the candidates' chains, both evaluated on the chain of q."""
         if q.drawn is None:
-            raise TypeError("candidates of a denoising head are judged by the chains that drew them")
+            raise TypeError("candidates of a denoising head are verified with their chains; q.drawn is None")
         chains = q.drawn.flatten(0, -3)
         ratio = log_likelihood(self.process, chains) - log_likelihood(q.process, chains)
         return ratio.view(x.shape[:-1])
@@ -194,7 +194,7 @@ class Denoising(Continuous):
         return 2 * (self.process.steps + 1) * self.process.size
 
     def propose(self, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw whole chains: one of p stays with 1 - min(1, q / p)."""
+        """Draw whole chains from p; one is kept with probability 1 - min(1, q / p)."""
         process, (rows, proposals) = self.process, u.shape[:2]
         chosen = torch.arange(rows, device=u.device).repeat_interleave(proposals)
         own, other = process.select(chosen), q.process.select(chosen)
@@ -214,9 +214,9 @@ def run_chain(
     """Run chains of M values, and return all their states [M, S + 1, d].
 
     Args:
-        advance: draws the states [M, d] after others, given the step and its noise [M, d].
+        advance: draws the next states [M, d], given the states, the step and its noise [M, d].
         noise: [M, S + 1, d] the first state, then the noise of every step.
-        known: states [M, S + 1, d], and [M, S + 1] which of them are not drawn but taken as they are.
+        known: states [M, S + 1, d], and [M, S + 1] which of them are taken instead of drawn.
     """
     states = list[Tensor]()
     for index in range(noise.shape[1]):
@@ -230,17 +230,17 @@ def run_chain(
 
 
 def require_noise(process: DenoisingProcess) -> None:
-    """Raise InputError if a step has no noise: its states have no density to judge candidates by."""
+    """Raise InputError if a step has no noise: its states have no density for the acceptance test."""
     if not process.is_noisy:
-        allowed = "one whose last step has noise too; reflection and shared noise take any"
-        raise InputError("schedule", "a step without noise", allowed)
+        rule = "must add noise in every step, including the last; reflection and shared noise take any"
+        raise InputError("schedule", "a step without noise", rule)
 
 
 def log_likelihood(process: DenoisingProcess, chains: Tensor) -> Tensor:
     """[M] log density of the transitions of chains [M, S + 1, d].
 
     Raises:
-        InputError: a step has no noise, so that there is none.
+        InputError: a step has no noise, and therefore no density.
     """
     require_noise(process)
     mean, std = process.transitions(chains[:, :-1])

@@ -1,6 +1,6 @@
-"""Rules for values that a denoising head draws: exact ones by its transitions, and one with a tolerance.
+"""Acceptance rules for vectors of a denoising head: exact ones by its transitions, and one with a tolerance.
 
-`speculative_sampling` judges whole chains at once and takes any head whose every step has noise.
+`speculative_sampling` verifies whole chains at once, for any head with noise in every step.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from mmspec.vectors.denoising import Denoising, require_noise
 
 __all__ = ["CSpD", "LastStep", "Reflection", "SharedNoise"]
 
-#: Sign of the log deviations that a distribution's density is multiplied by.
+#: Sign of the log deviations in the factor of a distribution's density.
 VARIANCE_FACTORS = {"none": 0.0, "published": -1.0, "released": 1.0}
 MAX_TRIES = 10_000
 
 
 class Reflection(AcceptanceRule):
-    """Follow the draft's chain step by step, and go on with the target's own from the first step refused.
+    """Follow the draft's chain step by step, and continue with the target's own from the first rejected step.
 
-    Reflection coupling of two normal transitions with one covariance (De Bortoli et al., 2501.05370): with
-    z the noise of the draft's step, D the distance of the means and e = D / |D|, the state of the draft is
-    kept with probability exp(-|z + D|^2 / 2 + |z|^2 / 2), and its mirror image taken otherwise. Exact, and
-    every place is decided in the round that judges it. A step without noise is kept if both means are equal.
+    Reflection coupling of two Gaussian transitions with the same covariance (De Bortoli et al., 2501.05370):
+    with z the noise of the draft's step, D the distance of the means and e = D / |D|, the state of the draft
+    is kept with probability exp(-|z + D|^2 / 2 + |z|^2 / 2), and replaced by its mirror image otherwise. The
+    rule is exact, and decides every place in the round that verifies it. A step without noise is kept if both
+    means are equal.
     """
 
     sound_for = frozenset({DraftKind.IID})
@@ -58,7 +59,7 @@ class Reflection(AcceptanceRule):
         if draft.max_depth:
             at = node.clamp_max(draft.max_depth - 1)
             chain, agrees = take(q.drawn, at), take(kept, at)
-            first = agrees.long().cumprod(-1).sum(-1)[:, None]  # [B, 1] the step that was refused
+            first = agrees.long().cumprod(-1).sum(-1)[:, None]  # [B, 1] the rejected step
             state = torch.arange(steps + 1, device=node.device)
             after = pad(take(mirrored, at), (0, 0, 1, 0))  # [B, S + 1, d] with room for the first state
             chain = torch.where((state == first + 1)[:, :, None], after, chain)
@@ -67,7 +68,7 @@ class Reflection(AcceptanceRule):
 
 
 def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Judge each step of the chains that candidates end, given that those before it were kept.
+    """Verify each step of the candidates' chains, given that the earlier steps were kept.
 
     Args:
         p: [T, k] of the target.
@@ -75,16 +76,16 @@ def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
         u: [T, k, S].
 
     Returns:
-        [T, k, S] whether the state after the step is kept, and [T, k, S, d] what takes its place if not.
+        [T, k, S] whether the state after the step is kept, and [T, k, S, d] its replacement otherwise.
 
     Raises:
-        InputError: the head predicts deviations, which would differ between target and draft.
+        InputError: the head predicts deviations, which differ between target and draft.
     """
     if q.drawn is None:
-        raise TypeError("candidates of a denoising head are judged by the chains that drew them")
+        raise TypeError("candidates of a denoising head are verified with their chains; q.drawn is None")
     if not p.process.has_fixed_noise:
-        allowed = "one whose noise is the same for target and draft (a flow); others take whole chains"
-        raise InputError("schedule", "deviations that the network predicts", allowed)
+        rule = "must have the same noise for target and draft (a flow); other rules verify whole chains"
+        raise InputError("schedule", "deviations that the network predicts", rule)
     chains = q.drawn.flatten(0, 1)
     (mean, std), (other, _) = p.process.transitions(chains[:, :-1]), q.process.transitions(chains[:, :-1])
     moves = std > 0
@@ -100,12 +101,13 @@ def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LastStep(ChainRejection):
-    """Judge the last transition alone, behind chains of target and draft with the same noise.
+    """Verify the last transition alone, after chains of target and draft with the same noise.
 
     The target's own chain, run with the noise of the draft, is a sample of the target up to the last state
-    but one, whatever the coupling; the last states are then coupled as two normal distributions (2411.11925,
-    with the variance factor left out and no temperature of its own: both bias it). Exact. With many steps
-    the last deviation is small against the distance of the means, and hardly any candidate is accepted.
+    but one, for any coupling. The last states are then coupled as two Gaussian distributions (2411.11925,
+    without the variance factor and the separate temperature, which both bias it). The rule is exact. With
+    many steps the last deviation is small compared with the distance of the means, and hardly any candidate
+    is accepted.
     """
 
     sound_for = frozenset({DraftKind.IID})
@@ -116,12 +118,13 @@ class LastStep(ChainRejection):
     ) -> tuple[Gaussian, Gaussian]:
         q = sampled_distribution(draft)
         if scores.normalize:
-            raise InputError("normalize_tokens", True, "False: a normalised state has no normal distribution")
+            rule = "must be False: a normalised state has no Gaussian distribution"
+            raise InputError("normalize_tokens", True, rule)
         own = scores.draw(random, emitted[:, None] + draft.depth, Purpose.DRAFT)
         return self.last(scores, own), self.last(q, q.drawn)
 
     def last(self, distribution: Denoising, chains: Tensor) -> Gaussian:
-        """Distributions [T, n] that the last states of chains [T, n, S + 1, d] are compared by."""
+        """Distributions [T, n] of the last states of chains [T, n, S + 1, d], for the acceptance test."""
         process = distribution.process
         require_noise(process)
         mean, std = process.transition(chains[..., -2, :].flatten(0, 1), process.steps - 1)
@@ -131,23 +134,23 @@ class LastStep(ChainRejection):
 
 @dataclass(frozen=True, kw_only=True)
 class CSpD(LastStep):
-    """Judge the last transition behind chains with the same noise (CSpD, 2411.11925), exactly by default.
+    """Verify the last transition after chains with the same noise (CSpD, 2411.11925), exactly by default.
 
-    A candidate is accepted with min(1, S p(x) / q(x)), p and q the normal distributions of the last step,
-    each behind its own chain; else the value is drawn from norm((S p - q)+) by rejection. With S = 1 this is
-    the rule `last_step`: both densities are taken at one point, and given the states before it they couple
-    the last ones without changing either. What the paper and its code do beside this is off unless it is
-    asked for, and makes the result approximate. The schedule needs noise in its last step.
+    A candidate is accepted with min(1, S p(x) / q(x)), where p and q are the Gaussian distributions of the
+    last step, each after its own chain; otherwise the value is drawn from norm((S p - q)+) by rejection. With
+    S = 1 this is the rule `last_step`: both densities are evaluated at one point, and given the states before
+    it they couple the last ones without changing either. The other options of the paper and its code are off
+    by default, and make the result approximate. The schedule needs noise in its last step.
 
     Args:
-        temperature: factor of both deviations in the acceptance test alone; 1 is exact. The released code has
-            42, and draws the residual without it.
+        temperature: factor of both deviations in the acceptance test alone; 1 is exact. The released code
+            uses 42, and draws the residual without it.
         variance_factor: S. "none" is 1; "published" the product over all earlier steps of the deviations of
             the draft's chain over those of the target's, which belongs to a ratio of densities at two
             different chains; "released" its inverse. With either, a residual may not exist, so that
-            `max_tries` must be given.
-        max_tries: proposals of a residual, after which the value is left at zero; the released code has 100.
-            None goes on in the next round.
+            `max_tries` is required.
+        max_tries: number of trial draws of a residual, after which the value stays zero; the released code
+            has 100. None continues in the next round.
 
     Raises:
         InputError: a value outside its range.
@@ -158,18 +161,22 @@ class CSpD(LastStep):
     max_tries: int | None = None
 
     def __post_init__(self) -> None:
-        require_number("temperature", self.temperature, 0.0, 1e4, "above 0; 1 is exact", open_below=True)
+        require_number(
+            "temperature", self.temperature, 0.0, 1e4, "must be above 0; 1 is exact", open_below=True
+        )
         if self.variance_factor not in VARIANCE_FACTORS:
             known = did_you_mean(self.variance_factor, VARIANCE_FACTORS)
             raise InputError("variance_factor", self.variance_factor, known)
         tries = self.max_tries
         if tries is not None and (not is_integer(tries) or not 1 <= tries <= MAX_TRIES):
-            raise InputError("max_tries", tries, f"an integer from 1 to {MAX_TRIES:,}, or None for no limit")
+            rule = f"must be an integer from 1 to {MAX_TRIES:,}, or None for no limit"
+            raise InputError("max_tries", tries, rule)
         if tries is None and self.variance_factor != "none":
-            allowed = (
-                f"a number with variance_factor={self.variance_factor!r}: (S p - q)+ may be zero everywhere"
+            rule = (
+                f"must be a number with variance_factor={self.variance_factor!r}, "
+                "because (S p - q)+ may be zero everywhere"
             )
-            raise InputError("max_tries", tries, allowed)
+            raise InputError("max_tries", tries, rule)
         exact = (self.temperature, self.variance_factor, self.max_tries) == (1.0, "none", None)
         object.__setattr__(self, "exactness", Level.EXACT if exact else Level.LOSSY)
 
@@ -189,11 +196,11 @@ class CSpD(LastStep):
 
 @dataclass(eq=False)
 class Surrogate(Gaussian):
-    """Normal distributions of last states, with weights: what takes the place of p and q in a ratio of CSpD.
+    """Weighted Gaussian distributions of last states, which replace p and q in the ratio of CSpD.
 
     Args:
         mean, std: [T, n, d].
-        rule: its temperature and its number of tries.
+        rule: supplies the temperature and the number of tries.
         log_weight: [T, n] added to the log density.
     """
 
@@ -223,11 +230,11 @@ class Surrogate(Gaussian):
 
 @dataclass(frozen=True)
 class SharedNoise(AcceptanceRule):
-    """Draw the target's own value at every node; go on along candidates that are within a tolerance of it.
+    """Draw the target's own value at every node; accept candidates within a tolerance of it.
 
-    What is emitted is always the target's own, drawn with the noise of plain decoding. Only what it was
-    conditioned on may differ from what was emitted, by the tolerance. At 0 this is plain decoding, up to the
-    rounding of forwards with more nodes.
+    Emitted values are always the target's own, drawn with the noise of plain decoding. Only the context that
+    they are conditioned on may differ from the emitted one, by the tolerance. At 0 this is plain decoding, up
+    to the rounding of forward passes with more nodes.
 
     Args:
         tolerance: largest root mean square, over the d dimensions, of candidate minus value.
@@ -247,7 +254,7 @@ class SharedNoise(AcceptanceRule):
     is_plain_draw = True  # at the tolerance 0
 
     def __post_init__(self) -> None:
-        require_number("tolerance", self.tolerance, 0.0, 1e4, "0 or more; 0 is plain decoding")
+        require_number("tolerance", self.tolerance, 0.0, 1e4, "must be 0 or more; 0 is plain decoding")
 
     @property
     def promise(self) -> Promise:

@@ -1,4 +1,4 @@
-"""Sampling settings of continuous tokens: from what a model says to distributions of vectors."""
+"""Sampling settings of continuous tokens: from a model's output to distributions of vectors."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class DenoisingSampler(RowSettings):
         schedule: of its steps.
         temperature: factor of the deviations of its steps, above 0; the first noise is not scaled.
         guidance_scale: s of u + s (c - u) at every step; 1 is off.
-        guidance_schedule: "constant"; "rising" from 1 to s with the share of the image that is decided (MAR,
+        guidance_schedule: "constant"; "rising" from 1 to s with the decided share of the image (MAR,
             2406.11838); or "falling" from s to 1 (NextStep-1, 2508.10711). Both are linear.
-        normalize: whether tokens are normalised as they are drawn, each by itself.
-        length: tokens of the image, for schedules of the guidance.
+        normalize: whether each drawn token is normalised.
+        length: number of tokens of the image, for guidance schedules.
 
     Raises:
         InputError: a value outside its range.
@@ -63,13 +63,13 @@ class DenoisingSampler(RowSettings):
             raise InputError("guidance_schedule", self.guidance_schedule, known)
 
     def of_model(self, model: Any) -> Self:
-        """The same settings for another model behind the Target interface, with its own head."""
+        """Return these settings for another model behind the `Target` interface, with its own head."""
         return replace(self, source=model.denoiser)
 
     def __call__(
         self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
     ) -> Denoising:
-        """Make distributions of a model's conditions, [B, n, D] or [2B, n, D] under guidance."""
+        """Turn a model's conditions, [B, n, D] or [2B, n, D] under guidance, into distributions."""
         nodes = conditions.view(1 + self.is_guided, *draft.lanes.valid.shape, conditions.shape[-1])
         scale, temperature = (self._of_nodes(name, nodes[0]) for name in ("guidance_scale", "temperature"))
         if self.is_guided and self.guidance_schedule != "constant":
@@ -87,7 +87,7 @@ class DenoisingSampler(RowSettings):
         )
 
     def _of_nodes(self, name: str, nodes: Tensor) -> float | Tensor:
-        """Return a setting at nodes [T, n, D]: a number, or [T, n, 1] where rows differ."""
+        """Return a setting at nodes [T, n, D]: a number, or [T, n, 1] if rows differ."""
         numbers: float | Tensor = of_rows(values_of(getattr(self, name)), nodes)
         if not isinstance(numbers, Tensor):
             return numbers
@@ -95,7 +95,7 @@ class DenoisingSampler(RowSettings):
         return numbers.repeat_interleave(lanes, 0).expand(*nodes.shape[:2], 1)
 
     def _share(self, draft: Draft, first: Tensor, nodes: Tensor) -> float | Tensor:
-        """Share of the scale: what is decided after this round if rising, what is not before if falling."""
+        """Share of the scale: rising with the decided share after this round, falling with that before it."""
         before, after = self.progress(draft, first, nodes)
         if self.guidance_schedule == "falling":
             return 1 - before / self.length
@@ -103,10 +103,10 @@ class DenoisingSampler(RowSettings):
         return (after.clamp_max(last) if isinstance(after, Tensor) else min(after, last)) / self.length
 
     def schedule_of(self, draft: AnyDraft) -> StepSchedule:
-        """The schedule of the head's steps for a draft."""
+        """Return the schedule of the head's steps for a draft."""
         return self.schedule
 
     def progress(self, draft: AnyDraft, first: Tensor, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
-        """Places that are decided before and after each node's, [T, n, 1]: in order, one after another."""
+        """Number of places decided before and after each node's, [T, n, 1], in sequential order."""
         before = (first[:, None] + draft.lanes.depth).to(like.dtype)[..., None]
         return before, before + 1

@@ -40,7 +40,7 @@ def test_grids_one_after_another() -> None:
     assert VIDEO.forced == (*(*rows, 63) * 3, *[FREE] * 6) and VIDEO.length == 33
     output = [token if token != FREE else index for index, token in enumerate(VIDEO.forced)]
     assert VIDEO.codes(output[:12]) == [0, 1, 2, 4, 5, 6, 9, 10, 11]
-    with pytest.raises(InputError, match=r"grids: got \[9, 24\]"):
+    with pytest.raises(InputError, match=r"grids must have exactly one.*got \[9, 24\]"):
         GridSequence((SCALES[0], ImageGrid(1, 1, 9)))
     with pytest.raises(InputError, match="grids"):
         GridSequence(())
@@ -89,8 +89,8 @@ def test_windows_draw_any_layout_as_plain_decoding_does(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("zipar", "layout: got '33 tokens'; the grid of one image: zipar goes by its rows"),
-        ("sjd", "layout: got '33 tokens'; the grid of one image: init=above goes by its rows"),
+        ("zipar", "layout must be the grid of one image for zipar, which reads its rows; got '33 tokens'"),
+        ("sjd", "layout must be the grid of one image for init=above, which reads its rows; got '33 tokens'"),
         ("cjd", "image size: got '33 tokens'; rows of 6 tokens"),
     ],
 )

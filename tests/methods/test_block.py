@@ -123,7 +123,7 @@ def test_drafters_draw_anew_in_every_round() -> None:
     [
         ("draft_model", {"sampling": "sampled", "tree": "2x2"}, "iid trees"),
         ("draft_model", {"sampling": "coupled"}, "coupled chains"),
-        ("sjd", {}, "outlive a round"),
+        ("sjd", {}, "kept across rounds"),
     ],
 )
 def test_trees_and_drafts_that_are_kept_are_refused(name: str, options: dict[str, Any], told: str) -> None:

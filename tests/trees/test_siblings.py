@@ -130,7 +130,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("draft_model", {"tree": "dynamic"}, "tree"),
     ("draft_model", {"tree": "4x0"}, "tree"),
     ("draft_model", {"tree": "9x9x9"}, "at most 512 nodes"),
-    ("draft_model", {"tree": "eagle", "sampling": "sampled"}, "children of each level"),
+    ("draft_model", {"tree": "eagle", "sampling": "sampled"}, "children per level"),
     ("draft_model", {"tree": "4x2", "acceptance": "k_sequential"}, "not sound for coupled trees"),
     ("draft_model", {"tree": "4x2", "sampling": "greedy", "acceptance": "recursive_rejection"}, "not sound"),
     (
@@ -144,8 +144,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "not sound",
     ),
     ("draft_model", {"tree": "4x2", "sampling": "sampled", "length": "cost"}, "one size"),
-    ("eagle", {"sampling": "sampled"}, "static tree"),
-    ("eagle", {"sampling": "without_replacement", "num_draft_tokens": 8}, "static tree"),
+    ("eagle", {"sampling": "sampled"}, "must be static"),
+    ("eagle", {"sampling": "without_replacement", "num_draft_tokens": 8}, "must be static"),
     ("eagle", {"sampling": "iid"}, "sampling"),
     ("eagle", {"tree": "4x2", "sampling": "sampled", "length": "cost"}, "one size"),
 ]

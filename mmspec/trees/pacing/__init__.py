@@ -1,12 +1,12 @@
-"""Pacing: how much each round drafts, chosen from the measured time and tokens of earlier rounds.
+"""Pacing: choose the draft length from the measured times and tokens of earlier rounds.
 
-A *plain round* drafts nothing and gives one token. Its time is the unit of all costs here. Two policies
-choose: `SizePolicy` sets the size before the drafter runs, and `PruningPolicy` prunes a draft that is there.
-Both pause drafting where it does not pay, and `PacingConfig` has all their constants. `PacedDrafter` wraps a
-drafter with one policy for each batch size.
+A *plain round* has no draft and yields one token. Its time is the unit of all costs here. There are two
+policies: `SizePolicy` sets the size before the drafter runs, and `PruningPolicy` prunes a finished draft.
+Both pause drafting where it does not pay off, and `PacingConfig` has all their constants. `PacedDrafter`
+wraps a drafter, with one policy for each batch size.
 
-No acceptance rule is biased. A size is chosen before anything of the round is drawn, and only drafts whose
-candidates were not drawn are pruned. To drop a drawn token because its q is low would bias the output.
+Pacing does not bias any acceptance rule. A size is chosen before the round's draws, and only deterministic
+drafts are pruned. Dropping a drawn token because its q is low would bias the output.
 """
 
 from mmspec.trees.pacing.candidates import Calibration, Candidate

@@ -1,4 +1,4 @@
-"""Candidates of a draft, and how likely each is correct."""
+"""Candidates of a draft, and the calibrated probability that each is correct."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Candidate:
     """Candidate of a draft.
 
     Attributes:
-        node: its index in the draft.
+        node: index in the draft.
         parent: index of its parent.
-        token: its id.
-        share: probability that it is correct if its parent is, as the drafter states it.
-        path: probability that its whole path is correct, calibrated.
+        token: token id.
+        share: the drafter's probability that it is correct if its parent is.
+        path: calibrated probability that its whole path is correct.
     """
 
     node: int
@@ -34,7 +34,7 @@ class Candidate:
 
 
 class Calibration:
-    """Calibration of a drafter's probabilities: how often candidates of about that probability were correct.
+    """Calibration of a drafter's probabilities: the measured accuracy of candidates of similar probability.
 
     Args:
         config: constants of pacing.
@@ -45,14 +45,14 @@ class Calibration:
         self._seen, self._right = ([0.0] * (len(config.bin_edges) + 1) for _ in range(2))
 
     def __call__(self, share: float) -> float:
-        """Return the rate at which candidates are correct to which the drafter gives this probability."""
+        """Return the measured accuracy of candidates to which the drafter assigns this probability."""
         at, prior = self._bin(share), self.config.prior
         return (self._right[at] + prior * share) / (self._seen[at] + prior)
 
     def learn(self, candidates: Sequence[Candidate], tokens: Sequence[int]) -> None:
-        """Learn from the tokens that a round gave.
+        """Update the calibration with the tokens of a round.
 
-        The candidates of a place can be judged only if the path before them was correct.
+        Candidates of a place are only counted if the path before them was correct.
 
         Args:
             candidates: of the round's draft.
@@ -71,15 +71,15 @@ class Calibration:
                 return
 
     def rate(self, draft: Tree, likelihoods: Tensor) -> list[list[Candidate]]:
-        """List the candidates of each row, the likeliest first and parents before their children.
+        """List the candidates of each row, the most likely first and parents before their children.
 
         Args:
             draft: of B rows and n nodes.
-            likelihoods: [B, n] log-probability of the path to each node, as `DraftSession` has it.
+            likelihoods: [B, n] log-probability of the path to each node; see `DraftSession`.
         """
         rows = []
-        told = draft.tokens.double(), draft.parents.double(), likelihoods.double()
-        for tokens, parents, scores in torch.stack(told, 1).tolist():  # one read of the device
+        packed = draft.tokens.double(), draft.parents.double(), likelihoods.double()
+        for tokens, parents, scores in torch.stack(packed, 1).tolist():  # one read of the device
             paths, row = [1.0], []
             for node in range(1, len(tokens)):
                 parent = int(parents[node])

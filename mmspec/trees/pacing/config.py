@@ -10,26 +10,27 @@ class PacingConfig:
     """Constants of pacing. Costs and losses are in plain rounds, as the package's docstring defines them.
 
     Attributes:
-        trials: rounds of a choice that are measured before it is judged.
+        trials: rounds of a choice that are measured before its cost is used.
         measured_rounds: latest rounds of a choice that its cost is computed from.
         decay: factor by which counts of accepted tokens shrink each round; omega of DEL (2504.05598).
-        fade: the same for what is known of one size alone, each round, and for the counts of one bin of
+        fade: the same for data about one size alone, each round, and for the counts of one bin of
             probabilities, each observation; the text may have changed.
-        prior: observations, in tokens, that the initial guess of an acceptance rate counts as.
+        prior: weight, in observed tokens, of the initial estimate of an acceptance rate.
         revisit_rounds: drafted rounds after which a choice other than the best gets one round.
-        remeasure_rounds: rounds after which a plain round is measured again; contexts grow, and the load of
-            the machine changes.
-        node_cost: guessed cost of one more candidate, where no round of that size was measured.
-        least_speedup: speed relative to plain decoding from which drafting pays.
-        stall: times its expected cost at which the cost of a round is cut off; other work took the rest.
-        first_pause: rounds of the first pause; each further one is twice as long until drafting pays.
+        remeasure_rounds: rounds after which a plain round is measured again, because contexts grow and the
+            load of the machine changes.
+        node_cost: estimated cost of one more candidate if no round of that size was measured.
+        least_speedup: speed-up over plain decoding from which drafting pays off.
+        stall: multiple of its expected cost at which the cost of a round is capped; other work took the rest.
+        first_pause: rounds of the first pause; each further one is twice as long until drafting pays off.
         longest_pause: rounds of the longest pause.
-        longest_trial: rounds after which `SizePolicy` ends a trial, whatever it cost.
+        longest_trial: rounds after which `SizePolicy` ends a trial at any cost.
         trial_loss: plain rounds that a trial may lose before it ends.
-        next_rate: probability that the candidate behind a correct path is correct, as assumed for levels that
-            are not drafted yet.
-        least_nodes: candidates that each late draft counts as at least, in the limit of the next one.
-        bin_edges: probabilities between which rates are calibrated apart.
+        next_rate: assumed probability that the next candidate after a correct path is correct, for levels
+            that are not drafted yet.
+        least_nodes: smallest number of candidates that each recent draft counts as in the limit of the next
+            one.
+        bin_edges: probabilities that separate the bins of the calibration.
     """
 
     trials: int = 3

@@ -1,4 +1,4 @@
-"""Costs of rounds by their size, as measured."""
+"""Measured costs of rounds by draft size."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from statistics import median
 
 from mmspec.trees.pacing.config import PacingConfig
 
-PLAIN = 0  # the choice of not drafting
+PLAIN = 0  # the choice of a plain round
 
 
 class RoundCosts:
-    """Costs of rounds by choice, in plain rounds, from the latest times of each.
+    """Costs of rounds by choice, in plain rounds, from the latest times of each choice.
 
     Args:
         sizes: nodes or levels of each choice: 0 for the plain round, then the others, the largest first.
@@ -31,7 +31,7 @@ class RoundCosts:
         """Record the time of a round, and return whether it counts.
 
         The first round of a size may compile code, capture a graph or pack layers. It counts only if it took
-        at most `stall` times its guessed cost, which shows that it did none of these.
+        at most `stall` times its estimated cost.
         """
         is_first = choice not in self._met
         self._met.add(choice)
@@ -41,7 +41,7 @@ class RoundCosts:
         return True
 
     def is_measured(self, choice: int) -> bool:
-        """Whether enough rounds of a choice were measured to judge it."""
+        """Whether enough rounds of a choice were measured."""
         return len(self.seconds[choice]) >= self.config.trials
 
     def plain(self, seconds: float) -> float:
@@ -50,14 +50,15 @@ class RoundCosts:
         return seconds / median(known) if known else 0.0
 
     def smaller(self, choice: int) -> int:
-        """The choice of the next smaller size: the plain round behind the smallest."""
+        """Choice of the next smaller size; the plain round after the smallest."""
         return (choice + 1) % len(self.sizes)
 
     def __call__(self, choice: int) -> float:
         """Cost of a round of a choice, in plain rounds.
 
-        It is the median of the latest times, or their minimum while there are few, of which some may include
-        preparation. Without any, it is the cost of the next smaller size plus `node_cost` for each node more.
+        The cost is the median of the latest times, or their minimum while there are few, because some may
+        include preparation. Without times, it is the cost of the next smaller size plus `node_cost` per
+        additional node.
         """
         times = self.seconds[choice]
         if times and self.seconds[PLAIN]:

@@ -1,4 +1,4 @@
-"""Pauses of drafting where it does not pay."""
+"""Pauses of drafting where it does not pay off."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from mmspec.trees.pacing.config import PacingConfig
 
 
 class Pauses:
-    """Pauses of drafting, each after a trial that did not pay.
+    """Pauses of drafting, each after a trial that did not pay off.
 
-    The first pause takes `first_pause` rounds. The next ones take twice as many each, until drafting pays
+    The first pause takes `first_pause` rounds. Each further one takes twice as many, until drafting pays off
     again. A pause is longer by the factor by which its trial lost more than `trial_loss`.
 
-    The time that a drafter takes to read prompts does not count. It would make the first pauses so long that
-    drafting which pays in most texts, but not in the first one, begins many texts later.
+    The drafter's prefill time is not counted. It would make the first pauses so long that drafting which pays
+    off in most texts, but not in the first one, would start many texts later.
 
     Args:
         config: constants of pacing.
-        longest_trial: rounds after which a trial ends, whatever it cost.
+        longest_trial: rounds after which a trial ends at any cost.
     """
 
     def __init__(self, config: PacingConfig, longest_trial: float = math.inf) -> None:
@@ -27,16 +27,16 @@ class Pauses:
         self._tried, self._lost = 0, 0.0  # rounds since the last pause, and the plain rounds that they lost
 
     def goes_on(self) -> bool:
-        """Count a round of the current pause; False if none is left."""
+        """Count a round of the current pause; False if the pause is over."""
         self._left -= self._left > 0
         return self._left > 0
 
     def record(self, lost: float) -> None:
-        """Record a round of a trial, and the plain rounds that it cost more than it gave tokens."""
+        """Record a round of a trial, and its cost minus its tokens, in plain rounds."""
         self._tried, self._lost = self._tried + 1, self._lost + lost
 
     def begins(self, pays: bool) -> bool:
-        """Begin a pause if drafting does not pay and the trial was long enough; return whether one begins."""
+        """Start a pause if drafting does not pay off and the trial was long enough; return whether it did."""
         if pays:
             self._next, self._lost = self.config.first_pause, 0.0
             return False

@@ -1,4 +1,4 @@
-"""Policy that chooses how many candidates of a draft are kept."""
+"""Policy that prunes a draft: it chooses how many candidates are kept."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mmspec.trees.pacing.pauses import Pauses
 
 
 class PruningPolicy:
-    """Keeps as many candidates of a draft as pay, on this device and for this text.
+    """Keeps as many candidates of a draft as pay off, on this device and for this text.
 
     The expected tokens of a round are 1 plus the sum of the probabilities that the paths to its candidates
-    are correct. Its cost grows with their number. The policy keeps the likeliest n for which expected tokens
-    minus `worth` times cost is largest. Where drafting gives less than `least_speedup`, it pauses.
+    are correct. Its cost grows with their number. The policy keeps the n most likely ones for which expected
+    tokens minus `worth` times cost is largest. If drafting yields less than `least_speedup`, it pauses.
 
-    A drafter with probes has candidates only after a round that carried probes. With such a drafter only the
-    rounds of a pause are plain, and the cost of every other round includes its probes.
+    A drafter with probes has candidates only after a round with probes. With such a drafter, only the rounds
+    of a pause are plain, and the cost of every other round includes its probes.
 
     Args:
-        nodes: candidates that each size keeps at most, the largest first. Choice 0 is the plain round, and
+        nodes: largest number of candidates of each size, the largest first. Choice 0 is the plain round, and
             choices 1, 2, ... are these.
-        probes: probe nodes of a draft of each of these sizes; none by default.
+        probes: number of probe nodes in a draft of each size; none by default.
         config: constants of pacing.
     """
 
@@ -39,25 +39,25 @@ class PruningPolicy:
         self.calibrate = Calibration(config)
         self._tokens = self._time = 1 / (1 - config.decay)  # decayed sums of tokens and costs
         self._since_plain = 0  # rounds
-        self._level_cost = 0.0  # of drafting one level, without the target's forward
-        self._kept = deque([config.least_nodes], maxlen=config.measured_rounds)  # candidates of late drafts
+        self._level_cost = 0.0  # of drafting one level, without the target's forward pass
+        self._kept = deque([config.least_nodes], maxlen=config.measured_rounds)  # candidates of recent drafts
 
     @property
     def worth(self) -> float:
-        """Tokens that decoding has lately given in the time of a plain round; at least 1."""
+        """Recent number of tokens in the time of a plain round; at least 1."""
         return max(1.0, self._tokens / self._time)
 
     @property
     def limit(self) -> int:
-        """The most candidates that are worth drafting: twice as many as any late draft kept."""
+        """Largest useful number of candidates: twice the most that any recent draft kept."""
         return 2 * max(self._kept)
 
     def least(self, depth: int) -> list[float]:
-        """Path probabilities below which no further level is worth drafting, for levels 1 to depth - 1.
+        """Path probabilities below which a further level does not pay off, for levels 1 to depth - 1.
 
-        If the likeliest path to a level has probability P, another level gives P * `next_rate` tokens. It
-        costs the drafter's time for a level and the target's time for one more candidate, where several
-        further candidates together may cost less each than one.
+        If the most likely path to a level has probability P, another level yields P * `next_rate` tokens. It
+        costs the drafter's time for a level and the target's time for one more candidate; the cost per
+        candidate can be lower for several further candidates than for one.
         """
         costs = [self._cost_of(nodes) for nodes in range(1, depth + 1)]
         found = []
@@ -67,7 +67,7 @@ class PruningPolicy:
         return found
 
     def _cost_of(self, nodes: int) -> float:
-        """Cost of a round with 1 or more candidates, interpolated between those of the sizes."""
+        """Cost of a round with 1 or more candidates, interpolated between the sizes."""
         large = [size for size in range(1, len(self.nodes)) if self.nodes[size] >= nodes]
         after = max(large, default=1)
         before = self.cost.smaller(after)
@@ -76,7 +76,7 @@ class PruningPolicy:
         return (1 - share) * self.cost(before) + share * self.cost(after)
 
     def rests(self) -> bool:
-        """Return whether the next round drafts nothing; called once a round, it counts rounds of pauses."""
+        """Return whether the next round is plain. Call it once per round: it counts the rounds of pauses."""
         if self._pauses.goes_on() or not self.cost.is_measured(PLAIN):
             return True
         if self._since_plain >= self.config.remeasure_rounds:
@@ -84,10 +84,10 @@ class PruningPolicy:
         return self._pauses.begins(pays=self._tokens / self._time >= self.config.least_speedup)
 
     def choose(self, sums: Sequence[Sequence[float]]) -> int:
-        """Choose how many candidates are kept: 0 for none, or the size's number in `nodes`.
+        """Choose how many candidates are kept: 0 for none, or an index into `nodes`.
 
         Args:
-            sums: of each unfinished row, the tokens expected of its likeliest 0, 1, 2, ... candidates.
+            sums: of each unfinished row, the expected tokens of its 0, 1, 2, ... most likely candidates.
         """
         worth, best = self.worth, PLAIN
         most = -math.inf if self._probes else 1.0 - worth
@@ -107,8 +107,8 @@ class PruningPolicy:
             choice: its size.
             tokens: of each unfinished row.
             seconds: of the whole round.
-            drafting: seconds of these that the drafter took.
-            levels: that a model of the drafter's own drafted; 0 where it has none.
+            drafting: part of the seconds that the drafter took.
+            levels: number of levels that the drafter's own model drafted; 0 without one.
         """
         decay = self.config.decay
         self._since_plain = self._since_plain + 1 if choice else 0
@@ -122,7 +122,8 @@ class PruningPolicy:
             return
         given, is_plain = fmean(tokens), choice == PLAIN and not levels
         usual = self.cost(choice) + levels * self._level_cost
-        # A plain round costs 1 by definition: else drafts would seem to pay on a machine that gets faster.
+        # A plain round costs 1 by definition; otherwise drafts would seem to pay off on a machine that gets
+        # faster.
         time = 1.0 if is_plain else min(self.cost.plain(seconds), self.config.stall * usual)
         if self.cost.is_measured(PLAIN) and not is_plain:
             self._pauses.record(time - given)

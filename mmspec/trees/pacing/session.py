@@ -1,4 +1,4 @@
-"""Drafter whose draft sizes a policy chooses, and its sessions."""
+"""Drafter whose draft sizes are chosen by a policy, and its sessions."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ Policy = TypeVar("Policy", bound=PacingPolicy)
 
 
 class PacedSession(DraftSession, Generic[Policy]):
-    """Wraps a session of another drafter, and tells a policy what each round took and gave.
+    """Wraps another drafter's session, and reports the time and tokens of each round to a policy.
 
-    A round lasts from one proposal to the next, since the host reads only then how many tokens it gave. The
-    reading of the prompts, once in a call, belongs to no round: it takes as long for every draft size.
+    A round lasts from one call of `propose` to the next, because the host reads the number of tokens only
+    then. The prefill, once per call, belongs to no round: it takes the same time for every draft size.
 
     Args:
-        drafter: that opened the session.
-        batch: whose prompts the target has read.
+        drafter: the drafter of the session.
+        batch: the prefilled batch.
         policy: chooses the sizes; it outlives the session.
 
     Attributes:
-        inner: the session that drafts.
+        inner: the wrapped session.
         choice: of the current round; None before the first.
-        started: time at which the current round began, in seconds.
-        lengths: of the outputs when it began, in tokens.
+        started: start of the current round, in seconds.
+        lengths: of the outputs at that time, in tokens.
     """
 
     def __init__(self, drafter: PacedDrafter, batch: PromptBatch, policy: Policy) -> None:
@@ -81,10 +81,10 @@ class PacedSession(DraftSession, Generic[Policy]):
 
     @abstractmethod
     def _draft(self, canvas: Canvas) -> tuple[int, Draft]:
-        """Choose what this round drafts, and draft it."""
+        """Choose the size of this round's draft, and draft it."""
 
     def _plain(self, canvas: Canvas) -> Tree:
-        """The draft of a plain round: the root alone."""
+        """Return the draft of a plain round: the root alone."""
         return Tree.chain(canvas.root[:, None], self.drafter.kind, self._no_q)
 
     def prepare(self) -> None:
@@ -99,7 +99,7 @@ class PacedSession(DraftSession, Generic[Policy]):
 
 
 class SizedSession(PacedSession[SizePolicy]):
-    """Sets the size of every draft before it is made."""
+    """Session that sets the size of every draft in advance."""
 
     def _record(self, canvas: Canvas, choice: int, grown: Sequence[int], seconds: float) -> None:
         self.policy.record(choice, [count for count in grown if count], seconds)
@@ -114,12 +114,12 @@ class SizedSession(PacedSession[SizePolicy]):
 
 
 class PrunedSession(PacedSession[PruningPolicy]):
-    """Prunes every draft after it is made.
+    """Session that prunes every draft.
 
     Attributes:
         drafting: seconds of the current round that drafting took.
-        levels: that a model of the drafter's own drafted in this round.
-        candidates: of each row in this round, the pruned ones included.
+        levels: number of levels that the drafter's own model drafted in this round.
+        candidates: of each row in this round, before pruning.
     """
 
     def __init__(self, drafter: PacedDrafter, batch: PromptBatch, policy: PruningPolicy) -> None:
@@ -127,7 +127,7 @@ class PrunedSession(PacedSession[PruningPolicy]):
         self._forget()
 
     def _forget(self) -> None:
-        """Begin a round in which nothing was drafted so far."""
+        """Reset the data of the current round."""
         self.drafting, self.levels = 0.0, 0
         self.candidates: list[list[Candidate]] = []
 
@@ -154,7 +154,7 @@ class PrunedSession(PacedSession[PruningPolicy]):
         choice = policy.choose(sums)
         kept = [[each.node for each in row[: policy.nodes[choice]]] for row in self.candidates]
         most = max(map(len, kept))
-        if can_capture(canvas.device):  # few sizes, since a forward is captured for each
+        if can_capture(canvas.device):  # few sizes, because each is captured in a graph
             most = min(size for size in policy.nodes if size >= most)
         if most + 1 < draft.tokens.shape[1]:
             draft = draft.part_of(kept, most)
@@ -163,11 +163,11 @@ class PrunedSession(PacedSession[PruningPolicy]):
 
 
 class PacedDrafter(Drafter):
-    """Wraps a drafter whose draft sizes a policy chooses, one policy for each batch size.
+    """Wraps a drafter, with a policy for each batch size that chooses the draft sizes.
 
     Args:
-        inner: the drafter that proposes.
-        policies: by batch size; they outlive the calls, and are added to.
+        inner: the wrapped drafter.
+        policies: by batch size; they outlive the calls, and new ones are added.
         clock: returns seconds.
         config: constants of new policies.
     """
@@ -198,7 +198,7 @@ class PacedDrafter(Drafter):
         return SizedSession(self, batch, policy)
 
     def new_policy(self) -> PacingPolicy:
-        """Make a policy without measurements: one that prunes if the drafter rates paths."""
+        """Create a policy without measurements: a pruning one if the drafter rates paths."""
         if not self.inner.rates_paths:
             return SizePolicy(self.inner.sizes, self.config)
         probes = self.inner.probes_of

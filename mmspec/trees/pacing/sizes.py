@@ -1,4 +1,4 @@
-"""Policy that chooses the size of a draft before it is made."""
+"""Policy that chooses the size of a draft in advance."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mmspec.trees.pacing.pauses import Pauses
 class SizePolicy:
     """Chooses the draft size of largest speed-up, on this device and for this text.
 
-    The speed-up of a size is S = tokens / cost of its rounds. The cost is measured as a whole; in a model of
-    costs it would be 1 + c_draft * passes + c_verify(n). A size that was not measured yet has a guessed cost,
+    The speed-up of a size is S = tokens / cost of its rounds. The cost is measured as a whole; in a cost
+    model it would be 1 + c_draft * passes + c_verify(n). A size without measurements has an estimated cost,
     and gets rounds if it could be the best.
 
     The tokens of a round follow from the rate at which each depth is accepted once it is reached. Rates are
-    ratios of counts that decay by omega each round, as DEL (2504.05598) estimates them, and all sizes share
-    them. Wide trees give more tokens than depth alone predicts, by a factor that each size learns for itself
-    and forgets while it is not used. Where no S reaches `least_speedup`, drafting pauses.
+    ratios of counts that decay by omega each round, as in DEL (2504.05598), and all sizes share them. Wide
+    trees yield more tokens than depth alone predicts, by a factor that each size estimates for itself and
+    that fades while it is not used. If no S reaches `least_speedup`, drafting pauses.
 
     Args:
         depths: deepest level of each size, the most expensive size first. Choice 0 is the plain round, and
@@ -33,14 +33,14 @@ class SizePolicy:
         self.cost = RoundCosts(self.depths, config)
         self._pauses = Pauses(config, config.longest_trial)
         self._reached, self._accepted = ([0.0] * max(self.depths) for _ in range(2))  # decayed, by depth
-        self._surplus = [1.0] * len(self.depths)  # tokens given over those that depth alone predicts
+        self._surplus = [1.0] * len(self.depths)  # measured tokens over those that depth alone predicts
         self._drafted = 0  # rounds
 
     def choose(self) -> int:
-        """Choose the next draft's size: 0 for none, or its number in `depths`."""
+        """Choose the next draft's size: 0 for none, or an index into `depths`."""
         if self._pauses.goes_on() or not self.cost.is_measured(PLAIN):
             return PLAIN
-        sizes = range(len(self.depths) - 1, 0, -1)  # the cheapest first: it teaches rates to the others
+        sizes = range(len(self.depths) - 1, 0, -1)  # the cheapest first: all sizes share its rates
         measured = [self.speedup(size) for size in sizes if self.cost.is_measured(size)]
         bar = max(measured, default=self.config.least_speedup)
         for size in sizes:
@@ -69,11 +69,11 @@ class SizePolicy:
             self._pauses.record(self.cost.plain(seconds) - given)
 
     def speedup(self, choice: int) -> float:
-        """Speed-up S of a choice: its tokens per second over those of plain decoding."""
+        """Speed-up S of a choice: its tokens per second divided by those of plain decoding."""
         return self._expected_tokens(choice) * self._surplus[choice] / self.cost(choice)
 
     def _expected_tokens(self, choice: int) -> float:
-        """Expected tokens of a round, the target's own one included, as depth alone predicts them.
+        """Expected tokens of a round, the bonus token included, from the rates of the depths alone.
 
         The prior of each depth's rate is the rate of the depth before it; that of the first is 0.5.
         """

@@ -1,4 +1,4 @@
-"""Denoising heads: continuous tokens of a diffusion (MAR, 2406.11838) or a flow (NextStep-1, 2508.10711)."""
+"""Denoising heads for continuous tokens: diffusion (MAR, 2406.11838) or flow (NextStep-1, 2508.10711)."""
 
 from mmspec.vectors.denoising_head.annealing import StepAnnealing
 from mmspec.vectors.denoising_head.head import DenoisingHead, DenoisingHeadConfig, DenoisingProcess

@@ -1,4 +1,4 @@
-"""Steps of a denoising head that become fewer as an image grows."""
+"""Step annealing: fewer steps of a denoising head as an image grows."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from mmspec.validation import is_integer
 __all__ = ["StepAnnealing"]
 
 SHAPES = ("linear", "cosine", "two-stage")
-ROUNDING = 1e-9  # 45 * (1 - 1 / 3) is 30, and not a little less
+ROUNDING = 1e-9  # makes 45 * (1 - 1 / 3) 30, and not slightly less
 
 
 @dataclass(frozen=True)
 class StepAnnealing:
-    """Steps of a denoising head that become fewer as an image grows (DiSA, 2505.20297).
+    """Step annealing: fewer steps of a denoising head as an image grows (DiSA, 2505.20297).
 
-    What is known of the image narrows the distribution of a token, so that fewer steps draw from it.
+    The decided part of the image narrows the distribution of a token, so that fewer steps suffice.
 
     Attributes:
-        last: steps of the last forward; those of the first are the head's own.
-        shape: "linear", "cosine" (long at both ends), or "two-stage" (`last` from the middle on).
+        last: number of steps in the last forward pass; the first pass uses the head's own number.
+        shape: "linear", "cosine" (slow at both ends), or "two-stage" (`last` from the middle on).
 
     Raises:
-        InputError: less than 2 steps, or an unknown shape.
+        InputError: fewer than 2 steps, or an unknown shape.
     """
 
     last: int
@@ -34,12 +34,12 @@ class StepAnnealing:
 
     def __post_init__(self) -> None:
         if not is_integer(self.last) or self.last < 2:
-            raise InputError("last_steps", self.last, "an integer of at least 2")
+            raise InputError("last_steps", self.last, "must be an integer of at least 2")
         if self.shape not in SHAPES:
             raise InputError("annealing", self.shape, did_you_mean(self.shape, SHAPES))
 
     def steps(self, first: int, iteration: int, iterations: int) -> int:
-        """Steps of the forward number `iteration`, from 0, of `iterations`; never more than the `first`."""
+        """Number of steps of forward pass `iteration`, from 0, of `iterations`; never more than `first`."""
         passed = iteration / max(1, iterations - 1)
         left = 1 - passed
         if self.shape == "cosine":

@@ -1,4 +1,4 @@
-"""Denoising heads: the distribution of a continuous token, sampled by a chain of normal transitions."""
+"""Denoising head: the distribution of a continuous token, sampled by a chain of Gaussian transitions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["DenoisingHead", "DenoisingHeadConfig", "DenoisingProcess"]
 
 @dataclass(frozen=True)
 class DenoisingHeadConfig:
-    """The shape of a denoising head of tokens [d] and conditions [D], and of its network.
+    """Configuration of a denoising head for tokens [d] and conditions [D], and of its network.
 
     `kind` "ddpm" predicts noise and variance, "flow" a velocity.
     """
@@ -38,14 +38,14 @@ class DenoisingHeadConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in ("ddpm", "flow"):
-            raise InputError("kind", self.kind, "'ddpm' or 'flow'")
+            raise InputError("kind", self.kind, "must be 'ddpm' or 'flow'")
 
 
 class DenoisingHead(nn.Module):
-    """A distribution of continuous tokens, given a condition (2406.11838).
+    """Denoising head: a distribution of continuous tokens, given a condition (2406.11838).
 
     Args:
-        config: its shape.
+        config: the sizes and the kind.
 
     Attributes:
         net: the network; its weights have the published names.
@@ -69,21 +69,21 @@ class DenoisingHead(nn.Module):
         temperature: float | Tensor,
         schedule: DenoisingSchedule,
     ) -> DenoisingProcess:
-        """Make the denoising chains of M tokens.
+        """Set up the denoising chains of M tokens.
 
         Args:
             condition: [M, D].
             unconditional: [M, D] conditions without the prompt, or None for no guidance.
-            scale: of the guidance, for all rows or [M, 1]; predictions are u + scale (c - u).
-            temperature: factor of the noise of every step but not of the first state, for all rows or [M, 1].
-            schedule: of this head's kind.
+            scale: guidance scale, for all rows or [M, 1]; predictions are u + scale (c - u).
+            temperature: factor of the noise of every step except the first state, for all rows or [M, 1].
+            schedule: for this head's kind.
 
         Raises:
-            InputError: the schedule is of the other kind.
+            InputError: the schedule is for the other kind.
         """
         if schedule.kind != self.config.kind:
-            allowed = f"one for heads of kind {self.config.kind!r}"
-            raise InputError("schedule", type(schedule).__name__, allowed)
+            rule = f"must be a schedule for heads of kind {self.config.kind!r}"
+            raise InputError("schedule", type(schedule).__name__, rule)
         precise = at_least_float32(self.net.dtype)
         schedule = schedule.to(condition.device, precise)
         branches = torch.stack([condition] if unconditional is None else [condition, unconditional])
@@ -97,7 +97,7 @@ class DenoisingHead(nn.Module):
         )
 
     def loss(self, x0: Tensor, condition: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Loss of each token at a random time.
+        """Training loss of each token at a random time.
 
         "ddpm": squared error of the noise, plus the variational bound in bits, which trains the variance
         alone (L_hybrid of 2102.09672: 0.001 times the bound's 1,000 terms, of which one is drawn). In its
@@ -107,7 +107,7 @@ class DenoisingHead(nn.Module):
         Args:
             x0: [M, d] tokens.
             condition: [M, D].
-            generator: of times and noises, on the device of x0.
+            generator: for times and noises, on the device of x0.
 
         Returns:
             [M], the mean over the d numbers of a token.
@@ -125,13 +125,13 @@ class DenoisingHead(nn.Module):
         return (self._predict(state, times, condition) - (x0 - noise)).square().mean(-1)
 
     def _ddpm_loss(self, x0: Tensor, noise: Tensor, step: Tensor, condition: Tensor) -> Tensor:
-        """As `loss`, at given steps [M] of the schedule of training."""
+        """Loss at given steps [M] of the training schedule; see `loss`."""
         schedule = DDPMSchedule(TRAINING_STEPS).to(x0.device, x0.dtype)
         tables = DDPMTables(*(table[step] for table in schedule.tables))
         output = self._predict(tables.signal * x0 + tables.noise * noise, schedule.times[step], condition)
         predicted, value = output.chunk(2, dim=-1)
         error = predicted - noise
-        # the means of posterior and model are the same function of the state and of the noise
+        # the means of posterior and model are the same function of state and noise
         apart = (tables.of_noise * error.detach()).square()
         log_posterior = tables.log_posterior
         log_variance = torch.lerp(log_posterior, tables.log_beta, (value + 1) / 2)
@@ -142,7 +142,7 @@ class DenoisingHead(nn.Module):
         return error.square().mean(-1) + bound.mean(-1) / (2 * math.log(2))
 
     def _predict(self, states: Tensor, times: Tensor, condition: Tensor) -> Tensor:
-        """The network's output at least in float32."""
+        """The network's output, at least in float32."""
         dtype = self.net.dtype
         output: Tensor = self.net(states.to(dtype), times, condition.to(dtype))
         return output.to(states.dtype)
@@ -150,15 +150,15 @@ class DenoisingHead(nn.Module):
 
 @dataclass(frozen=True)
 class DenoisingProcess:
-    """The denoising chains of M tokens: normal distributions of the next state, step by step.
+    """The denoising chains of M tokens: Gaussian distributions of the next state, step by step.
 
-    Arithmetic around the network is at least in float32. Nothing passes between host and device, so that
+    Arithmetic around the network is at least in float32. No data passes between host and device, so that
     whole chains are captured in CUDA graphs.
 
     Attributes:
         net: the network.
-        schedule: where its coefficients are wanted.
-        branches: [branches, M, D] conditions and, under guidance, those without the prompt.
+        schedule: on the device and in the dtype of its coefficients.
+        branches: [branches, M, D] conditions and, under guidance, the unconditional ones.
         scale, temperature: [M, 1].
     """
 
@@ -175,7 +175,7 @@ class DenoisingProcess:
 
     @property
     def steps(self) -> int:
-        """Steps of a chain, S."""
+        """Number of steps of a chain, S."""
         return self.schedule.steps
 
     @property
@@ -185,53 +185,53 @@ class DenoisingProcess:
 
     @property
     def has_fixed_noise(self) -> bool:
-        """True if the schedule alone says how much noise a step has."""
+        """True if the noise of a step depends on the schedule alone."""
         return self.schedule.kind == "flow"
 
     @property
     def size(self) -> int:
-        """Numbers of a token, d."""
+        """Size of a token, d."""
         return self.net.input_size
 
     def transition(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation [M, d] of what follows the states [M, d]; step 0 follows pure noise."""
+        """Mean and standard deviation [M, d] of the state after x [M, d]; step 0 follows pure noise."""
         return self._transition(x, step, self.tables.at(step))
 
     def transitions(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation after each step out of all states of a path [M, S, d], at once."""
+        """Mean and standard deviation after every state of a path [M, S, d], in one network call."""
         mean, std = self._transition(states.transpose(0, 1), slice(None), self.tables)
         return mean.transpose(0, 1), std.transpose(0, 1)
 
     def select(self, rows: Tensor) -> DenoisingProcess:
-        """The chains of some rows [K]."""
+        """Return the chains of some rows [K]."""
         columns = (each.index_select(0, rows) for each in (self.scale, self.temperature))
         selected = DenoisingProcess(self.net, self.schedule, self.branches.index_select(1, rows), *columns)
         object.__setattr__(selected, "tables", self.tables.select(rows))
         return selected
 
     def advance(self, x: Tensor, step: int, noise: Tensor) -> Tensor:
-        """Draw the states [M, d] that follow x [M, d], with noise [M, d], both in the dtype of `scale`."""
+        """Draw the next states [M, d] after x [M, d], with noise [M, d], both in the dtype of `scale`."""
         output = self._predict(x, self.tables.at(step))
         coefficients = self.schedule.coefficients[step]
         return denoising_update(x, output, noise, coefficients, self.scale, self.temperature)
 
     def run(self, noise: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Run the chains, as `run_chain`; on CUDA as one graph."""
+        """Run the chains as in `run_chain`; on CUDA as one graph."""
         noise = noise.to(self.scale.dtype)
         if not can_capture(noise.device):
             return run_chain(self.advance, noise, known)
-        # what a graph has of these stays as it was: the form of the ops, and where weights are
+        # a graph depends on these: the implementation of the ops, and the addresses of the weights
         weights = tuple(weight.data_ptr() for weight in self.net.parameters())
         key = self.schedule, use_triton(noise.device), weights
         inputs = self.branches.transpose(0, 1), self.scale, self.temperature, noise, *(known or ())
         return self.net.graphs(key, partial(run_rows, self.net, self.schedule), inputs)
 
     def sample(self, noises: Tensor) -> Tensor:
-        """Run the chains: noises [M, S + 1, d], the first states and those of each step -> tokens [M, d]."""
+        """Run the chains: noises [M, S + 1, d] of the first states and of each step -> tokens [M, d]."""
         return self.run(noises)[:, -1]
 
     def _transition(self, x: Tensor, step: int | slice, tables: Modulations) -> tuple[Tensor, Tensor]:
-        """As `transition`, for [M, d] at one step or [S, M, d] at all."""
+        """`transition` for [M, d] at one step, or for [S, M, d] at all steps."""
         x = x.to(self.scale.dtype)
         output = self._predict(x, tables).to(x.dtype)
         return denoising_transition(x, output, self.schedule.coefficients[step], self.scale, self.temperature)
@@ -250,13 +250,13 @@ def run_rows(
     noise: Tensor,
     *known: Tensor,
 ) -> Tensor:
-    """`DenoisingProcess.run` as a function of tensors with a row for each chain, for a graph."""
+    """`DenoisingProcess.run` as a function of tensors with one row per chain, for a CUDA graph."""
     process = DenoisingProcess(net, schedule, branches.transpose(0, 1), scale, temperature)
     return run_chain(process.advance, noise, (known[0], known[1]) if known else None)
 
 
 def _column(value: float | Tensor, template: Tensor) -> Tensor:
-    """[M, 1] of a number for all rows, or of one for each, in the template's dtype and on its device."""
+    """Expand a number, or one number per row, to [M, 1] in the template's dtype and on its device."""
     if isinstance(value, Tensor):
         return value.to(template).expand_as(template)
     return torch.full_like(template, value)

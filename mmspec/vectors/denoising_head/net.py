@@ -1,7 +1,7 @@
-"""The network of a denoising head: a residual MLP on one token, modulated by the time and by a condition.
+"""Network of a denoising head: a residual MLP on one token, modulated by the time and by a condition.
 
-The shape and the names of the weights are those of MAR's diffusion loss (2406.11838), which NextStep-1 uses
-as well (`stepfun-ai/NextStep-1, nextstep/models/modeling_fm_head.py`).
+The architecture and the names of the weights are those of MAR's diffusion loss (2406.11838), which NextStep-1
+also uses (`stepfun-ai/NextStep-1, nextstep/models/modeling_fm_head.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPS = 1e-6  # of every LayerNorm
 class Modulations:
     """Modulations of the layers of a `DenoisingNet` by times and conditions, for every step of a chain.
 
-    Scale and shift of a residual block include those of its LayerNorm, so that a step normalises without.
+    Scale and shift of a residual block include those of its LayerNorm, which `run` therefore skips.
 
     Attributes:
         blocks: for each residual block [S, ..., 3 w]: scale, shift and gate, side by side.
@@ -39,27 +39,28 @@ class Modulations:
     final: Tensor
 
     def at(self, step: int) -> Modulations:
-        """Those of one step, [..., 3 w] and [..., 2 w]; views, nothing is copied."""
+        """Return the modulations of one step, [..., 3 w] and [..., 2 w], as views."""
         return Modulations(tuple(block[step] for block in self.blocks), self.final[step])
 
     def select(self, rows: Tensor) -> Modulations:
-        """Those of some rows [K] of the last axis but one."""
+        """Return the modulations of some rows [K] of the last axis but one."""
         kept = tuple(block.index_select(-2, rows) for block in self.blocks)
         return Modulations(kept, self.final.index_select(-2, rows))
 
 
 class DenoisingNet(nn.Module):
-    """Residual MLP with adaptive LayerNorm, from a noisy token, a time and a condition.
+    """Residual MLP with adaptive LayerNorm, which takes a noisy token, a time and a condition.
 
-    `forward` is the plain definition. Nothing but the token changes along a chain, so `modulations` computes
-    the rest for all steps at once, with one matrix product per layer, and `run` does what is left.
+    `forward` is the reference implementation. Only the token changes along a chain, so that `modulations`
+    computes the rest for all steps at once, with one matrix product per layer, and `run` computes the
+    remainder.
 
     Args:
         input_size: d of a token.
         condition_size: D of a condition.
         width: w of the hidden layers.
-        depth: residual blocks.
-        output_size: d for a velocity, 2 d for a noise and its variance.
+        depth: number of residual blocks.
+        output_size: d for a velocity, 2 d for noise and variance.
 
     Attributes:
         graphs: CUDA graphs of its chains.
@@ -73,7 +74,7 @@ class DenoisingNet(nn.Module):
         self.time_embed = TimeEmbedding(width)
         self.cond_embed = nn.Linear(condition_size, width)
         self.input_proj = nn.Linear(input_size, width)
-        # nn.ModuleList does not say of what it is a list
+        # nn.ModuleList is not generic in its element type
         self.res_blocks: Any = nn.ModuleList(ResidualBlock(width) for _ in range(depth))
         self.final_layer = FinalLayer(width, output_size)
         self.graphs = GraphCache(type(self).__name__)
@@ -81,11 +82,11 @@ class DenoisingNet(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of the weights."""
+        """Data type of the weights."""
         return self.input_proj.weight.dtype
 
     def initialize(self) -> None:
-        """Draw the weights as published: modulations and outputs are zero, and blocks begin as identity."""
+        """Initialise as published: modulations and outputs are zero, so that blocks start as identity."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -103,7 +104,7 @@ class DenoisingNet(nn.Module):
         nn.init.zeros_(self.final_layer.linear.weight)
 
     def forward(self, x: Tensor, t: Tensor, c: Tensor) -> Tensor:
-        """Predict [M, output_size] of noisy tokens [M, d] at times [M], under conditions [M, D]."""
+        """Predict [M, output_size] for noisy tokens [M, d] at times [M], under conditions [M, D]."""
         y = self.time_embed(t) + self.cond_embed(c)
         hidden = self.input_proj(x)
         for block in self.res_blocks:
@@ -112,9 +113,9 @@ class DenoisingNet(nn.Module):
         return output
 
     def modulations(self, times: Tensor, condition: Tensor) -> Modulations:
-        """Everything but the token's part: tables [S, ...] for times [S] and conditions [..., D].
+        """Compute the modulations [S, ...] for times [S] and conditions [..., D]: all but the token's part.
 
-        In memory this is S * M * (3 depth + 2) * w numbers; callers with very many rows M pass them in parts.
+        They take S * M * (3 depth + 2) * w numbers of memory; callers with very many rows M split them.
         """
         embedded = self.time_embed(times).view(-1, *[1] * (condition.dim() - 1), self.input_proj.out_features)
         y = silu(embedded + self.cond_embed(condition))
@@ -122,7 +123,7 @@ class DenoisingNet(nn.Module):
         return Modulations(blocks, self.final_layer.modulation(y))
 
     def run(self, x: Tensor, tables: Modulations) -> Tensor:
-        """Equal to `forward` where each token [..., d] has its modulation [..., 3 w], of whatever step."""
+        """Equal to `forward` if each token [..., d] has its modulation [..., 3 w], of any step."""
         hidden = self.input_proj(x)
         for block, table in zip(self.res_blocks, tables.blocks, strict=True):
             hidden = block.run(hidden, table)
@@ -130,7 +131,7 @@ class DenoisingNet(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoids of a time, and two linear layers."""
+    """Sinusoidal time embedding, followed by two linear layers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -147,7 +148,7 @@ class TimeEmbedding(nn.Module):
 
 
 class Modulation(nn.Sequential):
-    """SiLU and a linear layer: shift, scale and, of three parts, gate."""
+    """SiLU and a linear layer: shift, scale and, with three parts, gate."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__(nn.SiLU(), nn.Linear(width, parts * width))
@@ -168,13 +169,13 @@ class ResidualBlock(nn.Module):
         return output
 
     def modulation(self, y: Tensor) -> Tensor:
-        """[..., 3 w] for `run`, of what follows the SiLU [..., w]."""
+        """Modulation [..., 3 w] for `run`, from the output [..., w] of the SiLU."""
         shift, scale, gate = self.adaLN_modulation[1](y).chunk(3, dim=-1)
         scale = 1 + scale
         return torch.cat([self.in_ln.weight * scale, self.in_ln.bias * scale + shift, gate], dim=-1)
 
     def run(self, x: Tensor, table: Tensor) -> Tensor:
-        """As `forward`, with the modulation ready; the result is at least in float32."""
+        """`forward` with a precomputed modulation; the result is at least in float32."""
         scale, shift, gate = table.chunk(3, dim=-1)
         first, _, second = self.mlp
         hidden = modulated_linear(x, scale, shift, first.weight, first.bias, EPS, True)
@@ -195,16 +196,16 @@ class FinalLayer(nn.Module):
         return output
 
     def modulation(self, y: Tensor) -> Tensor:
-        """[..., 2 w] for `run`, of what follows the SiLU [..., w]."""
+        """Modulation [..., 2 w] for `run`, from the output [..., w] of the SiLU."""
         shift, scale = self.adaLN_modulation[1](y).chunk(2, dim=-1)
         return torch.cat([1 + scale, shift], dim=-1)
 
     def run(self, x: Tensor, table: Tensor) -> Tensor:
-        """As `forward`, with the modulation ready."""
+        """`forward` with a precomputed modulation."""
         scale, shift = table.chunk(2, dim=-1)
         return modulated_linear(x, scale, shift, self.linear.weight, self.linear.bias, EPS, False)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Number format of arithmetic around a network of `dtype`: float32, or float64 for one in float64."""
+    """Data type of arithmetic around a network of `dtype`: float32, or float64 for float64 networks."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,7 +1,7 @@
-"""Schedules of denoising chains: the times of the steps, and the normal distribution of each next state.
+"""Schedules of denoising chains: the times of the steps, and the Gaussian distribution of each next state.
 
-A chain of S steps starts from a standard normal state. Step i tells the network the time `times[i]` and moves
-to a normal distribution whose mean is linear in the state and in what the network predicts.
+A chain of S steps starts from a standard normal state. Step i passes the time `times[i]` to the network, and
+moves to a Gaussian distribution whose mean is linear in the state and in the network's prediction.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mmspec.validation import require_number
 
 __all__ = ["DDPMSchedule", "DDPMTables", "DenoisingSchedule", "FlowSchedule", "TRAINING_STEPS"]
 
-TRAINING_STEPS = 1000  # of the diffusion that MAR's heads are trained with
+TRAINING_STEPS = 1000  # of the diffusion with which MAR's heads are trained
 COSINE_OFFSET = 0.008  # keeps the first steps from being vanishingly small (2102.09672, section 3.2)
 MAX_BETA = 0.999
 CPU = torch.device("cpu")
-# tables are kept, so they must serve training too when they were first needed in inference mode
+# tables are cached, and must work in training even if they were first computed in inference mode
 KEPT = torch.inference_mode(False)
 
 
@@ -34,13 +34,13 @@ KEPT = torch.inference_mode(False)
 class DenoisingSchedule(ABC):
     """Times and transitions of a denoising chain.
 
-    A schedule is a value, whose tables are computed in float64 and kept in `dtype` on `device`. Indexing them
-    by a step moves nothing between host and device.
+    A schedule is immutable; its tables are computed in float64 and stored in `dtype` on `device`. Indexing
+    them by a step moves no data between host and device.
 
     Attributes:
-        kind: of the heads that it fits: "ddpm" (noise and variance) or "flow" (velocity).
+        kind: kind of head that it fits: "ddpm" (noise and variance) or "flow" (velocity).
         steps: S.
-        device, dtype: of the tables; `to` moves them.
+        device, dtype: of the tables; see `to`.
     """
 
     kind: ClassVar[str]
@@ -56,35 +56,35 @@ class DenoisingSchedule(ABC):
     @property
     @abstractmethod
     def times(self) -> Tensor:
-        """[S] what the network is told, from pure noise on."""
+        """[S] times for the network, from pure noise on."""
 
     @property
     @abstractmethod
     def coefficients(self) -> Tensor:
-        """[S, 4 or 7] coefficients of each step, as `denoising_transition` takes them."""
+        """[S, 4 or 7] coefficients of each step for `denoising_transition`."""
 
     def transition(self, x: Tensor, step: int | slice, output: Tensor) -> tuple[Tensor, Tensor]:
-        """The next state's normal distribution: mean and deviation, which is 0 where a step adds no noise.
+        """Gaussian distribution of the next state: mean and deviation, which is 0 if a step adds no noise.
 
         Args:
-            x: [M, d] states; [S, M, d] with `slice(None)` for the step.
+            x: [M, d] states; [S, M, d] if `step` is `slice(None)`.
             step: index, 0 for pure noise.
             output: of the network, [M, d or 2 d]; [S, M, d or 2 d].
         """
         return denoising_transition(x, output.unsqueeze(-3), self.coefficients[step])
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Self:
-        """The schedule with its tables there; the same object for the same arguments."""
+        """Return the schedule with its tables there, cached by the arguments."""
         if (device, dtype) == (self.device, self.dtype):
             return self
         return cast(Self, _placed(self, device, dtype))
 
     def _check_steps(self) -> None:
         if self.steps < 2:
-            raise InputError("steps", self.steps, "at least 2")
+            raise InputError("steps", self.steps, "must be at least 2")
 
     def _table(self, *columns: Tensor) -> Tensor:
-        """Columns [S] side by side, where the tables are."""
+        """Stack columns [S] to a table on the schedule's device."""
         return torch.stack(columns, 1).to(self.device, self.dtype)
 
 
@@ -97,10 +97,10 @@ class DDPMTables(NamedTuple):
     """Coefficients [S, 1] of a `DDPMSchedule`.
 
     Attributes:
-        signal, noise: of the clean token and of the noise in a state.
-        of_state, of_noise: of the state and of the predicted noise in the mean of the next state.
-        beside_token, of_token: of the state and of the predicted token in the same mean.
-        log_beta, log_posterior: ends of the range of the log variance.
+        signal, noise: factors of the clean token and of the noise in a state.
+        of_state, of_noise: factors of the state and of the predicted noise in the mean of the next state.
+        beside_token, of_token: factors of the state and of the predicted token in the same mean.
+        log_beta, log_posterior: bounds of the log variance.
     """
 
     signal: Tensor
@@ -115,22 +115,22 @@ class DDPMTables(NamedTuple):
 
 @dataclass(frozen=True)
 class DDPMSchedule(DenoisingSchedule):
-    """Ancestral sampling with predicted noise and variance, as MAR's head does it (2102.09672, 2406.11838).
+    """Ancestral sampling with predicted noise and variance, as in MAR's head (2102.09672, 2406.11838).
 
-    A cosine schedule of 1,000 steps is respaced to `steps`; the network is told the original indices. Its
-    output is the noise, and a number v in [-1, 1] by which the log variance goes from that of the posterior
-    to that of beta.
+    A cosine schedule of 1,000 steps is respaced to `steps`; the network gets the original indices. Its output
+    is the noise, and a number v in [-1, 1] that interpolates the log variance between that of the posterior
+    and that of beta.
 
     Attributes:
         steps: S, from 2 to 1,000.
         last_step_noise: True to add noise in the last step too, of standard deviation 0.0062 to 0.0064 at 100
             steps. The published sampler does not, so that its result has no density.
-        clip_sample_range: largest number of a predicted token, as in diffusers. The published sampler does
-            not clip; its first step takes the error of the predicted noise some 300 times, which a small head
-            does not survive.
+        clip_sample_range: largest absolute component of a predicted token, as in diffusers. The published
+            sampler does not clip; its first step multiplies the error of the predicted noise by some 300,
+            which makes small heads diverge.
 
     Raises:
-        InputError: an impossible number of steps, or a range that is not above 0.
+        InputError: the number of steps is out of range, or the clip range is not above 0.
     """
 
     kind: ClassVar[str] = "ddpm"
@@ -146,41 +146,43 @@ class DDPMSchedule(DenoisingSchedule):
         self._check_steps()
         clip = self.clip_sample_range
         if clip is not None:
-            require_number("clip_sample_range", clip, 0.0, math.inf, "a positive number", open_below=True)
+            require_number(
+                "clip_sample_range", clip, 0.0, math.inf, "must be a positive number", open_below=True
+            )
         if self.steps > TRAINING_STEPS:
-            raise InputError("steps", self.steps, f"at most {TRAINING_STEPS}, with which heads are trained")
+            raise InputError("steps", self.steps, f"must be at most {TRAINING_STEPS}, the number in training")
 
     @cached_property
     @KEPT
     def times(self) -> Tensor:
-        """[S] indices of the 1,000 steps of training, 999 first."""
+        """[S] indices of the 1,000 training steps, 999 first."""
         return torch.tensor(_respaced(self.steps)[::-1], device=self.device, dtype=self.dtype)
 
     @cached_property
     @KEPT
     def tables(self) -> DDPMTables:
-        """Coefficients of each step by name, as training takes them."""
+        """Named coefficients of each step, for training."""
         return DDPMTables(*(self._table(values) for values in _ddpm_tables(self.steps)))
 
     @cached_property
     @KEPT
     def coefficients(self) -> Tensor:
         exact = _ddpm_tables(self.steps)
-        # log deviation at v = 0, and half the way from one end of its range to the other
+        # log deviation at v = 0, and half of its range
         middle = (exact.log_posterior + exact.log_beta) / 4
         half = (exact.log_beta - exact.log_posterior) / 4
         if not self.last_step_noise:
             middle[-1] = -math.inf
         if self.clip_sample_range is None:
             return self._table(exact.of_state, exact.of_noise, middle, half)
-        # the mean takes the predicted token (x - noise * predicted) / signal, clipped
+        # the mean uses the predicted token (x - noise * predicted) / signal, clipped
         limit = torch.full_like(middle, self.clip_sample_range)
         token = 1 / exact.signal, -exact.noise / exact.signal, limit
         return self._table(exact.beside_token, exact.of_token, middle, half, *token)
 
 
 def _respaced(steps: int) -> list[int]:
-    """Indices of the training steps that are kept, the least noisy first; both ends are."""
+    """Indices of the training steps that are used, the least noisy first, both ends included."""
     stride = (TRAINING_STEPS - 1) / (steps - 1)
     return [round(place) for place in accumulate(repeat(stride, steps - 1), initial=0.0)]
 
@@ -194,7 +196,7 @@ def _ddpm_tables(steps: int) -> DDPMTables:
     previous = torch.cat([kept.new_ones(1), kept[:-1]])
     beta = 1 - kept / previous
     posterior = beta * (1 - previous) / (1 - kept)
-    posterior[0] = posterior[1]  # 0, whose logarithm is none
+    posterior[0] = posterior[1]  # 0 has no logarithm
     of_token = beta * previous.sqrt() / (1 - kept)
     of_state = (1 - previous) * (1 - beta).sqrt() / (1 - kept)
     columns = (
@@ -212,18 +214,19 @@ def _ddpm_tables(steps: int) -> DDPMTables:
 
 @dataclass(frozen=True)
 class FlowSchedule(DenoisingSchedule):
-    """NextStep-1's sampler of a flow: a stochastic differential equation, and one plain step at the end.
+    """NextStep-1's sampler of a flow: a stochastic differential equation, and one deterministic step at the end.
 
     A state at time t is t * token + (1 - t) * noise, and the network predicts the velocity v = token - noise.
-    The score is (t v - x) / (1 - t), so the drift v + (1 - t) * score is (1 + t) v - x; a step of length dt
-    adds noise of standard deviation sqrt(2 (1 - t) dt), which no network changes. The last one goes
-    `last_step_size` along the velocity and adds none (`stepfun-ai/NextStep-1,
+    The score is (t v - x) / (1 - t), so that the drift v + (1 - t) * score is (1 + t) v - x; a step of length
+    dt adds noise of standard deviation sqrt(2 (1 - t) dt), which does not depend on the network. The last
+    step moves `last_step_size` along the velocity and adds no noise (`stepfun-ai/NextStep-1,
     nextstep/models/modeling_fm_head.py`, `sample`).
 
     Attributes:
         steps: S, at least 2, the last one included.
-        shift: above 1 for more steps at early times. The last step is as long as without, as published.
-        last_step_size: of the last step, in (0, 1).
+        shift: above 1 for more steps at early times. The length of the last step does not depend on it, as
+            published.
+        last_step_size: length of the last step, in (0, 1).
         last_step_noise: True to add noise in the last step too, of the same standard deviation (0.057 with
             the default size). The published sampler does not, so that its result has no density.
 
@@ -244,9 +247,9 @@ class FlowSchedule(DenoisingSchedule):
     def __post_init__(self) -> None:
         self._check_steps()
         if not 0 < self.last_step_size < 1:
-            raise InputError("last_step_size", self.last_step_size, "a number between 0 and 1")
+            raise InputError("last_step_size", self.last_step_size, "must be a number between 0 and 1")
         if not 0 < self.shift < math.inf:
-            raise InputError("shift", self.shift, "a positive number")
+            raise InputError("shift", self.shift, "must be a positive number")
 
     @cached_property
     @KEPT
@@ -257,7 +260,7 @@ class FlowSchedule(DenoisingSchedule):
     @cached_property
     @KEPT
     def times(self) -> Tensor:
-        """[S] from 0, which is noise, towards 1."""
+        """[S] times from 0, pure noise, towards 1."""
         return self._exact_times.to(self.device, self.dtype)
 
     @cached_property
