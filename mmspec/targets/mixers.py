@@ -165,8 +165,8 @@ def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
             found = [part for part in parts if keeps_state(part)]
         if len(found) != 1:
             raise UnsupportedModelError(
-                f"layer {index} of {type(model).__name__} ({kind}) keeps a recurrent state, which cannot drop "
-                f"rejected draft tokens: {len(found)} of its modules take the cache and one input instead of 1"
+                f"layer {index} of {type(model).__name__} ({kind}) keeps a recurrent state, which cannot "
+                f"drop rejected draft tokens: {len(found)} of its modules take the cache and one input, not 1"
             )
         mixers += found
     return mixers
