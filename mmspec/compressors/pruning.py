@@ -22,7 +22,7 @@ def attended_most(images: VisualTokens, question: Tensor, tokens: int) -> tuple[
     scores = (rms_norm(images.features, (question.shape[-1],)) @ question[..., None])[..., 0]
     kept = min(tokens, count)
     index = scores.masked_fill(~images.mask, float("-inf")).topk(kept, dim=-1).indices
-    index = index.where(images.mask.gather(1, index), count).sort(-1).values  # padding goes last
+    index = index.where(images.mask.gather(1, index), count).sort(-1).values  # padding comes last
     mask = index < count
     missing = (0, tokens - kept)
     return pad(index.where(mask, 0), missing), pad(mask, missing)

@@ -23,7 +23,7 @@ __all__ = ["EMBEDDINGS", "batches", "join"]
 
 EMBEDDINGS = "inputs_embeds"  # [1, L, d], instead of ids
 TILED = ("pixel_values", "pixel_attention_mask")  # [images, tiles, ..]
-TILES_TOLD = ("image_sizes", "pixel_attention_mask")  # either of these tells the model which tiles exist
+TILES_TOLD = ("image_sizes", "pixel_attention_mask")  # either one marks the tiles that exist
 LEAST_SHARE = 0.75  # of the longest sequence, because padding costs as much as tokens
 GLOBAL_ROPE = ("dynamic", "longrope")  # frequencies depend on the longest sequence of a forward pass
 
