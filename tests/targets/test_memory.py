@@ -80,7 +80,7 @@ def test_a_draft_that_does_not_fit_is_refused_with_the_number_that_would(
     score(7)
     calls: list[Any] = []
     handle = find_mixers(target.model)[0].register_forward_pre_hook(lambda *args: calls.append(args))
-    with pytest.raises(InputError, match=r"num_draft_tokens must be at most 6: .* of each of 2 rows.*; got 7"):
+    with pytest.raises(InputError, match=r"num_draft_tokens must be at most 6: .* each of 2 rows.*; got 7"):
         score(8)
     handle.remove()
     assert not calls
