@@ -1,6 +1,6 @@
-"""Speculative decoding for multimodal models.
+"""Speculative and parallel decoding for multimodal models.
 
-The public names, resolved when first used: importing this package imports neither torch nor transformers.
+Public names are resolved on first use: importing this package imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> object:
     if name not in _LOCATIONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_LOCATIONS[name]), name)
-    globals()[name] = value  # the next access does not come here
+    globals()[name] = value  # later accesses skip this function
     return value
 
 

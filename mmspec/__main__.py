@@ -1,4 +1,4 @@
-"""`python -m mmspec` is the command line."""
+"""Runs the command line: `python -m mmspec`."""
 
 from mmspec.cli import main
 

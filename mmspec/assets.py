@@ -1,4 +1,4 @@
-"""The reference models in the repository's assets/ folder, and the drafters that belong to models."""
+"""Reference models in the repository's assets/ folder, and the drafters of models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmspec.plugins import HEADS, METHODS
 
 __all__ = ["examine_models", "find_assets", "own_drafters", "reference_models"]
 
-MODELS = {  # name -> what it is, and what makes it
+MODELS = {  # name -> its role, and the command that trains it
     "scenes-llava": ("vision-language", "python -m reference train vlm"),
     "scenes-llava-small": ("draft of scenes-llava", "python -m reference train vlm --size small"),
     "scenes-smol": (
@@ -24,7 +24,7 @@ MODELS = {  # name -> what it is, and what makes it
     ),
     "scenes-llamagen": ("text to image", "python -m reference train image"),
     "scenes-parallel": (
-        "text to image, any cells in a forward",
+        "text to image, any cells in a forward pass",
         "python -m reference train parallel --from assets/scenes-llamagen",
     ),
     "scenes-nextstep": ("text to image, continuous tokens", "python -m reference train latents"),
@@ -39,18 +39,18 @@ MODELS = {  # name -> what it is, and what makes it
 
 
 def find_assets() -> Path | None:
-    """The folder of reference models beside the package in a clone, or None in a plain installation."""
+    """Return the assets/ folder of a clone, or None in a plain installation."""
     folder = Path(__file__).resolve().parents[1] / "assets"
     return folder if folder.is_dir() else None
 
 
 def described() -> dict[str, tuple[str, str]]:
-    """Descriptions of the reference models and of the commands that make them, by name; heads come last."""
+    """Roles and training commands of the reference models by name; heads come last."""
     return MODELS | {name: about for head in HEADS.values() for name, about in head.shipped.items()}
 
 
 def reference_models() -> dict[str, Path]:
-    """The reference models that are here, by name."""
+    """Return the folders of the available reference models, by name."""
     assets = find_assets()
     if assets is None:
         return {}
@@ -58,17 +58,17 @@ def reference_models() -> dict[str, Path]:
 
 
 def own_drafters(model: str | Path) -> OwnDrafters:
-    """The drafters that a model's folder names; those that are not beside it may be reference models.
+    """Return the drafters that a model's folder names; missing ones may be reference models.
 
     Raises:
-        CheckpointError: its `drafters.json` cannot be used.
+        CheckpointError: its `drafters.json` is invalid.
     """
     accelerators = {name: method.needs is not None for name, method in METHODS.items()}
     return read_drafters(model, accelerators, reference_models())
 
 
 def examine_models() -> list[dict[str, Any]]:
-    """The reference models, with what is wrong with those that cannot be used."""
+    """Describe the reference models, with the problem of each unusable one."""
     return [_model(name, *about) for name, about in described().items()]
 
 
@@ -77,9 +77,9 @@ def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
     if folder is None:
         detail = f"not in {assets}; train it with {recipe}"
         if assets is None:
-            detail = "no assets/ folder beside the package: install from a clone with pip install -e ."
+            detail = "no assets/ folder next to the package; install from a clone with pip install -e ."
         return {"name": name, "ok": False, "detail": detail}
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-    if size < 1_000:  # a Git LFS pointer weighs 130 bytes
+    if size < 1_000:  # a Git LFS pointer has 130 bytes
         return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
     return {"name": name, "ok": True, "detail": f"{role}; {folder}, {size / 1e6:.3g} MB"}

@@ -1,4 +1,4 @@
-"""Types that are declared once, of values that are handed on as they are or that share no class."""
+"""Shared type aliases, for values that are passed on unchanged or that share no class."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 __all__ = ["AnyFunction", "Inputs", "Json", "Keywords", "Processor"]
 
-#: An object of JSON, or a record that becomes one.
+#: A JSON object, or a record that becomes one.
 Json: TypeAlias = dict[str, Any]
-#: Keyword arguments on their way to a call.
+#: Keyword arguments of a call.
 Keywords: TypeAlias = dict[str, Any]
 #: Arguments of a model's forward pass, by name.
 Inputs: TypeAlias = Mapping[str, Any]
-#: A processor of transformers, or the tokenizer of a model of text alone: they share no class.
+#: A processor of transformers, or the tokenizer of a text-only model, which share no class.
 Processor: TypeAlias = Any
-#: A function of any form, such as one that stands for another.
+#: A function with any signature, such as a replacement of another.
 AnyFunction: TypeAlias = Callable[..., Any]

@@ -1,7 +1,7 @@
-"""Versions of transformers: which are tested, and the two names of the argument that carries a cache.
+"""Supported versions of transformers, and the two names of the cache argument.
 
-transformers 5.24 renamed `past_key_values` to `cache` in forwards and outputs. Nothing else in mmspec knows
-the old name and the new one.
+transformers 5.24 renamed `past_key_values` to `cache` in `forward` methods and outputs. All handling of the
+two names is in this module.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from transformers.masking_utils import create_causal_mask
 __all__ = ["CACHE", "CACHE_NAMES", "cache_name", "describe", "takes_cache", "warn_of_untested"]
 
 OLDEST = "5.17"
-NEWEST = "5.24"  # of those that the tests have run on
-#: Names by which forwards take a cache: newest first, then that of Mamba's mixers.
+NEWEST = "5.24"  # newest tested version
+#: Names of the cache argument: newest first, then that of Mamba's mixers.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 #: The name in transformers' own functions and outputs.
 CACHE = next(name for name in CACHE_NAMES if name in inspect.signature(create_causal_mask).parameters)
@@ -29,16 +29,16 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
 def cache_name(*forwards: Callable[..., Any]) -> str:
-    """Name by which the first of these functions that names a cache takes it; transformers' own if none does.
+    """Name of the cache argument of the first function that has one; transformers' own name if none has.
 
-    Code that comes with a checkpoint may be older than the transformers that runs it.
+    Code in a checkpoint may be older than the installed transformers.
     """
     named = (name for each in forwards for name in CACHE_NAMES if name in inspect.signature(each).parameters)
     return next(named, CACHE)
 
 
 def takes_cache(forward: Forward) -> Forward:
-    """Let a forward of ours, which calls its argument `cache`, be called by the older names too."""
+    """Decorate a `forward` with an argument `cache`, so that it accepts the older names too."""
 
     @functools.wraps(forward)
     def renamed(*args: Any, **kwargs: Any) -> Any:
@@ -51,18 +51,18 @@ def takes_cache(forward: Forward) -> Forward:
 
 
 def describe(version: str) -> str:
-    """Describe a version of transformers: older than what works, tested, or newer."""
+    """Describe a version of transformers: too old, tested, or newer."""
     release = Version(version).release[:2]
     if release < Version(OLDEST).release:
-        return f"older than {OLDEST}, the oldest that works: pip install -U transformers"
+        return f"older than {OLDEST}, the oldest supported version; run pip install -U transformers"
     if release > Version(NEWEST).release:
-        return f"newer than {NEWEST}, the newest that is tested: `mmspec check MODEL` says whether it works"
+        return f"newer than {NEWEST}, the newest tested version; run `mmspec check MODEL` to test it"
     return f"tested ({OLDEST} to {NEWEST})"
 
 
 @functools.cache
 def warn_of_untested() -> None:
-    """Warn, once, where transformers is newer than what the tests have run on."""
+    """Warn once if transformers is newer than the tested versions."""
     if Version(transformers.__version__).release[:2] > Version(NEWEST).release:
         known = describe(transformers.__version__)
         warnings.warn(f"transformers {transformers.__version__} is {known}", stacklevel=3)

@@ -34,21 +34,21 @@ COMPRESSORS = Located(
 
 
 def build_compressor(name: str, width: int, **options: object) -> Compressor:
-    """Make a compressor from its name and options, as a draft checkpoint's config holds them.
+    """Build a compressor from its name and options, as in a draft checkpoint's config.
 
     Args:
-        name: in the registry.
-        width: d, of the features.
+        name: a key of `COMPRESSORS`.
+        width: d of the features.
         options: such as `tokens`, the number of tokens per image.
 
     Raises:
-        InputError: no such compressor, or a value outside its range.
-        UnknownArgumentError: an option that it does not have.
+        InputError: the compressor does not exist, or a value is outside its range.
+        UnknownArgumentError: the compressor lacks an option.
     """
     compressor: Callable[..., Compressor] = COMPRESSORS[name]
     known = set(inspect.signature(compressor).parameters) - {"width"}
     for option in options:
         if option not in known:
-            allowed = did_you_mean(option, known) if known else "it has no options"
-            raise UnknownArgumentError(f"option of compressor {name!r}", option, allowed)
+            rule = did_you_mean(option, known) if known else "must be left out: there are no options"
+            raise UnknownArgumentError(f"option of compressor {name!r}", option, rule)
     return compressor(width, **options)

@@ -27,7 +27,7 @@ BRANCHES: Mapping[str, Mapping[str, object]] = {
 def choose_branch(logits: Tensor, training: bool) -> Tensor:
     """[P, branches] -> one-hot weights: the arg-max; in training a sample with the gradient of its softmax.
 
-    Straight-through Gumbel-softmax (Jang et al., 1611.01144): exactly one-hot forwards.
+    Straight-through Gumbel-softmax (Jang et al., 1611.01144): the output is exactly one-hot.
     """
     if not training:
         return one_hot(logits.argmax(-1), logits.shape[-1]).to(logits)
@@ -37,24 +37,24 @@ def choose_branch(logits: Tensor, training: bool) -> Tensor:
 
 
 class Gate(Compressor):
-    """Several compressors, of which each image goes through the one that its question asks for.
+    """Several compressors, one of which is chosen for each image by its question.
 
-    C is that of the largest branch and the rest is padding, so shapes stay static. "none" is the branch of
-    questions that need no image.
+    C is that of the largest branch, with padding for the others, so that shapes stay static. "none" is the
+    branch of questions that need no image.
 
     Args:
         width: d, of the features.
-        branches: compressor name -> options; by default the paper's four operators, and none.
+        branches: compressor name -> options; by default the paper's four operators, and "none".
 
     Raises:
-        InputError: no branches, or one whose number of tokens depends on the image.
+        InputError: there are no branches, or the number of tokens of one depends on the image.
     """
 
     def __init__(self, width: int, branches: Mapping[str, Mapping[str, object]] = BRANCHES) -> None:
         made = {name: build_compressor(name, width, **options) for name, options in branches.items()}
         sizes = [branch.tokens for branch in made.values() if branch.tokens is not None]
         if not made or len(sizes) < len(made) or "gate" in made:
-            raise InputError("branches", list(branches), "compressors with a fixed number of tokens")
+            raise InputError("branches", list(branches), "must be compressors with a fixed number of tokens")
         super().__init__(width, check_tokens(max(sizes)))
         self.largest = max(sizes)
         self.branches = nn.ModuleDict(made)

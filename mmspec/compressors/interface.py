@@ -1,6 +1,6 @@
-"""Compressor: fewer visual tokens for the drafter. The target always sees all of them.
+"""Compressor interface: fewer visual tokens for the drafter. The target always processes all of them.
 
-An image (or a frame of a clip) is a row of its own, so images cannot mix, however many a prompt has.
+Each image, or frame of a clip, is a separate row, so that images cannot mix.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ MAX_TOKENS = 4096
 
 
 class Compressor(nn.Module, ABC):
-    """A module that makes C tokens of the N tokens of each image.
+    """Module that compresses the N tokens of each image to C tokens.
 
-    What it must hold to, and `tests/contracts` check of every registered one: C is known without
-    looking at the features; padding changes nothing; an image depends on itself and its question alone;
-    gradients reach the features that were kept and all parameters.
+    Requirements, which `tests/contracts` checks for every registered compressor: C does not depend on the
+    features; padding has no effect; an image depends only on itself and its question; gradients reach the
+    features that were kept and all parameters.
 
     Args:
-        width: d, of the features.
-        tokens: C; None where as many come out as went in.
+        width: d of the features.
+        tokens: C; None if C = N.
 
     Attributes:
-        summarises: True if it gives a summary beside the tokens, which its drafter has to make use of.
+        summarises: True if it returns a summary with the tokens, which the drafter must use.
     """
 
     summarises: ClassVar[bool] = False
@@ -47,16 +47,16 @@ class Compressor(nn.Module, ABC):
 
         Args:
             images: [P, N, d]; P may be 0.
-            question: [P, d] what the prompt wants to know of each image, in the same space: its last
-                row. Compressors that do not look at it ignore it.
+            question: [P, d] the prompt's question about each image, in the same space: its last row.
+                Compressors may ignore it.
 
         Returns:
-            [P, C, d]. Where an image has fewer tokens than are kept, the rest is padding.
+            [P, C, d], padded if an image has fewer tokens than are kept.
         """
 
 
 def check_tokens(tokens: int) -> int:
     """Raise InputError unless `tokens` is an integer from 1 to 4096."""
     if not is_integer(tokens) or not 1 <= tokens <= MAX_TOKENS:
-        raise InputError("tokens", tokens, f"an integer from 1 to {MAX_TOKENS} per image")
+        raise InputError("tokens", tokens, f"must be an integer from 1 to {MAX_TOKENS} per image")
     return tokens

@@ -35,10 +35,10 @@ class Identity(Compressor):
 
 
 def pool(images: VisualTokens, rows: int, columns: int) -> VisualTokens:
-    """The mean of the tokens in each cell of a grid, weighted by how much of the cell they cover.
+    """Mean of the tokens in each cell of a grid, weighted by the covered share of the cell.
 
-    Equals `avg_pool2d` where the grids divide each other. A base view and its tiles weigh the same; tokens
-    without a place are left out; cells that no token covers are padding.
+    Equals `avg_pool2d` if one grid divides the other. A base view and its tiles have equal weight; tokens
+    without a place are skipped; cells without tokens are padding.
     """
     cells = raster(rows, columns).to(images.boxes)
     weights = overlap(images.boxes, cells) * images.mask[:, None]
@@ -50,7 +50,7 @@ def pool(images: VisualTokens, rows: int, columns: int) -> VisualTokens:
 
 
 class Pooling(Compressor):
-    """Average pooling into C cells of a grid that is as square as C allows (SpecVLM's Pool, 2509.11815)."""
+    """Average pooling to a grid of C cells, as square as possible (SpecVLM's Pool, 2509.11815)."""
 
     def __init__(self, width: int, tokens: int = 64) -> None:
         super().__init__(width, check_tokens(tokens))
@@ -61,17 +61,17 @@ class Pooling(Compressor):
 
 
 class Convolution(Compressor):
-    """A strided convolution: C cells, each a learned mixture of `kernel` x `kernel` places (SpecVLM's Conv).
+    """Strided convolution: C cells, each a learned mixture of `kernel` x `kernel` places (SpecVLM's Conv).
 
-    2509.11815. The image is first read onto a grid of the size that the stride asks for: any grid gives
-    exactly C tokens. The convolution is depthwise, then across channels (a dense one would have
-    (d * kernel)^2 weights, 150 million in a 7B model), and starts as average pooling.
+    2509.11815. The image is first resampled to the grid that the stride needs, so that any image gives
+    exactly C tokens. The convolution is depthwise, then across channels (a dense one would have (d *
+    kernel)^2 weights, 150 million in a 7B model), and is initialised as average pooling.
     """
 
     def __init__(self, width: int, tokens: int = 64, kernel: int = 2) -> None:
         super().__init__(width, check_tokens(tokens))
         if not is_integer(kernel) or not 1 <= kernel <= 8:
-            raise InputError("kernel", kernel, "an integer from 1 to 8")
+            raise InputError("kernel", kernel, "must be an integer from 1 to 8")
         self.kernel = kernel
         self.grid = square_grid(tokens)
         self.depthwise = nn.Conv2d(width, width, kernel, stride=kernel, groups=width)

@@ -13,16 +13,16 @@ __all__ = ["AttentionPruning", "SimilarityPruning", "attended_most", "most_diver
 
 
 def attended_most(images: VisualTokens, question: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """[P, C] indices of the tokens that the question attends to most, in reading order, and which exist.
+    """[P, C] indices of the tokens with the most attention of the question, in reading order; which exist.
 
-    The score is the question's dot product with each normalised token. DREAM reads the attention maps of
-    the target's last layer instead, which only eager attention gives.
+    The score is the dot product of the question with each normalised token. DREAM uses the attention maps of
+    the target's last layer instead, which only eager attention returns.
     """
     count = images.features.shape[1]
     scores = (rms_norm(images.features, (question.shape[-1],)) @ question[..., None])[..., 0]
     kept = min(tokens, count)
     index = scores.masked_fill(~images.mask, float("-inf")).topk(kept, dim=-1).indices
-    index = index.where(images.mask.gather(1, index), count).sort(-1).values  # padding goes last
+    index = index.where(images.mask.gather(1, index), count).sort(-1).values  # padding comes last
     mask = index < count
     missing = (0, tokens - kept)
     return pad(index.where(mask, 0), missing), pad(mask, missing)
@@ -31,9 +31,9 @@ def attended_most(images: VisualTokens, question: Tensor, tokens: int) -> tuple[
 def most_diverse(images: VisualTokens, tokens: int) -> tuple[Tensor, Tensor]:
     """[P, C] indices of the most diverse tokens, in reading order, and which of them exist.
 
-    Starts from the token least like the mean of its image and adds, again and again, the one whose
-    nearest kept neighbour is farthest, by cosine. DivPrune starts from the farthest pair, at the cost of
-    all N * N similarities; here a step costs N.
+    Starts from the token least similar to the mean of its image, and repeatedly adds the one whose nearest
+    kept neighbour is farthest, by cosine. DivPrune starts from the farthest pair, which needs all N * N
+    similarities; here a step costs N.
     """
     unit = normalize(images.features, dim=-1)
     rows, count, _ = unit.shape
@@ -63,14 +63,14 @@ class Pruning(Compressor):
 
 
 class AttentionPruning(Pruning):
-    """The C tokens that the question attends to most (as DREAM selects, 2505.19201)."""
+    """Keeps the C tokens with the most attention of the question (as DREAM, 2505.19201)."""
 
     def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
         return images.take(*attended_most(images, question, self.kept))
 
 
 class SimilarityPruning(Pruning):
-    """The C most diverse tokens; no question needed (DivPrune, 2503.02175)."""
+    """Keeps the C most diverse tokens, independent of the question (DivPrune, 2503.02175)."""
 
     def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
         with torch.no_grad():

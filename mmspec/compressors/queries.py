@@ -1,4 +1,4 @@
-"""Compressors by attention: learned queries, or latent vectors, read the visual tokens."""
+"""Compressors by attention: learned queries or latent vectors attend to the visual tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Latent", "QueryAttention", "Resampler", "ViSpec"]
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Softmax over the last axis where `mask` is True; padding gets exactly nothing."""
+    """Softmax over the last axis where `mask` is True; padding gets exactly 0."""
     return scores.masked_fill(~mask, float("-inf")).softmax(-1)
 
 
 class QueryAttention(nn.Module):
-    """Multi-head cross-attention whose queries are parameters; the heads divide the width."""
+    """Multi-head cross-attention whose queries are parameters; the number of heads must divide the width."""
 
     def __init__(self, width: int, queries: int, heads: int, bias: bool = False) -> None:
         super().__init__()
         if heads < 1 or width % heads:
-            raise InputError("heads", heads, f"a divisor of the width {width}")
+            raise InputError("heads", heads, f"must divide the width {width}")
         head_width = width // heads
         self.queries = nn.Parameter(torch.randn(heads, queries, head_width) * head_width**-0.5)
         self.k_proj = nn.Linear(width, width, bias=bias)
@@ -60,7 +60,7 @@ class Latent(Compressor):
 
     def __init__(self, width: int, tokens: int = 64) -> None:
         super().__init__(width, check_tokens(tokens))
-        self.queries = nn.Parameter(torch.randn(tokens, width))  # scores of variance one at first
+        self.queries = nn.Parameter(torch.randn(tokens, width))  # scores have initial variance 1
 
     def forward(self, images: VisualTokens, question: Tensor) -> VisualTokens:
         latent = compress_latent(self.queries, images.features, images.mask)
@@ -69,10 +69,9 @@ class Latent(Compressor):
 
 
 class Resampler(Compressor):
-    """SpecVLM's Resampler: one cross-attention layer, whose keys know their place (2509.11815).
+    """SpecVLM's Resampler: one cross-attention layer with box embeddings in its keys (2509.11815).
 
-    Unlike `latent`, which mixes the tokens themselves, it can say something of its own, and has 4 d^2
-    weights to learn it.
+    Unlike `latent`, which mixes the tokens themselves, it computes new features, with 4 d^2 weights.
     """
 
     def __init__(self, width: int, tokens: int = 2, heads: int = 1) -> None:

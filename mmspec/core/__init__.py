@@ -1,1 +1,1 @@
-"""The core: drafts, scores, verdicts and the loop. Knows no method and no model by name."""
+"""The core: drafts, distributions, verdicts and the decoding loop, independent of methods and models."""

@@ -143,7 +143,7 @@ class RaggedCache(Cache, Rows):
     """Static KV buffers with per-row lengths.
 
     Args:
-        config: the model's config, which has the number of layers and the sliding ones.
+        config: the model's config: number of layers, and which of them have a sliding window.
         rows: batch size B (twice that under guidance).
         capacity: tokens per row to allocate at first; grows in blocks of 256.
         device: of the lengths; buffers follow the model.

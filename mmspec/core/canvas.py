@@ -145,9 +145,7 @@ class Canvas(Rows):
         self.active = torch.ones(rows, dtype=torch.bool, device=device)
         self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
         self._unread: deque[Report] = deque()
-        self._begun = (
-            False  # the first commit holds the tokens of the prefill, without a scoring forward pass
-        )
+        self._begun = False  # the first commit holds the prefill's tokens, without a scoring forward pass
         ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
         self._ends = ends.repeat(rows, 1)
         self._limits = torch.full((rows, 1), stopping.max_new_tokens, device=device)

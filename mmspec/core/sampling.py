@@ -147,7 +147,7 @@ class Sampler(RowSettings):
         guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
         processors: empty, or for each row a list of transformers logits processors, which are called for
             every node with the token ids on that node's path. A `Lockstep`, shared by its rows, is called
-            once for their roots. Out-of-order decoding supports only the processors that `edges_of` knows.
+            once for their roots. Out-of-order decoding supports only the processors of `edges_of`.
 
     Raises:
         InputError: a value outside its range.

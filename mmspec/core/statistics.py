@@ -181,8 +181,8 @@ class DecodingStats(Rows):
 
     def __str__(self) -> str:
         return (
-            f"{sum(self.new_tokens)} tokens, {self.target_forwards} target forwards, "
-            f"{self.acceptance_length:.2f} tokens per forward, {self.tokens_per_second:.0f} tokens/s, "
+            f"{sum(self.new_tokens)} tokens, {self.target_forwards} forward passes, "
+            f"{self.acceptance_length:.2f} tokens per forward pass, {self.tokens_per_second:.0f} tokens/s, "
             f"{self.accelerator}: {self.promise}"
         )
 

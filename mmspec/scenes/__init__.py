@@ -1,8 +1,8 @@
-"""Procedural scenes that the reference models are trained on: textured images whose every fact is known.
+"""Toy world of the reference models: procedural scenes, rendered as textured images with known contents.
 
-`sample_scene(seed)` draws a scene, `render` its pixels, `caption`, `describe` and `questions` its words;
-`sample_clip` and `render_clip` set it in motion. Every module's `__all__` is public here, but the reader's,
-which needs torch.
+`sample_scene(seed)` samples a scene, `render` draws its pixels, `caption`, `describe` and `questions` return
+text; `sample_clip` and `render_clip` animate it. Every module's `__all__` is exported here, except that of
+the reader, which needs torch.
 """
 
 from mmspec.scenes.contact_sheet import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Contact sheets: images with captions, to look at."""
+"""Contact sheets: images with captions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PIXELS_PER_CHARACTER = 6
 
 
 def draw_contact_sheet(path: str | Path, seed: int = 0, count: int = 24) -> Path:
-    """Draw `count` scenes with their captions to an image file; returns its path."""
+    """Draw `count` scenes with their captions to an image file; return its path."""
     if not 1 <= count <= 600:
-        raise InputError("count", count, "1 to 600 scenes")
+        raise InputError("count", count, "must be from 1 to 600")
     path = Path(path)
     scenes = [sample_scene(seed + index) for index in range(count)]
     images = [Image.fromarray(render(scene)) for scene in scenes]
@@ -42,13 +42,13 @@ def image_sheet(
     columns: int = COLUMNS_ON_SHEET,
     side: int = CANVAS * ZOOM,
 ) -> Image.Image:
-    """Draw a sheet of images with a caption under each.
+    """Draw a sheet of images with a caption below each.
 
     Args:
-        images: at least one; small ones are enlarged, in whole steps, as far as `side` allows.
-        captions: one for each; line ends are kept, long lines wrapped, and what has no room left out.
-        columns: images in a line, at most.
-        side: pixels of the square that an image has.
+        images: at least one; small ones are enlarged by whole factors, up to `side`.
+        captions: one for each; line breaks are kept, long lines wrapped, and surplus lines dropped.
+        columns: largest number of images in a row.
+        side: side of each image's square in pixels.
     """
     width, height = side + MARGIN, side + LINES * LINE_HEIGHT + MARGIN
     columns = min(columns, len(images))
@@ -67,7 +67,7 @@ def image_sheet(
 
 
 def _fitted(image: Image.Image, side: int) -> Image.Image:
-    """The image enlarged by a whole number, pixel by pixel, or reduced to fit into the square."""
+    """Enlarge the image by a whole factor, without interpolation, or shrink it to fit into the square."""
     larger = max(image.size)
     if larger > side:
         size = tuple(max(1, round(length * side / larger)) for length in image.size)

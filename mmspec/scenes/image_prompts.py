@@ -1,7 +1,7 @@
-"""Image prompts: requests for a scene or for some of its attributes, and their parser.
+"""Image prompts for a scene or for some of its attributes, and their parser.
 
-"a red ring left of a small blue square", "an image of a large star on sand": the shape is always said, all
-the rest may be left open. All text is lower case.
+"a red ring left of a small blue square", "an image of a large star on sand": the shape is always given, the
+other attributes are optional. All text is lower case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmspec.scenes.world import BACKGROUNDS, COLOURS, PATTERNS, SHAPES, SIZES, S
 __all__ = ["ImagePrompt", "parse_image_prompt", "sample_image_prompt"]
 
 FULL = 0.6  # share of prompts that are captions
-SAID = 0.6  # chance of size, colour, pattern and background to be said, in the others
+SAID = 0.6  # probability of size, colour, pattern and background in other prompts
 RELATIONS = ("left of", "right of", "and")
 RELATION_PROBABILITIES = (0.6, 0.2, 0.2)
 OPENINGS = ("", "", "", "a picture of ", "an image of ", "a photo of ", "show me ")
@@ -27,14 +27,13 @@ _RELATION = re.compile(r"\b(?:to the )?(left of|right of)\b|\b(and)\b")
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """Image prompt, and the attributes that it asks for.
+    """Image prompt with its parsed attributes.
 
     Attributes:
         text: the prompt.
-        objects: size, colour, pattern and shape of each object, None where it is left open; from left to
-            right.
+        objects: size, colour, pattern and shape of each object, None where not given; from left to right.
         background: or None.
-        ordered: True if the prompt fixes which object is on the left.
+        ordered: True if the prompt determines which object is on the left.
     """
 
     text: str
@@ -44,7 +43,7 @@ class ImagePrompt:
 
 
 def sample_image_prompt(scene: Scene, rng: np.random.Generator) -> ImagePrompt:
-    """Sample a prompt that asks for this scene, or leaves some of it open."""
+    """Sample a prompt that describes this scene fully or in part."""
     if rng.random() < FULL:
         text = caption(scene)
         objects = tuple(thing.attributes for thing in scene.objects)
@@ -64,10 +63,9 @@ def sample_image_prompt(scene: Scene, rng: np.random.Generator) -> ImagePrompt:
 
 
 def parse_image_prompt(text: str) -> ImagePrompt | None:
-    """Parse an image prompt word by word; None where no object is named.
+    """Parse an image prompt word by word; None if it names no object.
 
-    Words that mean nothing here are passed over, and so is what is said after a second relation that
-    contradicts the first.
+    Unknown words are ignored, as is everything after a second relation that contradicts the first.
     """
     parts = _RELATION.split(text.lower())
     relations = [one or other for one, other in zip(parts[1::3], parts[2::3], strict=True)]

@@ -1,6 +1,6 @@
-"""Words for scenes: captions, descriptions, and questions with their only right answers.
+"""Text for scenes: captions, descriptions, and questions with unique answers.
 
-Deterministic given the scene, so that a sentence is right or wrong. All text is lower case.
+The text is deterministic given the scene, so that a sentence is right or wrong. All text is lower case.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ PLACES = (("",), ("left", "right"), ("left", "middle", "right"))
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about one scene, its only right answer, and its kind (one of `KINDS`)."""
+    """A question about one scene, its unique answer, and its kind (one of `KINDS`)."""
 
     kind: str
     text: str
@@ -127,7 +127,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """Words that pick out one object, and the attribute that they give away."""
+    """Words that identify one object, and the attribute that they reveal."""
 
     text: str
     reveals: str
@@ -135,7 +135,7 @@ class _Reference:
 
 
 def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
-    """Ask a question of one kind; None where the scene allows none (relations need two objects)."""
+    """Sample a question of one kind; None if the scene allows none (relations need two objects)."""
     if kind not in _ASKERS:
         raise InputError("kind", kind, did_you_mean(kind, KINDS))
     asked = _ASKERS[kind](scene, rng)
@@ -143,9 +143,11 @@ def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
 
 
 def questions(scene: Scene, rng: np.random.Generator, count: int) -> list[Question]:
-    """Sample different questions about one scene; a kind comes again only after all others."""
+    """Sample distinct questions about one scene; kinds are repeated only after all others were used."""
     if not 0 <= count <= MAX_QUESTIONS:
-        raise InputError("count", count, f"at most {MAX_QUESTIONS}: a simple scene allows few different ones")
+        raise InputError(
+            "count", count, f"must be at most {MAX_QUESTIONS}: simple scenes allow few questions"
+        )
     asked: dict[str, Question] = {}
     while len(asked) < count:
         for kind in rng.permutation(KINDS):
@@ -156,7 +158,7 @@ def questions(scene: Scene, rng: np.random.Generator, count: int) -> list[Questi
 
 
 def _references(scene: Scene, index: int, hidden: str | None) -> list[_Reference]:
-    """List all references to an object that fit no other one and do not give `hidden` away."""
+    """List all unambiguous references to an object that do not reveal `hidden`."""
     thing = scene.objects[index]
     others = [other for i, other in enumerate(scene.objects) if i != index]
     place = PLACES[len(others)][index]
@@ -172,7 +174,7 @@ def _references(scene: Scene, index: int, hidden: str | None) -> list[_Reference
 
 
 def _choose(rng: np.random.Generator, options: list[_Reference]) -> _Reference:
-    # Shape and colour are the natural handles; places would otherwise take half of all questions.
+    # Prefer shape and colour; half of all questions would refer to places otherwise.
     weights = np.array(
         [{"place": 1.0, "shape": 3.0, "colour": 3.0}.get(option.reveals, 1.0) for option in options]
     )

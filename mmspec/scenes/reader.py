@@ -1,6 +1,6 @@
-"""The attribute reader: a small vision transformer that labels patches, then objects.
+"""Attribute reader: a small vision transformer that classifies patches, then objects.
 
-It knows attributes by the names in its config; it does not know where images come from.
+The names of the attributes are in its config; it works on images from any source.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from mmspec.open_types import Keywords
 
 __all__ = ["AttributeReader", "AttributeReaderConfig", "ImageReading", "label_heads", "load_reader"]
 
-PRESENT = 0.5  # probability of an object's rank on its best patch, from which on the object is there
+PRESENT = 0.5  # an object is present if the probability of its rank on its best patch exceeds this
 
 
 @dataclass(frozen=True, slots=True)
 class ImageReading:
-    """The reading of an image: the attributes of each object, in reading order, and the background."""
+    """Contents of an image: the attributes of each object, in reading order, and the background."""
 
     objects: tuple[tuple[str, ...], ...]
     background: str
@@ -32,13 +32,13 @@ class ImageReading:
 
 @strict
 class AttributeReaderConfig(PreTrainedConfig):
-    """Config of the attribute reader: its tower, and the names of the attributes' values.
+    """Config of the attribute reader: its vision tower, and the names of the attribute values.
 
     Attributes:
-        attribute_names: of what is told of an object, in the order in which it is said.
+        attribute_names: names of an object's attributes, in the order of captions.
         attribute_values: the values of each attribute.
         backgrounds: names of the backgrounds.
-        max_objects: ranks in reading order that are told apart.
+        max_objects: number of ranks in reading order.
         vision: settings of `CLIPVisionConfig`.
     """
 
@@ -52,7 +52,7 @@ class AttributeReaderConfig(PreTrainedConfig):
 
     @property
     def classes(self) -> dict[str, int]:
-        """Number of classes of each label of a patch; class 0 of all but the background is: no object."""
+        """Number of classes of each patch label; class 0 means "no object", except for the background."""
         counts = [1 + len(values) for values in self.attribute_values]
         return {
             **dict(zip(self.attribute_names, counts, strict=True)),
@@ -62,7 +62,7 @@ class AttributeReaderConfig(PreTrainedConfig):
 
 
 class AttributeReader(PreTrainedModel):
-    """Reads images [B, 3, H, W] in [-1, 1].
+    """Reads the attributes of objects in images [B, 3, H, W] in [-1, 1].
 
     Example:
         >>> reader = AttributeReader.from_pretrained("assets/scenes-llamagen/reader")
@@ -88,16 +88,16 @@ class AttributeReader(PreTrainedModel):
 
     @torch.inference_mode()
     def features(self, pixels: Tensor) -> Tensor:
-        """One vector [B, width] of each image: the mean over its patches, for distances between sets."""
+        """Feature vector [B, width] of each image: the mean over its patches, for distances between sets."""
         features: Tensor = self.tower(pixels).last_hidden_state[:, 1:].mean(dim=1)
         return features
 
     @torch.inference_mode()
     def classify(self, pixels: Tensor) -> Tensor:
-        """Logits [B, classes] of colour and shape, or the like, of the first object in reading order.
+        """Logits [B, classes] of the first object in reading order, by colour and shape for example.
 
-        Classes are the combinations of the two attributes with the most values, with the mean over the
-        patches that the object lies on.
+        Classes are the combinations of the two attributes with the most values, averaged over the object's
+        patches.
         """
         logits = self(pixels)
         weights = logits["rank"].softmax(-1)[..., 1]
@@ -114,7 +114,7 @@ class AttributeReader(PreTrainedModel):
 
     @torch.inference_mode()
     def read(self, pixels: Tensor) -> list[ImageReading]:
-        """Read the objects of each image. Patches vote on the object that they most probably lie on."""
+        """Read the objects of each image. Each patch votes for the object that most probably covers it."""
         logits = self(pixels)
         ranks = logits["rank"].softmax(-1)[..., 1:]  # [B, patches, objects]
         present = (ranks.amax(1) > PRESENT).tolist()
@@ -139,7 +139,7 @@ class AttributeReader(PreTrainedModel):
 
 
 def label_heads(width: int, classes: Mapping[str, int]) -> nn.ModuleDict:
-    """A linear layer for each label, by name, from states [..., width] to its number of classes."""
+    """Build a linear layer for each label, from states [..., width] to its number of classes."""
     return nn.ModuleDict({name: nn.Linear(width, count) for name, count in classes.items()})
 
 
@@ -147,11 +147,11 @@ def load_reader(folder: str | Path) -> AttributeReader:
     """Load a trained reader in single precision.
 
     Raises:
-        CheckpointError: there is none in the folder.
+        CheckpointError: the folder has no trained reader.
     """
     try:
         reader: AttributeReader = AttributeReader.from_pretrained(folder, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        raise CheckpointError("reader", str(folder), "a folder with a trained attribute reader") from error
+        raise CheckpointError("reader", str(folder), "must be a folder with a trained reader") from error
     reader.eval()
     return reader

@@ -1,6 +1,6 @@
-"""Render scenes as pixels: textured backgrounds, antialiased shapes, noise; and clips, whose objects glide.
+"""Scene renderer: textured backgrounds, antialiased shapes and noise; and clips with moving objects.
 
-Fast because it works on bounding boxes, with banks of textures and stencils that are made once per process.
+It is fast because it works on bounding boxes, with textures and stencils that are cached per process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BASE_COLOURS = {
     "white": (240, 240, 240),
     "black": (26, 26, 30),
 }
-# Muted, so that no object vanishes into its background.
+# Muted, so that objects contrast with every background.
 BACKGROUND_COLOURS = {
     "grass": (112, 134, 88),
     "sand": (190, 172, 130),
@@ -67,14 +67,14 @@ def render(scene: Scene, size: int = CANVAS) -> np.ndarray:
     """Render a scene.
 
     Args:
-        scene: what to draw; its seed fixes the texture and the noise.
+        scene: the scene; its seed determines texture and noise.
         size: side of the image in pixels; all lengths scale with it.
 
     Returns:
         uint8 array `[size, size, 3]`.
     """
     if not 16 <= size <= LARGEST_IMAGE:
-        raise InputError("size", size, f"16 to {LARGEST_IMAGE} pixels")
+        raise InputError("size", size, f"must be from 16 to {LARGEST_IMAGE} pixels")
     rng = np.random.default_rng([scene.seed, 0x9A17])
     tile, top, left, noise, noise_top, noise_left = rng.integers(
         (TILES_PER_BACKGROUND, TILE - size, TILE - size, NOISE_TILES, TILE - size, TILE - size)
@@ -109,7 +109,7 @@ def _paint(image: np.ndarray, thing: SceneObject, tint: float, size: int) -> Non
 
 
 def _windows(thing: SceneObject, side: int, size: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Slices of the canvas that a stencil covers, and of the stencil that is inside it."""
+    """Slices of the canvas that a stencil covers, and of the stencil inside the canvas."""
     scale = size / CANVAS
     canvas, stencil = [], []
     for centre in (thing.y, thing.x):
@@ -157,12 +157,12 @@ def _signed_distance(shape: str, u: Floats, v: Floats) -> Floats:
     elif shape == "star":
         distance = _star(u, v)
     else:
-        raise InputError("shape", shape, ", ".join(SHAPES))
+        raise InputError("shape", shape, f"must be one of {', '.join(SHAPES)}")
     return distance
 
 
 def _star(u: Floats, v: Floats) -> Floats:
-    """Signed distance to a star: the plane is folded into half of a point, whose edge is straight."""
+    """Signed distance to a star: the plane is folded into half of a spike, whose edge is straight."""
     sector = 2 * np.pi / 5
     angle = np.abs((np.arctan2(u, -v) + sector / 2) % sector - sector / 2)
     radius = np.hypot(u, v)
@@ -182,7 +182,7 @@ def _pattern(pattern: str, u: Floats, v: Floats) -> Floats:
     elif pattern == "plain":
         accent = np.zeros_like(u)
     else:
-        raise InputError("pattern", pattern, ", ".join(PATTERNS))
+        raise InputError("pattern", pattern, f"must be one of {', '.join(PATTERNS)}")
     return accent
 
 
@@ -244,14 +244,14 @@ ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A scene in its first frame, the direction in which each object moves, and the number of frames."""
+    """Animated scene: its first frame, the direction of each object, and the number of frames."""
 
     scene: Scene
     directions: tuple[str, ...]
     frames: int
 
     def at(self, frame: int) -> tuple[SceneObject, ...]:
-        """Objects at their places in one frame."""
+        """Objects at their positions in one frame."""
         travelled = TRAVEL * frame / max(self.frames - 1, 1)
         moved = []
         for thing, direction in zip(self.scene.objects, self.directions, strict=True):
@@ -261,17 +261,17 @@ class Clip:
 
 
 def sample_clip(seed: int, *, frames: int = 8) -> Clip:
-    """Sample a scene and set it in motion; see `animate`."""
+    """Sample a scene and animate it; see `animate`."""
     return animate(sample_scene(seed), frames)
 
 
 def animate(scene: Scene, frames: int) -> Clip:
-    """Sample where the objects of a scene go; equal scenes go the same ways.
+    """Sample the directions of a scene's objects, deterministic given the scene.
 
-    Nothing collides or leaves the image, or else nothing moves.
+    Objects neither collide nor leave the image; if no such directions are found, nothing moves.
     """
     if not 1 <= frames <= 256:
-        raise InputError("frames", frames, "1 to 256 frames")
+        raise InputError("frames", frames, "must be from 1 to 256")
     rng = np.random.default_rng([scene.seed, 0xC119])
     for _ in range(ATTEMPTS):
         drawn = rng.choice(list(DIRECTIONS), size=len(scene.objects))

@@ -1,7 +1,7 @@
 """Scenes: objects on a background, and how they are sampled.
 
-Knows shapes, colours and places; knows nothing of pixels or words. All lengths are in pixels of a canvas of
-96 x 96.
+This module defines shapes, colours and positions, without pixels or text. All lengths are in pixels of a 96 x
+96 canvas.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ ROWS = ("top", "middle", "bottom")
 COLUMNS = ("left", "centre", "right")
 
 HELD_OUT_SEEDS = range(1_000_000)
-"""Seeds that training never draws: every figure that is reported comes from them."""
+"""Seeds that training never uses: all reported figures are measured on them."""
 
-# Gaps between the bands keep every place word a matter of fact, never of a pixel's rounding.
+# Gaps between the bands keep position words unambiguous, independent of rounding.
 BANDS = ((22, 30), (43, 53), (66, 74))
 ROTATIONS = np.linspace(-0.12, 0.12, 13)
 
 
 @dataclass(frozen=True, slots=True)
 class SceneProfile:
-    """Distribution that scenes are sampled from.
+    """Distribution of scenes.
 
     Attributes:
-        diameters: smallest and largest diameter of each of `SIZES`, both included.
+        diameters: smallest and largest diameter of each of `SIZES`, inclusive.
         counts: probability of one object, of two, and so on.
-        min_step: between the centres of neighbours in reading order, so that the order can be seen.
-        pattern_scale: how many times coarser stripes and dots are.
+        min_step: least distance of the centres of neighbours in reading order, so that the order is visible.
+        pattern_scale: factor of the spacing of stripes and dots.
     """
 
     diameters: tuple[tuple[int, int], tuple[int, int]]
@@ -71,17 +71,17 @@ class SceneProfile:
 
 
 GENERAL = SceneProfile(diameters=((20, 24), (32, 38)), counts=(0.2, 0.35, 0.45))
-"""For models that look at images."""
+"""For models that read images."""
 
 IMAGE_TOKENS = SceneProfile(diameters=((26, 28), (38, 42)), counts=(0.4, 0.6), min_step=32, pattern_scale=1.5)
-"""For models that draw: every object and its pattern span several image tokens (4 pixels of 64)."""
+"""For image generators: every object and its pattern span several image tokens (4 pixels of 64)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """One thing in a scene; centre `x`, `y` and `diameter` in pixels of the canvas, `rotation` in radians.
+    """Object in a scene; centre `x`, `y` and `diameter` in pixels of the canvas, `rotation` in radians.
 
-    `pattern_scale` is how many times coarser than usual the stripes or dots are.
+    `pattern_scale` is the factor of the spacing of the stripes or dots.
     """
 
     shape: str
@@ -96,23 +96,23 @@ class SceneObject:
 
     @property
     def attributes(self) -> tuple[str, str, str, str]:
-        """Size, colour, pattern and shape, in the order in which they are said."""
+        """Size, colour, pattern and shape, in the order of captions."""
         return self.size, self.colour, self.pattern, self.shape
 
     @property
     def row(self) -> str:
-        """The band from top to bottom that the centre is in, one of `ROWS`."""
+        """Vertical band of the centre, one of `ROWS`."""
         return ROWS[_band(self.y)]
 
     @property
     def column(self) -> str:
-        """The band from left to right that the centre is in, one of `COLUMNS`."""
+        """Horizontal band of the centre, one of `COLUMNS`."""
         return COLUMNS[_band(self.x)]
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Objects from left to right on a background; `seed` fixes texture and noise."""
+    """Objects from left to right on a background; `seed` determines texture and noise."""
 
     objects: tuple[SceneObject, ...]
     background: str
@@ -120,7 +120,7 @@ class Scene:
 
     @property
     def class_label(self) -> int:
-        """Colour and shape of the leftmost object as one number below 48."""
+        """Class of the leftmost object's colour and shape, from 0 to 47."""
         first = self.objects[0]
         return COLOURS.index(first.colour) * len(SHAPES) + SHAPES.index(first.shape)
 
@@ -130,14 +130,14 @@ def sample_scene(seed: int, *, objects: int | None = None, profile: SceneProfile
 
     Args:
         seed: any non-negative integer; `HELD_OUT_SEEDS` are never used in training.
-        objects: how many objects (1 to 3, or as many as the profile has); None draws the number too.
-        profile: sizes and numbers of objects.
+        objects: number of objects (1 to 3, or the profile's limit); None samples the number too.
+        profile: distribution of sizes and numbers of objects.
     """
     if seed < 0:
-        raise InputError("seed", seed, "a non-negative integer")
+        raise InputError("seed", seed, "must be a non-negative integer")
     most = len(profile.counts)
     if objects is not None and not 1 <= objects <= most:
-        raise InputError("objects", objects, f"1 to {most}, or None for a random number")
+        raise InputError("objects", objects, f"must be from 1 to {most}, or None for a random number")
     rng = np.random.default_rng([seed, 0x5CE7E])
     count = objects or 1 + int(rng.choice(most, p=profile.counts))
     drawn = [_sample_object(rng, profile) for _ in range(count)]
@@ -148,13 +148,13 @@ def sample_scene(seed: int, *, objects: int | None = None, profile: SceneProfile
 
 
 def training_seeds(seed: int, stage: int, step: int, process: int, count: int) -> np.ndarray:
-    """Seeds of one batch of a training: never a held-out one, and all but surely never seen before."""
+    """Seeds of one training batch: never held-out ones, and almost surely distinct between batches."""
     rng = np.random.default_rng([seed, stage, step, process])
     return rng.integers(HELD_OUT_SEEDS.stop, 2**62, size=count)
 
 
 def overlaps(one: SceneObject, other: SceneObject) -> bool:
-    """True if the bounding boxes of two objects touch, with the margin that rotation needs."""
+    """True if the bounding boxes of two objects touch, with a margin for rotation."""
     reach = 0.55 * (one.diameter + other.diameter) + 1
     return abs(one.x - other.x) < reach and abs(one.y - other.y) < reach
 
@@ -165,7 +165,7 @@ def pairs(scene: Scene) -> Iterator[tuple[SceneObject, SceneObject]]:
 
 
 def _sample_object(rng: np.random.Generator, profile: SceneProfile) -> SceneObject:
-    """Sample an object that has no place yet."""
+    """Sample an object without a position."""
     shape, colour, size, pattern, rotation = rng.integers(
         (len(SHAPES), len(COLOURS), len(SIZES), len(PATTERNS), len(ROTATIONS))
     )
@@ -178,7 +178,7 @@ def _sample_object(rng: np.random.Generator, profile: SceneProfile) -> SceneObje
 def _place(
     drawn: list[SceneObject], rng: np.random.Generator, profile: SceneProfile
 ) -> tuple[SceneObject, ...] | None:
-    """Try to place all objects; None where two overlap or their order could not be seen."""
+    """Try to place all objects; None if two overlap or their order would not be visible."""
     placed = []
     for thing in drawn:
         bands = rng.integers(len(BANDS), size=2)

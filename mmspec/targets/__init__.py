@@ -1,4 +1,4 @@
-"""Targets: adapters from loaded models to the Target interface of the decoding loop."""
+"""Targets: adapters from loaded models to the `Target` interface of the decoding loop."""
 
 from mmspec.core.interfaces import AnyTarget
 from mmspec.targets.causal import CausalTarget

@@ -1,7 +1,7 @@
-"""Admission of transformers models as targets: their cache, masks and positions have to be understood here.
+"""Checks whether a transformers model can be a target: its cache, masks and positions must be supported.
 
-Any other would not fail but decode other words than `generate`. It is refused when it is adapted, before any
-work, by what it says of itself and never by its name.
+Any other model would not fail, but decode other tokens than `generate`. It is rejected when it is adapted,
+before any forward pass, by its config and code and never by its name.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from mmspec.transformers_versions import cache_name, warn_of_untested
 __all__ = ["check_length", "check_model", "check_reach", "takes"]
 
 MASK_BACKENDS = ("sdpa", "eager")
-# Arguments of forwards by name; a second one is a cache that nobody here knows of
+# Names of cache arguments of `forward`; a second one is a cache of an unknown kind
 IS_CACHE = re.compile(r"(?<!use_)cache$|past_key_values")
-# Of configs: a bias on the place of a key (Falcon), and the choice of some keys, ties by their places (Doge)
+# Config fields: a bias that depends on cache positions (Falcon), and a selection of keys with ties by
+# position (Doge)
 BY_PLACE = ("alibi", "keep_window_size")
-MIDWAY = "original_max_position_embeddings"  # of configs of models that read their text again there
-# Of `get_rope_index`: what M-RoPE positions are made of. With these, text goes on by 1 on all axes.
+MIDWAY = "original_max_position_embeddings"  # config field of models that restart their cache at this length
+# Arguments of `get_rope_index` that M-RoPE positions depend on. With these, text advances all axes by 1.
 ROPE_ARGUMENTS = {
     "input_ids",
     "mm_token_type_ids",
@@ -43,25 +44,25 @@ ROPE_ARGUMENTS = {
 
 
 def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozenset()) -> None:
-    """Raise UnsupportedModelError unless a model can go back on tokens, see trees and be told positions.
+    """Raise UnsupportedModelError unless a model supports rollback, tree masks and explicit positions.
 
     Args:
         model: a loaded model.
-        rope_arguments: what its target knows of that positions are made of, besides grids.
+        rope_arguments: arguments of its positions that its target supports, besides grids.
     """
     warn_of_untested()
     if model.config.is_encoder_decoder:
         raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
     text = model.config.get_text_config(decoder=True)
     attends = bool({*check_layer_types(text)} - RECURRENT_LAYERS - STATELESS_LAYERS)
-    # a model that attends without positions could not tell the depths of nodes either
+    # a model that attends without positions has no depths of nodes
     needed = ["position_ids"] * attends
-    taken_back = find_mixers(model) and all(takes(model, argument) for argument in needed)
-    if getattr(model, "_is_stateful", False) and not taken_back:
-        raise refusal(model, "keeps a recurrent state, from which rejected draft tokens cannot be taken back")
+    rolls_back = find_mixers(model) and all(takes(model, argument) for argument in needed)
+    if getattr(model, "_is_stateful", False) and not rolls_back:
+        raise refusal(model, "keeps a recurrent state, which cannot drop rejected draft tokens")
     decoder = model.get_decoder()
     if not hasattr(decoder, "config"):
-        raise refusal(model, f"has a {type(decoder).__name__} for its decoder, where the layers should be")
+        raise refusal(model, f"has a {type(decoder).__name__} for its decoder, where its layers should be")
     backend = decoder.config._attn_implementation  # of the language model
     if backend not in MASK_BACKENDS:
         raise refusal(
@@ -74,57 +75,59 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
     by_place = [name for name in BY_PLACE if getattr(text, name, None)]
     if by_place:
         raise refusal(model, f"attends by places in the cache, not by positions alone ({by_place[0]})")
-    told = cache_name(model.forward, decoder.forward)
-    for argument in (*needed, told):  # passed with every forward
+    cache = cache_name(model.forward, decoder.forward)
+    for argument in (*needed, cache):  # passed in every forward pass
         if not takes(model, argument):
-            raise refusal(model, f"takes no `{argument}`, so nodes of a tree cannot be put in their places")
-    own = inspect.signature(model.forward).parameters.get(told)
-    if own is not None and "dict" in str(own.annotation):  # XLM had a `cache` before the others
-        raise refusal(model, f"keeps a cache of a kind of its own (`{told}`: {own.annotation})")
+            raise refusal(model, f"takes no `{argument}`, which tree nodes need")
+    own = inspect.signature(model.forward).parameters.get(cache)
+    if own is not None and "dict" in str(own.annotation):  # XLM's `cache` is older than transformers' caches
+        raise refusal(model, f"has its own kind of cache (`{cache}`: {own.annotation})")
     caches = [name for name in inspect.signature(model.forward).parameters if IS_CACHE.search(name)]
     if len(caches) > 1:
-        raise refusal(model, f"keeps more than one cache ({', '.join(caches)})")
+        raise refusal(model, f"has more than one cache ({', '.join(caches)})")
     check_rope_index(model, rope_arguments)
     change, kind = change_of(model.config)
     if change < math.inf and not find_changing(model):
-        raise refusal(model, f"has rotary frequencies of type {kind!r}, which change in a way of its own")
+        raise refusal(model, f"has rotary frequencies of type {kind!r}, which change in an unknown way")
 
 
 def check_module(model: PreTrainedModel, name: str, module: nn.Module) -> None:
-    """Raise UnsupportedModelError if a part of the decoder attends, masks or counts in a way of its own."""
+    """Raise UnsupportedModelError if a module of the decoder attends or masks in an unknown way."""
     place = name.rpartition(".")[2]
     label = (place + type(module).__name__).replace("_", "").lower()
     if place == "encoder_attn" or "crossatt" in label:
-        raise refusal(model, "attends to what is no token of the prompt (cross-attention)")
+        raise refusal(model, "attends to inputs other than tokens of the prompt (cross-attention)")
     if hasattr(module, "create_position_ids_from_input_ids"):
-        raise refusal(model, "counts its positions from token ids, not by `position_ids`")
+        raise refusal(model, "computes its positions from token ids, not from `position_ids`")
     for buffer in module.buffers(recurse=False):
         if buffer.dtype == torch.bool and buffer.dim() == 4 and buffer.shape[-1] == buffer.shape[-2]:
-            raise refusal(model, "masks its attention by places in the cache, with a mask of its own")
+            raise refusal(model, "masks its attention by places in the cache, with its own mask")
 
 
 def check_rope_index(model: PreTrainedModel, more: frozenset[str]) -> None:
-    """Raise UnsupportedModelError if positions are made of more than the grids of images and videos."""
+    """Raise UnsupportedModelError if positions depend on more than the grids of images and videos."""
     parts: list[object] = [model, getattr(model, "model", None)]
     rope_index = next((part.get_rope_index for part in parts if hasattr(part, "get_rope_index")), None)
     if rope_index is None:
         return
     unknown = sorted({*inspect.signature(rope_index).parameters} - ROPE_ARGUMENTS - more)
     if unknown:
-        made_of = ", ".join(unknown)
-        raise refusal(model, f"counts its positions by {made_of} too, and has no target yet that knows how")
+        raise refusal(
+            model, f"computes its positions from {', '.join(unknown)} too, which no target supports yet"
+        )
 
 
 def check_reach(model: PreTrainedModel, prompts: Sequence[int], most: int) -> None:
-    """Raise UnsupportedModelError for rows on whose way a model reads all of its text again.
+    """Raise UnsupportedModelError for rows that can reach the length at which a model restarts its cache.
 
-    Phi-3 and models like it do so where their rotary frequencies change: their own preparation of inputs
-    drops the cache there. It looks at a length in their config, which tells these models from others.
+    Phi-3 and similar models do so where their rotary frequencies change: their own
+    `prepare_inputs_for_generation` drops the cache there. A length in their config distinguishes these
+    models.
 
     Args:
         model: the target's.
         prompts: B numbers of tokens.
-        most: number of tokens that may follow them; the last is not read.
+        most: largest number of new tokens; the last one is not processed.
     """
     change, kind = change_of(model.config)
     usual = GenerationMixin.prepare_inputs_for_generation
@@ -133,31 +136,31 @@ def check_reach(model: PreTrainedModel, prompts: Sequence[int], most: int) -> No
     if across and own and hasattr(model.config, MIDWAY):
         raise refusal(
             model,
-            f"has rotary frequencies of type {kind!r} that change at {change} tokens, where it reads all "
-            f"again; a prompt of {across[0]} tokens and {most} new ones may go across: ask for fewer",
+            f"has rotary frequencies of type {kind!r} that change at {change} tokens, where it restarts its "
+            f"cache; a prompt of {across[0]} tokens and {most} new ones may reach it: lower max_new_tokens",
         )
 
 
 def check_length(model: PreTrainedModel, prompts: Sequence[int], draft: int) -> None:
-    """Raise UnsupportedModelError for rows whose tokens one forward would turn otherwise than alone.
+    """Raise UnsupportedModelError for rows whose rotary frequencies would differ from those of rows alone.
 
     Args:
         model: the target's.
         prompts: R numbers of tokens.
-        draft: number of tokens behind each of them.
+        draft: number of tokens after each of them.
     """
     change, kind = change_of(model.config)
     longest = max(prompts) + draft
     if longest > change and not (kind == LONG_ONCE and min(prompts) > change):
         raise refusal(
             model,
-            f"has rotary frequencies of type {kind!r}, which change at {change} tokens; a draft must not "
-            f"reach beyond them, and this one reaches to {longest}",
+            f"has rotary frequencies of type {kind!r}, which change at {change} tokens; a draft must end "
+            f"before, and this one ends at {longest}",
         )
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:
-    """True if a model's forward takes an argument, or hands it to a decoder that does."""
+    """True if a model's `forward` takes an argument, or passes it on to a decoder that does."""
     outer = inspect.signature(model.forward).parameters
     hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in outer.values())
     return argument in outer or (
@@ -166,5 +169,5 @@ def takes(model: PreTrainedModel, argument: str) -> bool:
 
 
 def refusal(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
-    """The error that names a model and says what is wrong with it."""
+    """Return the error for a model: its class name, followed by the reason."""
     return UnsupportedModelError(f"{type(model).__name__} {reason}")

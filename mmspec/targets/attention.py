@@ -1,10 +1,10 @@
-"""Attention of scoring forwards: by the kernel `tree_attention` where it can be, else by the model's own.
+"""Attention of scoring forward passes: the kernel `tree_attention` where possible, else the model's own.
 
-A model that was loaded with sdpa hands queries, keys and values to a function that transformers looks up by
-name. While a draft is scored another one stands there for that thread, and in place of the mask goes what
-`tree_attention` takes. This is for modules in the table below alone: what others ask of attention (soft caps,
-sinks, biases) the kernel cannot express, and they keep the attention that they have. So does a prefill. On a
-CPU it is torch's own attention that stands there, which reads shared keys where they lie.
+A model loaded with sdpa passes queries, keys and values to a function that transformers looks up by name.
+While a draft is scored, this function is replaced in that thread, and the mask is replaced by the inputs of
+`tree_attention`. Only the module classes in the table below are supported: other attention options (soft
+caps, sinks, biases) cannot be expressed by the kernel, and such modules keep their own attention, as does a
+prefill. On a CPU the replacement is torch's own attention without copies of shared keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["PLAIN_ATTENTION", "attends_plainly", "attention_on_tree", "mask_dtyp
 
 Mask = Tensor | dict[str, Tensor | None] | None
 
-#: Attention modules that hand a function nothing but what `tree_attention` or its mask expresses, by class.
+#: Classes of attention modules that need only the options of `tree_attention` and its mask.
 PLAIN_ATTENTION = frozenset(
     {
         "ChameleonAttention",
@@ -64,17 +64,17 @@ PLAIN_ATTENTION = frozenset(
         "SmolLM3Attention",
     }
 )
-#: Keyword arguments of attention functions that change nothing here: windows are part of what a node sees.
+#: Keyword arguments of attention functions that have no effect here: the mask includes sliding windows.
 EXPRESSED = {"is_causal", "position_ids", "sliding_window", "use_cache"}
 
 
 def unexpressed(kwargs: Mapping[str, object]) -> set[str]:
-    """Names of the keywords that ask attention functions for more than the mask expresses."""
+    """Names of the keyword arguments that the mask does not express."""
     return {name for name, wish in kwargs.items() if wish is not None and wish is not False} - EXPRESSED
 
 
 def attends_plainly(decoder: nn.Module) -> bool:
-    """Return whether all attention of a decoder is in `PLAIN_ATTENTION` and looked up in its config."""
+    """Return whether all attention of a decoder is in `PLAIN_ATTENTION` and selected by its config."""
     found = [module for module in decoder.modules() if "attention" in type(module).__name__.lower()]
     return bool(found) and all(
         type(module).__name__ in PLAIN_ATTENTION
@@ -85,9 +85,10 @@ def attends_plainly(decoder: nn.Module) -> bool:
 
 
 def mask_dtype(decoder: PreTrainedModel) -> torch.dtype | None:
-    """Number format of additive attention masks for a decoder; None where masks are boolean.
+    """Data type of additive attention masks for a decoder; None for boolean masks.
 
-    Eager attention takes nothing else. On a CPU, sdpa makes an additive mask of a boolean one in every layer.
+    Eager attention needs additive masks. On a CPU, sdpa would convert a boolean mask to an additive one in
+    every layer.
     """
     is_additive = decoder.config._attn_implementation == "eager" or decoder.device.type == "cpu"
     return decoder.dtype if is_additive else None
@@ -97,19 +98,19 @@ def mask_dtype(decoder: PreTrainedModel) -> torch.dtype | None:
 def attention_on_tree(
     decoder: PreTrainedModel, plain: bool, cache: RaggedCache, nodes: Nodes, additive: torch.dtype | None
 ) -> Iterator[Mask]:
-    """Let the attention of a decoder read a draft tree in one scoring forward; gives the mask to pass.
+    """Replace a decoder's attention during one scoring forward pass; yields the mask to pass.
 
     Args:
-        decoder: whose layers attend.
+        decoder: the language model.
         plain: whether it `attends_plainly`.
-        cache: told of the nodes by `begin_score`.
+        cache: prepared by `begin_score`.
         nodes: of the draft.
-        additive: number format of additive masks; None where they are boolean.
+        additive: data type of additive masks; None for boolean ones.
     """
     config, device = decoder.config, cache.lengths.device
     by_kernel = use_triton(device)
-    # in this order: to ask a config of transformers costs more than the mask
-    on_cpu = device.type == "cpu" and not torch.compiler.is_compiling()  # it traces no locks
+    # in this order: reading a config of transformers costs more than building the mask
+    on_cpu = device.type == "cpu" and not torch.compiler.is_compiling()  # dynamo cannot trace locks
     replaces = plain and (by_kernel or on_cpu) and config._attn_implementation == "sdpa"
     if not replaces or not (by_kernel or shares_keys(config)):
         yield cache.attention_mask(nodes, additive)
@@ -128,7 +129,7 @@ def attention_on_tree(
 
 
 def shares_keys(config: PreTrainedConfig) -> bool:
-    """Whether several query heads of a decoder read the keys of one (grouped-query attention)."""
+    """Whether several query heads of a decoder share one key head (grouped-query attention)."""
     heads = getattr(config, "num_attention_heads", None)
     return heads != getattr(config, "num_key_value_heads", heads)
 
@@ -144,7 +145,7 @@ def attend_grouped(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention function of transformers on a CPU, where `own` copies keys for each head that reads them.
+    """Attention function for transformers on a CPU, where `own` copies keys for each head that reads them.
 
     Returns:
         [B, n, heads, d] and, for the weights, None.
@@ -161,11 +162,12 @@ def attend_grouped(
 
 
 def tree_mask(cache: RaggedCache, nodes: Nodes) -> Mask:
-    """A draft as `tree_attention` reads it, in the form of an attention mask.
+    """Encode a draft for `tree_attention`, in the form of an attention mask.
 
     Returns:
-        [B, 1, n or 1, 2 + m] int32: the first committed token that each node sees, the number of committed
-        tokens, and 1 for each slot that the node sees; one for each type of layers where a model mixes them.
+        [B, 1, n or 1, 2 + m] int32: the first committed token that each node attends to, the number of
+        committed tokens, and 1 for each slot that the node attends to; a dict of them for models that mix
+        layer types.
     """
     masks: dict[str, Tensor | None] = dict.fromkeys(cache.layer_types)
     for kind in MASKABLE_LAYERS & masks.keys():
@@ -175,10 +177,10 @@ def tree_mask(cache: RaggedCache, nodes: Nodes) -> Mask:
 
 
 def pack(lengths: Tensor, nodes: Nodes, window: int | None) -> Tensor:
-    """The mask of layers in which a node sees the newest `window` tokens of its path, or all."""
+    """Mask of layers in which a node attends to the newest `window` tokens of its path, or to all."""
     visible, first = nodes.visible, torch.zeros_like(lengths)
     if window is not None:
-        depth = nodes.depth  # of a key, like that of a node: it counts tokens on the path
+        depth = nodes.depth  # distances count tokens on the path
         visible = visible & (depth[:, :, None] - nodes.depths[:, None] < window)
         first = (lengths + depth - window + 1).clamp_min(0)
     mask = torch.empty(*visible.shape[:2], 2 + nodes.extent, dtype=torch.int32, device=lengths.device)
@@ -196,13 +198,13 @@ def attend(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention function of transformers over a mask by `tree_mask`.
+    """Attention function for transformers with a mask of `tree_mask`.
 
     Returns:
         [B, n, heads, d] and, for the weights, None.
 
     Raises:
-        UnsupportedModelError: the model asks for more than `tree_attention` computes.
+        UnsupportedModelError: the model needs more than `tree_attention` computes.
     """
     asked = unexpressed(kwargs)
     if dropout:
@@ -211,8 +213,8 @@ def attend(
         asked.add("another mask")
     if asked or attention_mask is None:
         raise UnsupportedModelError(
-            f"{type(module).__name__} asks attention for {', '.join(sorted(asked))}, which tree_attention "
-            "cannot express; set MMSPEC_BACKEND=torch"
+            f"{type(module).__name__} needs attention with {', '.join(sorted(asked))}, which tree_attention "
+            "does not support; set MMSPEC_BACKEND=torch"
         )
     seen = attention_mask[:, 0]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

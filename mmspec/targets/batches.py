@@ -1,8 +1,8 @@
-"""Whole sequences in one forward: which of them can be read together, and their arguments joined.
+"""Batches of whole sequences: which sequences can share a forward pass, and how to join their arguments.
 
-Sequences are padded on the right, where causal attention never looks. Images follow one another along dim 0,
-in the order of the sequences, as processors return those of a batch. Tiles that an image lacks are zeros, and
-the model leaves them out.
+Sequences are padded on the right, where causal attention never reads. Images are concatenated along dim 0, in
+the order of the sequences, as processors return them for a batch. Missing tiles of an image are zeros, which
+the model skips.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from mmspec.visual_tokens.spans import find_images
 
 __all__ = ["EMBEDDINGS", "batches", "join"]
 
-EMBEDDINGS = "inputs_embeds"  # [1, L, d], in place of ids
+EMBEDDINGS = "inputs_embeds"  # [1, L, d], instead of ids
 TILED = ("pixel_values", "pixel_attention_mask")  # [images, tiles, ..]
-TILES_TOLD = ("image_sizes", "pixel_attention_mask")  # one of these tells the model which tiles there are
-LEAST_SHARE = 0.75  # of the longest sequence, for padding costs as much as tokens do
-GLOBAL_ROPE = ("dynamic", "longrope")  # frequencies depend on the longest sequence of a forward
+TILES_TOLD = ("image_sizes", "pixel_attention_mask")  # either one marks the tiles that exist
+LEAST_SHARE = 0.75  # of the longest sequence, because padding costs as much as tokens
+GLOBAL_ROPE = ("dynamic", "longrope")  # frequencies depend on the longest sequence of a forward pass
 
 
 def batches(model: PreTrainedModel, rows: Sequence[Inputs]) -> list[list[int]]:
-    """Find the sequences that can be read in one forward.
+    """Group sequences that can share a forward pass.
 
-    Together are those of about the same length whose arguments have the same names, and differ in nothing but
-    the numbers of tokens, of images and of tiles. Alone is a sequence with an argument not known here, with
-    images that may attend to what follows them (see `is_causal`) or that stand at no token
-    (cross-attention), and every sequence of a model whose rotary frequencies depend on the longest one.
+    A group has sequences of about the same length whose arguments have the same names and differ only in the
+    numbers of tokens, images and tiles. A sequence is processed alone if it has an unknown argument, images
+    that may attend to later tokens (see `is_causal`) or images without placeholder tokens (cross-attention),
+    and always if the model's rotary frequencies depend on the longest sequence.
 
     Args:
         model: the target's.
-        rows: its arguments for each sequence alone, `position_ids` [.., 1, L] among them.
+        rows: its arguments for each sequence alone, including `position_ids` [.., 1, L].
 
     Returns:
-        Indices of rows, in one list for each forward, the longest first.
+        Indices of rows, one list per forward pass, the longest sequences first.
     """
     if change_of(model.config)[1] in GLOBAL_ROPE:
         return [[index] for index in range(len(rows))]
     lengths = [inputs["position_ids"].shape[-1] for inputs in rows]
     alike: dict[tuple[object, ...] | int, list[list[int]]] = {}
     for index in sorted(range(len(rows)), key=lambda row: -lengths[row]):
-        told = {name: value for name, value in rows[index].items() if name != EMBEDDINGS}
-        joinable = is_causal(model, told) and (not media_of(told) or find_images(model.config, told))
+        known = {name: value for name, value in rows[index].items() if name != EMBEDDINGS}
+        joinable = is_causal(model, known) and (not media_of(known) or find_images(model.config, known))
         found = alike.setdefault(_form(rows[index]) if joinable else index, [])
         if not found or lengths[index] < LEAST_SHARE * lengths[found[-1][0]]:
             found.append([])
@@ -58,7 +58,7 @@ def batches(model: PreTrainedModel, rows: Sequence[Inputs]) -> list[list[int]]:
 
 
 def join(rows: Sequence[Inputs]) -> dict[str, Tensor]:
-    """Join the arguments of sequences that `batches` put together."""
+    """Join the arguments of sequences that `batches` grouped."""
     joined = {}
     for name in rows[0]:
         batch, padded = _dims(name, rows[0])
@@ -71,7 +71,7 @@ def join(rows: Sequence[Inputs]) -> dict[str, Tensor]:
 
 
 def _form(inputs: Inputs) -> tuple[object, ...]:
-    """All that has to be alike in sequences that are read together."""
+    """Properties that must be equal for sequences that share a forward pass."""
     form = []
     for name, value in sorted(inputs.items()):
         free = {dim % value.dim() for dim in _dims(name, inputs) if dim is not None}
@@ -81,7 +81,7 @@ def _form(inputs: Inputs) -> tuple[object, ...]:
 
 
 def _dims(name: str, inputs: Inputs) -> tuple[int, int | None]:
-    """The dim of an argument along which sequences are joined, and the one that is padded before."""
+    """The dimension of an argument along which sequences are joined, and the one that is padded first."""
     if name in TOKENS:
         return -2, -1
     if name == EMBEDDINGS:

@@ -1,4 +1,4 @@
-"""Any decoder-only transformers model as a target, by its public seams: Cache, 4-D mask, position_ids."""
+"""Target adapter for decoder-only transformers models: by Cache, 4-D mask and position_ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from mmspec.transformers_versions import cache_name
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound="CausalState")
 
-#: The state of a batch, of the kind that a target makes in its `prefill`.
+#: The state of a batch, of the class that a target creates in `prefill`.
 AnyState: TypeAlias = Any
 
 
@@ -50,8 +50,8 @@ class CacheState(TargetState):
 
     Attributes:
         cache: keys and values, with per-row lengths.
-        offset: [B] what to add to a row's token count to get the next position id (M-RoPE: the
-            row's rope delta; 0 for linear positions).
+        offset: [B] difference between a row's next position id and its token count (M-RoPE: the row's rope
+            delta; 0 for linear positions).
         prompt_lengths: B prompt lengths, 2B under guidance.
     """
 
@@ -66,7 +66,7 @@ class CacheState(TargetState):
         lengths = zip(self.prompt_lengths, list(emitted) * copies, strict=True)
         longest = max(prompt + count for prompt, count in lengths) - 1
         self.cache.longest = min(self.cache.longest, longest)
-        # a row that was cut by a stop has cached more than it kept; nothing may be written beyond `longest`
+        # a row that stopped early has cached more than it kept; nothing may be written beyond `longest`
         self.cache.lengths.clamp_(max=self.cache.longest)
 
     def nbytes(self) -> int:
@@ -75,16 +75,15 @@ class CacheState(TargetState):
 
 @dataclass
 class CausalState(CacheState):
-    """State of a causal target: the cached rows of a batch, and what a forward needs beside.
+    """State of a causal target: the cached rows of a batch, and further data for forward passes.
 
     Attributes:
-        hidden: the hidden states that the drafter reads.
-        change: the least length of a row from which its tokens are turned one by one (`rotary`).
-        additive: number format of additive attention masks; None where masks are boolean.
-        queries: [Q, d] embeddings of query nodes: the token V + q stands for the q-th. None of them is
-            ever committed.
+        hidden: reader of the hidden states for the drafter.
+        change: smallest length of a row from which rotary frequencies are computed per token (`rotary`).
+        additive: data type of additive attention masks; None for boolean masks.
+        queries: [Q, d] embeddings of query nodes: token V + q is the q-th. Queries are never committed.
         starts: [R] prompt lengths.
-        most_nodes: of the largest draft that is known to fit, where recurrent layers keep something for each.
+        most_nodes: largest draft that is known to fit in memory, if recurrent layers keep data for each node.
     """
 
     row_fields = named("starts")
@@ -98,7 +97,7 @@ class CausalState(CacheState):
 
     def index(self, nodes: Nodes) -> Tensor:
         """[R, n] output index of scored nodes."""
-        # `lengths - starts` is that of what stands in the first slot
+        # `lengths - starts` is the output index of the first slot
         return (self.cache.lengths - self.starts)[:, None] + nodes.depth
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
@@ -110,23 +109,23 @@ class CausalState(CacheState):
 
 
 class CausalTarget(ModelTarget[AnyState]):
-    """Adapter from a transformers model to the Target interface.
+    """Adapter from a transformers model to the `Target` interface.
 
-    Prompts are read one row at a time and never padded, so a row of a batch is computed as it is
-    alone; decoding rounds, and `read`, which is for training, run all rows at once.
+    Prompts are prefilled one row at a time and never padded, so that a row of a batch is computed as it is
+    alone. Decoding rounds, and `read`, which is for training, run all rows at once.
 
     Args:
         model: a loaded decoder-only model with an LM head, on its device, in eval mode.
 
     Attributes:
-        vocabulary, device, grid, codebook, vector_size: as of `Target`.
-        prefix_cache: prompts that were read before, of all batches; None, the default, keeps none.
+        vocabulary, device, grid, codebook, vector_size: see `Target`.
+        prefix_cache: prefix cache of all batches; None, the default, for no cache.
 
     Raises:
-        UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
+        UnsupportedModelError: the model cannot be decoded speculatively; the message gives the reason.
     """
 
-    rope_arguments: ClassVar[frozenset[str]] = frozenset()  # what positions are made of beside grids
+    rope_arguments: ClassVar[frozenset[str]] = frozenset()  # arguments of positions besides grids
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_model(model, self.rope_arguments)
@@ -146,9 +145,9 @@ class CausalTarget(ModelTarget[AnyState]):
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
 
     def compile(self) -> None:
-        """Compile scoring forwards, each when it is first met; not those that read prompts.
+        """Compile scoring forward passes, each on first use; the prefill is not compiled.
 
-        A model of which parts are offloaded runs as it is: their weights come anew for each forward.
+        A partly offloaded model is not compiled: its weights are loaded anew for each forward pass.
         """
         if is_offloaded(self.model):
             logger.warning("%s runs uncompiled: parts of it are offloaded", type(self.model).__name__)
@@ -160,7 +159,7 @@ class CausalTarget(ModelTarget[AnyState]):
 
     @functools.cached_property
     def node_bytes(self) -> int:
-        """Bytes that recurrent layers keep for each node of a draft, until the commit."""
+        """Bytes that recurrent layers keep for each node of a draft until the commit."""
         return sum(states.node for states in measure_states(self.model))
 
     def treats_alike(self, prompt: Mapping[str, Tensor]) -> bool:
@@ -170,7 +169,7 @@ class CausalTarget(ModelTarget[AnyState]):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[AnyState, PromptOutput]:
-        """Read the prompts, one forward each. Returns the state and the logits [B, 1, V] after them."""
+        """Prefill the prompts, one forward pass each. Returns the state, and the logits [B, 1, V]."""
         return self.prefill_part(prompts, [None] * len(prompts), capacity, taps)
 
     def prefill_part(
@@ -180,7 +179,7 @@ class CausalTarget(ModelTarget[AnyState]):
         capacity: int,
         taps: Sequence[int] = (),
     ) -> tuple[CausalState, PromptOutput]:
-        """Read some places [K] of each prompt alone, each at its own position; None for all."""
+        """Prefill only some places [K] of each prompt, each at its own position; None for all."""
         whole = [prompt["input_ids"].shape[1] for prompt in prompts]
         lengths = [all if part is None else len(part) for all, part in zip(whole, places, strict=True)]
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
@@ -216,19 +215,17 @@ class CausalTarget(ModelTarget[AnyState]):
     def unread(
         self, kind: type[S], prompt_lengths: list[int], capacity: int, taps: Sequence[int], **fields: Any
     ) -> tuple[S, PromptOutput]:
-        """Make the state of prompts that no forward has read. Returns it and logits [R, 0, V]: of no cell.
+        """Create the state of prompts that have no prefill. Returns it, and empty logits [R, 0, V].
 
         Args:
-            kind: of the state.
-            prompt_lengths: slots before each image.
-            capacity, taps: as of `prefill`.
-            fields: further ones of the state.
-
-        Raises:
-            InputError: hidden states are asked for.
+            kind: class of the state.
+            prompt_lengths: number of slots before each image.
+            capacity, taps: see `prefill`.
+            fields: further fields of the state.
         """
         if taps:
-            raise InputError("taps", tuple(taps), "none: such a model has no state of a prompt alone")
+            rule = "must be empty: this model has no hidden states of a prompt alone"
+            raise InputError("taps", tuple(taps), rule)
         rows = len(prompt_lengths)
         state = kind(
             cache=RaggedCache(self.config, rows, capacity, self.device),
@@ -243,12 +240,12 @@ class CausalTarget(ModelTarget[AnyState]):
         return state, PromptOutput(logits, forwards=0)
 
     def read(self, sequences: Sequence[Mapping[str, Tensor]], taps: Sequence[int]) -> dict[int, Tensor]:
-        """Read whole sequences to learn from; nothing is kept but their hidden states.
+        """Compute the hidden states of whole sequences for training, without caching.
 
-        Those that `batches` puts together are read in one forward, padded on the right.
+        Sequences that `batches` groups share a forward pass, padded on the right.
 
         Returns:
-            Tap -> [B, L, d]; zeros behind the end of a sequence.
+            Tap -> [B, L, d]; zeros after the end of a sequence.
         """
         lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
         rows = [self.joinable(self.arguments(sequence)[0]) for sequence in sequences]
@@ -266,14 +263,14 @@ class CausalTarget(ModelTarget[AnyState]):
         return {tap: pad_sequence(found, batch_first=True) for tap, found in states.items()}
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[Keywords, int]:
-        """The model's arguments for a prompt alone, and the offset of the positions that follow it."""
+        """The model's arguments for one prompt, and the offset of the positions that follow it."""
         inputs = to_device(prompt, self.device)
         positions, offset = self.positions(inputs)
         inputs.pop("attention_mask", None)  # rows are never padded, and plain causal attention is faster
         return {**inputs, "position_ids": positions}, offset
 
     def joinable(self, inputs: Keywords) -> Keywords:
-        """The arguments of one sequence in a form that `join` can put beside others."""
+        """The arguments of one sequence in a form that `join` accepts."""
         return inputs
 
     def _read_prompt(
@@ -286,16 +283,17 @@ class CausalTarget(ModelTarget[AnyState]):
         part: Tensor | None,
         model_state: int | None,
     ) -> tuple[Tensor, dict[int, Tensor], int]:
-        """Read the prompt of one row, as much of it as is not known.
+        """Prefill the prompt of one row, except for its cached prefix.
 
-        Without a `model_state` nothing of it is known, and none of it is kept.
+        Without a `model_state`, the prefix cache is neither read nor written.
 
         Returns:
-            Logits [1, 1, V] after it, its hidden states [1, L, d] by tap, and how many tokens were known.
+            Logits [1, 1, V] after the prompt, its hidden states [1, L, d] by tap, and the number of cached
+            tokens.
         """
         memory = self.prefix_cache if part is None else None
         if memory is not None and int(inputs["position_ids"].max()) >= self._change:
-            memory = None  # its beginning is turned otherwise than that of a shorter prompt
+            memory = None  # its prefix has other rotary frequencies than that of a shorter prompt
         prompt = None
         if memory is not None and model_state is not None:
             prompt = identify(self.model, inputs, model_state)
@@ -314,10 +312,10 @@ class CausalTarget(ModelTarget[AnyState]):
         return logits, hidden, 0 if known is None else known.length
 
     def _read_rest(self, inputs: Inputs, known: Prefix, cache: RaggedCache, row: int, whole: bool) -> Tensor:
-        """Read a prompt from where it is not known any more, as a chain is scored, in a cache of its own.
+        """Prefill the rest of a prompt after its cached prefix, scored as a chain in a separate cache.
 
         Returns:
-            [1, 1, V] logits after it; all of its keys are in the row that `begin_prefill` named.
+            [1, 1, V] logits after it; all keys are in the row set by `begin_prefill`.
         """
         length = inputs["input_ids"].shape[1]
         alone = RaggedCache(self.config, 1, length, self.device)
@@ -335,12 +333,12 @@ class CausalTarget(ModelTarget[AnyState]):
         return logits
 
     def score(self, state: AnyState, draft: AnyDraft) -> TargetOutput:
-        """Score every node of the draft in one forward."""
+        """Score every node of the draft in one forward pass."""
         cache, nodes = state.cache, draft.nodes
         if cache.recurrent and isinstance(draft, Block):
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} keeps a recurrent state, which is of tokens in their order; "
-                "they cannot be decoded in another"
+                f"{type(self.model).__name__} keeps a recurrent state, which depends on the order of the "
+                "tokens; decode them in order"
             )
         if isinstance(draft, ProbedTree):
             state.queries = draft.queries
@@ -351,7 +349,7 @@ class CausalTarget(ModelTarget[AnyState]):
         return replace(output, logits=own.contiguous(), queried=queried)
 
     def score_nodes(self, state: AnyState, nodes: Nodes) -> TargetOutput:
-        """Score nodes [R, n] of all rows, in one forward."""
+        """Score nodes [R, n] of all rows in one forward pass."""
         cache: RaggedCache = state.cache
         is_apart = bool(self._changing) and cache.longest + nodes.deepest + 1 >= state.change
         if cache.recurrent and nodes.extent > state.most_nodes:
@@ -363,9 +361,9 @@ class CausalTarget(ModelTarget[AnyState]):
             inputs["inputs_embeds"] = self._embed_queries(state.queries, nodes.tokens)
         else:
             inputs["input_ids"] = nodes.tokens
-        # forwards of these layers are replaced while a draft is scored, each time by new functions
+        # the `forward` of these layers is replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
-        plain = self._plain and (step == self._step or self.device.type != "cpu")  # dynamo knows no threads
+        plain = self._plain and (step == self._step or self.device.type != "cpu")  # dynamo traces no threads
         attention = attention_on_tree(self._decoder, plain, cache, nodes, state.additive)
         turning = turned(self._changing if step == self._step else (), one_by_one=is_apart)
         state.hidden.begin()
@@ -375,13 +373,13 @@ class CausalTarget(ModelTarget[AnyState]):
         return TargetOutput(logits, state.hidden.take())
 
     def _embed_queries(self, queries: Tensor, tokens: Tensor) -> Tensor:
-        """Embed tokens [R, n], those from V on by the table of the state."""
+        """Embed tokens [R, n], those from V on with the queries of the state."""
         known = self.embed(tokens.clamp_max(self.vocabulary - 1))
         found = queries[(tokens - self.vocabulary).clamp_min(0)]
         return torch.where((tokens >= self.vocabulary)[..., None], found, known)
 
     def _reader(self, taps: Sequence[int]) -> HiddenStates:
-        """Hooks that read hidden states: new ones, or those that compiled forwards were compiled with."""
+        """Hooks that collect hidden states: new ones, or those that the model was compiled with."""
         if self.steps is None:
             return HiddenStates(self.model, taps)
         if tuple(taps) not in self._readers:
@@ -391,29 +389,31 @@ class CausalTarget(ModelTarget[AnyState]):
 
     def next_positions(self, state: AnyState, nodes: Nodes) -> Tensor:
         """Position ids of scored nodes [R, n], or with several axes in front."""
-        # the place on the path, never the index in the array
+        # the depth on the path, never the index in the array
         after: Tensor = state.cache.lengths + state.offset
         return after[:, None] + nodes.depth
 
     def further_inputs(self, state: AnyState, nodes: Nodes) -> Keywords:
-        """Arguments that only this kind of model takes, for a scoring forward."""
+        """Additional arguments of this kind of model for a scoring forward pass."""
         return {}
 
     def forward(
         self, inputs: Mapping[str, object], cache: RaggedCache, keep: int = 0, whole: bool = False
     ) -> Tensor:
-        """Run the model: how tokens are embedded, and which head reads the hidden states.
+        """Run the model, from token ids to logits.
 
         Args:
             inputs: the model's keyword arguments, with `input_ids` [B, n] and `position_ids`.
-            cache: told what to write by `begin_prefill`, `begin_reading` or `begin_score`.
+            cache: prepared by `begin_prefill`, `begin_reading` or `begin_score`.
             keep: 1 for the logits of the last token alone, 0 for all.
-            whole: whether every layer is to read every token, though the logits are of the last one alone.
+            whole: whether every layer processes every token, although only the last one's logits are
+                returned.
 
         Returns:
             [B, n or 1, V].
         """
-        # Gemma 4: told how many, layers that cache nothing read the last token alone; told which, all of them
+        # Gemma 4: with a number, layers without a cache process the last token alone; with indices, all
+        # tokens
         which = torch.tensor([-1], device="cpu") if whole else keep
         if not self._takes_positions:
             inputs = {name: value for name, value in inputs.items() if name != "position_ids"}
@@ -422,27 +422,27 @@ class CausalTarget(ModelTarget[AnyState]):
         return logits
 
     def told(self, cache: RaggedCache) -> Keywords:
-        """Arguments of the model, or of its decoder, by which it reads and writes the cache."""
+        """Arguments of the model, or of its decoder, that pass the cache."""
         return {self._cache_name: cache, "use_cache": True}
 
     def _step(self, inputs: Mapping[str, object], cache: RaggedCache, taps: HiddenStates) -> Tensor:
-        """Run a scoring forward, in which the hooks of `taps` read."""
+        """Run a scoring forward pass, in which the hooks of `taps` collect states."""
         return self.forward(inputs, cache)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Output tokens [B, n] of this target's vocabulary -> what enters the first layer [B, n, d]."""
+        """Embed output tokens [B, n] of this target's vocabulary: the inputs of the first layer [B, n, d]."""
         embeddings: Tensor = self.model.get_input_embeddings()(tokens)
         return embeddings
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Final hidden states, normed [B, n, d] -> logits [B, n, V]; a grammar may not be applied yet."""
+        """Final normalised hidden states [B, n, d] -> logits [B, n, V], possibly without the grammar."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
         return logits
 
     def output_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Copies of the rows [n, d] of the output matrix, and of the biases [n], of tokens [n].
+        """Copy the rows [n, d] of the output matrix, and of the biases [n], for tokens [n].
 
-        None where they do not lie open: quantised, spread over devices, or not the language model's.
+        None if they are not accessible: quantised, spread over devices, or not the language model's.
         """
         output = self.model.get_output_embeddings()
         if type(self).head is not CausalTarget.head or not is_plain_linear(output):
@@ -452,10 +452,10 @@ class CausalTarget(ModelTarget[AnyState]):
         return output.weight.detach()[index], bias
 
     def head_of(self, tokens: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Make what is `head` for some tokens [n] alone: states [..., d] -> logits [..., n].
+        """Return `head` restricted to tokens [n]: states [..., d] -> logits [..., n].
 
-        Rows of the output matrix are gathered once, here, where they lie open; else all logits are asked for.
-        None gives `head` itself.
+        Rows of the output matrix are gathered once, if they are accessible; otherwise all logits are
+        computed. None returns `head` itself.
         """
         if tokens is None:
             return self.head
@@ -466,7 +466,7 @@ class CausalTarget(ModelTarget[AnyState]):
         return functools.partial(Product(self.packing), weight=weight, bias=bias)
 
     def commit(self, state: AnyState, draft: AnyDraft, verdict: AnyVerdict, active: Tensor) -> None:
-        """Keep the accepted nodes of the active rows; the next token has no keys yet.
+        """Commit the accepted nodes of the active rows; the next token has no keys yet.
 
         The keys of a fill stay in their slots.
         """
@@ -484,5 +484,5 @@ class CausalTarget(ModelTarget[AnyState]):
 
 
 def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The tensors on that device; what is not a tensor (images encoded by `generate`) is there already."""
+    """Move tensors to a device; other values (images encoded by `generate`) are unchanged."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}

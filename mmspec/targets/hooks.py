@@ -1,8 +1,8 @@
-"""Hooks of users in a target, and whether they do to each of several tokens what they do to one alone.
+"""User hooks in a target, and the check whether they act alike on one token and on several.
 
-Plain decoding calls a hook with one new token; a forward that scores a draft calls it with many. A hook that
-adds a vector to every place does the same in both, one that steers the last place of its call does not:
-drafts would be verified by another model than the one that decodes plainly.
+Plain decoding calls a hook with one new token; a forward pass that scores a draft calls it with many. A hook
+that adds a vector at every place acts alike in both. One that steers only the last place does not, and drafts
+would be verified by another model than that of plain decoding.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from mmspec.targets.model_target import AnyModelTarget
 __all__ = ["hooks_of_users", "names_of", "treats_alike"]
 
 logger = logging.getLogger("mmspec")
-#: Packages whose hooks and replaced forwards compute the same in every call, whatever the number of tokens.
+#: Packages whose hooks and replaced `forward` methods compute the same for any number of tokens.
 LIBRARIES = frozenset({
     "accelerate", "bitsandbytes", "deepspeed", "diffusers", "kernels", "liger_kernel", "mmspec", "optimum",
     "peft", "torch", "transformers",
 })  # fmt: skip
-ROUNDING = 1e-3  # root mean square over the spread of logits, in float32
-#: Identities of the hooks that a model was tried with last, and whether they treat all tokens alike.
+ROUNDING = 1e-3  # root mean square difference relative to the spread of logits, in float32
+#: Identities of the last tested hooks of a model, and whether they treat all tokens alike.
 TRIED: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], bool]] = WeakKeyDictionary()
 
 
 def hooks_of_users(model: nn.Module) -> dict[int, AnyFunction]:
-    """Hooks and replaced forwards of a model's modules that code outside `LIBRARIES` has set, by id."""
+    """Hooks and replaced `forward` methods in a model that code outside `LIBRARIES` has set, by id."""
     found: dict[int, AnyFunction] = {**of_all._global_forward_hooks, **of_all._global_forward_pre_hooks}
     for module in model.modules():
         if module._forward_hooks or module._forward_pre_hooks:
@@ -52,7 +52,7 @@ def hooks_of_users(model: nn.Module) -> dict[int, AnyFunction]:
 
 
 def is_of_library(code: object) -> bool:
-    """True if a function, and all that it wraps, was written in one of `LIBRARIES`."""
+    """True if a function, and every function that it wraps, belongs to one of `LIBRARIES`."""
     if isinstance(code, functools.partial):
         written = is_of_library(code.func)
     else:  # `__module__` would be that of the wrapped function
@@ -64,15 +64,15 @@ def is_of_library(code: object) -> bool:
 
 
 def names_of(hooks: Mapping[int, AnyFunction]) -> str:
-    """The names of hooks, for messages."""
+    """Names of hooks, for messages."""
     names = {getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks.values()}
     return ", ".join(sorted(names))
 
 
 def treats_alike(target: AnyModelTarget, prompt: Mapping[str, Tensor]) -> bool:
-    """Whether a target gives several tokens in a forward the logits that it gives them one after another.
+    """Whether a target gives the same logits for several tokens in one forward pass as one token at a time.
 
-    It is tried on a prompt when hooks of users were set or removed, not again while they stay.
+    The test runs on a prompt when user hooks were set or removed, and its result is kept while they stay.
 
     Args:
         target: a causal one.
@@ -87,8 +87,8 @@ def treats_alike(target: AnyModelTarget, prompt: Mapping[str, Tensor]) -> bool:
     TRIED[target.model] = tuple(hooks), alike
     if not alike:
         logger.warning(
-            "hooks of %s (%s) do something else to several tokens of a forward than to one alone, so calls "
-            "are decoded plainly, a token at a time",
+            "hooks of %s (%s) act differently on several tokens of a forward pass than on one, so calls are "
+            "decoded plainly, one token at a time",
             type(target.model).__name__,
             names_of(hooks),
         )
@@ -97,7 +97,7 @@ def treats_alike(target: AnyModelTarget, prompt: Mapping[str, Tensor]) -> bool:
 
 @torch.inference_mode()
 def score_twice(target: AnyModelTarget, prompt: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Logits [2, V] of two tokens behind a prompt: scored in one forward, and one after the other."""
+    """Logits [2, V] of two tokens after a prompt: scored in one forward pass, and one by one."""
     reader = copy.copy(target)
     vars(reader).update(prefix_cache=None, steps=None)
     state, output = reader.prefill([prompt], prompt["input_ids"].shape[1] + 2)
@@ -114,7 +114,7 @@ def score_twice(target: AnyModelTarget, prompt: Mapping[str, Tensor]) -> tuple[T
 
 
 def is_close(together: Tensor, apart: Tensor) -> bool:
-    """Whether two computations of logits [2, V] differ by no more than rounding, at either token."""
+    """Whether two computations of logits [2, V] differ only by rounding, at both tokens."""
     finite = apart.isfinite()
     if not torch.equal(finite, together.isfinite()):
         return False

@@ -1,9 +1,9 @@
-"""Image-token models as targets: a compact vocabulary, a grid, a grammar.
+"""Target adapter for image-token models: a compact vocabulary, a grid and a grammar.
 
-Outputs are counted in the compact vocabulary: token t < K is entry t of the codebook, tokens from K on are
-the family's syntax (end of row, end of image, ...). Ids of a prompt come after those, so that no drafter
-takes a prompt for a piece of image: `vocabulary` plus the id that the family's own tokenizer gives. A family
-adds how it embeds and reads tokens, how its prompts are written, which sizes it draws, and its image
+Outputs use the compact vocabulary: token t < K is entry t of the codebook, and tokens from K on are the
+family's syntax tokens (end of row, end of image, ...). Prompt ids come after those, as `vocabulary` plus the
+id of the family's own tokenizer, so that no drafter mistakes a prompt for a part of an image. A family
+implements the embedding and the head of its tokens, the prompt format, the supported sizes and the image
 tokenizer.
 """
 
@@ -31,22 +31,22 @@ from mmspec.targets.causal import AnyState, CausalState, CausalTarget
 
 __all__ = ["CODEBOOK", "FORCED", "ImageState", "ImageTokenTarget", "PromptPair", "check_stride", "stride_of"]
 
-#: The model's inputs for a prompt, and for the unconditional one that guidance leads away from.
+#: The model's inputs for a prompt, and for the unconditional prompt of guidance.
 PromptPair = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 #: An image tokenizer: a `VQModel` of diffusers, or a family's own module.
 AnyVQ: TypeAlias = Any
 TextEncoder: TypeAlias = PreTrainedModel | None
-#: What an image is asked for by: a text; of models of classes a label, or None for no class.
+#: Prompt of an image: a text; for class-conditional models a label, or None for no class.
 Asked: TypeAlias = Any
 
-CODEBOOK = "quantize.embedding.weight"  # of an image tokenizer
-FORCED = "forced"  # of a prompt: [1, n] what its layout forces, where the output is not the default image
+CODEBOOK = "quantize.embedding.weight"  # parameter of an image tokenizer
+FORCED = "forced"  # input of a prompt: [1, n] `Layout.forced` of the output, if it is not the default image
 
 
 @dataclass
 class ImageState(CausalState):
-    """State of a batch: its cache, and the grammar of its images.
+    """State of a batch of images: its cache and grammar.
 
     Attributes:
         grammar: of the images.
@@ -58,36 +58,36 @@ class ImageState(CausalState):
 
 
 class ImageTokenTarget(CausalTarget, ABC):
-    """Adapter from a model of image tokens to the Target interface.
+    """Adapter from an image-token model to the `Target` interface.
 
-    Logits are [B, n, K + S] with the grammar applied: -inf for what it excludes. Positions beyond the image
-    do no harm: rotations are computed, not looked up, and such places are never kept.
+    Logits are [B, n, K + S] with the grammar applied: -inf for excluded tokens. Positions beyond the image
+    are harmless: rotations are computed, not looked up, and such places are never kept.
 
     Args:
         model: a loaded model in eval mode.
-        grid: the image that it draws when nothing else is asked for; its codebook size is K.
+        grid: the default image; its codebook size is K.
         syntax: number of syntax tokens S.
         stride: pixels per cell, in either direction.
-        vq: the image tokenizer, where one is at hand.
+        vq: the image tokenizer, if available.
         codebook: [K, d] the code vectors; those of `vq` if None.
 
     Attributes:
         vocabulary: K + S.
         grid, stride, vq, codebook: as passed.
-        only_size: what the default size is, in words, where there is no other.
-        no_vq: what is lacking, in words, where there is no image tokenizer.
+        only_size: description of the default size, for models without others.
+        no_vq: rule for `vq` in the error for a missing image tokenizer.
         published: sampling settings of the family's authors.
-        classes: number of classes that images are asked for by; None where they are asked for in words.
+        classes: number of classes of a class-conditional model; None for text prompts.
         sampler: class of its sampling settings.
 
     Raises:
-        CheckpointError: the codebook is not that of the vocabulary.
-        UnsupportedModelError: the model cannot be decoded speculatively; the message says why.
+        CheckpointError: the codebook does not match the vocabulary.
+        UnsupportedModelError: the model cannot be decoded speculatively; the message gives the reason.
     """
 
     grid: ImageGrid
     only_size: ClassVar[str] = "the only size that this model draws"
-    no_vq: ClassVar[str] = "an image tokenizer, which turns tokens into pixels"
+    no_vq: ClassVar[str] = "must be an image tokenizer, which turns tokens into pixels"
     published: Mapping[str, object] = {}
     classes: int | None = None
     vq: AnyVQ
@@ -108,19 +108,19 @@ class ImageTokenTarget(CausalTarget, ABC):
         for part, vectors in (("codebook", codebook), ("vq", own)):
             if vectors is not None and len(vectors) != self.entries:
                 name = type(model).__name__
-                allowed = f"a codebook of {self.entries} entries, as many as {name} predicts"
-                raise CheckpointError(part, f"{len(vectors)} entries", allowed)
+                rule = f"must have a codebook of {self.entries} entries, as many as {name} predicts"
+                raise CheckpointError(part, f"{len(vectors)} entries", rule)
         codebook = own if codebook is None else codebook
         self.codebook = None if codebook is None else codebook.detach().to(self.device)
         self.vocabulary = grid.codebook_size + syntax
 
     @property
     def entries(self) -> int:
-        """Entries that the image tokenizer has to have."""
+        """Number of entries that the image tokenizer must have."""
         return self.grid.codebook_size
 
     def tokens_of(self, entries: Tensor) -> Tensor:
-        """The tokens that stand for entries of the image tokenizer's codebook, of any shape."""
+        """Tokens for entries of the image tokenizer's codebook, of any shape."""
         return entries
 
     @property
@@ -129,14 +129,14 @@ class ImageTokenTarget(CausalTarget, ABC):
         return self.grid.frame.rows * self.stride, self.grid.columns * self.stride
 
     def grid_for(self, height: int, width: int) -> ImageGrid:
-        """Grid of an image of that many pixels; the default one alone, where a family has no others.
+        """Grid of an image of that size in pixels; only the default one for families without others.
 
         Raises:
-            InputError: the model was not made for this size.
+            InputError: the model does not support this size.
         """
         if (height, width) != self.image_size:
             own = " x ".join(map(str, self.image_size))
-            raise InputError("height, width", (height, width), f"{own}, {self.only_size}")
+            raise InputError("height, width", (height, width), f"must be {own}, {self.only_size}")
         return self.grid
 
     @abstractmethod
@@ -151,19 +151,19 @@ class ImageTokenTarget(CausalTarget, ABC):
         """Encode a prompt, and the unconditional one.
 
         Args:
-            asked: a text; for models of classes a label, or None for no class.
-            negative: the text of the unconditional prompt; None is the family's own.
+            asked: a text; for class-conditional models a label, or None for no class.
+            negative: the text of the unconditional prompt; None for the family's own.
             grid: of the image.
-            tokenizer, text_encoder: of the prompts, where the family has them.
+            tokenizer, text_encoder: of the prompts, if the family has them.
 
         Raises:
-            InputError: a part is missing or belongs to another model, or the prompt cannot be read.
+            InputError: a part is missing or belongs to another model, or the prompt is invalid.
         """
 
     def decode(self, cells: Tensor) -> Tensor:
         """Decode codes [B, rows, columns] into images [B, 3, H, W], about [-1, 1], of the tokenizer's dtype.
 
-        By `vq`, a `VQModel` of diffusers, unless a family has an image tokenizer of its own.
+        The default uses `vq`, a `VQModel` of diffusers; families with their own image tokenizer override it.
         """
         from mmspec.models.autoencoders import decode_tokens
 
@@ -175,19 +175,19 @@ class ImageTokenTarget(CausalTarget, ABC):
     def decode_tokens(self, codes: Tensor, grid: ImageGrid | None = None) -> Tensor:
         """Decode codes [B, cells] in raster order into images [B, 3, H, W] in [-1, 1].
 
-        Frames of a clip are decoded each alone, and stand one below another.
-        Where an image of the grid has more codes than cells (`layout_of`), they are those of the output.
+        Frames of a clip are decoded one by one, and stacked from top to bottom. If an image of the grid has
+        more codes than cells (`layout_of`), `codes` are those of the whole output.
 
         Raises:
-            InputError: another number of cells than the grid has, or a token that is no code.
+            InputError: the number of cells differs from the grid's, or a token is not a code.
             CheckpointError: the target was built without an image tokenizer.
         """
         grid = self.grid if grid is None else grid
         cells = self.layout_of(grid).cells
         if codes.dim() != 2 or codes.shape[1] != cells:
-            raise InputError("codes", codes, f"[B, {cells}] for {grid.rows} x {grid.columns} cells")
+            raise InputError("codes", codes, f"must be [B, {cells}] for {grid.rows} x {grid.columns} cells")
         if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < grid.codebook_size:
-            raise InputError("codes", int(codes.max()), f"codes from 0 to {grid.codebook_size - 1}")
+            raise InputError("codes", int(codes.max()), f"must be from 0 to {grid.codebook_size - 1}")
         return self.decode_output(codes, grid).clamp(-1, 1)
 
     def decode_output(self, codes: Tensor, grid: ImageGrid) -> Tensor:
@@ -197,10 +197,10 @@ class ImageTokenTarget(CausalTarget, ABC):
         return rearrange(images, "(b t) c y x -> b c (t y) x", **clip)
 
     def decode_part(self, codes: Tensor, grid: ImageGrid) -> tuple[Tensor, Tensor]:
-        """Decode codes [B, cells] of outputs, -1 where none is decided yet.
+        """Decode codes [B, cells] of partial outputs, with -1 for undecided ones.
 
         Returns:
-            Images [B, 3, H, W] in [-1, 1], and [B, rows, columns] which cells of them say something.
+            Images [B, 3, H, W] in [-1, 1], and [B, rows, columns] which of their cells are decided.
         """
         is_drawn = codes.unflatten(1, (grid.rows, grid.columns)) >= 0
         return self.decode_tokens(codes.clamp_min(0), grid), is_drawn
@@ -216,11 +216,11 @@ class ImageTokenTarget(CausalTarget, ABC):
         return ImageState(**vars(state), grammar=grammar), output
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[Keywords, int]:
-        """The model's arguments for a prompt alone, without the layout of its output."""
+        """The model's arguments for one prompt, without the layout of its output."""
         return super().arguments({name: value for name, value in prompt.items() if name != FORCED})
 
     def score_nodes(self, state: AnyState, nodes: Nodes) -> TargetOutput:
-        """Score nodes [R, n] in one forward, and exclude what the grammar excludes after each."""
+        """Score nodes [R, n] in one forward pass, and apply the grammar after each."""
         output = super().score_nodes(state, nodes)
         if not self.syntax:
             return output
@@ -228,11 +228,11 @@ class ImageTokenTarget(CausalTarget, ABC):
         return replace(output, logits=self.constrain(output.logits, forced))
 
     def constrain(self, logits: Tensor, forced: Tensor) -> Tensor:
-        """Apply the grammar: codes alone at cells, and at forced places the syntax token alone.
+        """Apply the grammar: cells allow codes alone, and forced places their syntax token alone.
 
         Args:
             logits: [B, n, K + S].
-            forced: [B, n] the syntax token that must come after each node, or FREE.
+            forced: [B, n] the syntax token that is forced after each node, or FREE.
 
         Returns:
             [B, n, K + S], -inf where a token is excluded.
@@ -246,6 +246,8 @@ def stride_of(vq: AnyVQ) -> int:
 
 
 def check_stride(vq: AnyVQ, stride: int) -> None:
-    """Raise CheckpointError unless an image tokenizer has cells of that many pixels."""
+    """Raise CheckpointError unless the cells of an image tokenizer have `stride` pixels."""
     if (found := stride_of(vq)) != stride:
-        raise CheckpointError("vq", f"{found} pixels per token", f"{stride}, as the model expects")
+        raise CheckpointError(
+            "vq", f"{found} pixels per token", f"must have {stride} pixels per token for this model"
+        )

@@ -1,6 +1,6 @@
-"""Memory that decoding takes, planned before any of it is allocated.
+"""Memory plan of decoding, computed before any memory is allocated.
 
-What recurrent states take, for each row and for each node of a draft, is measured on the mixers.
+The memory of recurrent states, for each row and for each node of a draft, is measured on the mixers.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mmspec.transformers_versions import cache_name
 
 __all__ = ["MemoryPlan", "StateMemory", "cached_bytes", "check_draft", "measure_states"]
 
-TABLES = 4  # of numbers for every token of the vocabulary at a node: logits, their warped form, p, q
+TABLES = 4  # arrays over the vocabulary for each node: logits, warped logits, p, q
 
 
 def cached_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes of keys and values that one token of one row takes in the layers that cache any."""
+    """Bytes of the keys and values of one token of one row, over all layers with a KV cache."""
     text = config.get_text_config(decoder=True)
     count, numbers = text.num_hidden_layers, 0
     kinds = getattr(text, "layer_types", None) or [""] * count
-    configs = getattr(text, "per_layer_config", None) or [text] * count  # layers of one model may differ
+    configs = getattr(text, "per_layer_config", None) or [text] * count  # layers of a model may differ
     for layer in range(count - (getattr(text, "num_kv_shared_layers", None) or 0)):
         if kinds[layer] not in RECURRENT_LAYERS:
             own = configs[layer]
@@ -44,12 +44,12 @@ def cached_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Peak memory of decoding, in bytes: what stays, without the temporaries of a forward.
+    """Persistent memory of decoding in bytes, without the temporaries of a forward pass.
 
     Attributes:
         weights: of the target and of the drafter.
         cache: keys and values of all rows.
-        logits: of the nodes of a round, and the distributions made of them.
+        logits: of the nodes of a round, and their distributions.
     """
 
     weights: int
@@ -63,8 +63,8 @@ class MemoryPlan:
         """Plan for a batch.
 
         Args:
-            target: the target; a MAR caches nothing.
-            rows: of its forwards: twice the batch under guidance.
+            target: the target; a MAR model has no cache.
+            rows: of its forward passes: twice the batch under guidance.
             tokens: of each row, prompt included.
             nodes: of the largest draft.
             drafter: the drafter's own model.
@@ -72,7 +72,7 @@ class MemoryPlan:
         models = [target.model, *([] if drafter is None else [drafter])]
         weights = {
             id(one): one.nbytes for model in models for one in model.parameters()
-        }  # heads may share some
+        }  # heads may share weights
         caches = not target.any_order
         return cls(
             sum(weights.values()),
@@ -82,18 +82,17 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Bytes of all."""
+        """Sum of all, in bytes."""
         return self.weights + self.cache + self.logits
 
     def check(self, rows: int, device: torch.device) -> None:
-        """Raise InputError if a GPU that holds the weights has too little memory left for the rest."""
+        """Raise InputError if a GPU that holds the weights has too little free memory for the rest."""
         if device.type != "cuda":
             return
         free, more = torch.cuda.mem_get_info(device)[0], self.cache + self.logits
         if more > free:
-            raise InputError(
-                "batch_sizes", rows, f"fewer: {megabytes(more)} are needed, and {megabytes(free)} are free"
-            )
+            rule = f"must be smaller: {megabytes(more)} are needed, and {megabytes(free)} are free"
+            raise InputError("batch_sizes", rows, rule)
 
     def __str__(self) -> str:
         parts = f"{megabytes(self.weights)} of weights, {megabytes(self.cache)} of keys and values"
@@ -110,9 +109,9 @@ class StateMemory:
 
     Attributes:
         mixer: its class.
-        is_closed: computed over a draft in closed form, not token by token.
+        is_closed: whether a draft is computed in closed form, not token by token.
         row: committed states of a row.
-        node: what is kept for a node of a draft until the commit.
+        node: data kept for a node of a draft until the commit.
     """
 
     mixer: str
@@ -125,7 +124,7 @@ class StateMemory:
 def measure_states(model: PreTrainedModel) -> list[StateMemory]:
     """Measure the states of every mixer of a model, which may be on the meta device.
 
-    Each mixer reads two tokens of a prompt and drafts of one and two nodes, alone.
+    Each mixer runs alone on two tokens of a prompt, and on drafts of one and two nodes.
     """
     mixers = find_mixers(model)
     text = model.config.get_text_config(decoder=True)
@@ -135,14 +134,14 @@ def measure_states(model: PreTrainedModel) -> list[StateMemory]:
     for layer, mixer in zip(cache.recurrent, mixers, strict=True):
         place = execution_device(mixer)
         hidden = torch.zeros(1, 2, text.hidden_size, device=place, dtype=model.dtype)
-        told = {cache_name(type(mixer).forward): cache}
-        mixer(hidden, **told)
+        passed = {cache_name(type(mixer).forward): cache}
+        mixer(hidden, **passed)
         sizes = []
         for count in (1, 2):
             nodes = Tree.chain(torch.zeros(1, count, dtype=torch.long, device="cpu"), DraftKind.POINT).nodes
             on_tree = mixer_on_tree(mixer, layer, Paths.of(nodes, layer.taps).to(layer.place))
             with replaced_forwards([Replacement(mixer, on_tree)]):
-                mixer(hidden[:, :count], **told)
+                mixer(hidden[:, :count], **passed)
             sizes.append(layer.scored.nbytes())
         is_closed = closed_form(mixer) is not None
         found.append(StateMemory(type(mixer).__name__, is_closed, layer.nbytes(), sizes[1] - sizes[0]))
@@ -150,10 +149,10 @@ def measure_states(model: PreTrainedModel) -> list[StateMemory]:
 
 
 def check_draft(rows: int, nodes: int, node_bytes: int, device: torch.device) -> None:
-    """Check that what recurrent layers keep of a draft fits in the memory that is free.
+    """Check that the data that recurrent layers keep for a draft fits in free memory.
 
     Raises:
-        InputError: it does not; the message says how many tokens would.
+        InputError: it does not fit; the message gives the largest number of draft tokens that does.
     """
     free = free_bytes(device)
     if rows * nodes * node_bytes > free:
@@ -161,6 +160,6 @@ def check_draft(rows: int, nodes: int, node_bytes: int, device: torch.device) ->
         raise InputError(
             "num_draft_tokens",
             nodes - 1,
-            f"at most {fitting}: recurrent layers keep {node_bytes / 1e6:,.1f} MB for each drafted token of "
-            f"each of {rows} rows, and {free / 1e6:,.1f} MB are free",
+            f"must be at most {fitting}: recurrent layers keep {node_bytes / 1e6:,.1f} MB for each draft "
+            f"token of each of {rows} rows, and {free / 1e6:,.1f} MB are free",
         )

@@ -1,9 +1,9 @@
 """Recurrent mixers of transformers models, computed over a draft tree.
 
-Their own forwards read a sequence and change their state. While a draft is scored, and in that thread alone,
-a mixer has another: one of those below, in closed form over the module's own projections, convolution, norm
-and activation; or, for every other mixer that keeps its state in the cache, its own forward token by token,
-each from the state of its parent.
+The `forward` of a mixer processes a sequence and changes its state. While a draft is scored, it is replaced
+in that thread: by one of the closed forms below, which use the module's own projections, convolution, norm
+and activation; or, for every other mixer with its state in the cache, by its own `forward` token by token,
+each from its parent's state.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from mmspec.transformers_versions import cache_name
 __all__ = ["CLOSED_FORMS", "find_mixers", "mixers_in_turn", "mixers_on_tree"]
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-Mixer = Any  # a module of transformers, whose parts its class names
+Mixer = Any  # a module of transformers, with parts that depend on its class
 Projections = tuple[Tensor, Tensor, Tensor, Tensor]
 """Queries, keys and values [B, n, C], unconvolved; gates [B, n, d]; step sizes and decays [B, n, heads]."""
 
 
 def qwen3_5(mixer: Mixer, hidden: Tensor) -> Projections:
-    """Projections of Qwen3.5: one each."""
+    """Projections of Qwen3.5: one module each."""
     return (
         mixer.in_proj_qkv(hidden),
         mixer.in_proj_z(hidden),
@@ -46,7 +46,7 @@ def qwen3_5(mixer: Mixer, hidden: Tensor) -> Projections:
 
 
 def qwen3_next(mixer: Mixer, hidden: Tensor) -> Projections:
-    """Projections of Qwen3-Next: two, in an order that the module undoes."""
+    """Projections of Qwen3-Next: two modules, whose order the mixer restores."""
     *qkv, gate, beta, decay = mixer.fix_query_key_value_ordering(
         mixer.in_proj_qkvz(hidden), mixer.in_proj_ba(hidden)
     )
@@ -68,14 +68,14 @@ def gated_delta_net(
     v = v.unflatten(2, (-1, mixer.head_v_dim))
     g = -mixer.A_log.float().exp() * softplus(decay.float() + mixer.dt_bias)
     out = layer.delta_rule(q, k, v, g, beta.sigmoid(), paths).to(hidden.dtype)
-    # the norm of two dims: kernels that stand in for it take no more
+    # the norm gets two dimensions, because replacement kernels accept no more
     out = mixer.norm(out.reshape(-1, mixer.head_v_dim), gate.reshape(-1, mixer.head_v_dim))
     projected: Tensor = mixer.out_proj(out.reshape(*hidden.shape[:2], -1))
     return projected
 
 
 def falcon_h1(mixer: Mixer, hidden: Tensor) -> Tensor:
-    """Projection of Falcon-H1, which scales each of its parts."""
+    """Projection of Falcon-H1, with a scale for each of its parts."""
     projected: Tensor = mixer.in_proj(hidden * mixer.ssm_in_multiplier) * mixer.mup_vector
     return projected
 
@@ -94,7 +94,7 @@ def mamba2(
     x, b, c = mixed.split([inner, groups, groups], 2)
     x = x.unflatten(2, (-1, mixer.head_dim))
     b, c = b.unflatten(2, (mixer.n_groups, -1)), c.unflatten(2, (mixer.n_groups, -1))
-    # as transformers decodes: only its form for prompts limits step sizes
+    # as in decoding: transformers limits step sizes only in its form for prompts
     step = softplus(step + mixer.dt_bias).float()
     g = -mixer.A_log.float().exp() * step
     out = layer.state_space(step[..., None] * x, b, c, g, paths) + mixer.D[:, None] * x
@@ -113,15 +113,15 @@ def short_convolution(mixer: Mixer, layer: RecurrentLayer, paths: Paths, hidden:
 
 
 def convolve(convolution: nn.Conv1d, taps: Tensor) -> Tensor:
-    """Outputs [B, n, C] of a causal depthwise convolution from its inputs at every node [B, n, k, C]."""
-    # by the module, so that what is hooked to it runs; of its outputs, one has none of its zeros in it
+    """Outputs [B, n, C] of a causal depthwise convolution, from its inputs [B, n, k, C] at every node."""
+    # call the module, so that its hooks run; exactly one output does not depend on its zero padding
     out: Tensor = convolution(taps.flatten(0, 1).transpose(1, 2))
     return out[:, :, taps.shape[2] - 1].view(*taps.shape[:2], -1)
 
 
 plain_mamba2 = partial(mamba2, lambda mixer, hidden: mixer.in_proj(hidden))
 
-#: Mixers that are computed over a tree in closed form, by the name of their class in transformers.
+#: Mixers with a closed form over a tree, by class name in transformers.
 CLOSED_FORMS: dict[str, Callable[..., Tensor]] = {
     "Qwen3_5GatedDeltaNet": partial(gated_delta_net, qwen3_5),
     "Qwen3_5MoeGatedDeltaNet": partial(gated_delta_net, qwen3_5),
@@ -147,11 +147,11 @@ def closed_form(mixer: nn.Module) -> Callable[..., Tensor] | None:
 
 
 def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
-    """The mixer of every recurrent layer of a model, in the order of its layers.
+    """Find the mixer of every recurrent layer of a model, in the order of the layers.
 
     Raises:
-        UnsupportedModelError: a layer has none or several that keep their state in the cache, or one that
-            needs more than its input; the message names the layer.
+        UnsupportedModelError: a layer does not have exactly one mixer with its state in the cache, or the
+            mixer needs more than its input; the message names the layer.
     """
     kinds = check_layer_types(model.config.get_text_config(decoder=True))
     blocks = getattr(model.get_decoder(), "layers", ())
@@ -161,22 +161,21 @@ def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
             continue
         parts = [*blocks[index].modules()][1:] if index < len(blocks) else []
         found = [part for part in parts if closed_form(part) is not None]
-        if not found and kind != HYBRID_LAYER:  # in which attention may keep states too
+        if not found and kind != HYBRID_LAYER:  # its attention may keep states too
             found = [part for part in parts if keeps_state(part)]
         if len(found) != 1:
             raise UnsupportedModelError(
-                f"{type(model).__name__}: layer {index} ({kind}) keeps a recurrent state, from which "
-                f"rejected draft tokens cannot be taken back: {len(found)} of its modules take the cache "
-                "and an input alone"
+                f"layer {index} of {type(model).__name__} ({kind}) keeps a recurrent state, which cannot "
+                f"drop rejected draft tokens: {len(found)} of its modules take the cache and one input, not 1"
             )
         mixers += found
     return mixers
 
 
 def keeps_state(module: nn.Module) -> bool:
-    """True for a mixer that reads its input and the cache, and nothing else that it cannot do without."""
+    """True for a mixer whose only required inputs are its hidden states and the cache."""
     forward = inspect.signature(type(module).forward).parameters
-    # before 5.24 the name told mixers from attention, whose cache is `past_key_values`
+    # before 5.24, this name distinguished mixers from attention, whose cache is `past_key_values`
     if not {"cache", "cache_params"} & set(forward) or not hasattr(module, "layer_idx"):
         return False
     needed = [name for name, one in forward.items() if one.default is one.empty and one.kind in POSITIONAL]
@@ -184,9 +183,9 @@ def keeps_state(module: nn.Module) -> bool:
 
 
 def mixers_in_turn(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Let mixers without a closed form read several tokens one after another, on from the state they find.
+    """Run mixers without a closed form token by token, continuing from their state.
 
-    Mamba's form for several tokens begins without a state, whatever the cache holds.
+    Mamba's form for several tokens starts without a state, regardless of the cache.
     """
 
     def in_turn(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -201,7 +200,7 @@ def mixers_in_turn(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 
 def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, nodes: Nodes) -> AbstractContextManager[None]:
-    """Let the recurrent mixers of a model read a draft tree, in one scoring forward."""
+    """Run the recurrent mixers of a model on a draft tree, in one scoring forward pass."""
     if not cache.recurrent:
         return nullcontext()
     paths: dict[int, Paths] = {}
@@ -215,15 +214,15 @@ def mixers_on_tree(model: PreTrainedModel, cache: RaggedCache, nodes: Nodes) -> 
 
 
 def mixer_on_tree(mixer: nn.Module, layer: RecurrentLayer, paths: Paths) -> Maker:
-    """Return the function that makes a mixer's forward over a tree from the mixer's own forward."""
-    compute, told_as = closed_form(mixer), cache_name(type(mixer).forward)
+    """Return the function that turns a mixer's `forward` into one over a tree."""
+    compute, cache_argument = closed_form(mixer), cache_name(type(mixer).forward)
 
     def on_tree(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def forward(hidden_states: Tensor, **kwargs: object) -> Tensor:
             if compute is not None:
                 return compute(mixer, layer, paths, hidden_states)
-            told = {told_as: kwargs[told_as]}
-            return layer.step(lambda one: own(one, **told), hidden_states, paths.parents)
+            passed = {cache_argument: kwargs[cache_argument]}
+            return layer.step(lambda one: own(one, **passed), hidden_states, paths.parents)
 
         return forward
 

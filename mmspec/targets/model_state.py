@@ -1,4 +1,4 @@
-"""State of a model that its keys depend on: weights, adapters, options of modules, code set on them."""
+"""Hash of a model's state that cached keys depend on: weights, adapters, module options, user code."""
 
 from __future__ import annotations
 
@@ -21,50 +21,51 @@ __all__ = ["state_of"]
 logger = logging.getLogger(__name__)
 
 OPTIONS = frozenset({bool, int, float, complex, str, bytes})
-PLAIN = OPTIONS | {type(None)}  # what marshal writes as it is
-#: Attributes that are looked at by themselves, or that transformers sets in a model's first forward.
+PLAIN = OPTIONS | {type(None)}  # types that marshal writes directly
+#: Attributes that are handled separately, or that transformers sets in a model's first forward pass.
 PASSED_OVER = frozenset(vars(nn.Module())) - {"training"} | {"forward", "_output_capturing_hooks_installed"}
 RUN = 16
 
 
 def state_of(model: nn.Module, apart: Sequence[nn.Module] = ()) -> int | None:
-    """Hash what the keys of a prompt depend on beside the prompt; None if that cannot be known.
+    """Hash the model's state that a prompt's keys depend on; None if it cannot be determined.
 
-    It is made of parameters and buffers (where they lie, and how often they were written), the tree of
-    modules, and the modules' attributes: numbers and strings, and of classes that neither PyTorch nor
-    transformers has, tensors, lists, dicts and data classes as well. So it changes with training, loading and
-    moving, and with adapters that are added, switched, scaled, merged or disabled.
+    The hash covers parameters and buffers (address and version counter), the tree of modules, and the
+    modules' attributes: numbers and strings, and for classes outside PyTorch and transformers also tensors,
+    lists, dicts and data classes. It therefore changes with training, loading and moving, and with adapters
+    that are added, switched, scaled, merged or disabled.
 
-    PyTorch does not count writes through `tensor.data`. For these, `RUN` elements in the middle of each
-    tensor are hashed as well: a write to a whole tensor, as of an EMA, is seen, and one to a few rows is not.
-    Nor are offloaded weights, the contents of tensor subclasses and of other objects, and patched classes.
+    PyTorch does not count writes through `tensor.data`. To detect these, `RUN` elements in the middle of each
+    tensor are hashed too: a write to a whole tensor, as by an EMA, is detected, but one to a few rows is not.
+    Offloaded weights, the contents of tensor subclasses and of other objects, and patched classes are not
+    detected either.
 
-    It is None as long as a user's hook, or a replaced `forward`, is set (`hooks_of_users`): what it computes
-    may depend on anything.
+    The result is None while a user hook or a replaced `forward` is set (`hooks_of_users`), because its
+    computation may depend on anything.
 
     Args:
-        model: which reads prompts.
-        apart: modules of it whose tensors change with what is read, as the caller knows.
+        model: the model that processes prompts.
+        apart: its modules whose tensors change in forward passes.
     """
     if hooks := hooks_of_users(model):
-        say_that_it_rests(type(model).__name__, names_of(hooks))
+        warn_of_hooks(type(model).__name__, names_of(hooks))
         return None
     reading = ModelReading()
     reading.add(model)
-    for module in reading.modules:  # which grows
+    for module in reading.modules:  # grows during the loop
         if not any(module is each for each in apart):
             reading.add_parts(module)
     return reading.hash()
 
 
 class ModelReading:
-    """Collect everything in a model's modules that its keys depend on.
+    """Collects the parts of a model's modules that its keys depend on.
 
     Attributes:
-        plain: numbers, strings and names of types, in the order in which they were met.
+        plain: numbers, strings and type names, in the order of the traversal.
         tensors: parameters, buffers and other tensors.
         modules: each once.
-        numbers: of the modules, by id; one that comes again counts by its number.
+        numbers: of the modules, by id; repeated modules are represented by their number.
         open: ids of the containers that are being added.
     """
 
@@ -76,7 +77,7 @@ class ModelReading:
         self.open: set[int] = set()
 
     def add(self, value: object) -> None:
-        """Add a module, an attribute of one, or what such an attribute holds."""
+        """Add a module, an attribute, or a value inside an attribute."""
         kind = type(value)
         if kind in PLAIN:
             self.plain.append(value)
@@ -98,7 +99,7 @@ class ModelReading:
             self.plain.append(kind.__name__)
 
     def add_all(self, container: object, values: list[object]) -> None:
-        """Add a container with its values, but for one that stands in itself."""
+        """Add a container with its values, except for a container that contains itself."""
         self.plain += type(container).__name__, len(values)
         if id(container) not in self.open:
             self.open.add(id(container))
@@ -107,12 +108,12 @@ class ModelReading:
             self.open.discard(id(container))
 
     def add_parts(self, module: nn.Module) -> None:
-        """Add what a module has: its attributes, its tensors, the modules in it."""
+        """Add a module's attributes, tensors and submodules."""
         own, home = vars(module), type(module).__module__
         if home.startswith("torch."):
             self.plain.append(module.training)
         else:
-            # other attributes of transformers' modules are notes of their forwards
+            # other attributes of transformers' modules are set by their forward passes
             is_of_transformers = home.startswith("transformers.")
             for name, value in list(own.items()):
                 if name in PASSED_OVER:
@@ -126,7 +127,7 @@ class ModelReading:
 
     @torch.inference_mode()
     def hash(self) -> int:
-        """Hash of all of it; the host waits once for each device that has tensors."""
+        """Hash everything collected; synchronises once per device."""
         where: list[object] = []
         runs: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for tensor in self.tensors:
@@ -139,12 +140,12 @@ class ModelReading:
             where.append(str(dtype))
             contents[device].append(torch.cat(each).view(torch.uint8))
         samples = [torch.cat(each).cpu().numpy().tobytes() for each in contents.values()]
-        # version 2 of the format writes equal values as equal bytes
+        # version 2 of the format has equal bytes for equal values
         return hash(marshal.dumps((self.plain, where, samples), 2))
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """True if a tensor's elements can be read where they lie."""
+    """True if a tensor's memory can be read directly."""
     if tensor.is_meta or tensor.layout != torch.strided:
         return False
     return type(tensor) in (nn.Parameter, Tensor) or not is_traceable_wrapper_subclass(tensor)
@@ -161,11 +162,11 @@ def middle_of(tensor: Tensor) -> Tensor:
 
 
 @functools.cache
-def say_that_it_rests(model: str, hooks: str) -> None:
-    """Log, once for each set of hooks, why prompts are read whole."""
+def warn_of_hooks(model: str, hooks: str) -> None:
+    """Log once for each set of hooks that the prefix cache is off."""
     logger.warning(
-        "hooks are set on %s (%s); what they compute may change, so the prefix cache is not used, and "
-        "prompts are read from their beginning",
+        "the prefix cache is off: %s has hooks (%s), whose computation may change; remove them to reuse "
+        "prefixes",
         model,
         hooks,
     )

@@ -1,4 +1,4 @@
-"""What targets that run a model of torch share: how its linear layers are computed on a CPU."""
+"""Base of targets that run a torch model, with fast linear layers on a CPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ModelTarget(Target[State]):
 
     Attributes:
         model: the loaded model.
-        compared: accelerators that `mmspec bench` compares where none are named, the first of which
-            `mmspec check` takes; () for those of the command.
-        fills_masks: whether open places hold a mask token, and a forward predicts any of them.
-        is_controlled: whether an image controls what is drawn.
+        compared: default accelerators of `mmspec bench`, of which `mmspec check` uses the first; () for the
+            command's own defaults.
+        fills_masks: whether open places hold a mask token, and a forward pass can predict any of them.
+        is_controlled: whether an image controls the generated image.
     """
 
     model: Any
@@ -32,15 +32,15 @@ class ModelTarget(Target[State]):
 
     @property
     def packing(self) -> Packing:
-        """How much memory packed weights of the model may take, on a CPU."""
+        """Memory that packed weights of the model may take on a CPU."""
         return packing_of(self.model)
 
     def computing(self, *modules: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-        """See `Target.computing`: on a CPU, linear layers are computed in the fastest way."""
+        """See `Target.computing`; on a CPU, linear layers use their fastest implementation."""
         if self.device.type != "cpu":
             return nullcontext
         return LinearLayers((self.model, *modules), self.packing)
 
 
-#: A target that runs a model, whose kind of state does not matter.
+#: A target that runs a model, with any kind of state.
 AnyModelTarget: TypeAlias = ModelTarget[Any]

@@ -1,9 +1,9 @@
-"""Prefix cache: later turns of a conversation reuse the prefill of earlier ones, images included.
+"""Prefix cache: the prefill reuses the keys and values of the longest prefix shared with an earlier prompt.
 
-Kept are keys, values and tapped hidden states of each token of a prompt. A new prompt that begins alike takes
-over what the two share. Keys of the reply are not kept: it is read again in one pass, as part of the next
-prompt. Recurrent layers keep one state for a whole prompt, so that only prompts that go on from its end can
-take it over.
+Later turns of a conversation thus reuse the prefill of earlier ones, images included. The cache stores the
+keys, values and tapped hidden states of each token of a prompt. Keys of the reply are not stored: the reply
+is prefilled as part of the next prompt. Recurrent layers have one state for a whole prompt, so that only
+prompts that continue it can reuse it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ __all__ = [
     "rest_of",
 ]
 
-TOKENS = ("input_ids", "position_ids", "mm_token_type_ids")  # [.., L]: as long as the prompt
+TOKENS = ("input_ids", "position_ids", "mm_token_type_ids")  # arguments [.., L], as long as the prompt
 MEDIA = frozenset({
     "pixel_values", "pixel_values_images", "pixel_values_videos", "pixel_attention_mask", "image_sizes",
     "image_grid_thw", "video_grid_thw", "second_per_grid_ts", "batch_num_images",
 })  # fmt: skip
-# The rest is read under a mask, which costs more than plain causal attention; a shorter prefix does not pay.
+# The rest is prefilled with a mask, which costs more than plain causal attention: short prefixes do not pay
+# off.
 LEAST_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class PromptIdentity:
-    """Inputs that a prompt's keys depend on, in host memory, in tensors that nobody else writes into.
+    """Copies of the inputs that a prompt's keys depend on, in host memory.
 
     Attributes:
         tokens: [L].
         positions: [.., L].
-        media: images and clips by the name of the model's argument, the first along dim 0 first.
-        media_end: index of the first token behind all images; 0 if there are none.
-        state: of the model, as `state_of` hashes it.
+        media: images and clips by argument name, the first along dim 0 first.
+        media_end: index of the first token after all images; 0 without images.
+        state: hash of the model's state; see `state_of`.
     """
 
     tokens: Tensor
@@ -61,7 +62,7 @@ class PromptIdentity:
     state: int
 
     def shared_with(self, prompt: PromptIdentity) -> int:
-        """Number of leading tokens that `prompt` can take over from this one: all of its images, or 0."""
+        """Number of leading tokens that `prompt` can reuse from this one: with all of its images, or 0."""
         if self.state != prompt.state or self.positions.shape[:-1] != prompt.positions.shape[:-1]:
             return 0
         for name, own in self.media.items():
@@ -80,10 +81,10 @@ class PromptIdentity:
 
 @dataclass(frozen=True)
 class Prefix:
-    """Prefill of a prompt, or of its beginning.
+    """Cached prefill of a prompt, or of its prefix.
 
     Attributes:
-        prompt: what was read.
+        prompt: the prompt.
         length: number of tokens n, from the first on.
         states: keys and values of every layer, each [n, heads, head_dim].
         taps: tap -> hidden states [1, n, d].
@@ -97,7 +98,7 @@ class Prefix:
     recurrent: list[States] = field(default_factory=list)
 
     def shared_with(self, prompt: PromptIdentity) -> int:
-        """Number of leading tokens whose prefill `prompt` can take over."""
+        """Number of leading tokens whose prefill `prompt` can reuse."""
         shared = self.prompt.shared_with(prompt)
         if self.recurrent and (shared < self.length or shared == len(prompt.tokens)):
             return 0
@@ -110,9 +111,9 @@ class Prefix:
         return Prefix(self.prompt, length, states, taps, self.recurrent)
 
     def replaces(self, other: Prefix) -> bool:
-        """True if this prefill has all that prompts could take over from another.
+        """True if this prefill has everything that prompts could reuse from another.
 
-        With fewer images the other fits prompts that this one does not.
+        If the other has fewer images, it fits prompts that this one does not.
         """
         is_beginning = other.prompt.shared_with(self.prompt) == other.length
         if other.recurrent and other.length < self.length:
@@ -127,30 +128,31 @@ class Prefix:
 
 
 class PrefixCache:
-    """Prefills of the prompts that one model has read last, within a limit of memory. Copies are empty.
+    """Prefix cache of one model: the prefills of recent prompts, within a memory limit. Copies are empty.
 
     Args:
-        max_bytes: of keys, values, hidden states and images; what was used longest ago goes first.
+        max_bytes: limit for keys, values, hidden states and images; the least recently used are dropped
+            first.
 
     Raises:
-        InputError: the limit is no positive integer.
+        InputError: the limit is not a positive integer.
     """
 
     def __init__(self, max_bytes: int) -> None:
         if not is_integer(max_bytes) or max_bytes < 1:
-            raise InputError("max_bytes", max_bytes, "a positive number of bytes")
+            raise InputError("max_bytes", max_bytes, "must be a positive number of bytes")
         self.max_bytes = max_bytes
-        self.entries: list[Prefix] = []  # the one used longest ago first
+        self.entries: list[Prefix] = []  # least recently used first
 
     def __reduce__(self) -> tuple[type[PrefixCache], tuple[int]]:
         return type(self), (self.max_bytes,)
 
     def find(self, prompt: PromptIdentity, taps: Sequence[int]) -> Prefix | None:
-        """Find the longest known beginning of a prompt, shorter than the prompt itself; None if none pays.
+        """Find the longest cached prefix of a prompt, shorter than the prompt; None if none pays off.
 
         Args:
-            prompt: about to be read.
-            taps: hidden states that are needed of all of its tokens.
+            prompt: the prompt to prefill.
+            taps: layers whose hidden states are needed for all of its tokens.
         """
         fitting = [entry for entry in self.entries if set(taps) <= set(entry.taps)]
         if not fitting:
@@ -158,7 +160,9 @@ class PrefixCache:
         lengths = [entry.shared_with(prompt) for entry in fitting]
         longest = max(lengths)
         best = fitting[lengths.index(longest)]
-        length = min(longest, len(prompt.tokens) - 1)  # the last token is read: its logits are not kept
+        length = min(
+            longest, len(prompt.tokens) - 1
+        )  # the last token is processed: its logits are not cached
         if length < max(best.prompt.media_end, 1, LEAST_SHARE * len(prompt.tokens)):
             return None
         self.entries = [entry for entry in self.entries if entry is not best] + [best]
@@ -171,13 +175,13 @@ class PrefixCache:
         taps: Mapping[int, Tensor],
         recurrent: Sequence[States] = (),
     ) -> None:
-        """Remember a prompt that was just read, unless it is above the limit alone; forget what it replaces.
+        """Store a prefill, unless it exceeds the limit alone; drop the entries that it replaces.
 
         Args:
-            prompt: what was read.
+            prompt: the prompt.
             states: of all of its tokens; copied.
             taps: hidden states [1, L, d].
-            recurrent: of every recurrent layer, after the last token; nobody else writes into them.
+            recurrent: of every recurrent layer, after the last token; not copied.
         """
         copies = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in states.items()}
         new = Prefix(prompt, len(prompt.tokens), copies, dict(taps), list(recurrent))
@@ -188,21 +192,21 @@ class PrefixCache:
             self.entries.pop(0)
 
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Size in bytes."""
         return sum(entry.nbytes() for entry in self.entries)
 
 
 def identify(model: PreTrainedModel, inputs: Inputs, state: int) -> PromptIdentity | None:
-    """Identify a prompt by all that its keys depend on; None if it cannot be read in two parts.
+    """Identify a prompt by everything that its keys depend on; None if it cannot be prefilled in two parts.
 
-    That is so if images attend to what follows them (Gemma 3 and PaliGemma say so by `token_type_ids`,
-    Gemma 4 by token types without M-RoPE), if they stand at no token of the prompt (cross-attention), if a
-    placeholder stands for no image, or if an argument is not known here.
+    This is the case if images attend to later tokens (which Gemma 3 and PaliGemma mark by `token_type_ids`,
+    Gemma 4 by token types without M-RoPE), if images have no placeholder tokens (cross-attention), if a
+    placeholder has no image, or if an argument is unknown.
 
     Args:
         model: the target's.
-        inputs: its arguments, batch size 1, `position_ids` [.., L] among them.
-        state: of the model, as `state_of` hashes it.
+        inputs: its arguments, batch size 1, including `position_ids` [.., L].
+        state: hash of the model's state; see `state_of`.
     """
     if not is_causal(model, inputs):
         return None
@@ -219,12 +223,12 @@ def identify(model: PreTrainedModel, inputs: Inputs, state: int) -> PromptIdenti
 
 
 def media_of(inputs: Mapping[str, object]) -> Keywords:
-    """The arguments that are not as long as the prompt: images, clips and their sizes."""
+    """The arguments that are not per token: images, clips and their sizes."""
     return {name: value for name, value in inputs.items() if name not in TOKENS}
 
 
 def is_causal(model: PreTrainedModel, inputs: Mapping[str, object]) -> bool:
-    """True if a prompt's arguments are known, and none marks an image that attends to what follows it."""
+    """True if a prompt's arguments are known, and none marks an image that attends to later tokens."""
     media = media_of(inputs)
     known = media.keys() <= MEDIA and all(isinstance(value, Tensor) for value in media.values())
     typed = "mm_token_type_ids" in inputs and not hasattr(getattr(model, "model", None), "get_rope_index")
@@ -232,7 +236,7 @@ def is_causal(model: PreTrainedModel, inputs: Mapping[str, object]) -> bool:
 
 
 def rest_of(inputs: Inputs, known: Prefix) -> dict[str, Tensor]:
-    """Arguments for the rest of a prompt: tokens, positions and images behind a known beginning."""
+    """Arguments for the rest of a prompt: tokens, positions and images after a cached prefix."""
     media = known.prompt.media
     rest = {
         name: value[..., known.length :] if name in TOKENS else value[len(media.get(name, ())) :]
@@ -242,5 +246,5 @@ def rest_of(inputs: Inputs, known: Prefix) -> dict[str, Tensor]:
 
 
 def own_copy(tensor: Tensor) -> Tensor:
-    """Copy a tensor to host memory; callers may write into their own later."""
+    """Copy a tensor to host memory; callers may modify theirs later."""
     return tensor.detach().to("cpu", copy=True)

@@ -1,9 +1,9 @@
-"""Rotary frequencies that change with the length of what is read: each token of a draft turned as if alone.
+"""Rotary frequencies that change with the sequence length, computed for each draft token as if it were alone.
 
-Frequencies of type "dynamic" change with every token beyond the length that a model was trained for, those of
-type "longrope" once, there. A forward of transformers turns all of its tokens by the frequencies of the last;
-plain decoding reads a token a forward, and keeps the keys of earlier ones as they were turned. So a forward
-over several tokens, of several rows, gives each the frequencies of its own position.
+Frequencies of type "dynamic" change with every token beyond the length of training, those of type "longrope"
+once, there. A forward pass of transformers uses the frequencies of its last token for all tokens; plain
+decoding processes one token per forward pass, and keeps earlier keys unchanged. A forward pass over several
+tokens, or several rows, therefore gives each token the frequencies of its own position.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ GROWING = "dynamic"
 
 
 def change_of(config: PreTrainedConfig) -> tuple[float, str]:
-    """Number of tokens up to which rotary frequencies stay, infinite if they always do; and their type."""
+    """Number of tokens up to which rotary frequencies are constant, infinite if always; and their type."""
     text = config.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None) or {}
     changes: list[tuple[float, str]] = [(math.inf, "default")]
-    for part in (rope, *rope.values()):  # some have parameters for every type of layer
+    for part in (rope, *rope.values()):  # some have parameters per layer type
         kind = part.get("rope_type", "") if isinstance(part, dict) else ""
         if GROWING in kind:
             changes.append((text.max_position_embeddings, kind))
@@ -41,7 +41,7 @@ def change_of(config: PreTrainedConfig) -> tuple[float, str]:
 
 
 def find_changing(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules of a decoder that turn tokens by frequencies which change."""
+    """Find the rotary embeddings of a decoder whose frequencies change."""
     return [
         module
         for module in model.get_decoder().modules()
@@ -50,23 +50,23 @@ def find_changing(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def kinds_of(module: nn.Module) -> list[str]:
-    """The types of a module's frequencies: one, or one for each type of layer."""
+    """The types of a module's frequencies: one, or one per layer type."""
     kind = getattr(module, "rope_type", None)
     return list(kind.values()) if isinstance(kind, dict) else [kind] if isinstance(kind, str) else []
 
 
 def changes(kind: str) -> bool:
-    """True for frequencies that change with the length of what is read."""
+    """True for frequencies that change with the sequence length."""
     return GROWING in kind or kind == LONG_ONCE
 
 
 def turned(modules: Sequence[nn.Module], one_by_one: bool = False) -> AbstractContextManager[None]:
-    """Let modules turn what one forward reads in this thread; they themselves stay as they are.
+    """Replace rotary embeddings in this thread; the modules themselves do not change.
 
     Args:
-        modules: by `find_changing`.
-        one_by_one: every token by the frequencies of its own position, as a scoring forward needs it; else
-            a whole prompt, as in a model that has read nothing.
+        modules: from `find_changing`.
+        one_by_one: every token with the frequencies of its own position, as in a scoring forward pass;
+            otherwise a whole prompt, as in a model without earlier inputs.
     """
     if not modules:
         return nullcontext()
@@ -77,11 +77,11 @@ def turned(modules: Sequence[nn.Module], one_by_one: bool = False) -> AbstractCo
 def turn_each(
     turn: Callable[[Tensor], tuple[Tensor, ...]], stays: tuple[int, bool], positions: Tensor
 ) -> tuple[Tensor, ...]:
-    """Turn positions [.., B, n], those of one length after another.
+    """Rotate positions [.., B, n], grouped by sequence length.
 
     Args:
         turn: positions -> cosines and sines [.., B, n, d].
-        stays: the length up to which frequencies stay, and whether they change once alone.
+        stays: the length up to which frequencies are constant, and whether they change only once.
         positions: of the nodes.
     """
     most, once = stays
@@ -99,14 +99,14 @@ def turn_each(
 
 
 def turned_by(module: Any, turning: AnyFunction, own: AnyFunction) -> AnyFunction:
-    """The other forward of one module, whose frequencies are those of a fresh one before each turn."""
+    """The replaced `forward` of one module, whose frequencies are reset before each call."""
 
     def forward(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> object:
         layer = {} if layer_type is None else {"layer_type": layer_type}
         kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
         if not changes(kind):
             return own(x, position_ids, **layer)
-        fresh: Any = twin(module)  # a module changes its attributes and buffers with the lengths it meets
+        fresh: Any = twin(module)  # a call changes the module's buffers
 
         def turn(positions: Tensor) -> tuple[Tensor, ...]:
             refresh(fresh, "" if layer_type is None else f"{layer_type}_")
@@ -124,9 +124,9 @@ def turned_by(module: Any, turning: AnyFunction, own: AnyFunction) -> AnyFunctio
 
 
 def refresh(module: nn.Module, prefix: str) -> None:
-    """Let a module forget the lengths that it has met."""
+    """Reset a module to its original frequencies."""
     original = getattr(module, f"{prefix}original_inv_freq")
-    # a copy, for some versions of transformers write into it
+    # a copy, because some versions of transformers write into it
     frequencies = original.to(getattr(module, f"{prefix}inv_freq").device, copy=True)
     setattr(module, f"{prefix}inv_freq", frequencies)
     setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)

@@ -1,6 +1,6 @@
-"""Scoring forwards that cost less to launch: captured in CUDA graphs, or compiled by torch.compile.
+"""Scoring forward passes with less launch overhead: captured in CUDA graphs, or compiled by torch.compile.
 
-And the hooks that read hidden states in them.
+Also the hooks that collect hidden states in them.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ NOTHING: Inputs = {}
 MAX_GRAPHS = 32
 MAX_CACHES = 4
 LEAST_CAPACITY = 1024
-#: Beyond 8 compiled forms of a function, of all models together, torch would go on without more of them.
+#: torch stops compiling after 8 compiled forms of a function, counted over all models, without these
+#: settings.
 FORMS = {"recompile_limit": 64, "isolate_recompiles": True}  # not in torch 2.11
 
 logger = logging.getLogger(__name__)
 
 
 class CompiledForward:
-    """A forward compiled by torch.compile: by default one form for a node alone, one for more.
+    """A function compiled by torch.compile: by default one form for a single node, and one for more.
 
-    Hooks that read hidden states have forms of their own.
-
-    Where the compiler fails, the logger says so, and the forward runs as it is from then on. Copies compile
-    anew.
+    Hooks that collect hidden states have their own forms. If the compiler fails, the logger warns, and the
+    function runs uncompiled from then on. Copies compile again.
 
     Args:
         name: of the model, for the log.
-        forward: returns logits, or what stands for them.
-        is_dynamic: one form for all sizes; else one for each, which is faster on a CPU.
+        forward: returns logits, or their replacement.
+        is_dynamic: one form for all sizes; otherwise one for each, which is faster on a CPU.
     """
 
     def __init__(self, name: str, forward: AnyFunction, is_dynamic: bool = True) -> None:
@@ -72,7 +71,7 @@ class CompiledForward:
 
 
 class Reading(threading.local):
-    """The hidden states that are read in forwards of this thread."""
+    """The collector of hidden states in this thread."""
 
     now: HiddenStates | None = None
 
@@ -81,21 +80,21 @@ READING = Reading()
 
 
 class HiddenStates:
-    """Hidden states of chosen layers, collected by hooks in every forward until `close`.
+    """Hidden states of chosen layers, collected by hooks in every forward pass until `close`.
 
-    Forwards of the thread that made it, or called `begin` last; others run the same model meanwhile.
-
-    Hooks work alike on every transformers version; `output_hidden_states=[...]` does not (5.17 drops the last
-    index).
+    Only forward passes of the thread that created it, or called `begin` last, are collected; others may run
+    the same model meanwhile. Hooks work alike on every transformers version; `output_hidden_states=[...]`
+    does not (5.17 drops the last index).
 
     Args:
-        model: whose decoder is hooked.
-        taps: layer indices, each for the input of that layer; -1 for the final, normed states.
+        model: the model with the decoder.
+        taps: layer indices, each for the input of that layer; -1 for the final, normalised states.
         stays: whether `close` keeps the hooks, for the next batch.
 
     Raises:
         InputError: there is no such layer.
-        UnsupportedModelError: a layer reads several streams of hidden states (Gemma 3n); in the forward.
+        UnsupportedModelError: a layer has several streams of hidden states (Gemma 3n); raised in the forward
+            pass.
     """
 
     def __init__(self, model: PreTrainedModel, taps: Sequence[int], stays: bool = False) -> None:
@@ -103,7 +102,7 @@ class HiddenStates:
         layers: Sequence[nn.Module] = getattr(decoder, "layers", getattr(decoder, "h", ()))
         for tap in taps:
             if not -1 <= tap < len(layers):
-                raise InputError("taps", tap, f"-1, or a layer index from 0 to {len(layers) - 1}")
+                raise InputError("taps", tap, f"must be -1, or a layer index from 0 to {len(layers) - 1}")
         self._stays = stays
         self._states: dict[int, Tensor] = {}
         self._handles = [
@@ -115,33 +114,33 @@ class HiddenStates:
         self.begin()
 
     def begin(self) -> None:
-        """Collect the states of the next forwards of this thread."""
+        """Collect the states of the next forward passes of this thread."""
         READING.now = self
 
     def take(self) -> dict[int, Tensor]:
-        """Return the states of the last forward, tap -> [B, n, d], and forget them."""
+        """Return the states of the last forward pass, tap -> [B, n, d], and clear them."""
         states, self._states = self._states, {}
         return states
 
     def put(self, states: dict[int, Tensor]) -> None:
-        """Set the states of a forward that was replayed from a graph, where no hook runs."""
+        """Set the states of a forward pass that was replayed from a graph, where no hook runs."""
         self._states = states
 
     def close(self) -> None:
-        """Remove the hooks, unless they stay."""
+        """Remove the hooks, unless `stays` is set."""
         for handle in [] if self._stays else self._handles:
             handle.remove()
 
     def _keep_input(
         self, tap: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor] = NOTHING
     ) -> None:
-        if READING.now is not self:  # without keywords where the hook was just set, or is just being removed
+        if READING.now is not self:  # kwargs may be missing while hooks are set
             return
         state = args[0] if args else kwargs["hidden_states"]
         if state.dim() != 3:
             raise UnsupportedModelError(
-                f"{type(module).__name__} reads several streams of hidden states, {tuple(state.shape)}; "
-                "drafters can read those of one stream, [B, n, d]"
+                f"{type(module).__name__} has several streams of hidden states, {tuple(state.shape)}; "
+                "drafters can read only one stream, [B, n, d]"
             )
         self._states[tap] = state
 
@@ -152,16 +151,16 @@ class HiddenStates:
 
 
 class CapturedForward:
-    """Scoring forwards captured in CUDA graphs, one for each number of nodes and width of attention.
+    """Scoring forward passes captured in CUDA graphs, one for each number of nodes and width of attention.
 
     A graph reads and writes the same addresses in every replay: those of its own copies of the inputs, and
-    those of the cache. Calls take turns with the caches of a pool, which are cleared and not given back.
+    those of the cache. Calls reuse the caches of a pool, which are cleared and never freed.
 
-    Where a forward cannot be captured, the logger names the module that failed, and forwards of these shapes
-    run as they are. Copies have no graphs.
+    If a forward pass cannot be captured, the logger names the module that failed, and forward passes of these
+    shapes run without a graph. Copies have no graphs.
 
     Args:
-        model: whose forwards these are; for the log.
+        model: the model, for the log.
         forward: (keyword arguments, cache) -> logits; tensors among the arguments stay on the device.
 
     Attributes:
@@ -180,11 +179,11 @@ class CapturedForward:
     def __call__(
         self, inputs: Mapping[str, object], cache: RaggedCache, taps: HiddenStates | None = None
     ) -> Tensor:
-        """Score the nodes that the cache was told of by `begin_score`; arguments as of `forward`."""
+        """Score the nodes that `begin_score` prepared; the arguments are those of `forward`."""
         if not can_capture(cache.lengths.device):
             return self._forward(inputs, cache)
         leaves, structure = tree_flatten((inputs, cache.plan.slots))
-        # places to write to are in the plan; a cache that grew is at another address
+        # the slots are in the plan; a cache that grew has another address
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         key = id(cache), cache.plan.capacity, cache.plan.width, id(taps), str(structure), shapes
         if key not in self._graphs:
@@ -198,7 +197,7 @@ class CapturedForward:
         for own, given in zip(captured.graph.inputs, tensors_of(leaves), strict=True):
             own.copy_(given)
         captured.graph.replay()
-        # the next replay writes over what this one wrote, and drafters keep logits and states of several
+        # the next replay overwrites these results, and drafters keep logits and states of several rounds
         if taps is not None:
             taps.put({tap: state.clone() for tap, state in captured.taps.items()})
         return captured.graph.output.clone()
@@ -223,7 +222,7 @@ class CapturedForward:
                 graph = capture(forward, tuple(each.clone() for each in tensors_of(leaves)), self._side)
                 return Captured(graph, {} if taps is None else taps.take(), cache)
         except RuntimeError as error:
-            where = entered[-1] if entered else "the forward"
+            where = entered[-1] if entered else "the forward pass"
             name = type(self._model).__name__
             logger.warning("%s: %s runs without a CUDA graph: %s", name, where, str(error).splitlines()[0])
             return None
@@ -232,7 +231,7 @@ class CapturedForward:
 
 
 class Captured(NamedTuple):
-    """A captured forward: its graph, the hidden states that it writes, and the cache at its address."""
+    """A captured forward pass: its graph, the hidden states that it writes, and the cache at its address."""
 
     graph: Graph
     taps: dict[int, Tensor]
@@ -240,14 +239,14 @@ class Captured(NamedTuple):
 
 
 class StaticCaches:
-    """Caches that one batch after another decodes in, at the same addresses."""
+    """Pool of caches that consecutive batches use at the same addresses."""
 
     def __init__(self) -> None:
         self._caches: list[RaggedCache] = []
         self._owners: dict[int, weakref.ref[object]] = {}
 
     def take(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> RaggedCache:
-        """Return an empty cache that nobody decodes in, of the pool or new; arguments as of `RaggedCache`."""
+        """Return an empty, unused cache, from the pool or new; the arguments are those of `RaggedCache`."""
         capacity = mask_width(max(capacity, LEAST_CAPACITY), device)
         for cache in self._caches:
             if cache.rows == rows and cache.plan.capacity >= capacity and self._is_free(cache):
@@ -263,7 +262,7 @@ class StaticCaches:
         return cache
 
     def lend(self, cache: RaggedCache, owner: object) -> None:
-        """Keep a cache of the pool from others until its owner is gone."""
+        """Reserve a cache of the pool until its owner is deleted."""
         self._owners[id(cache)] = weakref.ref(owner)
 
     def _is_free(self, cache: RaggedCache) -> bool:
@@ -278,7 +277,7 @@ def tensors_of(leaves: list[object]) -> list[Tensor]:
 
 @contextmanager
 def modules_entered(model: nn.Module, names: list[str]) -> Iterator[None]:
-    """Keep the names of the modules whose forwards this thread has begun and not ended, innermost last."""
+    """Record the names of the modules that are running in this thread, innermost last."""
     thread = threading.get_ident()
 
     def enter(name: str, *_: object) -> None:

@@ -1,7 +1,7 @@
-"""Prompts of which a model reads some visual tokens alone, and the attention by which those are chosen.
+"""Prompts with only a part of their visual tokens, and the attention by which these are chosen.
 
-A draft model that reads a tenth of a clip costs less to start and to run; its target reads all of it
-(SpecVLM, 2508.16201, section 3).
+A draft model that processes a tenth of a clip has a cheaper prefill and cheaper rounds; its target processes
+the whole clip (SpecVLM, 2508.16201, section 3).
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from mmspec.open_types import AnyFunction, Keywords
 
 __all__ = ["attention_behind", "guided_and_even", "reading_only"]
 
-#: Arguments of decoders that are of all places, and which of their dimensions is.
+#: Arguments of decoders that hold all places, and the dimension of the places.
 BY_PLACE = {"inputs_embeds": 1, "position_ids": -1, "visual_pos_masks": 1}
 EAGER = "eager_attention_forward"
 
 
 def guided_and_even(weights: Tensor, count: int, mass: float) -> Tensor:
-    """Indices [count], ascending, of the tokens that attention asks for, and of others, evenly spread.
+    """Indices [count], ascending, of the tokens with the most attention, and of others, evenly spread.
 
     Args:
         weights: [N] attention to each token.
-        count: how many are kept, at most N.
-        mass: share of all attention that those of most attention make up together; no more than are needed.
+        count: number of tokens to keep, at most N.
+        mass: share of all attention that the tokens with the most attention must cover; no further ones are
+            chosen by attention.
     """
     order = weights.argsort(descending=True, stable=True)
     sorted_weights = weights[order]
@@ -46,12 +47,13 @@ def guided_and_even(weights: Tensor, count: int, mass: float) -> Tensor:
 
 
 def reading_only(decoder: nn.Module, places: Tensor | None) -> AbstractContextManager[None]:
-    """Let a decoder read some places [K] of its prompt alone, each at its own position; None for all.
+    """Run a decoder on only some places [K] of its prompt, each at its own position; None for all.
 
-    In this thread, until the context is left.
+    The replacement holds in this thread, until the context exits.
 
     Raises:
-        UnsupportedModelError: the model gives its decoder more than embeddings and positions; in the forward.
+        UnsupportedModelError: the decoder gets more than embeddings and positions; raised in the forward
+            pass.
     """
     if places is None:
         return nullcontext()
@@ -63,17 +65,19 @@ def reading_only(decoder: nn.Module, places: Tensor | None) -> AbstractContextMa
 
 
 def thinned(given: Keywords, places: Tensor) -> Keywords:
-    """Keyword arguments of a decoder, cut to some places [K]."""
+    """Keyword arguments of a decoder, restricted to some places [K]."""
     embeddings, positions = given.get("inputs_embeds"), given.get("position_ids")
     if embeddings is None or positions is None:
         raise UnsupportedModelError(
-            "its decoder is given no embeddings or no positions; it reads whole prompts"
+            "the model passes no embeddings or no positions to its decoder; it can only process whole prompts"
         )
     length = embeddings.shape[1]
     for name in given.keys() - BY_PLACE.keys():
         value = given[name]
         if isinstance(value, dict) or isinstance(value, Tensor) and length in value.shape:
-            raise UnsupportedModelError(f"its decoder is given {name} of all places; it reads whole prompts")
+            raise UnsupportedModelError(
+                f"the model passes {name} of all places; it can only process whole prompts"
+            )
     cut = {
         name: given[name].index_select(dim, places)
         for name, dim in BY_PLACE.items()
@@ -83,23 +87,23 @@ def thinned(given: Keywords, places: Tensor) -> Keywords:
     if shown is not None and given.get("deepstack_visual_embeds") is not None:
         kept = torch.zeros_like(shown)
         kept[:, places] = True
-        rows = kept[shown]  # of the visual tokens, one after the other
+        rows = kept[shown]  # one for each visual token
         cut["deepstack_visual_embeds"] = [each[rows] for each in given["deepstack_visual_embeds"]]
     return given | cut
 
 
 def attention_behind(target: Any, state: Any, tokens: Tensor) -> Tensor:
-    """[R, T] attention of one token behind each prompt to every cached place, the mean of layers and heads.
+    """[R, T] attention of one token after each prompt to every cached place, averaged over layers and heads.
 
-    One forward of the target with eager attention, of which nothing is kept.
+    Runs one forward pass of the target with eager attention, which is not committed.
 
     Args:
         target: a causal one.
-        state: after the prefill; R rows.
+        state: after the prefill, with R rows.
         tokens: [R, 1].
 
     Raises:
-        UnsupportedModelError: no layer tells its attention.
+        UnsupportedModelError: no layer returns its attention weights.
     """
     reader = copy.copy(target)
     reader.steps = None
@@ -120,12 +124,12 @@ def attention_behind(target: Any, state: Any, tokens: Tensor) -> Tensor:
         nodes = Tree.chain(tokens, DraftKind.POINT).nodes
         reader.score_nodes(replace(state, additive=decoder.dtype), nodes)
     if not found:
-        raise UnsupportedModelError(f"{type(target.model).__name__} does not tell what it attends to")
+        raise UnsupportedModelError(f"{type(target.model).__name__} returns no attention weights")
     return torch.stack([each[:, :, -1].float().mean(1) for each in found]).mean(0)
 
 
 def eagerly(own: AnyFunction) -> AnyFunction:
-    """The attention function by which a module tells its weights, of its modelling file; else `own`."""
+    """The eager attention function of a module's modelling file, which returns its weights; else `own`."""
 
     def attention(module: nn.Module, *args: object, **given: object) -> object:
         files = (sys.modules[each.__module__] for each in type(module).__mro__)

@@ -1,7 +1,7 @@
-"""Vision-language models of transformers as targets: LLaVA, Qwen-VL, SmolVLM and others.
+"""Target adapter for vision-language models of transformers: LLaVA, Qwen-VL, SmolVLM and others.
 
-The processor has already expanded each image into its placeholder ids, so a prompt is read like
-text; pixels are needed once, at prefill. What differs between families is how positions count.
+The processor has already expanded each image into its placeholder ids, so that a prompt is processed like
+text; pixels are needed once, in the prefill. Families differ in how they count positions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODES = ("blocks", AUTOREGRESSIVE)
 
 
 class VisionLanguageTarget(CausalTarget):
-    """Adapter from a transformers image-text-to-text model to the Target interface.
+    """Adapter from a transformers image-text-to-text model to the `Target` interface.
 
     Args:
         model: any `AutoModelForImageTextToText` model whose language model is decoder-only.
@@ -35,14 +35,14 @@ class VisionLanguageTarget(CausalTarget):
         self._rope_index = getattr(model.model, "get_rope_index", None)
 
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-        """Position ids of a prompt and the offset of what follows it.
+        """Position ids of a prompt, and the offset of the positions that follow it.
 
-        M-RoPE models count an image by its grid, not by its tokens (Qwen2-VL, 2409.12191, section
-        2.1). The offset belongs to the request: the attribute of the same meaning on the module is
-        never read, since a request in between would change it.
+        M-RoPE models count an image by its grid, not by its tokens (Qwen2-VL, 2409.12191, section 2.1). The
+        offset belongs to the request: the corresponding attribute of the module is never read, because other
+        requests change it.
 
         Args:
-            inputs: the prompt's tensors; `position_ids` [3 or 4, 1, L] are taken as they are.
+            inputs: the prompt's tensors; given `position_ids` [3 or 4, 1, L] are used unchanged.
 
         Returns:
             [1, L], or [3, 1, L] for M-RoPE; and the next position minus L.
@@ -52,7 +52,7 @@ class VisionLanguageTarget(CausalTarget):
         """
         given = inputs.get("position_ids")
         if given is not None:
-            axes = given[-M_ROPE_AXES:]  # transformers may put the text's own count in front
+            axes = given[-M_ROPE_AXES:]  # transformers may prepend the text's own positions
             return given, int(axes.max()) + 1 - given.shape[-1]
         grids = [name for name in ("image_grid_thw", "video_grid_thw") if inputs.get(name) is not None]
         if self._rope_index is None or not grids:
@@ -62,8 +62,8 @@ class VisionLanguageTarget(CausalTarget):
             raise InputError(
                 "inputs",
                 sorted(inputs),
-                "a prompt with images needs `mm_token_type_ids` (0 text, 1 image, 2 video), as the "
-                "processor returns it; without it the positions would silently be wrong",
+                "must have `mm_token_type_ids` (0 text, 1 image, 2 video) for a prompt with images, as "
+                "returned by the processor; the positions would be wrong without it",
             )
         arguments = {name: inputs[name] for name in accepted if name in inputs}
         positions, delta = self._rope_index(**arguments)
@@ -71,10 +71,10 @@ class VisionLanguageTarget(CausalTarget):
 
 
 def check_mode(config: PreTrainedConfig, mode: str | None) -> None:
-    """Check a way of decoding that is asked for: None is the model's own.
+    """Check a decoding mode; None is the model's own.
 
     Raises:
-        InputError: no such mode, or the model was not trained for both.
+        InputError: the mode is unknown, or the model was not trained for both modes.
     """
     if mode is None:
         return
@@ -83,12 +83,12 @@ def check_mode(config: PreTrainedConfig, mode: str | None) -> None:
     text = config.get_text_config(decoder=True)
     is_both = getattr(text, "block_length", None) and getattr(text, "is_causal", False)
     if not is_both or getattr(text, "predicts", None) != "next":
-        allowed = "None: this model was not trained to fill masked blocks and to predict the next token"
-        raise InputError("mode", mode, allowed)
+        rule = "must be None: this model was not trained for both masked blocks and next-token prediction"
+        raise InputError("mode", mode, rule)
 
 
 def adapt(model: PreTrainedModel, mode: str | None = None) -> CausalTarget:
-    """Build the Target adapter of a loaded model; modes as of `check_mode`."""
+    """Build the `Target` adapter of a loaded model; for modes see `check_mode`."""
     check_mode(model.config, mode)
     family = family_of(model.config)
     if family is not None and not family.draws and mode != AUTOREGRESSIVE:

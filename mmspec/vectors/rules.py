@@ -162,7 +162,7 @@ class CSpD(LastStep):
 
     def __post_init__(self) -> None:
         require_number(
-            "temperature", self.temperature, 0.0, 1e4, "must be above 0; 1 is exact", open_below=True
+            "temperature", self.temperature, 0.0, 1e4, "must be above 0 (1 is exact)", open_below=True
         )
         if self.variance_factor not in VARIANCE_FACTORS:
             known = did_you_mean(self.variance_factor, VARIANCE_FACTORS)

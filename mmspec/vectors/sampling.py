@@ -63,7 +63,7 @@ class DenoisingSampler(RowSettings):
             raise InputError("guidance_schedule", self.guidance_schedule, known)
 
     def of_model(self, model: Any) -> Self:
-        """Return these settings for another model behind the `Target` interface, with its own head."""
+        """Return these settings for another model with the `Target` interface, with its own head."""
         return replace(self, source=model.denoiser)
 
     def __call__(

@@ -1,1 +1,1 @@
-"""Visual tokens of a prompt: their places, and the replacement of them by fewer."""
+"""Visual tokens of a prompt: their places, and their replacement by fewer tokens."""

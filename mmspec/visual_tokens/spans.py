@@ -1,8 +1,7 @@
-"""Spans: the places of a prompt's images among its tokens, and of each visual token in its image.
+"""Spans of images among a prompt's tokens, and the place of each visual token in its image.
 
-The processor has written one placeholder id per visual token. What the model's own inputs say of its
-images (a grid, a size, a stack of pixels) tells how many of them belong to each image; a frame of a
-clip counts as an image.
+The processor inserts one placeholder id per visual token. The model's inputs for its images (a grid, a size,
+a stack of pixels) determine how many of them belong to each image; a frame of a clip counts as an image.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class ImageSpan:
 
     Attributes:
         start: index of its first token.
-        boxes: [N, 4] where in the image each of its tokens lies.
+        boxes: [N, 4] boxes of its tokens in the image.
     """
 
     start: int
@@ -47,13 +46,12 @@ class ImageSpan:
 def find_images(config: PreTrainedConfig, inputs: Mapping[str, Tensor]) -> list[ImageSpan]:
     """Find the images and frames of one prompt, in order.
 
-    Where the inputs do not account for every placeholder (a family that is not known here), each unbroken
-    run of placeholders is one image: a square grid if it can be one, else a strip. A drafter then sees
-    them less well, and nothing else changes.
+    If the inputs do not account for every placeholder (an unknown family), each unbroken run of placeholders
+    counts as one image: a square grid if possible, otherwise a strip. This only lowers the quality of drafts.
 
     Args:
         config: of the target.
-        inputs: the target's inputs, with `input_ids` [1, L] and the images as its processor gave them.
+        inputs: the target's inputs, with `input_ids` [1, L] and the images as its processor returns them.
     """
     ids = inputs["input_ids"][0].tolist()
     spans: list[ImageSpan] = []
@@ -79,7 +77,7 @@ def _runs(ids: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _place(runs: list[tuple[int, int]], layouts: list[Tensor]) -> Iterator[ImageSpan]:
-    """Cut runs into images; an image whose rows are divided by text (Pixtral) gives one span a run."""
+    """Split runs into images; an image whose rows are divided by text (Pixtral) has one span per run."""
     remaining = list(layouts)
     for start, stop in runs:
         while start < stop:
@@ -90,7 +88,7 @@ def _place(runs: list[tuple[int, int]], layouts: list[Tensor]) -> Iterator[Image
 
 
 def _image_layouts(config: PreTrainedConfig, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """The boxes of every image, by what its family passes to the model."""
+    """Boxes of every image, from the inputs of its family."""
     if (grids := inputs.get("image_grid_thw")) is not None:
         return _grids(config, grids)
     pixels = inputs.get("pixel_values", inputs.get("pixel_values_images"))
@@ -117,7 +115,7 @@ def _image_layouts(config: PreTrainedConfig, inputs: Mapping[str, Tensor]) -> li
 def _video_layouts(
     config: PreTrainedConfig, inputs: Mapping[str, Tensor], runs: list[tuple[int, int]]
 ) -> list[Tensor]:
-    """The boxes of every frame."""
+    """Boxes of every frame."""
     if (grids := inputs.get("video_grid_thw")) is not None:
         return _grids(config, grids)
     pixels = inputs.get("pixel_values_videos")
@@ -131,7 +129,7 @@ def _video_layouts(
 
 
 def _grids(config: PreTrainedConfig, grids: Tensor) -> list[Tensor]:
-    """Qwen-VL: time, height and width in patches, merged in squares; a step of time is a frame."""
+    """Boxes in Qwen-VL: time, height and width in patches, merged in squares; a time step is a frame."""
     merge = int(config.vision_config.spatial_merge_size)
     return [
         raster(height // merge, width // merge) for time, height, width in grids.tolist() for _ in range(time)
@@ -146,7 +144,7 @@ def _with_class_token(config: PreTrainedConfig, rows: int, columns: int) -> Tens
 
 
 def _square_or_strip(tokens: int) -> Tensor:
-    """A square grid, with a class token in front if that makes it one; else a strip."""
+    """A square grid, after a class token if that makes the number fit; otherwise a strip."""
     side = math.isqrt(tokens)
     if side * side == tokens:
         return raster(side, side)
@@ -157,7 +155,7 @@ def _square_or_strip(tokens: int) -> Tensor:
 
 
 def _tiles(config: PreTrainedConfig, size: tuple[int, int], side: int, patches: int) -> Tensor:
-    """The unpadded grid of all tiles with a newline after each row (LLaVA-NeXT, LLaVA-OneVision)."""
+    """Unpadded grid of all tiles with a newline after each row (LLaVA-NeXT, LLaVA-OneVision)."""
     height, width = size
     best = select_best_resolution(size, config.image_grid_pinpoints)
     rows, columns = best[0] // side * patches, best[1] // side * patches

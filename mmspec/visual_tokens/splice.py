@@ -1,7 +1,7 @@
-"""Cut the images out of a batch of prompts, and put their compressed tokens in the same places.
+"""Replace the images in a batch of prompts by their compressed tokens, in the same places.
 
-All text stays, in order, and moves left; rows of the result are numbered from 0 without gaps, which are the
-drafter's own positions. FLASH's released code (2505.12728) leaves the text where it is and cuts the sequence,
+All text is kept in order and moves left; rows of the result are numbered from 0 without gaps, which gives the
+drafter's own positions. FLASH's released code (2505.12728) leaves the text in place and cuts the sequence,
 which loses up to 512 rows after an image.
 """
 
@@ -23,17 +23,16 @@ FROM_IMAGE = -1
 
 @dataclass(frozen=True)
 class PromptRows:
-    """The rows that a drafting head reads of prompts, padded on the right.
+    """Input rows of a drafting head for prompts, padded on the right.
 
     Attributes:
-        rows: [B, M, w] what enters the head's layer.
+        rows: [B, M, w] inputs of the head's layer.
         lengths: B numbers of rows.
-        source: [B, M] index in the prompt of the token that a row is of; -1 for what a compressor made, and
-            for padding.
-        slot: [B, M] index of the token of the prompt whose position id a row has, where a head counts as its
-            target does: text keeps its own, and C visual tokens take the last C slots of their image (as
-            ViSpec has it, 2509.15235), the first of them several where C is larger.
-        summary: [B, s] what every later row is told of the prompt's images; None if there is no such thing.
+        source: [B, M] index in the prompt of each row's token; -1 for compressed tokens and padding.
+        slot: [B, M] index of the prompt token whose position id a row has, if a head counts positions as its
+            target does: text keeps its own, and C visual tokens take the last C slots of their image (as in
+            ViSpec, 2509.15235); if C is larger, several share the first slot.
+        summary: [B, s] summary of the prompt's images for every later row; None if there is none.
     """
 
     rows: Tensor
@@ -48,7 +47,7 @@ class Spliced(PromptRows):
     """Prompts with compressed images.
 
     Attributes:
-        image: [B, M] index, in the batch, of the newest image that began at or before a row; -1 before the
+        image: [B, M] index in the batch of the last image that begins at or before a row; -1 before the first
             first of its prompt.
     """
 
@@ -93,8 +92,8 @@ def splice(
         rows: [B, L, d] of the prompts, padded on the right.
         lengths: B.
         spans: B lists of images.
-        compressed: [P, C, d], prompt by prompt. Padding among its tokens is left out, for which the host
-            reads the mask: once a prompt.
+        compressed: [P, C, d], prompt by prompt. Padding is dropped, for which the host reads the mask once
+            per prompt.
     """
     pool = torch.cat([rows.flatten(0, 1), compressed.features.flatten(0, 1)])
     kept = [[c for c, used in enumerate(mask) if used] for mask in compressed.mask.tolist()]

@@ -1,8 +1,8 @@
-"""The visual tokens of several images, padded into one tensor, and their boxes.
+"""Visual tokens of several images, padded into one tensor, and their boxes.
 
-A box is the place of a token in its image, so that every grid is one case: (top, left, bottom, right) in
-units of the image, from 0 to 1. Tokens that stand for no place (newlines, class tokens) have an empty box. A
-base view with its tiles is then simply two layers of boxes.
+A box is the place of a token in its image, as (top, left, bottom, right) in units of the image from 0 to 1,
+so that all grids are represented alike. Tokens without a place (newlines, class tokens) have an empty box. A
+base view with its tiles is two layers of boxes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ BOX = 4
 
 @dataclass(frozen=True)
 class VisualTokens:
-    """Visual tokens of P images, padded to the image with the most.
+    """Visual tokens of P images, padded to the longest.
 
     Attributes:
         features: [P, N, d].
-        mask: [P, N] True where there is a token.
-        boxes: [P, N, 4] float32, where in the image it lies.
-        summary: [P, d] one vector for the whole image, for drafters that hand it to every text row
-            (ViSpec's global vector); None from all other compressors.
+        mask: [P, N] False for padding.
+        boxes: [P, N, 4] float32 boxes of the tokens.
+        summary: [P, d] one vector for the whole image, for drafters that add it to every text row (ViSpec's
+            global vector); None from all other compressors.
     """
 
     features: Tensor
@@ -37,13 +37,13 @@ class VisualTokens:
     summary: Tensor | None = None
 
     def take(self, index: Tensor, mask: Tensor) -> VisualTokens:
-        """The tokens at `index` [P, C]; those that `mask` [P, C] does not name are padding."""
+        """Select the tokens at `index` [P, C]; those with `mask` [P, C] False become padding."""
         rows = torch.arange(len(index), device=index.device)[:, None]
         kept = self.features[rows, index].where(mask[..., None], 0.0)
         return VisualTokens(kept, mask, self.boxes[rows, index].where(mask[..., None], 0.0))
 
     def padded(self, tokens: int) -> VisualTokens:
-        """The same with room for that many tokens an image; `tokens` is at least N."""
+        """Pad to `tokens` tokens per image, at least N."""
         more = tokens - self.features.shape[1]
         return VisualTokens(
             pad(self.features, (0, 0, 0, more)), pad(self.mask, (0, more)), pad(self.boxes, (0, 0, 0, more))
@@ -63,13 +63,13 @@ def nowhere(count: int) -> Tensor:
 
 
 def whole(like: Tensor) -> Tensor:
-    """[..., 4] boxes of the whole image, for as many tokens as `like` [..., d] has."""
+    """[..., 4] boxes of the whole image, one for each token of `like` [..., d]."""
     box = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float32, device=like.device)
     return box.expand(*like.shape[:-1], BOX)
 
 
 def square_grid(cells: int) -> tuple[int, int]:
-    """The grid of exactly that many cells that is nearest to a square: rows <= columns."""
+    """The grid of exactly `cells` cells that is closest to a square: rows <= columns."""
     rows = next(rows for rows in range(math.isqrt(cells), 0, -1) if cells % rows == 0)
     return rows, cells // rows
 

@@ -24,7 +24,7 @@ def test_text_goes_to_stdout_with_the_name_of_its_image_and_figures_to_stderr(ru
     common = ["caption", *images, "--model", tiny_folder, "--max-new-tokens", 12]
     result = run(*common)
     assert [line.split(": ")[0] for line in result.stdout.splitlines()] == images
-    assert "forwards" not in result.stdout and "target forwards" in result.stderr
+    assert "forward passes" not in result.stdout and "forward passes" in result.stderr
     assert run(*common, "--stream").stdout == result.stdout, "the stream joins to the text"
 
 

@@ -91,7 +91,7 @@ def tiny_gpt_neo() -> PreTrainedModel:
 
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "positions that sounds are part of": (tiny_omni, "audio_seqlens, .*use_audio_in_video too"),
-    "positions counted from token ids": (tiny_kosmos, "from token ids, not by `position_ids`"),
+    "positions counted from token ids": (tiny_kosmos, "from token ids, not from `position_ids`"),
     "no positions": (lambda: BloomForCausalLM(BloomConfig(n_layer=1)), "takes no `position_ids`"),
     "biases on places": (
         lambda: FalconForCausalLM(FalconConfig(**SIZES, alibi=True)),
@@ -107,11 +107,11 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     ),
     "a cache of its own": (
         lambda: XLMWithLMHeadModel(XLMConfig(vocab_size=32, emb_dim=16, n_layers=1, n_heads=2)),
-        r"a cache of a kind of its own \(`cache`",
+        r"its own kind of cache \(`cache`",
     ),
     "a second cache": (tiny_voxtral_realtime, r"more than one cache \(.*encoder_(past_key_values|cache)"),
     "cross-attention": (tiny_bart, "cross-attention"),
-    "a mask of its own": (tiny_gpt_neo, "a mask of its own"),
+    "a mask of its own": (tiny_gpt_neo, "its own mask"),
     "layers that cannot be found": (
         lambda: ModernBertDecoderForCausalLM(ModernBertDecoderConfig(**TEXT)),
         "has a Linear for its decoder",

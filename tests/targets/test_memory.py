@@ -41,7 +41,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**10))
     plan.check(8, torch.device("cuda"))
     free = 10**6
-    with pytest.raises(InputError, match=r"batch_sizes: got 8; fewer: 4\.0 MB .* 1\.0 MB are free"):
+    with pytest.raises(InputError, match=r"batch_sizes must be smaller: 4\.0 MB .* 1\.0 MB are free; got 8"):
         plan.check(8, torch.device("cuda"))
     plan.check(8, torch.device("cpu"))
 
@@ -80,7 +80,7 @@ def test_a_draft_that_does_not_fit_is_refused_with_the_number_that_would(
     score(7)
     calls: list[Any] = []
     handle = find_mixers(target.model)[0].register_forward_pre_hook(lambda *args: calls.append(args))
-    with pytest.raises(InputError, match=r"num_draft_tokens: got 7; at most 6: .* of each of 2 rows"):
+    with pytest.raises(InputError, match=r"num_draft_tokens must be at most 6: .* each of 2 rows.*; got 7"):
         score(8)
     handle.remove()
     assert not calls

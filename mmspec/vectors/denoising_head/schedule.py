@@ -214,7 +214,7 @@ def _ddpm_tables(steps: int) -> DDPMTables:
 
 @dataclass(frozen=True)
 class FlowSchedule(DenoisingSchedule):
-    """NextStep-1's sampler of a flow: a stochastic differential equation, and one deterministic step at the end.
+    """NextStep-1's sampler of a flow: a stochastic differential equation, then one deterministic step.
 
     A state at time t is t * token + (1 - t) * noise, and the network predicts the velocity v = token - noise.
     The score is (t v - x) / (1 - t), so that the drift v + (1 - t) * score is (1 + t) v - x; a step of length
