@@ -609,7 +609,7 @@ class MMSpecPipeline:
     def _busy(self) -> Iterator[None]:
         """Lock the pipeline for one call; raise PipelineBusyError if another one is running."""
         if not self._lock.acquire(blocking=False):
-            message = "this pipeline is already generating; finish or close that call, or use one pipeline per thread"
+            message = "this pipeline is already generating; close that call, or use one pipeline per thread"
             raise PipelineBusyError(message)
         self._interrupted.clear()
         try:

@@ -1,12 +1,12 @@
 """In-place acceleration of a loaded model or pipeline: `mmspec.enable(pipe)` and `mmspec.disable(pipe)`.
 
-`enable` accelerates the `generate` of transformers models, and the call of diffusers pipelines that have their
-own loop (`mmspec.pipelines.in_place_diffusers`). It sets an attribute on the instance, the mark; the method of
-the class is wrapped once and checks for the mark. `disable` removes the mark. Copies of an enabled model are
-enabled independently, and a saved model is a plain model.
+`enable` accelerates the `generate` of transformers models, and the call of diffusers pipelines that have
+their own loop (`mmspec.pipelines.in_place_diffusers`). It sets an attribute on the instance, the mark; the
+method of the class is wrapped once and checks for the mark. `disable` removes the mark. Copies of an enabled
+model are enabled independently, and a saved model is a plain model.
 
-Existing programs keep working: calls that the accelerated loop does not support are decoded by transformers or
-by the pipeline as before, and the log has the reason.
+Existing programs keep working: calls that the accelerated loop does not support are decoded by transformers
+or by the pipeline as before, and the log has the reason.
 """
 
 from __future__ import annotations
