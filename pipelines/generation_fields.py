@@ -1,8 +1,8 @@
 """Fields of transformers' GenerationConfig: which are supported, which change no token, which are refused.
 
-`resolve` reads the fields of a pipeline call from the call, `generation_config=` and the model's own config, in
-the order of `generate`. `check_arguments` checks the arguments of a call of `generate`; a field outside the
-tables below is supported, as a logits processor, a stopping criterion, a length or an input.
+`resolve` reads the fields of a pipeline call from the call, `generation_config=` and the model's own config,
+in the order of `generate`. `check_arguments` checks the arguments of a call of `generate`; a field outside
+the tables below is supported, as a logits processor, a stopping criterion, a length or an input.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def unserved(served: frozenset[str]) -> Refusals:
 
 
 def check_custom_entries(given: GenerationConfig, own: GenerationConfig | None) -> None:
-    """Raise UnknownArgumentError for an attribute that neither GenerationConfig nor the model's config has."""
+    """Raise UnknownArgumentError for an attribute that neither GenerationConfig nor the model has."""
     ours = {} if own is None else vars(own)
     for name, value in vars(given).items():
         is_own = name in installed_fields() or name.startswith("_") or value is None

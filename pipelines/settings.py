@@ -40,9 +40,9 @@ OF_CALLS = {
 class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields, RandomFields):
     """Generation settings for text: sampling, length, stopping, logits processors and seeds.
 
-    Pass them as keywords of a call of `VisionLanguagePipeline`. The fields are documented at the base classes,
-    in `mmspec.call_fields`. A setting that is None is taken from the model's generation config, then from
-    transformers' defaults; as in transformers, `do_sample=True` alone implies top_k = 50.
+    Pass them as keywords of a call of `VisionLanguagePipeline`. The fields are documented at the base
+    classes, in `mmspec.call_fields`. A setting that is None is taken from the model's generation config, then
+    from transformers' defaults; as in transformers, `do_sample=True` alone implies top_k = 50.
 
     A list sets one value for each prompt. Each prompt then has the same output as in a call of its own.
     """
@@ -105,7 +105,7 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
             positions: maximum number of positions of the model; None if unlimited.
             tokenizer: tokenizer for stop strings.
             counted: number of tokens of the longest prompt, as counted by `max_length`.
-            usual: whether `max_new_tokens` is the default of the model, which is reduced to the positions left.
+            usual: whether `max_new_tokens` is the model's default, which is reduced to the positions left.
 
         Raises:
             InputError: the prompt and the new tokens exceed the model's positions, or the prompt alone
