@@ -46,7 +46,7 @@ class CallField:
 
 @dataclass(frozen=True)
 class Range:
-    """Check that a number lies in [low, high]; `rule` states this in error messages, beginning with a verb."""
+    """Check that a number lies in [low, high]; `rule` states this in errors, beginning with a verb."""
 
     low: float
     high: float
@@ -144,7 +144,9 @@ class SamplingFields:
         help="Sample from the most likely tokens with this total probability; 1 keeps every token.",
     )
     min_p: float | Sequence[float] | None = call_field(SHARE, neutral=0.0)
-    guidance_scale: float | Sequence[float] | None = call_field(GUIDANCE, help="Guidance scale; 1 disables guidance.")
+    guidance_scale: float | Sequence[float] | None = call_field(
+        GUIDANCE, help="Guidance scale; 1 disables guidance."
+    )
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,9 @@ class TextFields:
     stop_strings: str | Sequence[str] | None = call_field(in_chats="stop")
     stops_in_prompt: bool | None = call_field(FLAG)
     stopping_criteria: StoppingCriteriaList | None = call_field()
-    max_time: float | None = call_field(Range(0.0, 1e9, "must be a number of seconds above 0", open_below=True))
+    max_time: float | None = call_field(
+        Range(0.0, 1e9, "must be a number of seconds above 0", open_below=True)
+    )
     eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS, in_chats="stop_token_ids")
     negative_prompt: str | Sequence[str] | None = call_field()
 
@@ -266,7 +270,7 @@ class ContinuousFields:
         temperature: factor of the noise of every denoising step, above 0. The initial noise is not scaled.
         num_inference_steps: denoising steps for each token; by default 20 for flows, 100 for diffusions.
         shift: time shift of a flow; above 1 for more steps at early times.
-        clip_sample_range: largest absolute value of a token predicted by a diffusion head; None does not clip.
+        clip_sample_range: largest absolute value of a diffusion head's predicted token; None does not clip.
         last_step_noise: add noise in the last step as well, which the published samplers leave out. Exact
             speculation needs it: without it a token has no density.
         normalize_tokens: normalise each token as it is drawn; None follows the image tokenizer's config.

@@ -305,7 +305,7 @@ class MMSpecPipeline:
                 given = options if drafter is None else {"drafter": drafter, **options}
                 for name, value in given.items():
                     rule = (
-                        "cannot be combined with a built accelerator; pass it to the function that builds it"
+                        "cannot be combined with a built accelerator; pass it to the accelerator's function"
                     )
                     raise InputError(name, value, rule)
                 made, reader = accelerator, accelerator.drafter.reader
@@ -332,7 +332,7 @@ class MMSpecPipeline:
         return build_accelerator(name, model=model, **options), processor
 
     def _load_draft_model(self, drafter: DrafterSource) -> tuple[CausalTarget, Processor]:
-        """Load the draft model and its processor, which is None if the draft model reads the target's inputs."""
+        """Load the draft model and its processor; None if the draft model reads the target's inputs."""
         if isinstance(drafter, PreTrainedModel):
             draft = adapt(drafter)
             return draft, self._reader_of(draft)
@@ -346,14 +346,13 @@ class MMSpecPipeline:
         return adapt(model), processor
 
     def _reader_of(self, draft: CausalTarget) -> Processor:
-        """Return the processor of a loaded draft model: the tokenizer if it reads text and the target images."""
+        """Return the processor of a loaded draft model: the tokenizer if only the target reads images."""
         return self.tokenizer if type(draft) is not type(self.target) else None
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(model={type(self.model).__name__}, accelerator={self.accelerator.name!r}, "
-            f"device={str(self.device)!r}, dtype={self.dtype})"
-        )
+        name, model = type(self).__name__, type(self.model).__name__
+        where = f"device={str(self.device)!r}, dtype={self.dtype}"
+        return f"{name}(model={model}, accelerator={self.accelerator.name!r}, {where})"
 
     @property
     def device(self) -> torch.device:
@@ -582,7 +581,9 @@ class MMSpecPipeline:
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save the pipeline to a folder that `from_pretrained` loads. The folder is written completely or not.
+        """Save the pipeline to a folder that `from_pretrained` loads.
+
+        The folder is written completely or not at all.
 
         Raises:
             CheckpointError: the folder exists and is not empty, or cannot be written.
@@ -608,7 +609,7 @@ class MMSpecPipeline:
     def _busy(self) -> Iterator[None]:
         """Lock the pipeline for one call; raise PipelineBusyError if another one is running."""
         if not self._lock.acquire(blocking=False):
-            message = "this pipeline is already generating; finish or close that call, or use one pipeline per thread"
+            message = "this pipeline is already generating; close that call, or use one pipeline per thread"
             raise PipelineBusyError(message)
         self._interrupted.clear()
         try:

@@ -1,4 +1,4 @@
-"""Callbacks of the caller, whose return values are checked before they are used."""
+"""Logits processors and stopping criteria of the caller, with checks of their return values; stop strings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mmspec.errors import InputError
 from mmspec.open_types import AnyFunction
 from mmspec.pipelines.text_stream import BYTE, decode
 
-SPELLED = "abcdef"  # text in front of a token, which keeps the token's own space
+SPELLED = "abcdef"  # text in front of a token, so that the token keeps its leading space
 
-#: Text of a token: a str, or bytes of tokenizers whose tokens may be parts of a character.
+#: Text of a token: a str, or bytes for tokenizers whose tokens may be parts of a character.
 TokenText: TypeAlias = Any
 
 
 class CheckedCallback:
-    """Calls a user's callback; adds to an exception that it came from there, by the argument's name."""
+    """Wrapper of a user's callback that adds the name of the argument to exceptions."""
 
     def __init__(self, callback: AnyFunction, argument: str) -> None:
         self.callback = callback
@@ -36,15 +36,16 @@ class CheckedCallback:
             error.add_note(f"raised by {self._argument}: {type(self.callback).__name__}")
             raise
 
-    def _refuse(self, result: object, allowed: str) -> InputError:
-        return InputError(self._argument, result, f"{type(self.callback).__name__} must return {allowed}")
+    def _refuse(self, result: object, wanted: str) -> InputError:
+        rule = f"must return {wanted} (it is a {type(self.callback).__name__})"
+        return InputError(self._argument, result, rule)
 
 
 Checked = TypeVar("Checked", bound=CheckedCallback)
 
 
 class CheckedProcessor(CheckedCallback, LogitsProcessor):
-    """A logits processor that returns logits of the shape it was given."""
+    """Logits processor whose output must have the shape of its input."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         shape = tuple(scores.shape)
@@ -55,7 +56,7 @@ class CheckedProcessor(CheckedCallback, LogitsProcessor):
 
 
 class CheckedCriterion(CheckedCallback, StoppingCriteria):
-    """A stopping criterion that says yes or no for all rows that it sees, or for each of them."""
+    """Stopping criterion that must return a bool for all rows, or one for each row."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         result = self.call(input_ids, scores)
@@ -68,12 +69,12 @@ class CheckedCriterion(CheckedCallback, StoppingCriteria):
 
 
 class TokenTexts:
-    """Text that each token adds to what stands before it, as transformers' stop strings take it.
+    """Text that each token appends, as transformers' stop strings define it.
 
     Texts are bytes for tokenizers whose tokens may be parts of a character.
 
     Raises:
-        ValueError: the tokenizer does not spell any text, as one of whole words.
+        ValueError: the tokenizer cannot encode arbitrary text; it has a vocabulary of whole words.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -90,7 +91,7 @@ class TokenTexts:
         self._known: dict[int, TokenText | None] = {}
 
     def find(self, tokenizer: PreTrainedTokenizerBase, token: int) -> TokenText | None:
-        """The text of a token, str or bytes; None if there is no such token."""
+        """Return the text of a token, str or bytes; None if there is no such token."""
         if token not in self._known:
             name = self._names.get(token)
             self._known[token] = None if name is None else self._read(tokenizer, name)
@@ -110,7 +111,7 @@ TEXTS: WeakKeyDictionary[PreTrainedTokenizerBase, TokenTexts] = WeakKeyDictionar
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase) -> TokenTexts:
-    """The texts of a tokenizer's tokens, which are kept from one call to the next."""
+    """Return the token texts of a tokenizer, cached between calls."""
     found = TEXTS.get(tokenizer)
     if found is None or found.size != len(tokenizer):
         found = TEXTS[tokenizer] = TokenTexts(tokenizer)
@@ -120,11 +121,11 @@ def token_texts(tokenizer: PreTrainedTokenizerBase) -> TokenTexts:
 class StopStringsCriterion(StoppingCriteria):
     """Stop strings: true if the last token completes one.
 
-    It answers as transformers' StopStringCriteria, which builds a table over the whole vocabulary for every
-    new set of strings. This one reads the texts of the last tokens, so making it takes no time.
+    Results are those of transformers' StopStringCriteria, which builds a table over the whole vocabulary for
+    every new set of strings. This class reads the texts of the last tokens instead and needs no set-up.
 
     Raises:
-        ValueError: the tokenizer does not spell any text.
+        ValueError: the tokenizer cannot encode arbitrary text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
@@ -157,7 +158,7 @@ class StopTextCriterion(StoppingCriteria):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._strings = strings
-        # a word takes a character at least, special tokens none
+        # a word has at least one character, a special token none
         self._window = 2 * max(map(len, strings)) + 1
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
@@ -170,14 +171,14 @@ class StopTextCriterion(StoppingCriteria):
 
 
 def checked(kind: type[Checked], argument: str, callbacks: object) -> list[Checked]:
-    """Wrap the callbacks of a list, so that they are checked whenever they are called.
+    """Wrap the callbacks of a list, so that their results are checked.
 
     Raises:
-        InputError: not a list, or something in it cannot be called.
+        InputError: the argument is not a list of callables.
     """
     if callbacks is None:
         return []
     items: list[Any] = list(callbacks) if isinstance(callbacks, list | tuple) else [None]
     if not all(callable(item) for item in items):
-        raise InputError(argument, callbacks, "a list of functions (ids, scores), as in transformers")
+        raise InputError(argument, callbacks, "must be a list of functions (ids, scores), as in transformers")
     return [kind(item, f"{argument}[{index}]") for index, item in enumerate(items)]

@@ -1,4 +1,4 @@
-"""Acceleration of transformers' own generate: `custom_generate=mmspec.accelerate("copy")`."""
+"""Accelerated decoding loops for transformers' `generate`: `custom_generate=mmspec.accelerate("copy")`."""
 
 from __future__ import annotations
 
@@ -59,28 +59,39 @@ def accelerate(
     seed: int | None = None,
     **options: object,
 ) -> AnyFunction:
-    """Make a function for `custom_generate=` of any decoder-only transformers model.
+    """Return a `custom_generate=` function that decodes any decoder-only transformers model speculatively.
 
-    Everything else of `generate` works as it is: its keywords, generation config, logits processors,
-    stopping criteria and streamer. What would not act in this loop is refused by name before the first
-    forward. `stats` of the last call are on the function. Stop strings go in as
-    `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`: transformers loses `tokenizer=` on the way
-    to any custom function, and refuses. Processors that may keep a state or know the batch, and criteria of
-    several rows, are called as `generate` calls them: such calls are decoded plainly (`docs/how-to/in-place.md`).
+    `generate` keeps its keywords, generation config, logits processors, stopping criteria and streamer. An
+    argument that the accelerated loop does not support is refused by name before the first forward pass. The
+    statistics of the last call are in the attribute `stats` of the function.
+
+    Two cases differ from plain `generate`:
+
+    - Pass stop strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`. transformers does not
+      pass `tokenizer=` on to a custom function, and refuses `stop_strings=`.
+    - Logits processors that may keep state or depend on the batch, and such stopping criteria with several
+      rows, disable drafting: the call is decoded plainly (`docs/how-to/in-place.md`).
 
     Args:
         accelerator: a name from `mmspec.list_accelerators()`, alone or with options as on the command line
-            ("copy:num_draft_tokens=8"), or what a function of `mmspec.accelerators` returns.
-        drafter: a loaded draft model with the same tokenizer, or a loaded head, for accelerators that need
-            one; for heads a folder or hub id too, which the first call loads. A model whose checkpoint holds
-            an MTP layer needs none for "mtp".
-        seed: of the random stream when sampling; None draws one from torch's global generator, as
-            `generate` does, so that `torch.manual_seed` works.
+            ("copy:num_draft_tokens=8"), or an accelerator built by a function of `mmspec.accelerators`.
+        drafter: a loaded draft model with the same tokenizer, or a head, for accelerators that need one. A
+            head may also be a folder or hub id, which is loaded in the first call. "mtp" needs none if the
+            checkpoint of the model contains an MTP layer.
+        seed: seed for sampling. None draws a seed from torch's global generator, as `generate` does, so that
+            `torch.manual_seed` makes calls reproducible.
         options: options of the accelerator.
 
+    Returns:
+        A function for `model.generate(..., custom_generate=function)`.
+
     Raises:
-        InputError: unknown accelerator or option, or a missing draft model.
-        CheckpointError: the head cannot be loaded; in the first call, unless there can be none of that name.
+        InputError: an accelerator or an option is unknown, or the draft model is missing.
+        CheckpointError: the head cannot be loaded. An invalid name is an error at once, others in the first
+            call.
+
+    Example:
+        >>> output = model.generate(**inputs, custom_generate=mmspec.accelerate("copy"))  # doctest: +SKIP
     """
     method = find_method(accelerator, drafter, options)
 
@@ -95,9 +106,9 @@ def accelerate(
 def make_loop(
     method: FoundMethod, seed: int | None, keep: Callable[[DecodingStats], None], *, passes_on: bool = False
 ) -> AnyFunction:
-    """Make a loop that `generate` calls when all is prepared; `keep` gets the statistics of each call.
+    """Make a decoding loop for `generate`; `keep` receives the statistics of each call.
 
-    What would not act in it is an error, or (`passes_on`) decoded by transformers' own loop.
+    An unsupported argument is an error; with `passes_on`, transformers' own loop decodes the call instead.
     """
 
     def loop(
@@ -124,7 +135,7 @@ def make_loop(
 
 @dataclass(frozen=True)
 class GenerateCall(OuterCall[Generated]):
-    """Arguments that `generate` hands to a loop, and those that its caller gave."""
+    """Arguments that `generate` passes to a loop, and the arguments of the caller (`given`)."""
 
     owner = "transformers"
     model: Any
@@ -143,7 +154,7 @@ class GenerateCall(OuterCall[Generated]):
 
     @property
     def by_blocks(self) -> bool:
-        """True for models that decide places of a block, which transformers' loop would decode wrongly."""
+        """Whether the model fills masked blocks, which transformers' loop would decode wrongly."""
         with suppress(InputError, UnsupportedModelError):
             return self.target.by_blocks
         return False
@@ -164,7 +175,7 @@ class GenerateCall(OuterCall[Generated]):
         check_reach(model, [len(request.prompt_tokens) for request in requests], stopping.max_new_tokens)
         key = draw_seed() if seed is None else seed
         random = RandomStream.from_seed(key, len(requests), input_ids.device)
-        padded = input_ids.tolist()  # processors and criteria of generate count the padding as well
+        padded = input_ids.tolist()  # the processors and criteria of `generate` count padding
         return fitted.call(target, sampler, requests, stopping, random, padded)
 
     def carry_out(self, call: Call) -> Generated:
@@ -180,7 +191,7 @@ class GenerateCall(OuterCall[Generated]):
         return GenerateDecoderOnlyOutput(sequences=result) if self.config.return_dict_in_generate else result
 
     def by_owner(self, *guards: LogitsProcessor) -> Generated:
-        """Decode by the loop of the class, which `generate` takes for greedy decoding and for draws."""
+        """Decode by the model class's `_sample`, the loop of `generate` for greedy decoding and sampling."""
         output: Generated = type(self.model)._sample(
             self.model,
             self.input_ids,
@@ -194,31 +205,32 @@ class GenerateCall(OuterCall[Generated]):
 
 
 def read_sampler(config: GenerationConfig, processors: LogitsProcessorList, rows: int) -> Sampler:
-    """Convert generate's prepared processors into a Sampler, which warps all nodes at once."""
+    """Convert the prepared processors of `generate` into a Sampler, which warps all nodes at once."""
     drawn = [item.temperature for item in processors if type(item) is TemperatureLogitsWarper]
     greedy = not config.do_sample or min(drawn, default=1.0) < LEAST_TEMPERATURE
-    if greedy:  # no logit is divided by next to nothing, and truncation keeps the likeliest token
+    if greedy:  # avoids a division by a tiny temperature; truncation never removes the most likely token
         processors = LogitsProcessorList(item for item in processors if type(item) not in WARPERS)
     others, warpers = split_warpers(processors)
     per_row = [row_processors(others, row) for row in range(rows)] if others else []
     if greedy:
         return Sampler(processors=per_row)
-    told = {WARPERS[type(item)]: getattr(item, WARPERS[type(item)]) for item in warpers or ()}
-    return Sampler(**{"temperature": 1.0, **told}, processors=per_row)
+    warped = {WARPERS[type(item)]: getattr(item, WARPERS[type(item)]) for item in warpers or ()}
+    return Sampler(**{"temperature": 1.0, **warped}, processors=per_row)
 
 
 def guided(request: Request, target: CausalTarget, guide: Guidance, row: int) -> Request:
-    """The request of a masked model with its unconditional prompt: the caller's, or the model's own.
+    """Add the unconditional prompt to a request: the caller's, or the model's own.
 
     Raises:
-        InputError: there is neither.
+        InputError: there is no unconditional prompt.
     """
     context: Keywords = guide.unconditional_context
     ids, mask = context["input_ids"], context["attention_mask"]
     if ids is None:
         negative = target.unconditional(request.inputs)
         if negative is None:
-            raise InputError("guidance_scale", guide.guidance_scale, "1, or `negative_prompt_ids` beside it")
+            rule = "must be 1 unless `negative_prompt_ids` is passed too"
+            raise InputError("guidance_scale", guide.guidance_scale, rule)
         return replace(request, negative_inputs=negative)
     own = ids[row % len(ids)]
     own = own if mask is None else own[mask[row % len(mask)].bool()]
@@ -226,7 +238,7 @@ def guided(request: Request, target: CausalTarget, guide: Guidance, row: int) ->
 
 
 def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prompt_length: int) -> Stopping:
-    """Convert stopping criteria: length and end tokens are ours, all others are asked token by token."""
+    """Convert stopping criteria: mmspec handles lengths and end tokens, and calls the others per token."""
     end: set[int] = set()
     limit = config.max_length
     others = StoppingCriteriaList()
@@ -241,21 +253,21 @@ def read_stopping(config: GenerationConfig, criteria: StoppingCriteriaList, prom
 
 
 def filler_of(config: GenerationConfig) -> int:
-    """The token that rows which have ended are filled with."""
+    """Return the token that pads finished rows."""
     if config.pad_token_id is not None:
         return int(config.pad_token_id)
     return int(config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id or 0)
 
 
 class Usable(LogitsProcessor):
-    """Raises NumericalError where no token can be chosen, which `generate` does not look at."""
+    """Raises NumericalError if no token can be chosen, which `generate` does not check."""
 
     def __init__(self, prompt_length: int) -> None:
         self._prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         failed = scores.isnan().any(-1)
-        if len(scores) == 1:  # of several rows, some may have ended, and exclude what they like
+        if len(scores) == 1:  # with several rows, a finished row may exclude all tokens
             failed |= ~scores.isfinite().any(-1)
         if bool(failed.any()):
             row = int(failed.int().argmax())
@@ -264,29 +276,29 @@ class Usable(LogitsProcessor):
 
 
 def decode_plainly(asked: GenerateCall, seed: int | None) -> tuple[Generated, DecodingStats] | None:
-    """Decode a batch by the loop of transformers itself, where a processor or a criterion counts on it.
+    """Decode a batch by transformers' own loop if a processor or criterion keeps state or sees the batch.
 
     Returns:
-        What `generate` returns, and statistics; None, and nothing is done, where all of them know their row.
+        The output of `generate` and the statistics; None if every callback depends on its row alone.
 
     Raises:
-        NumericalError: a row's logits are no numbers.
-        InputError: the model has no next token.
+        NumericalError: the logits of a row are not finite.
+        InputError: the model does not predict a next token.
     """
-    # a criterion of one row is asked after each token of it, as by `generate`
+    # with one row, criteria are called after each token, as by `generate`
     input_ids = asked.input_ids
     callbacks = (*asked.processors, *(asked.criteria if len(input_ids) > 1 else ()))
     strangers = [item for item in callbacks if not knows_its_row(item)]
     by_blocks = bool(strangers) and asked.by_blocks
-    if by_blocks:  # guided by the sampler
+    if by_blocks:  # the sampler applies guidance
         strangers = [item for item in strangers if type(item) is not Guidance]
     if not strangers:
         return None
     if by_blocks:
         is_processor = strangers[0] in asked.processors
-        allowed = "none that may keep a state, or look at other tokens: this model has no next token"
+        rule = "must not keep state or depend on other tokens; this model fills blocks, not a next token"
         name = "logits_processor" if is_processor else "stopping_criteria"
-        raise InputError(name, type(strangers[0]).__name__, allowed)
+        raise InputError(name, type(strangers[0]).__name__, rule)
     for item in strangers:
         say_why_plain(item)
     prompt = input_ids.shape[1]
@@ -313,7 +325,7 @@ def decode_plainly(asked: GenerateCall, seed: int | None) -> tuple[Generated, De
 
 
 def lengths_of(tokens: Tensor, criteria: StoppingCriteriaList) -> list[int]:
-    """Tokens of each row up to its end token, where it has one."""
+    """Return the number of tokens of each row, up to and including its end token."""
     known = [item for item in criteria if isinstance(item, EosTokenCriteria)]
     ends = {end for item in known for end in item.eos_token_id.tolist()}
     found = []
@@ -324,7 +336,7 @@ def lengths_of(tokens: Tensor, criteria: StoppingCriteriaList) -> list[int]:
 
 
 def put_steps(streamer: BaseStreamer, canvas: Canvas, filler: int, done: int) -> int:
-    """Put out, as tensors [B] on the CPU, steps that all rows have reached by now; returns their number."""
+    """Stream the steps that all rows have reached, as tensors [B] on the CPU; return their number."""
     rows = list(zip(canvas.output_lengths, canvas.finish_reasons, strict=True))
     going = [length for length, reason in rows if reason is None]
     reached = min(going) if going else max(length for length, _ in rows)

@@ -1,4 +1,4 @@
-"""Finding the drafter of an accelerator, for pipelines, `enable`, `accelerate` and the command line."""
+"""Lookup of an accelerator's drafter, for pipelines, `enable`, `accelerate` and the command line."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from mmspec.validation import given_of
 
 __all__ = ["DrafterSource", "FoundMethod", "check_accelerator", "find_drafter", "find_method", "read_written"]
 
-#: Folder or hub id of a draft model or head, or a loaded one.
+#: Folder or hub id of a draft model or head, or a loaded model.
 DrafterSource = str | Path | PreTrainedModel
 
 
 def read_written(
     accelerator: Any, drafter: DrafterSource | None, options: Mapping[str, object]
 ) -> tuple[Any, Any, Keywords]:
-    """Read an accelerator that is written with options, "copy:num_draft_tokens=8", as the command line does.
+    """Parse an accelerator with options, such as "copy:num_draft_tokens=8", as the command line does.
 
     Returns:
-        Its name, its drafter and all options; what is no such string comes back as it is.
+        Its name, its drafter and all options. Other accelerators are returned unchanged.
 
     Raises:
-        InputError: the string cannot be read, or an option is given twice.
+        InputError: the string cannot be parsed, or an option is given twice.
     """
     if not isinstance(accelerator, str) or ":" not in accelerator:
         return accelerator, drafter, dict(options)
     name, written = parse_options("accelerator", accelerator)
     for option, value in {**options, **given_of(drafter=drafter)}.items():
         if option in written:
-            raise InputError(option, value, f"nothing: it is part of accelerator {accelerator!r} already")
+            raise InputError(option, value, f"is given twice; accelerator {accelerator!r} already sets it")
     drafter = written.pop("drafter", drafter)
     return name, drafter, {**written, **options}
 
@@ -57,20 +57,21 @@ def find_drafter(
 ) -> DrafterSource | None:
     """Find the drafter of an accelerator: the given one, or one that belongs to the model.
 
-    That is what `drafters.json` in its folder names; else, for heads that are part of it, its checkpoint.
+    The latter is the drafter that `drafters.json` in the model's folder names, or, for heads that are part of
+    the model's checkpoint, the checkpoint itself.
 
     Returns:
-        None for an accelerator that has no draft model.
+        The drafter; None if the accelerator needs none.
 
     Raises:
-        InputError: something is given that has no use, or nothing was found.
-        CheckpointError: what `drafters.json` names is not there.
+        InputError: a drafter is given but not needed, or needed but not found.
+        CheckpointError: the drafter that `drafters.json` names does not exist.
     """
     needs = METHODS[name].needs
     if needs is None:
         if given is not None:
             shown = type(given) if isinstance(given, PreTrainedModel) else given
-            raise InputError("drafter", shown, f"nothing: accelerator {name!r} has no draft model")
+            raise InputError("drafter", shown, f"must be None; accelerator {name!r} uses no draft model")
         return None
     found = given
     if found is None and folder is not None:
@@ -78,20 +79,21 @@ def find_drafter(
     if found is None and name in HEADS and HEADS[name].in_checkpoint:
         found = checkpoint
     if found is None:
-        raise InputError(argument, None, f"the folder or id of {needs}, which {name!r} needs")
+        raise InputError(argument, None, f"must be the folder or hub id of {needs}, which {name!r} needs")
     return found
 
 
 def check_accelerator(
     found: Checkpoint, name: str, drafter: DrafterSource | None, *, preset: str | None = None
 ) -> DrafterSource | None:
-    """Refuse an accelerator that cannot be right whatever the target's weights are, before they are loaded.
+    """Check an accelerator as far as possible before the weights of the target are loaded.
 
     Returns:
-        Its drafter; a head is loaded by now, since it is small and says more than its folder.
+        The drafter; a head is returned loaded, since it is small.
 
     Raises:
-        InputError: a value out of range, an unsound pairing, or a drafter that is missing or has no use.
+        InputError: a value is out of range, drafter and acceptance rule cannot be combined, or the drafter is
+            missing or not needed.
         CheckpointError: the head cannot be loaded.
     """
     drafter = find_drafter(name, drafter, folder=found.folder, checkpoint=found.source)
@@ -113,16 +115,16 @@ def check_accelerator(
 
 
 class HeadToLoad:
-    """An accelerator whose head is loaded when a model is decoded, once for each checkpoint and device.
+    """Accelerator whose head is loaded at the first decoding, once for each checkpoint and device.
 
     Args:
         name: a key of `HEADS`.
-        drafter: folder or hub id; None for the model's own checkpoint, where that may hold the head.
-        options: of the accelerator.
+        drafter: folder or hub id of the head; None for the model's own checkpoint.
+        options: options of the accelerator.
 
     Raises:
-        InputError: an unknown option, or no drafter.
-        CheckpointError: there can be no such folder or hub id.
+        InputError: an option is unknown, or the drafter is missing.
+        CheckpointError: the folder or hub id is invalid.
     """
 
     def __init__(self, name: str, drafter: str | Path | None, options: Keywords) -> None:
@@ -139,8 +141,8 @@ class HeadToLoad:
         """Return the accelerator fitted to a target.
 
         Raises:
-            InputError: there is no head.
-            CheckpointError: it cannot be loaded.
+            InputError: no head was found.
+            CheckpointError: the head cannot be loaded.
         """
         key = target.model.name_or_path, target.dtype, target.device
         if key not in self._loaded:
@@ -150,18 +152,18 @@ class HeadToLoad:
         return self._loaded[key].fit(target)
 
 
-#: What `fit` makes the accelerator of a target of.
+#: An accelerator, or one whose head is not loaded yet; `fit` returns the accelerator for a target.
 FoundMethod = Accelerator | HeadToLoad
 
 
 def find_method(
     accelerator: str | Accelerator, drafter: DrafterSource | None, options: Mapping[str, object]
 ) -> FoundMethod:
-    """Find the method of `enable` or `accelerate`: an accelerator, or a name with its drafter and options.
+    """Return the accelerator of `enable` or `accelerate`, from a name with its drafter and options.
 
     Raises:
-        InputError: unknown name or option, or a missing draft model.
-        CheckpointError: there can be no such folder or hub id of a head.
+        InputError: a name or an option is unknown, or the draft model is missing.
+        CheckpointError: the folder or hub id of a head is invalid.
     """
     name, drafter, options = read_written(accelerator, drafter, options)
     if isinstance(name, Accelerator):
@@ -170,7 +172,7 @@ def find_method(
     if is_head and not isinstance(drafter, PreTrainedModel):
         return HeadToLoad(name, drafter, options)
     if METHODS[name].needs is not None and not isinstance(drafter, PreTrainedModel):
-        raise InputError("drafter", drafter, f"a loaded draft model, which {name!r} needs")
+        raise InputError("drafter", drafter, f"must be a loaded draft model, which {name!r} needs")
     found: Any = find_drafter(name, drafter)
     if found is not None:
         options["model"] = check_head(name, found) if is_head else found

@@ -1,7 +1,7 @@
-"""Inputs that the caller of transformers' `generate` gave: checked, and split into one request for each row.
+"""Inputs of transformers' `generate`: checked, and split into one request for each row.
 
-Allowed is what says nothing new (an empty cache, positions that follow from the mask) and what is read with
-the prompt alone. All else counts in every forward of `generate`, and is refused by name.
+Accepted inputs either have no effect (an empty cache, positions that follow from the mask) or are read in the
+prefill alone. Other inputs act in every forward pass of `generate` and are refused by name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["PATCHES", "check_inputs", "check_mask", "split_rows"]
 
 PREPARE = "prepare_inputs_for_generation"
 M_ROPE_AXES = 3
-#: Keywords of the hooks by which PEFT gives each row of a batch an adapter, or a place to begin at.
+#: Keywords of PEFT's hooks that give each row of a batch its adapter or its starting position.
 OF_ROWS = {"adapter_names", "alora_offsets"}
-#: What generate prepares for its own loop; dropped, once `check_inputs` finds nothing new in it.
+#: Inputs that `generate` prepares for its own loop; dropped once `check_inputs` has accepted them.
 OF_GENERATE = {
     *CACHE_NAMES,
     "attention_mask",
@@ -38,7 +38,7 @@ OF_GENERATE = {
     "use_cache",
     "logits_to_keep",
 }
-#: What is read with the prompt and never again: images, sounds, where they stand, and how they are read.
+#: Inputs of the prefill alone: images and audio, their positions, and how they are read.
 OF_PROMPT = {
     *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL, "mm_encoder_outputs",
     "mm_token_type_ids", "moe_mm_token_type_ids", "image_grid_thw", "video_grid_thw", "image_grid_hw",
@@ -48,17 +48,17 @@ OF_PROMPT = {
     "tile_fine_mask", "image_pixel_values", "image_attention_mask", "feature_attention_mask",
     "audio_feature_lengths", "audio_input_features", "audio_embed_sizes", "audio_attention_mask",
 }  # fmt: skip
-#: How images are read: one value for all rows.
+#: Options of image encoding, with one value for all rows.
 CHOICES = {
     "vision_feature_layer", "vision_feature_select_strategy", "vision_aspect_ratio", "downsample_mode",
     "interpolate_pos_encoding", "use_audio_in_video",
 }  # fmt: skip
 TOKEN_TYPES = "token_type_ids"
 M_ROPE_DIMENSIONS = 3
-#: Images as they are, [N, n, d], with the places [N, n, 2] of their patches.
+#: Image patches [N, n, d], with their positions [N, n, 2].
 PATCHES = ("pixel_values", "image_position_ids")
 ENCODED, GRIDS, COUNTS = "mm_encoder_outputs", "image_grid_thw", "images_per_sample"
-#: Attributes of configs that name the token which each kind of encoded input stands at.
+#: Config attributes of the placeholder token of each kind of encoded input.
 PLACEHOLDERS = {
     "image": ("image_token_id", "image_token_index"),
     "video": ("video_token_id", "video_token_index"),
@@ -68,14 +68,15 @@ PLACEHOLDERS = {
 def check_inputs(
     model: PreTrainedModel, input_ids: Tensor, model_kwargs: Inputs, given: Mapping[str, object]
 ) -> None:
-    """Raise InputError for the first input that would act in `generate`, and not in the accelerated loop.
+    """Raise InputError for the first input that acts in `generate` but not in the accelerated loop.
 
     Args:
-        model, input_ids, model_kwargs: as `generate` hands them to its loop.
-        given: the keywords of the caller.
+        model, input_ids, model_kwargs: arguments that `generate` passes to its loop.
+        given: keywords of the caller.
     """
     if model_kwargs.get("inputs_embeds") is not None:
-        raise InputError("inputs_embeds", model_kwargs["inputs_embeds"], "None: prompts are `input_ids`")
+        rule = "must be None; pass the prompts as `input_ids`"
+        raise InputError("inputs_embeds", model_kwargs["inputs_embeds"], rule)
     check_cache(model_kwargs)
     seen = check_mask(model, input_ids, model_kwargs.get("attention_mask"))
     check_positions(model, seen, model_kwargs, given.get("position_ids") is not None)
@@ -85,7 +86,7 @@ def check_inputs(
 
 
 def check_cache(model_kwargs: Inputs) -> None:
-    """Raise InputError for a cache of the caller's: it would neither be seen nor filled."""
+    """Raise InputError for a cache of the caller, which the accelerated loop would neither read nor fill."""
     for name in CACHE_NAMES:
         cache = model_kwargs.get(name)
         if cache is None:
@@ -93,51 +94,54 @@ def check_cache(model_kwargs: Inputs) -> None:
         length = cached_tokens(cache)
         if length != 0 or getattr(cache, "_is_user_defined", False):
             held = type(cache).__name__ if length is None else f"{type(cache).__name__} of {length} tokens"
-            raise InputError(name, held, "None: an accelerated call keeps a cache of its own")
+            raise InputError(name, held, "must be None; an accelerated call uses its own cache")
 
 
 def cached_tokens(cache: Cache) -> int | None:
-    """Number of tokens that a cache has read; None if it does not tell."""
+    """Return the number of tokens in a cache; None if it is unknown."""
     if not hasattr(cache, "get_seq_length"):
         return None
     try:
         return int(cache.get_seq_length())
-    except ValueError:  # recurrent layers alone count no tokens
+    except ValueError:  # a cache of recurrent layers alone counts no tokens
         return None if cache.has_previous_state() else 0
 
 
 def check_mask(model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Check the mask of the prompts; return the tokens that are read, [B, L] of booleans.
+    """Check the attention mask of the prompts; return the visible tokens as booleans [B, L].
 
     Raises:
-        InputError: the mask is of other tokens, weighs them, hides the last one, or has holes that would be
-            seen by layers which count places.
+        InputError: the mask has another shape, values other than 0 and 1, hides the last token of a row, or
+            has gaps although the model has layers that count positions.
     """
     if mask is None:
         return torch.ones_like(input_ids, dtype=torch.bool)
     if mask.shape != input_ids.shape:
-        allowed = f"one value for each token of the prompts, {list(input_ids.shape)}"
-        raise InputError("attention_mask", list(mask.shape), allowed)
+        rule = f"must have one value for each token of the prompts, {list(input_ids.shape)}"
+        raise InputError("attention_mask", list(mask.shape), rule)
     seen = mask != 0
     if not torch.equal(seen.to(mask.dtype), mask):
-        raise InputError("attention_mask", mask.unique().tolist(), "zeros and ones")
+        raise InputError("attention_mask", mask.unique().tolist(), "must consist of zeros and ones")
     if not bool(seen[:, -1].all()):
         rows = (~seen[:, -1]).nonzero().flatten().tolist()
-        raise InputError("attention_mask", f"rows {rows} that end in padding", "prompts padded on the left")
+        got = f"rows {rows} that end in padding"
+        raise InputError("attention_mask", got, "must have its padding on the left")
     is_padding_alone = bool((seen[:, 1:] >= seen[:, :-1]).all())
     kinds = set(check_layer_types(model.config.get_text_config(decoder=True)))
     if not is_padding_alone and kinds != {"full_attention"}:
         counting = ", ".join(sorted(kinds - {"full_attention"}))
-        allowed = f"zeros in front of a prompt alone: layers of type {counting} count what is hidden"
-        raise InputError("attention_mask", "hidden tokens inside of a prompt", allowed)
+        rule = f"must be zero in front of a prompt only; layers of type {counting} count hidden tokens"
+        raise InputError("attention_mask", "hidden tokens inside a prompt", rule)
     return seen
 
 
 def check_positions(model: PreTrainedModel, seen: Tensor, model_kwargs: Inputs, is_given: bool) -> None:
-    """Raise InputError for positions that do not follow from the mask, or (M-RoPE) do not simply go on."""
+    """Raise InputError for positions that do not follow from the mask or (M-RoPE) cannot be continued."""
     positions, order = model_kwargs.get("position_ids"), model_kwargs.get("cache_position")
     if order is not None and order.tolist() != list(range(seen.shape[1])):
-        raise InputError("cache_position", order.tolist(), "None: an accelerated call keeps its own")
+        raise InputError(
+            "cache_position", order.tolist(), "must be None; an accelerated call uses its own positions"
+        )
     if positions is None:
         return
     hidden = ~seen.to(positions.device)
@@ -147,51 +151,51 @@ def check_positions(model: PreTrainedModel, seen: Tensor, model_kwargs: Inputs, 
         follows = positions.shape[1:] == seen.shape and bool(((texts == implied) | hidden).all())
         greatest = axes.amax(0).masked_fill(hidden, 0).amax(-1)
         follows = follows and bool((axes[..., -1] == greatest).all())
-        allowed = "positions whose last is the greatest on all axes, so that the next is one more"
+        rule = "must have its greatest position last on all axes, so that the next one is one more"
     else:
-        # a model with several axes makes positions of all of them: fewer are the caller's
+        # a model with several axes computes all of them, so positions with fewer axes are the caller's
         inner = getattr(model, "model", None)
         fewer = is_given and any(hasattr(part, "get_rope_index") for part in (model, inner))
         follows = not fewer and positions.shape[-1] == seen.shape[-1]
         follows = follows and bool(((positions == implied) | hidden).all())
-        allowed = "None, or those that follow from `attention_mask`: others are not continued yet"
+        rule = "must be None or follow from `attention_mask`; other positions are not supported"
     if not follows:
-        raise InputError("position_ids", positions.flatten().tolist(), allowed)
+        raise InputError("position_ids", positions.flatten().tolist(), rule)
 
 
 def check_names(model: PreTrainedModel, model_kwargs: Inputs) -> None:
-    """Raise InputError for an input that is neither of the prompt nor the default of the forward."""
+    """Raise InputError for an input that belongs to no prompt and differs from the default of `forward`."""
     has_images = hasattr(getattr(model, "model", None), "get_image_features")
     known = OF_GENERATE | OF_PROMPT | CHOICES | ({TOKEN_TYPES} if has_images else set())
     usual = inspect.signature(model.forward).parameters
     for name, value in model_kwargs.items():
         says_nothing = is_empty(value) or (name in usual and is_same(usual[name].default, value))
         if name not in known and not says_nothing:
-            allowed = "nothing: an accelerated call would not give it to every forward, as `generate` does"
-            raise InputError(name, value, allowed)
+            rule = "is not supported; `generate` passes it to every forward pass, an accelerated call cannot"
+            raise InputError(name, value, rule)
     keep = model_kwargs.get("logits_to_keep")
     if not (keep is None or isinstance(keep, int)):
-        raise InputError("logits_to_keep", keep, "a number: an accelerated call keeps the last logits")
+        raise InputError(
+            "logits_to_keep", keep, "must be a number; an accelerated call keeps the last logits"
+        )
 
 
 def is_same(default: object, value: object) -> bool:
-    """True for a plain value that is the default."""
+    """Whether a plain value equals the default."""
     return isinstance(value, bool | int | float | str) and type(value) is type(default) and value == default
 
 
 def check_preparation(model: PreTrainedModel, input_ids: Tensor, model_kwargs: Inputs) -> None:
-    """Raise InputError where the forwards of `generate` get other inputs than those that are known here.
+    """Raise InputError if the model's `prepare_inputs_for_generation` changes the inputs.
 
-    PEFT brings prompts and prefixes in so, by a method of the instance. What a class outside of transformers
-    does is seen by asking for the inputs of the first forward.
+    PEFT adds prompts and prefixes in this way, with a method of the instance. The method of a class outside
+    transformers is tested by preparing the inputs of the first forward pass.
     """
     family = type(model)
     usual, prepare = getattr(family, PREPARE), getattr(model, PREPARE)
     if getattr(prepare, "__func__", None) is not usual or prepare.__self__ is not model:
-        allowed = (
-            "that of the model's class: prompts or prefixes that this one brings in (PEFT) would be lost"
-        )
-        raise InputError(PREPARE, getattr(prepare, "__qualname__", type(prepare).__name__), allowed)
+        rule = "must be the method of the model's class; prompts or prefixes added by PEFT are not supported"
+        raise InputError(PREPARE, getattr(prepare, "__qualname__", type(prepare).__name__), rule)
     if usual.__module__.partition(".")[0] == "transformers":
         return
     known = {"input_ids": input_ids, **model_kwargs}
@@ -201,17 +205,18 @@ def check_preparation(model: PreTrainedModel, input_ids: Tensor, model_kwargs: I
         alike = value is before or is_empty(value)
         if isinstance(value, Tensor) and isinstance(before, Tensor):
             alike = torch.equal(value, before)
-        if not alike and name != "cache_position":  # code of others is still given that
-            raise InputError(PREPARE, family.__qualname__, f"one that leaves `{name}` as it is")
+        if not alike and name != "cache_position":  # custom code still receives it
+            raise InputError(PREPARE, family.__qualname__, f"must leave `{name}` unchanged")
 
 
 def check_hooks(model: PreTrainedModel) -> None:
-    """Raise InputError where hooks tell layers what is meant for each row of the caller's batch."""
+    """Raise InputError for hooks that pass per-row values of the caller's batch to layers."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             names = OF_ROWS & set(hook.keywords) if isinstance(hook, functools.partial) else set()
             if names:
-                raise InputError(min(names), type(module).__name__, "None: rows are read one at a time")
+                rule = "must be None; prompts are read one row at a time"
+                raise InputError(min(names), type(module).__name__, rule)
 
 
 def split_rows(
@@ -220,18 +225,19 @@ def split_rows(
     model_kwargs: Inputs,
     image_sizes: Sequence[int] | None = None,
 ) -> list[Request]:
-    """Split a padded batch into one request per row, without its padding.
+    """Split a padded batch into one request per row, without padding.
 
-    Images go to the rows in whose placeholders they belong.
+    Images are assigned to rows by their placeholder tokens.
 
     Args:
-        config: of the model, which names the placeholders.
-        input_ids: [B, L], padded on the left.
-        model_kwargs: what `generate` hands to its loop, and `check_inputs` has found to be of the prompt.
-        image_sizes: tokens of each image in `PATCHES`; None if there are none, or `generate` encodes them.
+        config: config of the model, which names the placeholders.
+        input_ids: token ids [B, L], padded on the left.
+        model_kwargs: arguments of the loop of `generate`, accepted by `check_inputs`.
+        image_sizes: number of tokens of each image in `PATCHES`; None if there are none, or `generate`
+            encodes them.
 
     Raises:
-        InputError: several rows with inputs that cannot be told apart.
+        InputError: an input of several rows cannot be split.
     """
     known = OF_PROMPT | CHOICES | {TOKEN_TYPES}
     inputs = {name: value for name, value in model_kwargs.items() if name in known and not is_empty(value)}
@@ -253,7 +259,7 @@ def split_rows(
         if chosen := rows[row]:
             own |= {name: value[chosen.start : chosen.stop] for name, value in images.items()}
         if positions is not None and positions.dim() == M_ROPE_DIMENSIONS:
-            # the grids they were made from may be gone by now
+            # cannot be recomputed: the grids may have been dropped by now
             own["position_ids"] = positions[:, row : row + 1, kept]
         per_token = {name: value[row : row + 1, kept] for name, value in aligned.items()}
         requests.append(Request({"input_ids": input_ids[row : row + 1, kept], **own, **per_token}))
@@ -261,15 +267,15 @@ def split_rows(
 
 
 def is_empty(value: object) -> bool:
-    """True for what says nothing: None, False and an empty dictionary."""
+    """Whether a value has no effect: None, False or an empty dictionary."""
     return value is None or value is False or (isinstance(value, dict) and not value)
 
 
 def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Inputs) -> list[Keywords]:
-    """Inputs that are not one value a token, row by row.
+    """Split the inputs without a value per token into rows.
 
     Raises:
-        InputError: several rows share one that is not encoded images, or grids with their number in each row.
+        InputError: several rows share an input other than encoded images, or grids with a count per row.
     """
     count = len(input_ids)
     if count == 1:
@@ -279,8 +285,8 @@ def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Inputs) -> list
     ]
     unknown = set(shared) - {ENCODED} - CHOICES - ({GRIDS, COUNTS} if COUNTS in shared else set())
     if unknown:
-        allowed = "one row at a time; of several, only images that transformers 5.23 encodes are told apart"
-        raise InputError("inputs", sorted(unknown), allowed)
+        rule = "must be passed one row at a time; only images encoded by transformers 5.23 can be split"
+        raise InputError("inputs", sorted(unknown), rule)
     if COUNTS in shared:
         sizes = shared[COUNTS].tolist()
         for row, grids in zip(rows, shared[GRIDS].split(sizes), strict=True):
@@ -296,10 +302,10 @@ def rows_of(config: PreTrainedConfig, input_ids: Tensor, shared: Inputs) -> list
 
 
 def shares(config: PreTrainedConfig, kind: str, input_ids: Tensor, sizes: Sequence[int]) -> list[range]:
-    """Share out encoded images, of so many tokens each, among the rows [B, L] in their order.
+    """Assign encoded images, with their numbers of tokens, to the rows [B, L] in order.
 
     Raises:
-        InputError: the placeholders in the rows are not as many as the images' tokens.
+        InputError: the numbers of placeholders in the rows do not match the tokens of the images.
     """
     names = PLACEHOLDERS.get(kind, ())
     token = next((value for name in names if (value := getattr(config, name, None)) is not None), None)
@@ -314,13 +320,13 @@ def shares(config: PreTrainedConfig, kind: str, input_ids: Tensor, sizes: Sequen
         found.append(range(first, last))
         first = last
     if len(found) != len(input_ids) or first != len(sizes):
-        allowed = f"rows whose placeholders are as many as the tokens of their images, {list(sizes)}"
-        raise InputError("inputs", {f"{kind} placeholders": places}, allowed)
+        rule = f"must have as many placeholders in each row as its images have tokens, {list(sizes)}"
+        raise InputError("inputs", {f"{kind} placeholders": places}, rule)
     return found
 
 
 def chosen_of(output: Any, chosen: range) -> Any:
-    """The part of an encoder's output that belongs to some of the images."""
+    """Return the part of an encoder's output for some of the images."""
     own, part = copy.copy(output), slice(chosen.start, chosen.stop)
     own.pooler_output = output.pooler_output[part]
     if (levels := getattr(output, "deepstack_features", None)) is not None:

@@ -1,8 +1,8 @@
-"""Fields of transformers' GenerationConfig: which act, which change no token, and which are refused.
+"""Fields of transformers' GenerationConfig: which are supported, which change no token, which are refused.
 
-`resolve` reads those of a pipeline's call: a field is looked for where `generate` looks, in the call, in
-`generation_config=` and in the model's own, in that order. `check_arguments` checks those of a call of
-`generate`: what is not in its tables acts, as a logits processor, a stopping criterion, a length or an input.
+`resolve` reads the fields of a pipeline call from the call, `generation_config=` and the model's own config,
+in the order of `generate`. `check_arguments` checks the arguments of a call of `generate`; a field outside
+the tables below is supported, as a logits processor, a stopping criterion, a length or an input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmspec.validation import given_of, plain_numbers
 
 __all__ = ["arguments_of_generate", "check_arguments", "distance", "resolve"]
 
-#: Memory, speed, the form of what is returned, and settings of searches that are refused themselves.
+#: Fields for memory, speed and output format, and options of search methods that are refused themselves.
 CHANGE_NO_TOKEN = {
     "assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id",
     "cache_config", "compile_config", "continuous_batching_config", "decoder_start_token_id",
@@ -34,27 +34,27 @@ CHANGE_NO_TOKEN = {
     "prefill_chunk_size", "renormalize_logits", "return_dict_in_generate", "speculation_type",
     "target_lookbehind", "transformers_version", "use_cache",
 }  # fmt: skip
-BEAMS = "beam search has no draft to verify"
-MOVED = "transformers has moved it out of its package"
+BEAMS = "beam search cannot be combined with speculative decoding"
+MOVED = "transformers has moved this method out of its package"
 CACHES = "dynamic", "static", "hybrid", "hybrid_chunked", "sliding_window"
-#: Of fields: values that do nothing, and why others are refused.
+#: For each field: values without effect, besides None and False, and the reason why others are refused.
 Refusals: TypeAlias = dict[str, tuple[tuple[object, ...], str]]
-#: Values that do nothing, besides None and False; and why others are refused, wherever they stand.
+#: Refused in the call, in `generation_config=` and in the model's own config.
 REFUSED: Refusals = {
-    "cache_implementation": (CACHES, "keys and values are kept as they are, where the model is"),
-    "constraints": ((), f"{BEAMS}; a logits processor can constrain"),
+    "cache_implementation": (CACHES, "keys and values are neither quantised nor offloaded"),
+    "constraints": ((), f"{BEAMS}; use a logits processor"),
     "diversity_penalty": ((0.0,), BEAMS),
     "dola_layers": ((), MOVED),
-    "force_words_ids": ((), f"{BEAMS}; a logits processor can constrain"),
+    "force_words_ids": ((), f"{BEAMS}; use a logits processor"),
     "num_beam_groups": ((1,), BEAMS),
     "num_beams": ((1,), BEAMS),
-    "num_return_sequences": ((1,), "pass the prompt as often, with a seed for each"),
+    "num_return_sequences": ((1,), "repeat the prompt in a list, with a seed for each"),
     "penalty_alpha": ((0.0,), MOVED),
-    "token_healing": ((), "tokens of a prompt are not changed"),
+    "token_healing": ((), "the tokens of the prompt are not changed"),
 }
-DRAFTS = "drafts are the accelerator's: set_accelerator('copy'), or 'mtp', or another"
-RETURNED = "tokens, text and stats are returned"
-#: The same for what is asked of a call; in a checkpoint it changes no token of ours, and is passed over.
+DRAFTS = "the accelerator makes the drafts; choose one with set_accelerator, such as 'copy' or 'mtp'"
+RETURNED = "only tokens, text and stats are returned"
+#: Refused in a call; in the config of a checkpoint these fields are ignored, since they change no token.
 REFUSED_OF_CALLERS: Refusals = {
     "assistant_early_exit": ((), DRAFTS),
     "prompt_lookup_num_tokens": ((), DRAFTS),
@@ -65,21 +65,25 @@ REFUSED_OF_CALLERS: Refusals = {
     "output_scores": ((), RETURNED),
 }
 OF_CALL, OF_CONFIG = "", "generation_config."
-OTHER_LOOP = "it asks for another loop of transformers"
-OWN_CACHE = "an accelerated call keeps a cache of its own"
-#: The same for calls of `generate`, which makes rows of one prompt itself, beside the tables above.
+OTHER_LOOP = "it selects another decoding loop of transformers"
+OWN_CACHE = "an accelerated call uses its own cache"
+#: Refused in calls of `generate`, in addition to the tables above.
 REFUSED_OF_GENERATE: Refusals = {
     "is_assistant": ((), OTHER_LOOP),
     "cache_config": ((), OWN_CACHE),
-    "prefill_chunk_size": ((), "prompts are read whole"),
+    "prefill_chunk_size": ((), "the prefill is not split"),
 }
-#: The same for its arguments that are no fields.
+#: Refused arguments of `generate` that are not fields of a GenerationConfig.
 ARGUMENTS: Refusals = {
     "assistant_model": ((), OTHER_LOOP),
-    "synced_gpus": ((), "processes that wait for one another make the same number of forwards"),
-    "generation_mode": (("text",), OTHER_LOOP),  # of Janus, which draws by a loop of its own
+    "synced_gpus": ((), "synchronised processes need the same number of forward passes"),
+    "generation_mode": (("text",), OTHER_LOOP),  # Janus generates images in another loop
 }
-NAMED = ("streamer", "synced_gpus", "assistant_model")  # of its signature; custom loops are not given them
+NAMED = (
+    "streamer",
+    "synced_gpus",
+    "assistant_model",
+)  # parameters that `generate` does not pass to custom loops
 
 
 def resolve(
@@ -89,11 +93,11 @@ def resolve(
     own: GenerationConfig | None,
     others: Collection[str] = (),
 ) -> Keywords:
-    """Find the value of every served field that a call, its `generation_config=` or the model's own sets.
+    """Return the supported fields that a call, its `generation_config=` or the model's own config sets.
 
     Raises:
-        UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
-        InputError: a field that is not served is set away from its default.
+        UnknownArgumentError: a keyword does not exist; the message names the nearest one.
+        InputError: an unsupported field has a value with an effect.
     """
     called = given_of(**plain_numbers(dict(keywords)))
     asked = [(OF_CALL, called), *([] if given is None else [(OF_CONFIG, vars(given))])]
@@ -102,10 +106,10 @@ def resolve(
         if keyword not in served and keyword not in installed_fields():
             names = {*served, *others}
             near = difflib.get_close_matches(keyword, sorted(names), n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
             listed = ", ".join(sorted(names - installed_fields()))
-            allowed = f"{hint}allowed: {listed}, and the fields of transformers' GenerationConfig"
-            raise UnknownArgumentError("keyword", keyword, allowed)
+            rule = f"must be a field of transformers' GenerationConfig or one of {listed}{hint}"
+            raise UnknownArgumentError("keyword", keyword, rule)
     tables = (REFUSED, places), (unserved(frozenset(served)), places), (REFUSED_OF_CALLERS, asked)
     for table, where in tables:
         for name, (harmless, reason) in table.items():
@@ -118,7 +122,7 @@ def resolve(
 
 
 def nearest(name: str, places: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[str, object]:
-    """The first value of a field that is not None, behind the prefix of its place; None if there is none."""
+    """Return the first value of a field that is not None, with the prefix of its place."""
     found = ((prefix, values[name]) for prefix, values in places if values.get(name) is not None)
     return next(found, (OF_CALL, None))
 
@@ -126,9 +130,9 @@ def nearest(name: str, places: Sequence[tuple[str, Mapping[str, object]]]) -> tu
 def distance(
     name: str, keywords: Mapping[str, object], given: GenerationConfig | None, own: GenerationConfig | None
 ) -> int:
-    """Rank of the place where a field is set: 0 the call, 1 `generation_config=`, 2 the model's own or none.
+    """Return where a field is set: 0 the call, 1 `generation_config=`, 2 the model's own config or nowhere.
 
-    What a given config repeats of the model's own was copied, and counts as the model's.
+    A value of a given config that equals the model's own was copied, and counts as the model's.
     """
     if keywords.get(name) is not None:
         return 0
@@ -137,24 +141,24 @@ def distance(
 
 
 def check(name: str, value: object, harmless: Sequence[object], reason: str) -> None:
-    """Raise InputError for a value that does something: that is not None, False or harmless."""
+    """Raise InputError for a value with an effect: one that is not None, False or harmless."""
     value = plain_numbers(value)
     if value is not None and value is not False and value not in harmless:
         nothing = " or ".join(map(repr, (*harmless[:1], None)))
         held = type(value).__name__ if isinstance(value, PreTrainedModel) else value
-        raise InputError(name, held, f"{nothing}: {reason}")
+        raise InputError(name, held, f"must be {nothing}: {reason}")
 
 
 @cache
 def unserved(served: frozenset[str]) -> Refusals:
-    """Fields of the installed transformers that this version knows nothing of: refused where they are set."""
+    """Return the fields of the installed transformers that mmspec does not know, which are refused."""
     known = {*served, *CHANGE_NO_TOKEN, *REFUSED, *REFUSED_OF_CALLERS, "pad_token_id"}
-    reason = "a field of this version of transformers that mmspec does not know"
+    reason = "mmspec does not support this field of the installed transformers"
     return {name: ((), reason) for name in installed_fields() - known}
 
 
 def check_custom_entries(given: GenerationConfig, own: GenerationConfig | None) -> None:
-    """Raise UnknownArgumentError for an attribute that no GenerationConfig has, nor the model's."""
+    """Raise UnknownArgumentError for an attribute that neither GenerationConfig nor the model has."""
     ours = {} if own is None else vars(own)
     for name, value in vars(given).items():
         is_own = name in installed_fields() or name.startswith("_") or value is None
@@ -165,27 +169,25 @@ def check_custom_entries(given: GenerationConfig, own: GenerationConfig | None) 
 
 @cache
 def installed_fields() -> frozenset[str]:
-    """Names of the fields that a GenerationConfig of the installed transformers has."""
+    """Return the names of the GenerationConfig fields of the installed transformers."""
     return frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
 
 
 def check_arguments(model: PreTrainedModel, config: GenerationConfig, arguments: Keywords) -> None:
-    """Raise InputError for the first field or other argument of a call that would not act in our loop."""
+    """Raise InputError for the first field or argument of a call that mmspec's loop does not support."""
     given = {**arguments, "synced_gpus": is_synced(model, arguments.get("synced_gpus"))}
     refused = REFUSED | REFUSED_OF_CALLERS | REFUSED_OF_GENERATE
     del refused["num_return_sequences"]
     for values, table in ((vars(config), refused), (given, ARGUMENTS)):
         for name, (harmless, reason) in table.items():
             check(name, values.get(name), harmless, reason)
-    if given.get("use_cache") not in (
-        None,
-        True,
-    ):  # of a config it changes no token: many are left so by training
-        raise InputError("use_cache", given["use_cache"], f"True or None: {OWN_CACHE}")
+    # in a config it is ignored: many are saved with use_cache=False after training
+    if given.get("use_cache") not in (None, True):
+        raise InputError("use_cache", given["use_cache"], f"must be True or None: {OWN_CACHE}")
 
 
 def is_synced(model: PreTrainedModel, given: bool | None) -> bool:
-    """True if a call goes on until the calls of other processes have ended, as `generate` decides it."""
+    """Whether a call continues until the calls of other processes have ended, as `generate` decides it."""
     if given is not None:
         return given
     managed = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
@@ -194,10 +196,10 @@ def is_synced(model: PreTrainedModel, given: bool | None) -> bool:
 
 
 def arguments_of_generate() -> Keywords:
-    """Find the arguments of the `generate` that calls a custom loop; none where nobody by that name does.
+    """Return the arguments of the `generate` that called a custom loop, from its stack frame; {} if none did.
 
-    transformers (5.17 to 5.24) gives the streamer its prompt and then hands it to its own loops alone, never
-    to a custom one, so that readers of the stream would wait for ever.
+    transformers (5.17 to 5.24) puts the prompt into the streamer but does not pass the streamer to a custom
+    loop, so that readers of the stream would wait forever.
     """
     frame = sys._getframe(1)
     for _ in range(4):

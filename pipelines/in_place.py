@@ -1,12 +1,12 @@
-"""Acceleration that is switched on and off inside a loaded model or pipeline: `mmspec.enable(pipe)`.
+"""In-place acceleration of a loaded model or pipeline: `mmspec.enable(pipe)` and `mmspec.disable(pipe)`.
 
-It is the `generate` of transformers models that is accelerated, and the call of a pipeline whose loop is its
-own (`mmspec.pipelines.in_place_diffusers`). The method of the class looks for a mark on the object that it is
-called on, an attribute of the instance, which `disable` takes away again. No reference to a model is kept: a
-copy of an enabled model is one of its own. What is saved of one is a plain model.
+`enable` accelerates the `generate` of transformers models, and the call of diffusers pipelines that have
+their own loop (`mmspec.pipelines.in_place_diffusers`). It sets an attribute on the instance, the mark; the
+method of the class is wrapped once and checks for the mark. `disable` removes the mark. Copies of an enabled
+model are enabled independently, and a saved model is a plain model.
 
-A program whose model was enabled goes on to work: what the accelerated loop would refuse is done by
-transformers, or by the pipeline, as it was before. The log says why.
+Existing programs keep working: calls that the accelerated loop does not support are decoded by transformers
+or by the pipeline as before, and the log has the reason.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ from mmspec.targets import CausalTarget, adapt
 __all__ = ["Summary", "disable", "enable", "summary"]
 
 Accelerated = TypeVar("Accelerated")
-MARK = "_mmspec_enabled"  # the attribute of models that are accelerated
-#: By torch.compile, DDP and FSDP, pipelines, TRL.
+MARK = "_mmspec_enabled"  # attribute of accelerated models
+#: Attributes that hold the wrapped model in torch.compile, DDP and FSDP, pipelines, and TRL.
 WRAPPED = ("_orig_mod", "module", "model", "pretrained_model")
 METHOD = "generate"
 LOOP = "custom_generate"
-#: Kept out of generation configs by `generate`.
+#: Keywords that `generate` keeps out of the generation config.
 NOT_OF_CONFIG = ("tokenizer", "assistant_tokenizer", "trust_remote_code")
 logger = logging.getLogger(__name__)
-#: Models whose `generate` runs: the calls that it makes of itself are its own, and stay as they are.
+#: Ids of the models whose `generate` is running; nested calls of the same model are not accelerated.
 RUNNING: ContextVar[tuple[int, ...]] = ContextVar("running", default=())
 
-#: What is called: a model with `generate`, or a pipeline of diffusers with a loop of its own.
+#: A model with `generate`, or a diffusers pipeline with its own loop.
 Called: TypeAlias = Any
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Account of what an accelerated model has done since it was enabled.
+    """Statistics of an accelerated model since it was enabled; `mmspec.summary` returns them.
 
     Attributes:
-        name: of the pipeline's component; the model's class where it stands alone.
-        accelerator: its name.
-        exactness: its promise.
-        calls: accelerated calls of `generate`, or of the pipeline.
-        tokens, forwards: new tokens of all rows, and forwards of the model for them.
-        last: the statistics of the last call; None before the first.
+        name: name of the pipeline component, or the class of a single model.
+        accelerator: name of the accelerator.
+        exactness: exactness of the accelerator, such as "exact".
+        calls: number of accelerated calls.
+        tokens, forwards: number of new tokens of all rows, and of the model's forward passes for them.
+        last: statistics of the last call; None before the first.
     """
 
     name: str
@@ -83,27 +83,27 @@ class Summary:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Tokens of all rows that a forward of the model gave; 0 before the first call."""
+        """New tokens of all rows per forward pass of the model; 0 before the first call."""
         return self.tokens / self.forwards if self.forwards else 0.0
 
     def __str__(self) -> str:
-        counts = f"{self.calls} calls, {self.tokens} tokens in {self.forwards} forwards"
-        each = f"{self.tokens_per_forward:.2f} each"
+        counts = f"{self.calls} calls, {self.tokens} tokens in {self.forwards} forward passes"
+        each = f"{self.tokens_per_forward:.2f} tokens per forward pass"
         return f"{self.name}: {self.accelerator} ({self.exactness}), {counts}, {each}"
 
 
 @dataclass
 class Enabled:
-    """Mark of what is accelerated in place; a deep copy of the model has an account of its own."""
+    """Mark of an accelerated model or pipeline; a deep copy of the model has its own statistics."""
 
     summary: Summary
     method: FoundMethod
     seed: int | None
-    before: AnyFunction | None  # what stood in the place of the class's `generate`
+    before: AnyFunction | None  # instance attribute that replaced the class's `generate`
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, stats: DecodingStats) -> None:
-        """Add a call to the account, of whichever thread."""
+        """Add the statistics of a call; safe in threads."""
         with self.lock:
             done = self.summary
             self.summary = replace(
@@ -119,7 +119,7 @@ class Enabled:
         return Enabled(fresh, self.method, self.seed, copy.deepcopy(self.before, memo))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(None), ()  # what is saved is a plain model
+        return type(None), ()  # a saved model is a plain model
 
 
 def enable(
@@ -131,32 +131,37 @@ def enable(
     pack: bool = True,
     **options: object,
 ) -> Accelerated:
-    """Accelerate a transformers model, or the language models inside a diffusers pipeline, where they stand.
+    """Enable speculative decoding in place, in a transformers model or inside a diffusers pipeline.
 
-    `generate` is called as before, by you or by the pipeline, and works as before: batches with images,
-    samplers, processors, criteria, streamers. Where the accelerator is exact, greedy outputs are the same
-    tokens and sampled ones come from the same distribution, by other random numbers than `torch.multinomial`
-    draws. A model that is accelerated already gets the new accelerator. Of a `DiffusionGemmaPipeline`, which
-    has a loop of its own, it is the call that is accelerated.
+    Call `generate` or the pipeline as before: batches with images, sampling, logits processors, stopping
+    criteria and streamers keep working. With an exact accelerator, greedy outputs are the same tokens, and
+    sampled outputs have the same distribution (with other random numbers than `torch.multinomial` draws). If
+    the model is already enabled, the new accelerator replaces the old one. A `DiffusionGemmaPipeline` has its
+    own loop; its call is accelerated.
 
     Args:
-        model_or_pipe: a transformers model with `generate`, or a pipeline of diffusers, all of whose
+        model_or_pipe: a transformers model with `generate`, or a diffusers pipeline. In a pipeline, all
             components that can be accelerated are.
         accelerator: a name from `mmspec.list_accelerators()`, alone or with options as on the command line
-            ("copy:num_draft_tokens=8"), or what a function of `mmspec.accelerators` returns.
-        drafter: a loaded draft model or head; for heads a folder or hub id too. A model whose checkpoint
-            holds an MTP layer needs none for "mtp".
-        seed: of the random numbers of every call; None draws one from torch's global generator each time.
-        pack: on a CPU, whether a second, packed copy of the linear layers may take half of the free memory.
-            Forward passes of several tokens then take little longer than those of one.
+            ("copy:num_draft_tokens=8"), or an accelerator built by a function of `mmspec.accelerators`.
+        drafter: a loaded draft model or head. A head may also be a folder or hub id. "mtp" needs none if the
+            checkpoint of the model contains an MTP layer.
+        seed: seed for sampling in every call. None draws a seed from torch's global generator in each call.
+        pack: on a CPU, allow packed copies of the linear layers in up to half of the free memory. With them,
+            a forward pass over several tokens takes little longer than one over a single token.
         options: options of the accelerator.
 
     Returns:
         The same object.
 
     Raises:
-        InputError: there is nothing to accelerate, and why; or an option that cannot be. Nothing is changed
-            then.
+        InputError: nothing can be accelerated (the message has the reasons), or an option is invalid. The
+            object is unchanged then.
+
+    Example:
+        >>> mmspec.enable(model, "copy")  # doctest: +SKIP
+        >>> model.generate(**inputs)  # doctest: +SKIP
+        >>> print(*mmspec.summary(model))  # doctest: +SKIP
     """
     method = find_method(accelerator, drafter, options)
     refused: list[str] = []
@@ -173,10 +178,8 @@ def enable(
         prepared.append((model, target.model, enabled))
     if not prepared:
         given, reasons = type(model_or_pipe).__name__, "; ".join(refused)
-        allowed = (
-            "a transformers model with `generate`, or a pipeline that holds one (`.components`, `.model`)"
-        )
-        raise InputError("model_or_pipe", given, f"{allowed} ({reasons})" if reasons else allowed)
+            "must be a transformers model with `generate`, or hold one in `.components` or `.model`"
+        raise InputError("model_or_pipe", given, f"{rule} ({reasons})" if reasons else rule)
     for model, decoded, enabled in prepared:
         packing_of(decoded).share = SHARE if pack else 0.0
         if mark_of(model) is not None:
@@ -189,10 +192,16 @@ def enable(
 
 
 def disable(model_or_pipe: Accelerated) -> Accelerated:
-    """Undo `enable`: the object is as it was before.
+    """Disable in-place acceleration: undo `enable` and restore the original `generate`.
+
+    Args:
+        model_or_pipe: the object that was passed to `enable`.
+
+    Returns:
+        The same object.
 
     Raises:
-        InputError: nothing in it is accelerated.
+        InputError: nothing in the object is accelerated.
     """
     for model, _ in enabled_of(model_or_pipe):
         restore(model)
@@ -202,18 +211,24 @@ def disable(model_or_pipe: Accelerated) -> Accelerated:
 
 
 def summary(model_or_pipe: object) -> list[Summary]:
-    """Account of every accelerated model, since it was enabled.
+    """Return statistics of every accelerated model since it was enabled: calls, tokens, forward passes.
+
+    Args:
+        model_or_pipe: the object that was passed to `enable`.
+
+    Returns:
+        A `Summary` for each accelerated model; `print(*mmspec.summary(pipe))` shows them.
 
     Raises:
-        InputError: nothing in it is accelerated.
+        InputError: nothing in the object is accelerated.
     """
     return [enabled.summary for _, enabled in enabled_of(model_or_pipe)]
 
 
 def components(model_or_pipe: object) -> dict[str, Any]:
-    """Find the transformers models with `generate` in a pipeline, by name; a model by its class.
+    """Return the transformers models with `generate` in a pipeline by name; a single model by its class.
 
-    A pipeline whose loop is its own stands for its model.
+    A pipeline with its own loop is returned in place of its model.
     """
     if family_of_canvases(model_or_pipe) is not None:
         return {"model": model_or_pipe}
@@ -226,7 +241,7 @@ def components(model_or_pipe: object) -> dict[str, Any]:
 
 
 def unwrapped(holder: object) -> PreTrainedModel | None:
-    """The transformers model in what PEFT, torch.compile, DDP or a pipeline made of it; None without one."""
+    """Return the transformers model inside a wrapper (PEFT, torch.compile, DDP, a pipeline), or None."""
     for _ in range(4):
         if isinstance(holder, PreTrainedModel):
             return holder if hasattr(holder, METHOD) else None
@@ -239,38 +254,38 @@ def unwrapped(holder: object) -> PreTrainedModel | None:
 
 
 def target_of(called: Called) -> CausalTarget | DiffusionGemmaTarget:
-    """The target that is decoded where this model or pipeline is called.
+    """Return the target of a model or pipeline.
 
     Raises:
-        MMSpecError: it cannot be decoded in the place of its own loop.
+        MMSpecError: mmspec's loop cannot replace the loop of the model.
     """
     if family_of_canvases(called) is not None:
         return target_of_canvases(called)
     takes_loops = isinstance(called, GenerationMixin)
     if not takes_loops:
-        allowed = "a model whose `generate` takes another loop; mmspec.MMSpecPipeline may decode it"
-        raise InputError("model_or_pipe", type(called).__name__, allowed)
+        rule = "must be a model whose `generate` accepts a custom loop; try mmspec.MMSpecPipeline instead"
+        raise InputError("model_or_pipe", type(called).__name__, rule)
     return adapt(called)
 
 
 def mark_of(model: object) -> Enabled | None:
-    """The mark of a model that is accelerated; None if it is not."""
+    """Return the mark of an accelerated model, or None."""
     mark = vars(model).get(MARK)
     return mark if isinstance(mark, Enabled) else None
 
 
 def enabled_of(model_or_pipe: object) -> list[tuple[object, Enabled]]:
-    """The models in an object that are accelerated, with their marks; InputError if none is."""
+    """Return the accelerated models in an object with their marks; raise InputError if there are none."""
     marks = [(model, mark_of(model)) for model in components(model_or_pipe).values()]
     found = [(model, mark) for model, mark in marks if mark is not None]
     if not found:
         given = type(model_or_pipe).__name__
-        raise InputError("model_or_pipe", given, "one that was enabled: mmspec.enable(...)")
+        raise InputError("model_or_pipe", given, "must be accelerated first, with mmspec.enable(...)")
     return found
 
 
 def look_for_marks(called: object) -> None:
-    """Have the method that is called look for marks; its class stays so, and does nothing without them."""
+    """Wrap the class's method once, so that it checks for marks; without a mark it does nothing else."""
     of_canvases = family_of_canvases(called)
     family, name = (type(called), METHOD) if of_canvases is None else (of_canvases, "__call__")
     plain = getattr(family, name)
@@ -297,7 +312,7 @@ def look_for_marks(called: object) -> None:
 
 
 def restore(model: object) -> None:
-    """Take the mark away, and put back what stood in the place of `generate`."""
+    """Remove the mark, and restore an instance attribute that replaced `generate`."""
     enabled = vars(model).pop(MARK)
     if enabled.before is not None:
         vars(model).setdefault(METHOD, enabled.before)
@@ -310,10 +325,10 @@ def with_loop(
     args: tuple[object, ...],
     kwargs: Keywords,
 ) -> tuple[tuple[object, ...], Keywords]:
-    """The arguments of a call, with the accelerated loop among them unless it is left to transformers."""
+    """Add the accelerated loop to the arguments of a call, unless transformers has to decode it."""
     given = bound(call, args, kwargs)
     if given is None or given.get(LOOP) is not None:
-        return args, kwargs  # the caller's own loop goes before ours
+        return args, kwargs  # a loop of the caller takes precedence
     try:
         config = config_of(model, given)
         check_arguments(model, config, given)
@@ -321,18 +336,18 @@ def with_loop(
     except InputError as error:
         logger.info("passed on to transformers: %s", error)
         return args, kwargs
-    except ValueError:  # for transformers to say
+    except ValueError:  # transformers raises it again, with its own message
         return args, kwargs
     return own[0], own[1] | {LOOP: make_loop(mark.method, mark.seed, mark.count, passes_on=True)}
 
 
 def bound(call: AnyFunction, args: tuple[object, ...], kwargs: Keywords) -> Keywords | None:
-    """The arguments of a call by name; None where it takes no loop, or transformers has something to say."""
+    """Return the arguments of a call by name; None if it accepts no loop, or the arguments are invalid."""
     signature = inspect.signature(call)
     kinds = {each.kind for each in signature.parameters.values()}
     if LOOP not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
         return None
-    if inspect.Parameter.VAR_POSITIONAL in kinds:  # stands before the method, and takes what it takes
+    if inspect.Parameter.VAR_POSITIONAL in kinds:  # a wrapper of `generate`
         signature, args = inspect.signature(GenerationMixin.generate), (None, *args)
     try:
         arguments: Keywords = signature.bind(*args, **kwargs).arguments
@@ -344,7 +359,7 @@ def bound(call: AnyFunction, args: tuple[object, ...], kwargs: Keywords) -> Keyw
 
 
 def config_of(model: Called, given: Keywords) -> GenerationConfig:
-    """All fields of a call: of its keywords, its config and the model's, as `generate` joins them."""
+    """Merge the keywords of a call, its generation config and the model's, as `generate` does."""
     signature = inspect.signature(GenerationMixin.generate).parameters
     keywords = {
         name: value for name, value in given.items() if name not in signature and name not in NOT_OF_CONFIG
@@ -354,17 +369,18 @@ def config_of(model: Called, given: Keywords) -> GenerationConfig:
 
 
 def with_stop_strings(model: Called, given: Keywords, config: GenerationConfig) -> Keywords:
-    """The arguments of a call with its stop strings as a criterion.
-
-    transformers loses a tokenizer on the way to any custom loop.
+    """Replace the stop strings of a call by a criterion: transformers passes no tokenizer to custom loops.
 
     Raises:
-        InputError: the strings are the model's own, which no argument takes away, or there is no tokenizer.
+        InputError: the strings belong to the model's config, or the call has no tokenizer.
     """
     if model.generation_config.stop_strings is not None or given.get("tokenizer") is None:
-        raise InputError("stop_strings", config.stop_strings, "those of the call, with its `tokenizer`")
+        rule = "must be passed to the call together with `tokenizer`"
+        raise InputError("stop_strings", config.stop_strings, rule)
     criteria = StoppingCriteriaList(given.get("stopping_criteria") or [])
-    if not any(type(each) is StopStringCriteria for each in criteria):  # the caller's own takes its place
+    if not any(
+        type(each) is StopStringCriteria for each in criteria
+    ):  # a criterion of the caller takes precedence
         criteria.append(StopStringCriteria(given["tokenizer"], config.stop_strings))
     dropped = ("tokenizer", "stop_strings")
     arguments = {name: value for name, value in given.items() if name not in dropped}

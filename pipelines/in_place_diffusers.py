@@ -1,7 +1,7 @@
-"""The call of diffusers' `DiffusionGemmaPipeline`, whose own loop `mmspec.enable` replaces.
+"""Calls of diffusers' `DiffusionGemmaPipeline`, whose decoding loop `mmspec.enable` replaces.
 
-Prompts, options and outputs are those of the pipeline. Nothing of diffusers is imported here: who holds such
-a pipeline has imported its module.
+Prompts, options and outputs are those of the pipeline. This module does not import diffusers: the module of
+the pipeline is already imported if a pipeline exists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["CanvasCall", "family_of_canvases", "target_of_canvases"]
 MODULE = "diffusers.pipelines.diffusion_gemma.pipeline_diffusion_gemma"
 SAMPLER = "EntropyBoundScheduler"
 PROMPTS = ("prompt", "messages", "image", "add_generation_prompt")
-#: Arguments of a call that act in our loop, or in none with this scheduler; others have to be left alone.
+#: Arguments that mmspec's loop supports, or that this scheduler ignores; others must keep their default.
 SERVED = {
     *PROMPTS,
     *("gen_length", "num_inference_steps", "stability_threshold", "confidence_threshold", "generator"),
@@ -45,33 +45,33 @@ SERVED = {
 }
 TYPES = "mm_token_type_ids"
 
-#: A pipeline, its scheduler or its output: not every version of diffusers has their classes.
+#: A pipeline, its scheduler or its output; not every version of diffusers has these classes.
 OfDiffusers: TypeAlias = Any
 
 
 def family_of_canvases(holder: object) -> type | None:
-    """The class `DiffusionGemmaPipeline` if the object is one; None if it is not."""
+    """Return the class `DiffusionGemmaPipeline` if the object is an instance of it, else None."""
     family: type | None = getattr(sys.modules.get(MODULE), "DiffusionGemmaPipeline", None)
     return family if family is not None and isinstance(holder, family) else None
 
 
 def target_of_canvases(pipe: OfDiffusers) -> DiffusionGemmaTarget:
-    """The target of a pipeline's model.
+    """Return the target of a pipeline's model.
 
     Raises:
-        InputError: it is no DiffusionGemma.
+        InputError: the model is not a DiffusionGemma.
     """
     kind = getattr(getattr(pipe.model, "config", None), "model_type", None)
     if kind != MODEL_TYPE:
-        raise InputError("pipe.model", type(pipe.model).__name__, "a DiffusionGemma of transformers")
+        raise InputError("pipe.model", type(pipe.model).__name__, "must be transformers' DiffusionGemma")
     return DiffusionGemmaTarget(pipe.model)
 
 
 @dataclass(frozen=True)
 class CanvasCall(OuterCall[OfDiffusers]):
-    """A call of a pipeline, whose `model` is a DiffusionGemma, and its own `__call__`.
+    """A call of a DiffusionGemma pipeline; `own` is the pipeline's own `__call__`.
 
-    A call's generator goes before the seed; each call with one draws another seed of it.
+    A generator of the call takes precedence over the seed; each call draws a new seed from it.
     """
 
     owner = "diffusers"
@@ -82,21 +82,22 @@ class CanvasCall(OuterCall[OfDiffusers]):
 
     @cached_property
     def given(self) -> Keywords:
-        """All arguments by name; InputError for one that would not act in our loop."""
+        """All arguments by name; raises InputError for one that mmspec's loop does not support."""
         signature = inspect.signature(self.own)
         try:
             bound = signature.bind(*self.args, **self.kwargs)
-        except TypeError as error:  # for the pipeline to say
-            raise InputError("arguments", list(self.kwargs), str(error)) from error
+        except TypeError as error:  # the pipeline raises it again, with its own message
+            raise InputError("arguments", list(self.kwargs), f"cannot be bound: {error}") from error
         for name, value in bound.arguments.items():
             if name not in SERVED and value is not signature.parameters[name].default:
-                raise InputError(name, value, "its default: the steps of rows are not those of the pipeline")
+                rule = "must keep its default; the accelerated loop has other steps than the pipeline"
+                raise InputError(name, value, rule)
         bound.apply_defaults()
         return bound.arguments
 
     @property
     def end(self) -> Any:
-        """The end token, which is the tokenizer's where none is given."""
+        """The end token of the call, or else of the tokenizer."""
         given = self.given["eos_token_id"]
         return self.pipe.eos_token_id if given is None else given
 
@@ -105,10 +106,11 @@ class CanvasCall(OuterCall[OfDiffusers]):
         settings = settings_of(pipe.scheduler, given)
         Renoise(**settings)  # checks them
         if end is not None and not is_integer(end):
-            raise InputError("eos_token_id", end, "an integer, or None")
+            raise InputError("eos_token_id", end, "must be an integer or None")
         target = target_of_canvases(pipe)
         if target.device.type != pipe._execution_device.type:
-            raise InputError("pipe", f"weights on {target.device}", f"weights on {pipe._execution_device}")
+            rule = f"must have its weights on {pipe._execution_device}"
+            raise InputError("pipe", f"weights on {target.device}", rule)
         pipe.check_inputs(**{name: given[name] for name in inspect.signature(pipe.check_inputs).parameters})
         if settings["confidence_threshold"] is None:
             settings["confidence_threshold"] = -math.inf
@@ -123,9 +125,9 @@ class CanvasCall(OuterCall[OfDiffusers]):
         return method.fit(target).call(target, Sampler(1.0), requests, stopping, random)
 
     def _requests(self, ids: Tensor, mask: Tensor, media: Mapping[str, Tensor]) -> list[Request]:
-        """One request for each row of prompts [B, L], with the images whose placeholders it has."""
+        """Make one request for each row of prompts [B, L], with the images of its placeholders."""
         if unknown := set(media) - {*PATCHES, TYPES}:
-            raise InputError("inputs", sorted(unknown), f"images as {', '.join(PATCHES)}")
+            raise InputError("inputs", sorted(unknown), f"must be images as {', '.join(PATCHES)}")
         check_mask(self.pipe.model, ids, mask)
         config, sizes = self.pipe.model.config, None
         if PATCHES[1] in media:
@@ -134,15 +136,15 @@ class CanvasCall(OuterCall[OfDiffusers]):
         return split_rows(config, ids, {"attention_mask": mask, **media}, sizes)
 
     def carry_out(self, call: Call) -> OfDiffusers:
-        """Return whole canvases, and texts up to an end token.
+        """Return whole canvases, and texts up to the end token.
 
-        Behind a row's end token there are end tokens; the pipeline leaves what it decoded there.
+        The rest of a row is filled with end tokens; the pipeline keeps the tokens it decoded there.
         """
         for _ in self.pipe.progress_bar(call.rounds()):
             pass
         call.raise_errors()
         rows, end = call.canvas.outputs(), self.end
-        target: Any = call.target  # of canvases
+        target: Any = call.target
         sequences, texts = filled(rows, end or 0, target.device, target.canvas_length), None
         if self.given["output_type"] == "text":
             cut = [row[: row.index(end) + 1] if end in row else row for row in rows]
@@ -156,13 +158,15 @@ class CanvasCall(OuterCall[OfDiffusers]):
 
 
 def settings_of(scheduler: OfDiffusers, given: Keywords) -> Keywords:
-    """Settings of `Renoise`, as the scheduler and a call of the pipeline say them.
+    """Return the settings of `Renoise` from the scheduler and the arguments of a call.
 
     Raises:
-        InputError: the scheduler samples in another way.
+        InputError: the scheduler is not an `EntropyBoundScheduler`.
     """
     if type(scheduler) is not getattr(sys.modules[MODULE], SAMPLER):
-        raise InputError("scheduler", type(scheduler).__name__, f"{SAMPLER}: others sample in another way")
+        raise InputError(
+            "scheduler", type(scheduler).__name__, f"must be {SAMPLER}; other schedulers sample differently"
+        )
     config = scheduler.config
     return {
         **{name: config[name] for name in ("entropy_bound", "t_min", "t_max")},

@@ -1,4 +1,4 @@
-"""Calls of code that is not ours, `generate` or a pipeline with a loop of its own, decoded by our loop."""
+"""Calls of transformers' `generate` or of a diffusers pipeline that mmspec's loop decodes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Output = TypeVar("Output")
 
 
 class OuterCall(ABC, Generic[Output]):
-    """A call in the form of the code that was called, its `owner`: its arguments, and what it returns."""
+    """A call of another library, the `owner`: its arguments and its output format."""
 
     owner: ClassVar[str]
 
     @abstractmethod
     def prepare(self, method: FoundMethod, seed: int | None) -> Call:
-        """Set up the decoding of all rows; an error names what the caller gave and what would not act."""
+        """Set up the decoding of all rows; an error names an argument that mmspec's loop does not support."""
 
     @abstractmethod
     def carry_out(self, call: Call) -> Output:
-        """Decode to the end, and put what was decoded into the form of the owner."""
+        """Decode to the end and return the output in the owner's format."""
 
     @abstractmethod
     def by_owner(self) -> Output:
@@ -41,11 +41,17 @@ class OuterCall(ABC, Generic[Output]):
     def decode(
         self, method: FoundMethod, seed: int | None, keep: Callable[[DecodingStats], None], passes_on: bool
     ) -> Output:
-        """Decode by our loop, and `keep` the statistics; or, if it `passes_on` what fails, by the owner's.
+        """Decode by mmspec's loop, or by the owner's if it is unsupported and `passes_on` is true.
+
+        Args:
+            method: the accelerator.
+            seed: seed for sampling; None draws one.
+            keep: receives the statistics.
+            passes_on: decode by the owner's loop instead of raising an error.
 
         Raises:
-            InputError, UnsupportedModelError: something would not act in our loop, and is not passed on.
-            NumericalError: a row's logits are no numbers.
+            InputError, UnsupportedModelError: mmspec's loop does not support an argument or the model.
+            NumericalError: the logits of a row are not finite.
         """
         try:
             call = self.prepare(method, seed)
@@ -60,7 +66,7 @@ class OuterCall(ABC, Generic[Output]):
 
 
 def filled(rows: Sequence[list[int]], filler: int, device: torch.device, multiple: int = 1) -> Tensor:
-    """Join rows of tokens to [B, L], padded on the right to a length that is such a multiple."""
+    """Join rows of tokens to [B, L], padded on the right to a multiple of a length."""
     longest = max(map(len, rows))
     width = longest + -longest % multiple
     return torch.tensor(

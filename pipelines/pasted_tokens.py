@@ -1,8 +1,8 @@
-"""Special tokens that stand in the text of messages, as pasted there: read as text, never as tokens.
+"""Special tokens pasted into the text of messages: tokenized as ordinary text, never as special tokens.
 
-A stand-in takes the place of each until the chat template and the processor have seen the text, so that it
-forges no turn and counts as no image. Then the tokenizer reads it as it reads any special token, and the ids
-of its spelling take the place of the token's own.
+A stand-in replaces each of them until the chat template and the processor have seen the text, so that it
+neither ends a turn nor counts as an image. The tokenizer then reads the special token, and the ids of its
+spelling replace its own id.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords, Processor
 
-STAND_IN = re.compile("\ufdd0([0-9]{1,5})\ufdd1")  # in noncharacters, which Unicode keeps for such uses
+STAND_IN = re.compile("\ufdd0([0-9]{1,5})\ufdd1")  # noncharacters, which Unicode reserves for internal use
 
 
 def special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Special tokens that text can hold by their names, the longest first."""
+    """Return the special tokens that text can contain, the longest first."""
     return sorted((token for token in tokenizer.all_special_tokens if len(token) > 2), key=len, reverse=True)
 
 
 def with_stand_ins(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of a message with stand-ins for the special tokens in it."""
+    """Replace the special tokens in the text of a message by stand-ins."""
     names = special_texts(tokenizer)
     if not any(name in text for name in names):
         return text
-    text = STAND_IN.sub("", text)  # of the message's own
+    text = STAND_IN.sub("", text)  # stand-ins in the message itself
     places = {name: f"\ufdd0{index}\ufdd1" for index, name in enumerate(names)}
     return re.sub("|".join(map(re.escape, names)), lambda found: places[found[0]], text)
 
 
 def reading_stand_ins(processor: Processor, tokenizer: PreTrainedTokenizerBase) -> Processor:
-    """A copy of a processor, which may be the tokenizer itself, that reads stand-ins as text.
+    """Copy a processor (or the tokenizer itself) so that it reads stand-ins as text.
 
     Raises:
-        InputError: the tokenizer does not tell which characters a token is made of.
+        InputError: the tokenizer has no character offsets of tokens.
     """
     if not tokenizer.is_fast:
-        allowed = "text without the model's special tokens: its tokenizer cannot read them as text"
-        raise InputError("prompt", "a message with special tokens", allowed)
+        rule = "must not contain the model's special tokens; its tokenizer cannot read them as text"
+        raise InputError("prompt", "a message with special tokens", rule)
     reader = SpellingTokenizer(tokenizer)
     if processor is tokenizer:
         return reader
@@ -53,7 +53,7 @@ def reading_stand_ins(processor: Processor, tokenizer: PreTrainedTokenizerBase) 
 
 
 class SpellingTokenizer:
-    """Stands for a tokenizer in a processor: reads stand-ins as the texts of the tokens they stand for."""
+    """Tokenizer wrapper for processors that reads each stand-in as the text of its special token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -64,12 +64,12 @@ class SpellingTokenizer:
     def __call__(
         self, text: str | list[str], return_tensors: str | None = None, **how: object
     ) -> BatchEncoding:
-        """As of the tokenizer, for texts that need no padding."""
+        """Tokenize like the wrapped tokenizer, for texts that need no padding."""
         texts = [text] if isinstance(text, str) else text
         rows = [self._read(row, how) for row in texts]
         if isinstance(text, str) and return_tensors is None:
             return BatchEncoding(rows[0])
-        # Idefics3's processor measures its images by `char_to_token`; no stand-in stands within one
+        # the processor of Idefics3 measures its images with `char_to_token`; no stand-in lies within one
         measured = self._tokenizer(texts, **how).encodings
         return BatchEncoding({key: [row[key] for row in rows] for key in rows[0]}, measured, return_tensors)
 
@@ -92,13 +92,17 @@ class SpellingTokenizer:
         return {key: replaced(values, spellings, key == "input_ids") for key, values in encoded.items()}
 
     def _spell(self, name: str) -> list[int]:
-        """Ids of a special token's name as ordinary text."""
+        """Return the ids of a special token's name as ordinary text."""
         special = {*self._tokenizer.all_special_ids} - {self._tokenizer.unk_token_id}
-        for parts in ([name], [name[0], name[1:]], list(name)):  # a model of words may know the name itself
+        for parts in (
+            [name],
+            [name[0], name[1:]],
+            list(name),
+        ):  # a word-level model may contain the name itself
             ids = [token for part in parts for token in self._ordinary(part)]
             if not special.intersection(ids):
                 return ids
-        raise InputError("prompt", name, "text without special tokens: this tokenizer cannot spell it")
+        raise InputError("prompt", name, "must not contain special tokens; this tokenizer cannot spell it")
 
     def _ordinary(self, text: str) -> Iterable[int]:
         backend = self._tokenizer.backend_tokenizer
@@ -111,7 +115,7 @@ class SpellingTokenizer:
 
 
 def replaced(values: list[int], spellings: list[list[int] | None], are_ids: bool) -> list[int]:
-    """Values of tokens, with the ids of spellings in the places of theirs, or their own value repeated."""
+    """Replace the ids of special tokens by those of their spellings, and repeat other per-token values."""
     result = []
     for value, spelling in zip(values, spellings, strict=True):
         if spelling is None:

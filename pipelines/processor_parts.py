@@ -1,4 +1,4 @@
-"""Stand-ins for parts of a processor that read media: once for several texts, or each image in its size."""
+"""Wrappers of image and video processors: encode media once for several texts, or each image at its size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["checked_size", "read_once", "read_sized", "takes_sizes"]
 
 
 class ReadOnce:
-    """Stands for the part of a processor that reads media; it reads once, and then repeats what it gave."""
+    """Image or video processor that encodes its first input and then repeats the result."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -31,11 +31,11 @@ class ReadOnce:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._first is None:
             self._first = self._part(*args, **kwargs)
-        return copy.copy(self._first)  # processors take out of it what they need alone
+        return copy.copy(self._first)  # processors remove entries from it
 
 
 def read_once(processor: Any) -> Any:
-    """A copy of a processor that reads the media of one prompt once, however many texts stand around them."""
+    """Copy a processor so that it encodes the media of one prompt once for several texts."""
     parts = [name for name in ("image_processor", "video_processor") if getattr(processor, name, None)]
     if not parts:
         return processor
@@ -46,11 +46,11 @@ def read_once(processor: Any) -> Any:
 
 
 class ReadSized:
-    """Stands for the image processor of a Qwen-VL; it reads each image with the size options of its part.
+    """Image processor of Qwen-VL that encodes each image with its own size options.
 
     Args:
         part: the image processor.
-        sizes: options of each image, of `PIXEL_OPTIONS`.
+        sizes: size options (`PIXEL_OPTIONS`) of each image.
     """
 
     def __init__(self, part: Any, sizes: Sequence[Mapping[str, int]]) -> None:
@@ -74,7 +74,7 @@ class ReadSized:
             width, height = (max(1, round(side / factor)) * factor for side in wanted)
             image = image.resize((width, height))
             least = most = width * height
-        elif size:  # an option wins over the bound on the other side that is the processor's own
+        elif size:  # an option takes precedence over the processor's opposite bound
             least = size.get("min_pixels", min(least, size.get("max_pixels", least)))
             most = size.get("max_pixels", max(most, least))
         bounds = {"shortest_edge": least, "longest_edge": most}
@@ -83,35 +83,37 @@ class ReadSized:
 
 
 def checked_size(options: Mapping[str, Any], place: str, limits: MediaLimits | None) -> dict[str, int]:
-    """The size options of an image.
+    """Check and return the size options of an image.
 
     Raises:
-        InputError: they are no positive integers within the limits, contradict each other, or are not taken.
+        InputError: an option is not a positive integer within the limits, contradicts another one, or the
+            model does not support size options.
     """
     for name, value in options.items():
         where = f"{place}[{name!r}]"
         if limits is None:
-            raise InputError(where, value, "nothing: image processors of Qwen-VL alone take sizes of parts")
+            raise InputError(where, value, "is supported by the image processors of Qwen-VL only")
         if not is_integer(value) or not 1 <= value <= limits.max_pixels:
-            raise InputError(where, value, f"an integer from 1 to {limits.max_pixels} (max_pixels)")
+            raise InputError(where, value, f"must be an integer from 1 to {limits.max_pixels} (max_pixels)")
     if limits is not None and (options.keys() & {"resized_height", "resized_width"}):
         if len(options) != 2 or "resized_height" not in options or "resized_width" not in options:
-            raise InputError(place, dict(options), "resized_height and resized_width together, and no other")
+            rule = "must have resized_height and resized_width together, and no other size option"
+            raise InputError(place, dict(options), rule)
         height, width = options["resized_height"], options["resized_width"]
         check_size(width, height, "an image", argument=place, limits=limits)
     if options.get("min_pixels", 0) > options.get("max_pixels", math.inf):
-        raise InputError(f"{place}['min_pixels']", options["min_pixels"], "at most max_pixels")
+        raise InputError(f"{place}['min_pixels']", options["min_pixels"], "must be at most max_pixels")
     return {name: int(value) for name, value in options.items()}
 
 
 def takes_sizes(processor: Any) -> bool:
-    """True for a processor that `read_sized` can give sizes to."""
+    """Whether a processor accepts a size for each image (`read_sized`)."""
     part = getattr(processor, "image_processor", None)
     return any(kind.__name__ == "Qwen2VLImageProcessor" for kind in type(part).__mro__)
 
 
 def read_sized(processor: Any, sizes: Sequence[Mapping[str, int]]) -> Any:
-    """A copy of a processor that reads each image of one prompt in its size; itself without sizes."""
+    """Copy a processor so that it encodes each image of one prompt at its size; unchanged without sizes."""
     if not sizes or not takes_sizes(processor):
         return processor
     copied = copy.copy(processor)

@@ -1,7 +1,7 @@
-"""Prompts of users as one conversation per row, with its images and videos loaded and counted; and its text.
+"""Prompts of a call: one conversation per row, with its images and videos loaded, and its templated text.
 
-Nothing here runs the model. Media are loaded by `mmspec.media`, never by a processor, so limits and
-address checks hold for images inside messages too. The chat template makes the text.
+Nothing here runs the model. `mmspec.media` loads all media, never a processor, so that limits and address
+checks apply to images inside messages too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["apply_template", "template_variables"]
 
 Message = Mapping[str, object]
 Loaders = Mapping[str, AnyFunction]
-"""Loaders of media by kind, "image" and "video": each takes a source and `argument`, for errors."""
-TYPES = "parts of type 'text', 'image' or 'video', or 'image_url' or 'video_url' as OpenAI's"
-ASKED_OF_ALL = {"content", "tool_calls"}  # one of them, in every message
+"""Loaders of "image" and "video": functions of a source and `argument`, the name for errors."""
+TYPES = "must have parts of type 'text', 'image' or 'video', or OpenAI's 'image_url' or 'video_url'"
+ASKED_OF_ALL = {"content", "tool_calls"}  # every message needs one of them
 NEW_TURN = "add_generation_prompt"
 OF_TRANSFORMERS = {"messages", "raise_exception", "strftime_now"}
-GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # transformers' own tag
+GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # a tag of transformers, unknown to jinja2
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Prompt:
     """Prompt of one row, ready for a processor.
 
     Attributes:
-        messages: chat messages whose media parts carry no data; empty for a raw prompt.
-        text: the raw prompt, where the caller has applied the chat template; else None.
-        images, videos: in the order of their parts.
-        sizes: options of each image that its part has, of `PIXEL_OPTIONS`; empty if no part has any.
-        continues: whether the output goes on with the last message instead of beginning one.
+        messages: chat messages whose media parts hold no data; empty for a raw prompt.
+        text: the raw prompt, if the caller has applied the chat template; else None.
+        images, videos: loaded media, in the order of their parts.
+        sizes: size options (`PIXEL_OPTIONS`) of each image; empty if no part has any.
+        continues: whether the output continues the last message instead of starting a new one.
     """
 
     messages: list[Json] = field(default_factory=list)
@@ -74,20 +74,22 @@ def read_prompts(
     continue_final_message: bool | None = None,
     sanitize_control_tokens: bool = False,
 ) -> list[Prompt]:
-    """Read prompts, images and videos in any form that users pass; see `VisionLanguagePipeline.__call__`.
+    """Read prompts, images and videos in every accepted form; see `VisionLanguagePipeline.__call__`.
 
     Args:
-        tokenizer: its special tokens may not stand in a prompt that goes through a chat template.
-        placeholders: "image" / "video" -> the placeholder token in templated strings.
-        takes_sizes: whether the processor reads each image in the size that its part asks for.
-        others: as of a call.
+        prompt, images, videos, num_frames, fps: arguments of the call.
+        limits: limits on media.
+        tokenizer: tokenizer whose special tokens may not occur in a prompt with a chat template.
+        apply_chat_template, continue_final_message, sanitize_control_tokens: arguments of the call.
+        placeholders: placeholder token of "image" and "video" in templated strings.
+        takes_sizes: whether the processor accepts a size for each image.
 
     Raises:
-        InputError: something cannot be used; the message names the argument and the row.
+        InputError: an argument cannot be used; the message names the argument and the row.
         MediaError: an image or video cannot be read.
     """
     if continue_final_message not in (None, False, True):
-        raise InputError("continue_final_message", continue_final_message, "True, False or None")
+        raise InputError("continue_final_message", continue_final_message, "must be True, False or None")
     rows = split_rows(prompt)
     is_batch = isinstance(prompt, Sequence) and not isinstance(prompt, str) and not is_message_list(prompt)
     row_images = media_per_row(images, "images", len(rows), is_batch)
@@ -104,12 +106,12 @@ def read_prompts(
         clips = [load["video"](source, argument=f"videos{place}") for source in row_videos[index]]
         if isinstance(row, str):
             if continue_final_message:
-                allowed = f"chat messages: {where} is a string, which has no message to go on with"
-                raise InputError("continue_final_message", True, allowed)
+                rule = f"needs chat messages; {where} is a string"
+                raise InputError("continue_final_message", True, rule)
             check_text(row, where, tokenizer if apply_chat_template else None)
             if apply_chat_template:
                 if not row.strip() and not loaded and not clips:
-                    raise InputError(where, row, "some text, an image or a video")
+                    raise InputError(where, row, "must contain some text, an image or a video")
                 read.append(from_string(row, loaded, clips))
             else:
                 for kind, media in (("image", loaded), ("video", clips)):
@@ -123,8 +125,10 @@ def read_prompts(
             last = read[-1].messages[-1]
             if last["role"] == "assistant" if continue_final_message is None else continue_final_message:
                 if not last["content"] or last["content"][-1]["type"] != "text":
-                    allowed = "text at its end, to go on with; or continue_final_message=False"
-                    raise InputError(f"{where}[{len(row) - 1}]", row[-1], allowed)
+                    rule = (
+                        "must end in text, which the output continues; or pass continue_final_message=False"
+                    )
+                    raise InputError(f"{where}[{len(row) - 1}]", row[-1], rule)
                 read[-1].continues = True
     return read
 
@@ -132,15 +136,15 @@ def read_prompts(
 def read_negatives(
     negative_prompt: object, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
-    """Read the unconditional prompts of guidance: another text, or none, under the same images.
+    """Read the unconditional prompts of guidance: another text or none, with the same images.
 
     Raises:
-        InputError: neither one string nor one (or None) per prompt.
+        InputError: `negative_prompt` is neither one string nor a list of one string or None per prompt.
     """
     texts = [negative_prompt] * len(prompts) if isinstance(negative_prompt, str | None) else negative_prompt
     if not isinstance(texts, list | tuple) or len(texts) != len(prompts):
-        allowed = f"one string, or one (or None) for each of the {len(prompts)} prompts"
-        raise InputError("negative_prompt", negative_prompt, allowed)
+        rule = f"must be one string, or a list with one string or None for each of the {len(prompts)} prompts"
+        raise InputError("negative_prompt", negative_prompt, rule)
     negatives = []
     for index, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         where = f"negative_prompt[{index}]"
@@ -149,7 +153,7 @@ def read_negatives(
             negatives.append(Prompt(text=text or "", images=prompt.images, videos=prompt.videos))
         else:
             negative = from_string(text or "", prompt.images, prompt.videos)
-            if prompt.continues:  # what was answered so far is answered here too
+            if prompt.continues:  # the unconditional prompt has the same partial answer
                 negative.messages.append(prompt.messages[-1])
                 negative.continues = True
             negatives.append(negative)
@@ -163,13 +167,13 @@ def split_rows(prompt: object) -> list[Any]:
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
         for index, row in enumerate(prompt):
             if not isinstance(row, str) and not is_message_list(row):
-                raise InputError(f"prompt[{index}]", row, "a string or a list of chat messages")
+                raise InputError(f"prompt[{index}]", row, "must be a string or a list of chat messages")
         return list(prompt)
-    raise InputError("prompt", prompt, "a string, a list of chat messages, or a list of either")
+    raise InputError("prompt", prompt, "must be a string, a list of chat messages, or a list of either")
 
 
 def is_message_list(value: object) -> bool:
-    """True for one conversation in transformers' form."""
+    """Whether a value is one conversation: a list of messages."""
     return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
@@ -181,15 +185,13 @@ def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> li
         return [list(media) if isinstance(media, list | tuple) and not is_clip(media, argument) else [media]]
     if not isinstance(media, list | tuple) or len(media) != rows:
         given = f"{len(media)} entries" if isinstance(media, list | tuple) else media
-        allowed = (
-            f"a list with one entry for each of the {rows} prompts (a source, a list of sources, or None)"
-        )
-        raise InputError(argument, given, allowed)
+        rule = f"must be a list with one entry for each of the {rows} prompts: a source, a list of sources, or None"
+        raise InputError(argument, given, rule)
     return [media_per_row(entry, argument, 1, False)[0] for entry in media]
 
 
 def is_clip(media: Sequence[object], argument: str) -> bool:
-    """True for a list of frames, which is one video and not several."""
+    """Whether a list holds the frames of one video, not several videos."""
     return (
         argument == "videos"
         and len(media) > 0
@@ -198,7 +200,7 @@ def is_clip(media: Sequence[object], argument: str) -> bool:
 
 
 def from_string(text: str, images: list[Image.Image], videos: list[Video]) -> Prompt:
-    """Make a prompt of one user turn, the images in front."""
+    """Make a prompt of one user turn, with the images first."""
     parts: list[Json] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
     parts.append({"type": "text", "text": text})
     return Prompt([{"role": "user", "content": parts}], images=images, videos=videos)
@@ -214,10 +216,10 @@ def from_messages(
     of_text: PreTrainedTokenizerBase | None,
     sizes: MediaLimits | None = None,
 ) -> Prompt:
-    """Take media out of the messages; parts without data take theirs, by kind, from those that were given.
+    """Load the media of messages; parts without data take the next of the given media of their kind.
 
-    Special tokens of `of_text` are refused in text, those of `tokenizer` elsewhere. Sizes of images that
-    parts ask for keep the limits `sizes`; None refuses them.
+    Special tokens of `of_text` are refused in text, those of `tokenizer` in other keys. Size options of
+    images must be within the limits `sizes`; with None they are refused.
     """
     prompt = Prompt()
     found: dict[str, list[Any]] = {"image": prompt.images, "video": prompt.videos}
@@ -226,7 +228,7 @@ def from_messages(
     for turn, message in enumerate(messages):
         place = f"{where}[{turn}]"
         if not isinstance(message, Mapping) or "role" not in message or not message.keys() & ASKED_OF_ALL:
-            raise InputError(place, message, "a message with the keys 'role' and 'content'")
+            raise InputError(place, message, "must be a message with the keys 'role' and 'content'")
         keys = MESSAGE.given(message, place)
         role, content = keys.pop("role", None), keys.pop("content", None)
         check_text(role, f"{place}['role']", tokenizer)
@@ -235,7 +237,7 @@ def from_messages(
         content = [] if content is None and keys.get("tool_calls") else content
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, Sequence) or isinstance(parts, bytes):
-            raise InputError(f"{place}['content']", content, "a string or a list of parts")
+            raise InputError(f"{place}['content']", content, "must be a string or a list of parts")
         cleaned: list[Json] = []
         for part in parts:
             named = part.get("type") if isinstance(part, Mapping) else None
@@ -253,15 +255,15 @@ def from_messages(
             if kind == "image":
                 prompt.sizes.append(checked_size(options, place, sizes))
             elif options and source is None:
-                allowed = f"a part that has its {kind}; for others pass num_frames or fps"
-                raise InputError(f"{place}[{next(iter(options))!r}]", part, allowed)
+                rule = f"needs a part that holds its {kind}; for other parts pass num_frames or fps"
+                raise InputError(f"{place}[{next(iter(options))!r}]", part, rule)
             if source is None:
                 needed[kind] += 1
                 if not waiting[kind]:
-                    allowed = f"{where} has more {kind} parts than that"
-                    raise InputError(f"{kind}s", f"{len(given[kind])} {kind}s", allowed)
+                    rule = f"must have one {kind} for each {kind} part of {where}"
+                    raise InputError(f"{kind}s", f"{len(given[kind])} {kind}s", rule)
                 media = waiting[kind].pop(0)
-            elif kind == "video" and options:  # in place of those of the call
+            elif kind == "video" and options:  # they replace those of the call
                 frames = {"num_frames": options.get("nframes"), "fps": options.get("fps")}
                 media = load[kind](source, argument=place, **frames)
             else:
@@ -272,8 +274,9 @@ def from_messages(
     for kind, left in waiting.items():
         if left and needed[kind]:
             total = needed[kind] + len(left)
-            raise InputError(f"{kind}s", f"{total} {kind}s", f"{where} has {needed[kind]} {kind} parts")
-        if left:  # no placeholder anywhere: they belong in front of the first user message
+            rule = f"must have one {kind} for each of the {needed[kind]} {kind} parts of {where}"
+            raise InputError(f"{kind}s", f"{total} {kind}s", rule)
+        if left:  # without placeholders, media go in front of the first user message
             first = next((m for m in prompt.messages if m["role"] == "user"), prompt.messages[0])
             first["content"][:0] = [{"type": kind} for _ in left]
             found[kind][:0] = left
@@ -285,14 +288,14 @@ def from_messages(
 
 
 def take_source(options: Json, named: str, place: str) -> object:
-    """Take the image or video out of the keys of a part; None if it has none.
+    """Remove the image or video from the keys of a part and return it; None if there is none.
 
     Raises:
-        InputError: it has two, or an `image_url` that is no URL.
+        InputError: the part has two sources, or an `image_url` that is not a URL.
     """
     held = [key for key in (named, *SOURCES) if key in options]
     if len(held) > 1:
-        raise InputError(place, held, "one key that holds the data of a part")
+        raise InputError(place, held, "must hold its data under one key")
     if not held:
         return None
     source = options.pop(held[0])
@@ -301,22 +304,22 @@ def take_source(options: Json, named: str, place: str) -> object:
     where = f"{place}[{named!r}]"
     url = MEDIA_URL.given(source, where).get("url") if isinstance(source, Mapping) else source
     if not isinstance(url, str) or not url.lower().startswith(("data:", "https://", "http://")):
-        raise InputError(where, url, "a data: URL, or an https:// or http:// URL")
+        raise InputError(where, url, "must be a data:, https:// or http:// URL")
     return url
 
 
 def check_template_key(name: str, value: object, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise InputError for a key of a message that templates cannot write, or that would forge a turn."""
+    """Raise InputError for the value of a message key with a wrong type or with special tokens."""
     if name != "tool_calls":
         check_text(value, where, tokenizer)
     elif not isinstance(value, list | tuple) or not all(isinstance(call, Mapping) for call in value):
-        raise InputError(where, value, "a list of calls, each a dict")
+        raise InputError(where, value, "must be a list of calls, each a dict")
     else:
         check_texts(value, where, tokenizer)
 
 
 def check_texts(value: object, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check all texts in a value that JSON can hold; errors as of `check_text`."""
+    """Check all texts in a JSON value; raises the errors of `check_text`."""
     if isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
     if isinstance(value, list | tuple):
@@ -327,55 +330,61 @@ def check_texts(value: object, where: str, tokenizer: PreTrainedTokenizerBase) -
 
 
 def check_text(text: object, where: str, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-    """Raise InputError for text that no tokenizer can read, or that would forge a turn by special tokens.
+    """Raise InputError for text that no tokenizer can read, or that contains special tokens of a tokenizer.
 
-    Special tokens are refused where a tokenizer is given, for text that goes through a chat template.
+    Special tokens in a chat message would end the turn and start another one.
     """
     if not isinstance(text, str):
-        raise InputError(where, text, "a string")
+        raise InputError(where, text, "must be a string")
     if "\0" in text:
-        raise InputError(where, text, "text without NUL characters")
+        raise InputError(where, text, "must not contain NUL characters")
     require_unicode(where, text)
     for token in () if tokenizer is None else tokenizer.all_special_tokens:
         if len(token) > 2 and token in text:
-            templated = "for a prompt that is already templated pass apply_chat_template=False"
-            raise InputError(where, text, f"text without the model's special token {token!r}; {templated}")
+            templated = "pass apply_chat_template=False if the prompt is already templated"
+            raise InputError(
+                where, text, f"must not contain the model's special token {token!r}; {templated}"
+            )
 
 
 def count_placeholders(text: str, where: str, kind: str, given: int, placeholder: str | None) -> None:
-    """Raise InputError unless a templated prompt has one placeholder per image."""
+    """Raise InputError unless a templated prompt has one placeholder for each image or video."""
     found = text.count(placeholder) if placeholder else 0
     if found != given:
-        allowed = f"as many as {where} has {placeholder or f'{kind} placeholder'}s: {found}"
-        raise InputError(f"{kind}s", f"{given} {kind}s", allowed)
+        rule = f"must have one {kind} for each {placeholder or f'{kind} placeholder'} in {where}, {found}"
+        raise InputError(f"{kind}s", f"{given} {kind}s", rule)
 
 
 def apply_template(
     prompt: Prompt, processor: Processor, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, object]
 ) -> str:
-    """Return the text of a prompt, up to where the output begins, with stand-ins for pasted special tokens.
+    """Return the templated text of a prompt, with stand-ins for special tokens in the text of messages.
 
-    The processor, which may be the tokenizer itself, has a chat template; the caller sets variables of it.
+    Args:
+        prompt: the prompt of one row.
+        processor: the processor or tokenizer with the chat template.
+        tokenizer: the tokenizer of the processor.
+        variables: variables of the chat template.
 
     Raises:
         InputError: there is no template, it refuses the conversation, or it does not read a variable.
     """
     if prompt.text is not None:
         if variables:
-            allowed = "nothing with apply_chat_template=False: the prompts are templated already"
-            raise InputError("chat_template_kwargs", variables, allowed)
+            rule = "cannot be combined with apply_chat_template=False; the prompts are already templated"
+            raise InputError("chat_template_kwargs", variables, rule)
         return prompt.text
     if getattr(processor, "chat_template", None) is None:
-        allowed = "False, with templated prompts: this model has no chat template"
-        raise InputError("apply_chat_template", True, allowed)
+        rule = "must be False, with templated prompts; this model has no chat template"
+        raise InputError("apply_chat_template", True, rule)
     check_variables(variables, processor, tokenizer)
     calls = any(message.get("tool_calls") for message in prompt.messages)
     if calls and "tool_calls" not in str(processor.chat_template):
-        allowed = "messages without tool_calls: the chat template of this model does not read them"
-        raise InputError("prompt", "messages with tool_calls", allowed)
+        rule = "must have no tool_calls; the chat template of this model does not read them"
+        raise InputError("prompt", "messages with tool_calls", rule)
     if prompt.continues and variables.get(NEW_TURN):
-        allowed = f"no {NEW_TURN} with a last message that is continued; or continue_final_message=False"
-        raise InputError("chat_template_kwargs", variables, allowed)
+        rule = f"cannot set {NEW_TURN} if the last message is continued; or pass continue_final_message=False"
+        raise InputError("chat_template_kwargs", variables, rule)
     messages = [
         {**m, "content": [spelled(part, tokenizer) for part in m["content"]]} for m in prompt.messages
     ]
@@ -387,33 +396,33 @@ def apply_template(
     try:
         return str(processor.apply_chat_template(messages, tokenize=False, **how))
     except (TemplateError, TypeError, ValueError) as error:
-        # templates refuse turns in an order they do not know, and drop parts of those that are continued
-        raise InputError("prompt", messages, f"the chat template says: {error}"[:200]) from error
+        # raised for an unexpected order of turns, and for a continued message that the template changes
+        raise InputError("prompt", messages, f"was refused by the chat template: {error}"[:200]) from error
 
 
 def spelled(part: Json, tokenizer: PreTrainedTokenizerBase) -> Json:
-    """A part of a message with stand-ins for special tokens in its text."""
+    """Replace special tokens in the text of a message part by stand-ins."""
     return {**part, "text": with_stand_ins(part["text"], tokenizer)} if part["type"] == "text" else part
 
 
 def check_variables(variables: object, processor: Processor, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise InputError for what a template does not read, or what could forge a turn."""
+    """Raise InputError for a variable that the template does not read, or with special tokens."""
     if not isinstance(variables, Mapping):
-        raise InputError("chat_template_kwargs", variables, "a dict of variables of the chat template")
+        raise InputError("chat_template_kwargs", variables, "must be a dict of chat template variables")
     known = template_variables(processor) if variables else set()
     for name, value in variables.items():
         where = f"chat_template_kwargs[{name!r}]"
         if name not in known:
-            allowed = f"a variable that the chat template reads; {did_you_mean(name, known)}"
-            raise InputError(where, value, allowed)
+            rule = f"is not read by the chat template; a variable {did_you_mean(name, known)}"
+            raise InputError(where, value, rule)
         if not isinstance(value, str | int | float | None):
-            raise InputError(where, value, "a string, a number, a boolean or None")
+            raise InputError(where, value, "must be a string, a number, a boolean or None")
         if isinstance(value, str):
             check_text(value, where, tokenizer)
 
 
 def template_variables(processor: Processor) -> set[str]:
-    """Names that the chat template of a processor or tokenizer reads, and that callers may set."""
+    """Return the variables of a chat template that callers may set."""
     template = getattr(processor, "chat_template", None) or ""
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701  # parsed, never rendered
     read: set[str] = set()

@@ -1,4 +1,4 @@
-"""Settings of text generation: keyword arguments in transformers' words, checked."""
+"""Settings of text generation: keyword arguments with transformers' names, checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mmspec.registry import did_you_mean
 from mmspec.validation import given_of, is_integer, plain_numbers, require_unicode
 
 DEFAULT_NEW_TOKENS = 256
-DEFAULT_TOP_K = 50  # what transformers' do_sample=True implies
+DEFAULT_TOP_K = 50  # default of transformers with do_sample=True
 MAX_STOP_STRINGS = 1_000
 OF_CALLS = {
     "images", "videos", "num_frames", "fps", "apply_chat_template", "generation_config", "streamer",
@@ -38,10 +38,13 @@ OF_CALLS = {
 
 @dataclass(frozen=True)
 class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields, RandomFields):
-    """Settings of text generation: the fields of `mmspec.call_fields` that its bases hold.
+    """Generation settings for text: sampling, length, stopping, logits processors and seeds.
 
-    None takes the model's generation config, then transformers' default; `do_sample` alone implies top_k = 50
-    as there. In a list of settings each prompt gives what it gives alone.
+    Pass them as keywords of a call of `VisionLanguagePipeline`. The fields are documented at the base
+    classes, in `mmspec.call_fields`. A setting that is None is taken from the model's generation config, then
+    from transformers' defaults; as in transformers, `do_sample=True` alone implies top_k = 50.
+
+    A list sets one value for each prompt. Each prompt then has the same output as in a call of its own.
     """
 
     @classmethod
@@ -51,14 +54,19 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
         keywords: Mapping[str, object],
         config: GenerationConfig | None = None,
     ) -> GenerationSettings:
-        """Read settings from a call's keywords, completed by its generation config and then the model's.
+        """Read settings from the keywords of a call, then its generation config, then the model's.
+
+        Args:
+            own: the generation config of the model.
+            keywords: keywords of the call.
+            config: `generation_config=` of the call.
 
         Raises:
-            UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
-            InputError: the config is something else or sets what is not served, or `do_sample` is no bool.
+            UnknownArgumentError: a keyword does not exist; the message names the nearest one.
+            InputError: `config` is not a GenerationConfig, or a field is unsupported or invalid.
         """
         if config is not None and not isinstance(config, GenerationConfig):
-            raise InputError("generation_config", config, "a transformers GenerationConfig")
+            raise InputError("generation_config", config, "must be a transformers GenerationConfig")
         if keywords.get("temperature") is not None and keywords.get("do_sample") is None:
             draws = plain_numbers(keywords["temperature"]) != 0
             keywords = {**keywords, "do_sample": draws}
@@ -71,14 +79,14 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
         return settings
 
     def sampler(self, prompts: int) -> Sampler:
-        """Sampler of the distribution that is promised, but for its processors.
+        """Return the sampler for a number of prompts, without logits processors.
 
         Raises:
-            InputError: a value outside its range, or a list of another length than the prompts.
+            InputError: a value is out of range, or a list does not have one value for each prompt.
         """
         check_rows(self, prompts, "prompts")
         given = given_of(**{name: getattr(self, name) for name in SAMPLING})
-        # made for greedy decoding too: a value that is not used may not be wrong either
+        # built for greedy decoding too, so that unused values are checked
         sampled = Sampler(**{"temperature": 1.0, "top_k": DEFAULT_TOP_K, **given})
         return sampled if self.do_sample else replace(sampled, temperature=0.0)
 
@@ -90,23 +98,23 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
         counted: int,
         usual: bool,
     ) -> Stopping:
-        """Conditions under which rows end.
+        """Return the conditions under which rows end.
 
         Args:
-            longest_prompt: tokens of the longest prompt, unconditional ones included.
-            positions: of the model.
-            tokenizer: of stop strings.
-            counted: tokens of the longest prompt as max_length counts them.
-            usual: whether max_new_tokens is the model's own, which nobody asks for: as many as there is room.
+            longest_prompt: number of tokens of the longest prompt, unconditional prompts included.
+            positions: maximum number of positions of the model; None if unlimited.
+            tokenizer: tokenizer for stop strings.
+            counted: number of tokens of the longest prompt, as counted by `max_length`.
+            usual: whether `max_new_tokens` is the model's default, which is reduced to the positions left.
 
         Raises:
-            InputError: the prompt and the new tokens together exceed the model's positions, or the prompt
-                alone max_length.
+            InputError: the prompt and the new tokens exceed the model's positions, or the prompt alone
+                exceeds `max_length`.
         """
         room = MAX_NEW_TOKENS if positions is None else positions - longest_prompt
         if room < 1:
-            allowed = f"at most {positions} tokens, images included: the model has no more positions"
-            raise InputError("prompt", longest_prompt, allowed)
+            rule = f"must have fewer than {positions} tokens, images included, to fit the model's positions"
+            raise InputError("prompt", longest_prompt, rule)
         if self.max_new_tokens is not None:
             new_tokens = min(self.max_new_tokens, room) if usual else self.max_new_tokens
         elif self.max_length is not None:
@@ -121,19 +129,19 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
         stopping = Stopping(new_tokens, ends, others._criteria(tokenizer), of_output)
         if new_tokens > room:
             has = f"the prompt has {longest_prompt} tokens and the model {positions} positions"
-            raise InputError("max_new_tokens", new_tokens, f"at most {room}: {has}")
+            raise InputError("max_new_tokens", new_tokens, f"must be at most {room}: {has}")
         return stopping
 
     def _left_by(self, prompt: int) -> int:
-        """New tokens that max_length leaves to a prompt."""
+        """Return the number of new tokens that `max_length` leaves after a prompt."""
         most = self.max_length
         if not is_integer(most) or most is None or most <= prompt:
-            allowed = f"an integer above {prompt}, the tokens of the prompt with its images"
-            raise InputError("max_length", most, allowed)
+            rule = f"must be an integer above {prompt}, the number of tokens of the prompt with its images"
+            raise InputError("max_length", most, rule)
         return min(most - prompt, MAX_NEW_TOKENS)
 
     def end_token_ids(self) -> list[int]:
-        """Ids that end a row."""
+        """Return the token ids that end a row."""
         ends = self.eos_token_id
         return [] if ends is None else list(ends) if isinstance(ends, list | tuple) else [ends]  # type: ignore[list-item]
 
@@ -144,13 +152,13 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
         if self.stop_strings is not None:
             strings = [self.stop_strings] if isinstance(self.stop_strings, str) else self.stop_strings
             if not isinstance(strings, list | tuple):
-                raise InputError("stop_strings", strings, "a string or a list of strings")
+                raise InputError("stop_strings", strings, "must be a string or a list of strings")
             if not strings or len(strings) > MAX_STOP_STRINGS:
-                allowed = f"1 to {MAX_STOP_STRINGS:,} strings"
-                raise InputError("stop_strings", f"{len(strings)} strings", allowed)
+                rule = f"must be 1 to {MAX_STOP_STRINGS:,} strings"
+                raise InputError("stop_strings", f"{len(strings)} strings", rule)
             for index, string in enumerate(strings):
                 if not isinstance(string, str) or not string:
-                    raise InputError(f"stop_strings[{index}]", string, "a string of at least one character")
+                    raise InputError(f"stop_strings[{index}]", string, "must be a string that is not empty")
                 require_unicode(f"stop_strings[{index}]", string)
             try:
                 criteria.append(StopStringsCriterion(tokenizer, list(strings)))
@@ -161,10 +169,10 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
 
 
 def read_keywords(settings: type[RandomFields], keywords: Mapping[str, object], others: set[str]) -> Keywords:
-    """Check that a call's keywords name fields of a dataclass; return those that are not None.
+    """Check that the keywords of a call are fields of a dataclass; return those that are not None.
 
     Raises:
-        UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
+        UnknownArgumentError: a keyword does not exist; the message names the nearest one.
     """
     keywords = plain_numbers(dict(keywords))
     known = {field.name for field in fields(settings)}
@@ -179,18 +187,17 @@ def read_seeds(
     generator: torch.Generator | Sequence[torch.Generator] | None,
     counts: Sequence[int],
 ) -> int | list[int] | None:
-    """Read the seed(s) of random streams; None if neither argument is given.
+    """Read the seed or seeds of the random streams; None if neither argument is given.
 
-    One is to be drawn then by `draw_seed`, when nothing can be refused any more.
-
-    Generators give their initial seeds; a list of them has one of the lengths `counts`.
+    The caller then draws a seed with `draw_seed`, after all checks. Generators give their initial seeds; the
+    length of a list of generators must be one of `counts`.
 
     Raises:
-        InputError: both arguments, or something else than generators.
+        InputError: both arguments are given, or `generator` is not a generator or a list of generators.
     """
     if generator is not None:
         if seed is not None:
-            raise InputError("seed", seed, "either seed or generator, not both")
+            raise InputError("seed", seed, "cannot be combined with generator")
         generators = [generator] if isinstance(generator, torch.Generator) else generator
         if (
             not isinstance(generators, list | tuple)
@@ -198,8 +205,8 @@ def read_seeds(
             or (generators is generator and len(generators) not in counts)
         ):
             numbers = " or ".join(map(str, counts))
-            allowed = f"a torch.Generator, or one for each of the {numbers} rows"
-            raise InputError("generator", generator, allowed)
+            rule = f"must be a torch.Generator, or a list with one for each of the {numbers} rows"
+            raise InputError("generator", generator, rule)
         seeds = [item.initial_seed() % 2**64 for item in generators]
         return seeds[0] if isinstance(generator, torch.Generator) else seeds
     seed = plain_numbers(seed)

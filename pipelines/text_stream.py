@@ -1,4 +1,4 @@
-"""Text streaming: token ids to text deltas whose concatenation is the decoded text."""
+"""Text streaming: converts token ids to text deltas whose concatenation is the decoded text."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\ufffd"
-#: A token of one byte. A later byte that fits no character turns the whole run of bytes into replacements.
+#: A byte token. An invalid byte turns the whole run of byte tokens into replacement characters.
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-WINDOW = 32  # tokens that are decoded again before earlier ones are dropped
+WINDOW = 32  # number of tokens that are decoded again before earlier ones are dropped
 
 
 class TextDeltas:
-    """Turns a growing list of token ids into text deltas.
+    """Incremental detokenizer: converts a growing list of token ids into text deltas.
 
-    Each delta decodes a window of the last tokens, so a long text costs linear time. A delta is held back
-    while the text ends in a half-decoded character or a run of byte tokens, or while a tokenizer still
-    rewrites what came before; so the deltas, `finish` included, join to the final text.
+    Each delta decodes a window of the last tokens, so that a long text takes linear time. A delta is withheld
+    while the text ends in an incomplete character or a run of byte tokens, or while the tokenizer changes
+    earlier text. The deltas, including that of `finish`, join to the final text.
 
     Args:
-        tokenizer: of the tokens.
-        before: tokens with whose text the deltas go on.
-        hidden: tokens that give no text.
-        skip_special_tokens: whether special ones give none either.
+        tokenizer: tokenizer of the tokens.
+        before: tokens whose text the deltas continue.
+        hidden: tokens without text.
+        skip_special_tokens: whether special tokens have no text.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class TextDeltas:
         self._tokenizer, self._before = tokenizer, before
         self._hidden, self._skips = frozenset(hidden), skip_special_tokens
         self._window: list[int] = []
-        self._given = ""  # text of the window that has been given
-        self._settled = 0  # tokens of the window at the last delta
-        self._due = 0  # tokens of the window at which it is decoded again
+        self._given = ""  # text of the window that has been returned
+        self._settled = 0  # number of tokens in the window at the last delta
+        self._due = 0  # number of tokens in the window at which it is decoded again
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Add tokens; return the new text that they complete, which may be empty."""
+        """Add tokens; return the text that they complete, which may be empty."""
         self._window.extend(token for token in tokens if token not in self._hidden)
         size = len(self._window)
         if size < self._due:
@@ -53,23 +53,23 @@ class TextDeltas:
             if size > WINDOW:
                 self._shift(text)
             self._settled = len(self._window)
-        # in a long window that cannot be left, as of noise, the next decoding waits for a share of it
+        # a long window that cannot be shifted (noise) is decoded less often, in proportion to its length
         self._due = len(self._window) + 1 + len(self._window) // (2 * WINDOW)
         return delta
 
     def finish(self) -> str:
-        """Return the text that was held back."""
+        """Return the withheld text."""
         text = self._decode(self._window, self._before)
         return self._advance(text) if text.startswith(self._given) else ""
 
     def _is_open(self, text: str) -> bool:
-        """Whether tokens that follow may change the end of the text."""
+        """Whether later tokens may change the end of the text."""
         if text.endswith(REPLACEMENT) or not text.startswith(self._given):
             return True
         for token in reversed(self._window):
             if BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
                 return True
-            if self._decode([token]):  # else a special token, which may stand within a run of bytes
+            if self._decode([token]):  # a special token may occur within a run of bytes
                 return False
         return False
 
@@ -78,7 +78,7 @@ class TextDeltas:
         return delta
 
     def _shift(self, text: str) -> None:
-        """Drop the tokens up to the last delta, if those after it have the same text without them."""
+        """Drop the tokens up to the last delta if the remaining tokens decode to the same text without them."""
         rest = self._window[self._settled :]
         alone = self._decode(rest)
         if alone and text.endswith(alone):
@@ -94,9 +94,9 @@ def decode(
     before: Sequence[int] = (),
     skip_special_tokens: bool = True,
 ) -> str:
-    """Decode output tokens, which go on with the text of those before. No clean-up: it would change that.
+    """Decode output tokens that continue the text of the tokens `before`, without clean-up of spaces.
 
-    Some tokenizers take the space from a first word, so that tokens alone do not tell their text.
+    Some tokenizers drop the space in front of the first word, so that the tokens alone decode differently.
     """
     how = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
     if before:

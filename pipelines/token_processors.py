@@ -1,7 +1,8 @@
-"""Logits processors and stopping criteria: built by transformers' own code, and asked as their kind allows.
+"""Logits processors and stopping criteria, built by transformers' own code.
 
-What is known to depend on a token's path alone is called for every node of a draft, a row at a time. Anything
-else may keep a state, or know the batch: it is called as `generate` calls it, in lock step.
+A processor that depends on the tokens of its row alone is called for every node of a draft, one row at a time.
+Any other processor may keep state or depend on the batch; it is called as in `generate`, in lock step, and the
+call is decoded without drafts.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger("mmspec")
-#: Attribute by which the author of a processor, a criterion or a `prefix_allowed_tokens_fn` declares it pure.
+#: Attribute of processors, criteria and `prefix_allowed_tokens_fn` that depend on the token ids of a row alone.
 DECLARED = "depends_on_path_alone"
-#: Processors of transformers whose result is a function of the ids they are given, and of plain numbers.
+#: Processors of transformers whose result depends on the given ids and on constants alone.
 OF_PATH = {
     logits_process.EncoderRepetitionPenaltyLogitsProcessor, logits_process.EpsilonLogitsWarper,
     logits_process.EtaLogitsWarper, logits_process.ExponentialDecayLengthPenalty,
@@ -67,22 +68,22 @@ OF_PATH = {
     logits_process.TypicalLogitsWarper, logits_process.WatermarkLogitsProcessor,
 }  # fmt: skip
 OF_ROWS = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
-#: Processors that do what a `Sampler` does, in the order of transformers, and the setting of each.
+#: Processors that a `Sampler` replaces, in the order of transformers, and the setting of each.
 WARPERS: dict[type, str] = {
     logits_process.TemperatureLogitsWarper: "temperature",
     logits_process.TopKLogitsWarper: "top_k",
     logits_process.TopPLogitsWarper: "top_p",
     logits_process.MinPLogitsWarper: "min_p",
 }
-#: Tensors of theirs that hold a row for each prompt.
+#: Attributes of processors that hold a tensor with one row for each prompt.
 ROWS_HELD = ("prompt_ignore_length", "encoder_input_ids")
 
-#: The `prefix_allowed_tokens_fn` of transformers: of a row and its ids.
+#: `prefix_allowed_tokens_fn` of transformers: a function of a row index and its ids.
 AllowedTokens: TypeAlias = Callable[[int, Tensor], list[int]]
 
 
 def knows_its_row(callback: Any) -> bool:
-    """True if a processor or criterion may be asked about one row and one path at a time, in any order."""
+    """Whether a processor or criterion may be called for one row and one path at a time, in any order."""
     if type(callback) is logits_process.PrefixConstrainedLogitsProcessor:
         return declares(callback._prefix_allowed_tokens_fn) and callback._num_beams in (None, 1)
     if type(callback) is logits_process.EncoderNoRepeatNGramLogitsProcessor:
@@ -91,12 +92,12 @@ def knows_its_row(callback: Any) -> bool:
 
 
 def declares(callback: object) -> bool:
-    """True if its author declares that it depends on the path alone."""
+    """Whether a callback has `depends_on_path_alone = True`."""
     return getattr(callback, DECLARED, False) is True
 
 
 def row_processors(processors: Iterable[LogitsProcessor], row: int) -> LogitsProcessorList:
-    """Processors of a batch for one row of it: those that hold something for every row get their own."""
+    """Return the processors of a batch for one of its rows; processors with per-row tensors are copied."""
     chosen = LogitsProcessorList()
     for item in processors:
         if type(item) is logits_process.PrefixConstrainedLogitsProcessor:
@@ -126,10 +127,10 @@ def build_processors(
     allowed_tokens: AllowedTokens | None = None,
     mask: Tensor | None = None,
 ) -> LogitsProcessorList:
-    """Build the processors of prompts [B, L] by transformers' own code, in its order.
+    """Build the processors of prompts [B, L] with transformers' own code, in its order.
 
     Raises:
-        InputError: transformers refuses a setting; which one is found by building each alone.
+        InputError: transformers refuses a setting, which is found by building each processor alone.
     """
 
     def build(
@@ -159,26 +160,26 @@ def build_processors(
             try:
                 build({name: value}, LogitsProcessorList(), None)
             except (TypeError, ValueError, RuntimeError, IndexError, KeyError) as own:
-                raise InputError(name, value, f"what transformers takes: {own}") from own
+                raise InputError(name, value, f"is refused by transformers: {own}") from own
         raise error
 
 
 @cache
 def empty_config() -> GenerationConfig:
-    """A generation config with no processor in it."""
+    """Return a generation config without processors."""
     return GenerationConfig(num_beams=1, num_return_sequences=1)
 
 
 def say_why_plain(callback: object) -> None:
-    """Log, once for each kind of callback, why calls with it are decoded a token at a time."""
+    """Log, once for each class of callback, why calls with it are decoded plainly."""
     warn_of(getattr(callback, "__qualname__", type(callback).__qualname__))
 
 
 @cache
 def warn_of(name: str) -> None:
     logger.warning(
-        "%s may keep a state or know the batch, so calls with it are decoded plainly, a token at a time, as "
-        "generate would; if it depends on the ids of a row alone, set its attribute %s = True",
+        "%s may keep state or depend on the batch, so that calls with it are decoded plainly, without drafts. "
+        "If it depends on the token ids of a row alone, set its attribute %s = True",
         name,
         DECLARED,
     )
@@ -193,10 +194,10 @@ def with_processors(
     filler: int,
     device: torch.device,
 ) -> tuple[Sampler, Stopping]:
-    """Add what a call's settings do to logits, token by token, to the sampler and stopping of its rows.
+    """Add the logits processors of a call's settings to the sampler and stopping conditions of its rows.
 
     Raises:
-        InputError: a value that transformers does not take, or settings that cannot go together.
+        InputError: transformers refuses a value, or settings cannot be combined.
     """
     user = checked(CheckedProcessor, "logits_processor", settings.logits_processor)
     criteria = [] if len(prompts) == 1 else list(settings.stopping_criteria or [])
@@ -223,7 +224,7 @@ def with_processors(
 
     rows = [build([ids], row) for row, ids in enumerate(prompts)]
     split = [split_warpers(each) for each in rows]
-    # the sampler truncates, where that comes last and is not the caller's own; else processors do all
+    # the sampler truncates if truncation comes last and is not the caller's own; else the processors do
     ours = all(each is not None and not any(id(item) in mine for item in each) for _, each in split)
     if not ours:
         drawn = [float(bool(values)) for values in kept]
@@ -235,8 +236,8 @@ def with_processors(
         return replace(bare, processors=processors if any(processors) else ()), stopping
 
     if not ours and any(values != kept[0] for values in kept):
-        allowed = "one value for all prompts, beside truncation by processors in lock step"
-        raise InputError(", ".join(WARPERS.values()), "values that differ by prompt", allowed)
+        rule = "must have one value for all prompts, with a processor that may keep state"
+        raise InputError(", ".join(WARPERS.values()), "values that differ by prompt", rule)
     for item in strangers:
         say_why_plain(item)
     longest = max(map(len, prompts))
@@ -253,11 +254,11 @@ def with_processors(
 def split_warpers(
     processors: Iterable[LogitsProcessor],
 ) -> tuple[LogitsProcessorList, list[LogitsProcessor] | None]:
-    """Split off temperature and truncation, which a `Sampler` does for all nodes of a draft at once.
+    """Split off temperature and truncation, which a `Sampler` applies to all nodes of a draft at once.
 
     Returns:
-        The processors before them, and them; all processors and None, where they are doubled, or others stand
-        between or behind them, so that all have to be called in their order.
+        The other processors, and the warpers. All processors and None if a warper occurs twice or is not at
+        the end in the usual order: then all have to be called one after another.
     """
     items = list(processors)
     warpers = [item for item in items if type(item) in WARPERS]
@@ -269,7 +270,7 @@ def split_warpers(
 
 
 def truncations(sampler: Sampler, rows: int) -> list[Keywords]:
-    """Temperature and truncation of each row, as fields of a generation config; nothing for greedy rows."""
+    """Return temperature and truncation of each row as generation config fields; {} for greedy rows."""
     settings: list[Keywords] = []
     for row in range(rows):
         values: Keywords = {
@@ -281,7 +282,7 @@ def truncations(sampler: Sampler, rows: int) -> list[Keywords]:
 
 
 def shaping_of(settings: GenerationSettings) -> Keywords:
-    """Settings of processors, for draws or not, that do something."""
+    """Return the processor settings with an effect, for greedy decoding and sampling."""
     found = that_act(settings, SHAPING)
     if settings.min_new_tokens is not None:
         found.pop("min_length", None)
@@ -289,10 +290,10 @@ def shaping_of(settings: GenerationSettings) -> Keywords:
 
 
 def truncation_of(settings: GenerationSettings) -> Keywords:
-    """Truncation that our own sampler does not do, where it does something to a draw.
+    """Return the truncation settings with an effect that mmspec's sampler does not apply itself.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
     check_fields(settings, CUTOFFS)
     found = that_act(settings, CUTOFFS) if settings.do_sample else {}
@@ -300,23 +301,23 @@ def truncation_of(settings: GenerationSettings) -> Keywords:
 
 
 def that_act(settings: GenerationSettings, known: Mapping[str, CallField]) -> Keywords:
-    """The fields of a group that settings set to something."""
+    """Return the fields of a group whose value has an effect."""
     found = {name: getattr(settings, name) for name in known}
     return {name: value for name, value in found.items() if value not in (None, known[name].neutral)}
 
 
 def check_shaping(found: Keywords, vocabulary: int) -> Keywords:
-    """Check settings of processors; return them as transformers takes them.
+    """Check processor settings; return them in the types that transformers accepts.
 
     Raises:
-        InputError: a value outside its range, or token ids that are not below the vocabulary's size.
+        InputError: a value is out of range, or a token id is not below the vocabulary size.
     """
     for name, value in found.items():
         known = SHAPING[name]
         if known.check is not None:
             known.check(name, value)
         if known.check in (TOKEN_IDS, WORDS) and max(ids_in(value), default=vocabulary) >= vocabulary:
-            raise InputError(name, value, f"each a token id below {vocabulary}")
+            raise InputError(name, value, f"must have token ids below {vocabulary}")
     checked = {
         name: float(value) if name.endswith("repetition_penalty") else value for name, value in found.items()
     }
@@ -326,5 +327,5 @@ def check_shaping(found: Keywords, vocabulary: int) -> Keywords:
 
 
 def ids_in(value: Any) -> list[int]:
-    """The token ids of a setting that holds one, a list of them, or lists."""
+    """Return the token ids of a setting that is an id, a list of ids, or a list of lists."""
     return [one for item in value for one in ids_in(item)] if is_list(value) else [value]
