@@ -61,7 +61,7 @@ from mmspec import MMSpecPipeline
 
 pipe = MMSpecPipeline.from_pretrained("{folder}", accelerator="freedave", states=16)
 print(pipe("describe the image in detail.", images=image, max_new_tokens=224).text[0])
-pipe = MMSpecPipeline.from_pretrained("{folder}", mode="autoregressive")  # with self_speculation
+pipe = MMSpecPipeline.from_pretrained("{folder}", mode="autoregressive")  # self-speculation
 ```
 """
 VLM_LIMITS = """\
