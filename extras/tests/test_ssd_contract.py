@@ -119,7 +119,9 @@ def test_layouts_without_rows_are_refused_before_the_prompt_is_read(monkeypatch:
 
     accelerator = build_accelerator("ssd", model=vertical_checks.head_for(test_layouts.images()))
     monkeypatch.setattr(test_layouts.images(), "prefill", read)
-    message = "layout must be the grid of one image for a vertical head, which reads its rows; got '33 tokens'"
+    message = (
+        "layout must be the grid of one image for a vertical head, which reads its rows; got '33 tokens'"
+    )
     request = test_layouts.request(5, test_layouts.VIDEO)
     with pytest.raises(InputError, match=message):
         test_layouts.draw(test_layouts.images(), accelerator, [request], test_layouts.SAMPLED)
