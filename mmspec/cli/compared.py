@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.console import progress
-from mmspec.cli.loading import AcceleratorChoice, compared_choices, default_choices, own_drafters
+from mmspec.cli.loading import AcceleratorChoice, compared_choices, default_choices, fits, own_drafters
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.subject import Subject
-from mmspec.errors import InputError, MMSpecError
+from mmspec.errors import InputError
 from mmspec.registry import alternatives
 
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
-    from mmspec.plugins import Method
     from mmspec.targets import AnyTarget
 
 __all__ = ["ALL", "Search", "default_groups", "find_best", "groups_of", "image_accelerators"]
@@ -65,10 +64,12 @@ def default_groups(
 ) -> list[list[AcceleratorChoice]]:
     """The accelerators to compare where none are named, or all of them."""
     if not subject.draws:
-        return [[choice] for choice in default_choices(source, drafter, subject.pipe.target)]
+        pipe = subject.pipe
+        return [[choice] for choice in default_choices(source, drafter, pipe.target, pipe.default_accelerator)]
     if accelerators == ALL:
         return groups_of(image_methods(subject.pipe.target, source, drafter), source, drafter)
-    return groups_of(",".join(image_accelerators(subject.pipe.target)), source, drafter)
+    labels = [*image_accelerators(subject.pipe.target), *(own_drafters(source) if drafter is None else ())]
+    return groups_of(",".join(labels), source, drafter)
 
 
 def find_best(
@@ -129,14 +130,3 @@ def image_methods(target: AnyTarget, source: str, drafter: str | None) -> str:
         if method.trials and (method.name in heads if method.head else fits(method, target)):
             found += method.trials
     return ",".join(found)
-
-
-def fits(method: Method, target: AnyTarget) -> bool:
-    """Whether a method without a head decodes with this model."""
-    from mmspec.accelerators import make
-
-    try:
-        make(method).fit(target)
-    except MMSpecError:
-        return False
-    return True

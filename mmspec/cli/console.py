@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
 __all__ = ["Interruptible", "line_width", "note", "print_result", "progress"]
 
@@ -59,9 +60,25 @@ def note(text: str) -> None:
     _console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
 
 
+SECONDS_BETWEEN_LINES = 10.0
+
+
 def progress(*, quiet: bool = False) -> Progress:
-    """A progress bar on stderr that goes away when it is done; nothing where stderr is no terminal."""
+    """A progress bar on stderr that is erased at the end; without a terminal, a line every ten seconds."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    class Lines(Progress):
+        """Progress as lines of a log."""
+
+        written = time.monotonic()
+
+        def update(self, task_id: TaskID, **changes: Any) -> None:
+            super().update(task_id, **changes)
+            if time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
+                self.written = time.monotonic()
+                task = next(one for one in self.tasks if one.id == task_id)
+                total = "" if task.total is None else f" of {task.total:.0f}"
+                note(f"{task.description}: {task.completed:.0f}{total}")
 
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -70,7 +87,9 @@ def progress(*, quiet: bool = False) -> Progress:
         TimeRemainingColumn(),
     )
     console = _console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    if console.is_terminal or quiet:
+        return Progress(*columns, console=console, transient=True, disable=quiet)
+    return Lines(*columns, console=console, disable=True)
 
 
 def _console(stderr: bool) -> Console:

@@ -84,7 +84,7 @@ def text(
     loaded = {task: load_images([item.example for item in some]) for task, some in tasks.items()}
     pipe = load_pipeline(VisionLanguagePipeline, source, how)
     if accelerator is None:
-        choices = default_choices(source, how.drafter, pipe.target)
+        choices = default_choices(source, how.drafter, pipe.target, pipe.default_accelerator)
     settings: Keywords = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     rows: dict[str, Json] = {}
     plain: dict[str, list[list[int]]] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mmspec.cli.console import note
-from mmspec.errors import InputError
+from mmspec.errors import InputError, MMSpecError
 from mmspec.open_types import Keywords
 from mmspec.registry import did_you_mean, parse_options
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from mmspec.cli.options import ModelOptions
     from mmspec.pipelines import MMSpecPipeline
+    from mmspec.plugins import Method
+    from mmspec.targets import AnyTarget
     from mmspec.targets.model_target import ModelTarget
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "choose",
     "compared_choices",
     "default_choices",
+    "fits",
     "load_pipeline",
     "own_drafters",
     "parse_choice",
@@ -106,14 +109,29 @@ def compared_choices(accelerators: str, model: str, drafter: str | None) -> list
     return choices if has_plain else [parse_choice("none"), *choices]
 
 
-def default_choices(model: str, drafter: str | None, target: ModelTarget[Any]) -> list[AcceleratorChoice]:
-    """The accelerators to compare on a target where none are named: plain decoding, and all that drafts here.
+def default_choices(
+    model: str, drafter: str | None, target: ModelTarget[Any], default: str
+) -> list[AcceleratorChoice]:
+    """The accelerators that a command compares if none are named.
 
-    That is copying and the drafters that are there; of a masked model, several places a forward.
+    They are those that the target lists (otherwise plain decoding, `copy` and the pipeline's `default`), with
+    the named drafter or those of the model's folder.
     """
-    without = ",".join(target.compared) or "none,copy"
+    without = ",".join(target.compared or ("none", "copy", default))
     drafted = own_drafters(model).values() if drafter is None else [choice_of(drafter, model)]
-    return [*parse_choices(without), *drafted]
+    fitting = (one for one in parse_choices(without) if one.method is None or fits(one.method, target))
+    return [*fitting, *drafted]
+
+
+def fits(method: Method, target: AnyTarget) -> bool:
+    """Whether a method without a drafter decodes with this model."""
+    from mmspec.accelerators import make
+
+    try:
+        make(method).fit(target)
+    except MMSpecError:
+        return False
+    return True
 
 
 def choice_of(drafter: str, model: str) -> AcceleratorChoice:
@@ -197,10 +215,6 @@ def check_device(device: str) -> None:
         raise InputError(
             "--device", device, f"a device that works here; see mmspec doctor ({reason})"
         ) from error
-
-
-if TYPE_CHECKING:
-    from mmspec.plugins import Method
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
 
     target = subject.pipe.target
     if not subject.draws:
-        named = [(one.name, one.options) for one in default_choices(source, drafter, target)]
+        found = default_choices(source, drafter, target, subject.pipe.default_accelerator)
+        named = [(one.name, one.options) for one in found]
     else:
         named = [("none", {})]
         if not target.vector_size:  # without a draft model nothing exact shortens continuous tokens

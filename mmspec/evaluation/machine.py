@@ -8,6 +8,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from mmspec import __version__
 from mmspec.accelerators import promise_of
 from mmspec.core.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.evaluation.recommendation import recommend
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.open_types import Json
 from mmspec.plugins import family_of, load, register_families
@@ -192,9 +194,9 @@ def examine_model(source: str) -> Json:
     """Examine the model of a folder, hub id or GGUF file by its config alone, on the meta device.
 
     Returns:
-        `ok`, and `problem` if it is not; else its layers by kind, the bytes that a token, a row and a drafted
-        token take, and its recurrent mixers with how they are computed over a draft. Of a model that draws
-        images in any order (MAR), which caches nothing, there are no layers and no bytes.
+        `ok`, and `problem` where it is false. Otherwise `recommended` (the fields of `Recommendation`), layers
+        by kind, the bytes that a token, a row and a draft token take, and the recurrent mixers with how they
+        are computed over a draft. A model that draws in any order (MAR) has no cache, no layers and no bytes.
 
     Raises:
         CheckpointError: there is no such model, or none of transformers.
@@ -207,17 +209,18 @@ def examine_model(source: str) -> Json:
     except (OSError, ValueError) as error:
         allowed = f"a folder or hub id with a config ({first_line(error)})"
         raise CheckpointError("model", source, allowed) from error
-    found = {"name": type(config).__name__, "ok": True, "problem": None}
+    found = {"name": type(config).__name__, "ok": True, "problem": None, "recommended": None}
     try:
         model = skeleton(config)
         found["name"] = type(model).__name__
+        found["recommended"] = asdict(recommend(source, config))
         family = family_of(config)
         if family is not None and load(family.target).any_order:
             sizes = dict.fromkeys(("token_bytes", "row_bytes", "node_bytes"), 0)
             return found | {"layers": {}, "mixers": []} | sizes
         check_model(model)
     except UnsupportedModelError as error:
-        return found | {"ok": False, "problem": str(error)}
+        return found | {"ok": False, "problem": str(error), "recommended": None}
     states = measure_states(model)
     mixers = Counter((one.mixer, one.is_closed, one.row, one.node) for one in states)
     return found | {
