@@ -1,12 +1,13 @@
-"""Fill the built parts of the pages in docs/: tables of accelerators, commands, and measured figures.
+"""Generate the built parts of the pages: tables of accelerators, commands and benchmark results.
 
-Everything between `<!-- built ... -->` and `<!-- /built -->` comes from the code and from assets/benchmarks.
+Everything between `<!-- built ... -->` and `<!-- /built -->` is generated from the code and the records in
+assets/benchmarks.
 
 Usage:
-    python docs/build.py          # write
-    python docs/build.py --figures  # draw the figures of the methods too (matplotlib)
-    python docs/build.py --check  # exit with 1 if a page is not what would be written
-    python docs/build.py --extras  # the pages of mmspec-extras, which has to be installed
+    python docs/build.py            # write the pages
+    python docs/build.py --figures  # also draw the figure of each method (needs matplotlib)
+    python docs/build.py --check    # write nothing; exit with 1 if a page is out of date
+    python docs/build.py --extras   # the pages of mmspec-extras, which must be installed
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS, RECORDS = ROOT / "docs", ROOT / "assets" / "benchmarks"
+DOCS, EXTRAS, RECORDS = ROOT / "docs", ROOT / "extras" / "docs", ROOT / "assets" / "benchmarks"
 BUILT = re.compile(r"(<!-- built: [^>]*-->\n).*?(<!-- /built -->)", re.DOTALL)
+#: Records of image generators, with the reference model and the settings of each.
 FAMILIES = {
     "image-methods-cpu": "scenes-llamagen, 48 captions",
-    "image-forwards-cpu": "the same, set for the fewest forwards",
+    "image-forwards-cpu": "scenes-llamagen, fewest forward passes",
     "image-eagle-cpu": "scenes-llamagen, 48 captions",
     "nextstep-methods-cpu": "scenes-nextstep, 24 captions",
     "mar-methods-cpu": "scenes-mar, 48 scenes",
 }
-#: Records of `mmspec bench --task all`, and the reference model of each.
+#: Records of `mmspec bench --task all`, with the reference model of each.
 DRAFTERS = {"drafters-cpu": "scenes-llava", "hybrid-drafters-cpu": "scenes-hybrid"}
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Every page with a built part, and what belongs there."""
+    """Yield each page that has a built part, with the content of that part."""
     from mmspec.cli.accelerators import markdown_table
     from mmspec.plugins import METHODS
 
@@ -50,16 +52,16 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def pages_of_extras() -> Iterator[tuple[Path, str]]:
-    """Every page of mmspec-extras with a built part, and what belongs there."""
+    """Yield each page of mmspec-extras that has a built part, with the content of that part."""
     from mmspec.plugins import METHODS
 
     for name in METHODS:
-        page = ROOT / "extras" / "docs" / f"{name}.md"
+        page = EXTRAS / f"{name}.md"
         if page.exists():
             yield page, method(name).replace("(../", "(../../docs/")
 
 
-#: Rows of the front page: task in words, record, its row, and the task there.
+#: Rows of the front page: the task in words, the record, the accelerator, and the task's name in the record.
 FRONT = (
     ("describe an image", "drafters-cpu", "flash", "describe"),
     ("caption an image", "drafters-cpu", "flash", "caption"),
@@ -70,39 +72,37 @@ FRONT = (
 
 
 def front() -> str:
-    """The tables of the front page: real words first, then the toy world of the reference models."""
+    """Return the tables of the front page: a real language model, then the toy world."""
     return f"{front_words()}\n\n{front_scenes()}"
 
 
 def front_words() -> str:
-    """Accelerators of text on a real language model: all that is drafted, and what pays on two cores."""
-    free = {
-        shortened(row["accelerator"]).replace(":length=fixed", ""): f"{row['acceptance_length']:.2f}"
-        for row in recorded("real-words-60-cpu")
-        if row["category"] == ""
-    }
-    shown = [
+    """Return the accelerators of text on a real language model; all columns are from one timed run."""
+    run = settings("real-words-cpu")
+    every = [row for row in recorded("real-words-cpu") if row["category"] == ""]
+    rows = [
         (
             f"`{shortened(row['accelerator'])}`",
-            free.get(shortened(row["accelerator"]), ""),
+            f"{row['acceptance_length']:.2f}",
             f"{row['over_plain']['median']:.2f}x",
+            row["exactness"],
         )
-        for row in recorded("real-words-cpu")
-        if row["category"] == ""
-        and shortened(row["accelerator"]) not in ("none", "draft_model")  # other weights
+        for row in every
+        if row["accelerator"] != "none"
     ]
-    names = ("SmolLM2-135M on Spec-Bench, exact", "tokens a pass", "speed-up on two cores")
-    told = (
-        "Greedy: tokens of full drafts, 60 questions; time where only what pays is "
-        "drafted, median of the same. Heads learnt for 14 and 42 minutes of a core."
+    columns = ("SmolLM2-135M on Spec-Bench", "tokens per forward pass", "speed-up", "promise")
+    caption = (
+        f"{run['threads']} CPU cores ({run['device_name']}), {every[0]['samples']} questions, greedy, "
+        f"{run['max_new_tokens']} tokens, batch {run['batch_size']}; speed-up: median over questions."
+        " `generate` is transformers' own loop."
     )
-    return f"{table(names, shown)}\n\n{told} [By task](docs/explanation/spec-bench.md)."
+    return f"{table(columns, rows)}\n\n{caption} [By task](docs/explanation/spec-bench.md)."
 
 
 def shortened(label: str) -> str:
-    """The label of an accelerator without the folder of its drafter, and the file of its corpus.
+    """Return the label of an accelerator without the folder of its drafter and the file of its corpus.
 
-    A folder that is named after a method of training names the accelerator: MSD's heads run as `eagle`.
+    A folder with the name of a training method names the row: an MSD head runs as `eagle`, its row is `msd`.
     """
     from mmspec.training.recipes import RECIPES
 
@@ -114,21 +114,22 @@ def shortened(label: str) -> str:
 
 
 def front_scenes() -> str:
-    """Accelerators of images and of text about them, in the toy world."""
-    lines = ["| | accelerator | tokens a pass | speed-up | output |", "|---|---|---|---|---|"]
+    """Return the accelerators of images, and of text about images, in the toy world."""
+    rows = []
     for task, record, name, kind in FRONT:
         row = next(
             one
             for one in recorded(record)
             if one["accelerator"] == name and kind in (None, one.get("category"))
         )
-        tokens = row["acceptance_length"] if kind else row["step_compression"]
-        lines.append(f"| {task} | `{name}` | {tokens:.1f} | {row['speedup']:.2f}x | {row['exactness']} |")
-    told = "Small reference models of a toy world, kinder than real data; one CPU core, batch 1, end to end."
-    return "\n".join([*lines, "", f"{told} [All figures](docs/explanation/benchmarks.md)."])
+        measured = f"{row['acceptance_length']:.1f}", f"{row['speedup']:.2f}x"
+        rows.append((task, f"`{name}`", *measured, row["exactness"]))
+    columns = ("task (toy world)", "accelerator", "tokens per forward pass", "speed-up", "promise")
+    caption = "Small reference models, one CPU core, batch 1, with prefill. Real data is harder to predict."
+    return f"{table(columns, rows)}\n\n{caption} [All benchmarks](docs/explanation/benchmarks.md)."
 
 
-#: Records of `mmspec bench --quality` under other sampling, and on images of two sizes.
+#: Records of `mmspec bench --quality` with other sampling settings, and with two image sizes.
 SAMPLINGS = {
     "guidance 1": "image-guidance1-cpu",
     "guidance 2.5": "image-guidance2.5-cpu",
@@ -138,49 +139,61 @@ SIZES = {"256 tokens": "image-sizes-256-cpu", "1,024 tokens": "image-sizes-1024-
 
 
 def image_tables() -> str:
-    """Tables of image methods: by two searches, other sampling, batches, and sizes of images."""
+    """Return the tables of image methods: two searches, other sampling settings, batches and image sizes."""
     parts = {
-        "Wall clock, one image at a time": batch_table("image-clock-cpu", calls=16),
-        "Each at a setting that was fast on a CPU": methods_table("image-methods-cpu", timed=False),
-        "Each at its setting of the fewest forwards": methods_table("image-forwards-cpu", timed=False),
-        "`eagle`, and the rules over its tree, in an earlier run on an AMD EPYC": methods_table(
-            "image-eagle-cpu", timed=False
-        ),
-        "Other sampling: times fewer passes, measured TV": side_by_side(SAMPLINGS, outcome),
-        "Batches of 8, whose passes are those of the slowest row": batch_table("image-batch8-cpu"),
-        "Images of two sizes: times fewer passes": side_by_side(SIZES, fewer),
-        "Parts of the corrector": parts_table("image-corrector-cpu"),
+        "Speed-up, one image at a time": batch_table("image-clock-cpu", calls=16),
+        "Settings that were fast on a CPU": methods_table("image-methods-cpu", timed=False),
+        "Settings with the fewest forward passes": methods_table("image-forwards-cpu", timed=False),
+        "`eagle` with three acceptance rules": methods_table("image-eagle-cpu", timed=False),
+        "Other sampling settings: fewer forward passes, measured TV": side_by_side(SAMPLINGS, outcome),
+        "Batches of 8 images": batch_table("image-batch8-cpu"),
+        "Two image sizes: fewer forward passes": side_by_side(SIZES, fewer),
+        "Settings of the corrector": parts_table("image-corrector-cpu"),
     }
     return "\n\n".join(f"### {title}\n\n{content}" for title, content in parts.items())
 
 
-#: Records of `mmspec bench` with a real language model, on Spec-Bench and about images, by what their tables
-#: are called.
+#: Timed records of `mmspec bench` with a real language model on Spec-Bench, by the titles of their tables.
 REAL = {
-    "Greedy, two cores, all 60 questions, 64 tokens": "real-words-cpu",
-    "The same on one core": "real-words-one-core-cpu",
+    "Greedy, two cores, 60 questions, 64 tokens": "real-words-cpu",
+    "Greedy, one core, 60 questions, 64 tokens": "real-words-one-core-cpu",
     "Compiled, two cores, two questions of each task": "real-words-compiled-cpu",
 }
-#: The same without times: decoded in batches beside other work, or before layers were packed.
+#: Records without times: decoded in batches while the machine did other work, or before weights were packed.
 UNTIMED = {
-    "All 60 questions, greedy, 24 tokens": "real-words-60-cpu",
-    "30 questions at temperature 1, 16 tokens": "real-words-sampled-cpu",
+    "Greedy, 60 questions, 24 tokens": "real-words-60-cpu",
+    "Temperature 1, 30 questions, 16 tokens": "real-words-sampled-cpu",
     "About images (scenes-smol), greedy, five prompts of each task": "scenes-smol-cpu",
-    "About images at temperature 1, five prompts of each task, 48 tokens": "scenes-smol-sampled-cpu",
+    "About images, temperature 1, five prompts of each task, 48 tokens": "scenes-smol-sampled-cpu",
 }
 
 
 def real_tables() -> str:
-    """Tables of text drafters on a real language model: all tasks together, then each."""
-    tables = {title: real_table(name) for title, name in REAL.items()}
+    """Return the tables of text drafters on a real language model."""
+    tables = {"Speed-up over plain decoding, and over `generate`": summary_table()}
+    tables |= {title: real_table(name) for title, name in REAL.items()}
     tables |= {title: real_table(name, timed=False) for title, name in UNTIMED.items()}
     return "\n\n".join(f"### {title}\n\n{made}" for title, made in tables.items())
 
 
-def real_table(name: str, timed: bool = True) -> str:
-    """A record by task: tokens a forward, and where `timed` the median prompt's ratio to plain decoding.
+def summary_table() -> str:
+    """Return the median speed-ups of the first two timed records: over plain decoding and over `generate`."""
+    medians = [
+        {row["accelerator"]: row["over_plain"]["median"] for row in recorded(name) if not row["category"]}
+        for name in list(REAL.values())[:2]
+    ]
+    rows = [
+        (f"`{shortened(one)}`", *(f"{run[one]:.2f}x, {run[one] / run['generate']:.2f}x" for run in medians))
+        for one in medians[0]
+        if one in medians[1]
+    ]
+    return table(("accelerator", "two cores", "one core"), rows)
 
-    A record that says where the time went has the share of drafting too.
+
+def real_table(name: str, timed: bool = True) -> str:
+    """Return a record by task: tokens per forward pass and, if `timed`, the median speed-up.
+
+    Records with the parts of the time have a column for the share of drafting too.
     """
 
     def cell(row: dict[str, Any]) -> str:
@@ -195,38 +208,38 @@ def real_table(name: str, timed: bool = True) -> str:
         if list(labels.values()).count(labels[method]) > 1:
             labels[method] += " (shipped)"
     named = [task for task in found["none"] if task]
-    tells_parts = "time" in found["none"][""]
+    has_parts = "time" in found["none"][""]
     rows = [
         (
             labels[method],
             f"{tasks['']['identical']:.0%}",
             with_interval(tasks[""]),
             *([f"{tasks['']['over_plain']['median']:.2f}x"] if timed else []),
-            *([f"{tasks['']['time']['draft']:.1%}" if "time" in tasks[""] else "-"] if tells_parts else []),
+            *([f"{tasks['']['time']['draft']:.1%}" if "time" in tasks[""] else "-"] if has_parts else []),
             *(cell(tasks[task]) for task in named),
         )
         for method, tasks in found.items()
     ]
-    measured = ["all tasks (95 %)", *["wall clock"] * timed, *["drafting"] * tells_parts]
-    return table(("", "identical", *measured, *named), rows)
+    measured = ["tokens per forward pass (95 %)", *["speed-up"] * timed, *["time drafting"] * has_parts]
+    return table(("accelerator", "identical", *measured, *named), rows)
 
 
-#: Records of `python -m reference evaluate diffusion`, by what their tables are called.
+#: Records of `python -m reference evaluate diffusion`, by the titles of their tables.
 DIFFUSION = {
     "Greedy": "diffusion-cpu",
     "Greedy, 96 other scenes": "diffusion-others-cpu",
     "Temperature 1": "diffusion-sampled-cpu",
-    "Keys of the image kept, by a model whose places all see each other": "diffusion-image-keys-cpu",
+    "Cached keys of the image, in a model with full attention": "diffusion-image-keys-cpu",
 }
 
 
 def diffusion_tables() -> str:
-    """Tables of the reference diffusion model: descriptions in both of its modes."""
+    """Return the tables of the reference diffusion model: descriptions in both of its modes."""
     return "\n\n".join(f"### {title}\n\n{diffusion_table(name)}" for title, name in DIFFUSION.items())
 
 
 def diffusion_table(name: str) -> str:
-    """A record of descriptions, with the captions' share of right ones beside."""
+    """Return a record of descriptions, with a column for the share of correct captions."""
     rows, captions = [], {}
     for row in recorded(name):
         label = f"{row['mode']}: `{row['accelerator']}`"
@@ -240,15 +253,15 @@ def diffusion_table(name: str) -> str:
             f"{row['identical']:.1%}",
             f"{row['edits']:.3f}",
         )
-        passes = f"{row['tokens_a_forward']:.2f} ({low:.2f}-{high:.2f})"
-        rows.append((label, row["exactness"], *shares, passes))
-    columns = ("", "promise", "captions right", "right", "identical", "edits a token")
-    return table((*columns, "tokens a forward (95 %)"), rows)
+        tokens = f"{row['tokens_a_forward']:.2f} ({low:.2f}-{high:.2f})"
+        rows.append((label, row["exactness"], *shares, tokens))
+    columns = ("mode: accelerator", "promise", "captions right", "right", "identical", "edits per token")
+    return table((*columns, "tokens per forward pass (95 %)"), rows)
 
 
 def methods_table(name: str, timed: bool = True) -> str:
-    """A record of `mmspec bench --quality`; a star marks settings that were not searched for."""
-    columns = ("method", "promise", "passes", "times fewer", *["wall clock"] * timed)
+    """Return a record of `mmspec bench --quality`; a star marks settings that were not searched for."""
+    columns = ("method", "promise", "forward passes", "fewer forward passes", *["speed-up"] * timed)
     rows = [
         (
             f"`{row['accelerator']}`" + ("" if "searched" in row or row["accelerator"] == "none" else " *"),
@@ -266,18 +279,18 @@ def methods_table(name: str, timed: bool = True) -> str:
 
 
 def with_interval(row: dict[str, Any]) -> str:
-    """Tokens a forward with their interval over prompts."""
+    """Return the tokens per forward pass with their interval over prompts."""
     low, high = row["acceptance_interval"]
     return f"{row['acceptance_length']:.2f} ({low:.2f}-{high:.2f})"
 
 
 def distance(kid: dict[str, float]) -> str:
-    """A kernel distance with half the width of its interval."""
+    """Return a kernel distance with half the width of its interval."""
     return f"{kid['value']:.1f} ± {(kid['high'] - kid['low']) / 2:.1f}"
 
 
 def side_by_side(names: Mapping[str, str], shown: Callable[[dict[str, Any]], str]) -> str:
-    """Records of the same methods as columns of one table."""
+    """Return records of the same methods as columns of one table."""
     found = [{row["accelerator"]: row for row in recorded(name)} for name in names.values()]
     rows = [
         (f"`{method}`", row["exactness"], *(shown(rows[method]) for rows in found))
@@ -288,18 +301,18 @@ def side_by_side(names: Mapping[str, str], shown: Callable[[dict[str, Any]], str
 
 
 def fewer(row: dict[str, Any]) -> str:
-    """Passes saved by a method, as a ratio."""
+    """Return the forward passes of plain decoding divided by those of a method."""
     return f"{row['step_compression']:.2f}x"
 
 
 def outcome(row: dict[str, Any]) -> str:
-    """Passes saved and total variation of a method."""
+    """Return the ratio of forward passes and the total variation of a method."""
     variation = "" if row["tv"] is None else f", {row['tv']['mean']:.3f}"
     return f"{fewer(row)}{variation}"
 
 
 def batch_table(name: str, calls: int = 1) -> str:
-    """A record of `mmspec bench` on images, with passes per call."""
+    """Return a record of `mmspec bench` on images, with the forward passes of one call."""
     rows = [
         (
             f"`{row['accelerator']}`",
@@ -310,81 +323,106 @@ def batch_table(name: str, calls: int = 1) -> str:
         )
         for row in recorded(name)
     ]
-    return table(("method", "promise", "images of plain decoding", "passes", "wall clock"), rows)
+    return table(("method", "promise", "identical images", "forward passes", "speed-up"), rows)
 
 
 def parts_table(name: str) -> str:
-    """A record of `mmspec bench --quality` with settings of one method: passes and time alone."""
+    """Return a record of `mmspec bench --quality` on settings of one method: forward passes and speed-up."""
     rows = [
         (f"`{row['accelerator']}`", f"{row['nfe_mean']:.1f}", f"{row['speedup']:.2f}x")
         for row in recorded(name)
     ]
-    return table(("setting", "passes of the model", "wall clock"), rows)
+    return table(("setting", "forward passes", "speed-up"), rows)
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
-    """The records of a file of assets/benchmarks, as `mmspec bench --json` writes them."""
-    found: list[dict[str, Any]] = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))[
-        "records"
-    ]
-    return found
+    """Return the records of a file in assets/benchmarks, as `mmspec bench --json` writes them."""
+    return list(loaded(name)["records"])
+
+
+def settings(name: str) -> dict[str, Any]:
+    """Return the settings of the run that a file in assets/benchmarks records."""
+    return dict(loaded(name)["settings"])
+
+
+def loaded(name: str) -> dict[str, Any]:
+    """Return a file of assets/benchmarks."""
+    return dict(json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8")))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
+    """Return a table in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+#: Colour and hatching of each promise in the figures, distinguishable with colour-blindness and in grey.
+STYLES = {"exact": ("#2f6fbd", ""), "bounded": ("#e69f00", ""), "approximate or lossy": ("#cc4c02", "////")}
+LONGEST = 48  # characters of a label in a figure
+
+
 def draw_figures() -> None:
-    """Draw, for the page of each method, its tokens a forward among all others."""
+    """Draw the figure of each method's page: its tokens per forward pass beside those of other methods."""
+    from matplotlib.colors import to_rgba
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     from mmspec.plugins import METHODS
 
-    folder = DOCS / "methods" / "figures"
-    folder.mkdir(exist_ok=True)
     for name in METHODS:
         if (found := compared(name)) is None:
             continue
-        subject, values = found
-        figure = Figure((7, 0.28 * len(values) + 1), layout="constrained")
+        subject, rows = found
+        figure = Figure((8, 0.24 * len(rows) + 1.1), layout="constrained")
         axes = figure.subplots()
-        own = [label.split(":")[0] == name for label in values]
-        axes.barh(
-            list(values), list(values.values()), color=["#2f6fbd" if mine else "#c9ced6" for mine in own]
-        )
-        axes.invert_yaxis()
-        axes.set_xlabel(f"tokens a forward, {subject}")
+        for place, row in enumerate(rows):
+            colour, hatch = STYLES[promise(row)]
+            own = row["accelerator"].split(":")[0] == name
+            length, style = row["acceptance_length"], {"hatch": hatch, "edgecolor": "white", "linewidth": 0}
+            axes.barh(place, length, color=to_rgba(colour, 1 if own else 0.35), **style)
+            if row.get("acceptance_interval"):
+                axes.hlines(place, *row["acceptance_interval"], colors="black", linewidth=1)
+        labels = [shortened(row["accelerator"]) for row in rows]
+        cut = [label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…" for label in labels]
+        axes.set_yticks(range(len(rows)), cut, fontsize=8)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlabel(f"tokens per forward pass ({subject})", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(folder / f"{name}.png", dpi=80)
+        present = [one for one in STYLES if any(promise(row) == one for row in rows)]
+        key = [Patch(fc=STYLES[one][0], hatch=STYLES[one][1], ec="white", label=one) for one in present]
+        figure.legend(handles=key, loc="outside upper right", ncols=len(key), frameon=False, fontsize=8)
+        folder = (EXTRAS if (EXTRAS / f"{name}.md").exists() else DOCS / "methods") / "figures"
+        folder.mkdir(exist_ok=True)
+        figure.savefig(folder / f"{name}.png", dpi=96)
 
 
-def compared(name: str) -> tuple[str, dict[str, float]] | None:
-    """Tokens a forward of all methods in the first record that has this one, and its subject."""
-    for record, model in DRAFTERS.items():
+def promise(row: dict[str, Any]) -> str:
+    """Return the promise of a row as a key of `STYLES`."""
+    if row["exactness"].startswith("tv<="):
+        return "bounded"
+    return "exact" if row["exactness"] == "exact" else "approximate or lossy"
+
+
+def compared(name: str) -> tuple[str, list[dict[str, Any]]] | None:
+    """Return the subject and the rows of the first record that has this method, or None."""
+    for record, subject in {**DRAFTERS, **FAMILIES}.items():
         rows = recorded(record)
-        found = {
-            row["accelerator"]: row["acceptance_length"] for row in rows if row["category"] == "describe"
-        }
-        if any(label.split(":")[0] == name for label in found):
-            return f"{model}, descriptions", found
-    for record, subject in FAMILIES.items():
-        found = {row["accelerator"]: row["step_compression"] for row in recorded(record)}
-        if any(label.split(":")[0] == name for label in found):
-            return subject, found
+        if record in DRAFTERS:
+            subject, rows = f"{subject}, descriptions", [row for row in rows if row["category"] == "describe"]
+        if any(row["accelerator"].split(":")[0] == name for row in rows):
+            return subject, rows
     return None
 
 
 def linked(table: str) -> str:
-    """The table of accelerators with a link to the page of each."""
+    """Return the table of accelerators with a link to the page of each."""
     return re.sub(
         r"^\| `(\w+)` \|(?=.*arxiv|.*\| - \|)", r"| [`\1`](../methods/\1.md) |", table, flags=re.MULTILINE
     )
 
 
 def method(name: str) -> str:
-    """The built part of an accelerator's page: its properties and measured figures."""
+    """Return the built part of an accelerator's page: its properties and its measured figures."""
     from mmspec.accelerators import promise_of
     from mmspec.cli.accelerators import stated
     from mmspec.plugins import METHODS
@@ -394,7 +432,7 @@ def method(name: str) -> str:
     lines = [
         "| | |",
         "|---|---|",
-        f"| what drafts | {preset.summary} |",
+        f"| summary | {preset.summary} |",
         f"| promise | {stated(*promise_of(preset))} |",
         f"| needs | {preset.needs or 'nothing'} |",
         f"| options | {options(preset)} |",
@@ -404,20 +442,20 @@ def method(name: str) -> str:
     if rows:
         lines += [
             "",
-            "Measured on our small reference models (a toy world, kinder than real data); all others are in",
-            "[the benchmarks](../explanation/benchmarks.md).",
+            "Measured on small reference models of a toy world, on a CPU. Real data is harder to predict.",
+            "[The benchmarks](../explanation/benchmarks.md) list all methods.",
             "",
-            "| setting | on | tokens a forward | speed-up | promise |",
+            "| setting | measured on | tokens per forward pass | speed-up | promise |",
             "|---|---|---|---|---|",
             *rows,
             "",
-            f"![Tokens a forward, beside other methods](figures/{name}.png)",
+            f"![Tokens per forward pass of this method and of others](figures/{name}.png)",
         ]
     return "\n".join(lines)
 
 
 def options(preset: Any) -> str:
-    """Names and defaults of an accelerator's own options."""
+    """Return the names and the defaults of an accelerator's own options."""
     from mmspec.accelerators import makers_of, options_of
 
     own = options_of(preset)
@@ -432,29 +470,29 @@ def options(preset: Any) -> str:
 
 
 def figures(name: str) -> Iterator[str]:
-    """Rows of an accelerator in the records."""
+    """Yield the rows of an accelerator in the records."""
     for record, model in DRAFTERS.items():
         for row in recorded(record):
             if row["accelerator"].split(":")[0] == name and row["category"] in ("caption", "describe"):
                 ratio = f"{row['decode_speedup']:.2f}x decoding, {row['speedup']:.2f}x end to end"
-                told = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}"
-                yield f"| `{row['accelerator']}` | {model}, {row['category']} | {told} |"
+                measured = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}"
+                yield f"| `{row['accelerator']}` | {model}, {row['category']} | {measured} |"
     for record, subject in FAMILIES.items():
         for row in recorded(record):
             if row["accelerator"].split(":")[0] == name:
                 variation = "" if row["tv"] is None else f" (measured TV {row['tv']['mean']:.3f})"
                 ratio = f"{row['speedup']:.2f}x" if "speedup" in row else "-"
-                told = f"{row['step_compression']:.2f} | {ratio} | {row['exactness']}{variation}"
-                yield f"| `{row['accelerator']}` | {subject} | {told} |"
+                measured = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}{variation}"
+                yield f"| `{row['accelerator']}` | {subject} | {measured} |"
 
 
 def commands() -> str:
-    """Every command with the first line of its help and its first example."""
+    """Return a table of the commands, with the first line of each help text and its first example."""
     from typer.main import get_command
 
     from mmspec.cli.application import app
 
-    lines = ["| command | what it does | for example |", "|---|---|---|"]
+    lines = ["| command | purpose | example |", "|---|---|---|"]
 
     def add(command: Any, words: list[str]) -> None:
         children = getattr(command, "commands", None)
@@ -472,7 +510,7 @@ def commands() -> str:
 
 
 def request_fields() -> str:
-    """Fields of requests: those that act, those that are ignored, and the others with what they may be."""
+    """Return a table of request fields: supported, ignored, and rejected with the accepted values."""
     from mmspec.serving.schemas import BODIES
 
     rows = []
@@ -485,7 +523,8 @@ def request_fields() -> str:
             ", ".join(f"`{one}`" for one in names) for names in (body.model_fields, sorted(body.ignored))
         )
         rows.append((name, acts, ignored, ", ".join(refused)))
-    return table(("of", "act", "ignored", "refused, but for null and the value in brackets"), rows)
+    columns = ("object", "supported", "ignored", "rejected, except null and the values in brackets")
+    return table(columns, rows)
 
 
 def main() -> int:
@@ -504,7 +543,7 @@ def main() -> int:
             if not check:
                 path.write_text(new, encoding="utf-8")
     for path in stale:
-        print(f"{path.relative_to(ROOT)}: {'stale; run python docs/build.py' if check else 'written'}")
+        print(f"{path.relative_to(ROOT)}: {'out of date; run python docs/build.py' if check else 'written'}")
     return 1 if check and stale else 0
 
 

@@ -1,4 +1,4 @@
-"""Accelerator: a decoder with its name and its draft lengths; the calls that it decodes."""
+"""`Accelerator`: a drafter with an acceptance rule, a name and a draft length; `Call` decodes a batch."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ __all__ = ["DEFAULT_RULES", "Accelerator", "Call", "default_rule", "pair"]
 
 LENGTHS = ("auto", "fixed", "confidence", "cost")
 DEFAULT_STOP = 0.3
-#: The default is the first of these that is sound for what is proposed.
+#: The default rule is the first of these that is sound for the kind of drafts.
 DEFAULT_RULES = ("speculative_sampling", "recursive_rejection", "sample_and_match")
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A drafter with an acceptance rule that is sound for what it proposes.
+    """A drafter with an acceptance rule that is sound for its kind of drafts.
 
     Attributes:
-        length: of drafts: "auto", "fixed" or "cost", as of `with_length`.
-        costs: pacing policies by batch size, with what rounds of each draft size cost and gave. Filled as
-            batches are decoded.
+        length: how long drafts are: "auto", "fixed" or "cost"; see `with_length`.
+        costs: pacing policies by batch size, with the measured time and accepted tokens of each draft size.
+            Filled while batches are decoded.
 
     Raises:
-        InputError: the rule is not sound for what the drafter proposes, or there are no sizes to choose from.
+        InputError: the rule is not sound for the drafter's kind of drafts, or `length` is "cost" and the
+            drafter has a single draft size.
     """
 
     name: str
@@ -51,29 +52,29 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         if self.length == "cost" and not self._has_sizes:
-            raise InputError("length", "cost", f"'fixed': drafts of {self.name!r} have one size")
+            raise InputError("length", "cost", f"must be 'fixed': drafts of {self.name!r} have one size")
         _ = self.decoder  # checks the pair
 
     @property
     def decoder(self) -> Decoder:
-        """The pair of drafter and rule, as the loop takes it."""
+        """The drafter and the rule, as `speculate` takes them."""
         return Decoder(self.drafter, self.rule)
 
     @property
     def exactness(self) -> str:
-        """Promise of the output distribution: "exact", "tv<=x", "approximate" or "lossy"."""
+        """The promise about the output distribution: "exact", "tv<=x", "approximate" or "lossy"."""
         return str(self.decoder.promise)
 
     @property
     def keeps(self) -> str:
-        """The distribution that "exact" refers to, in words; "" for the next token's, and where it is not."""
+        """The reference distribution in words; "" for that of the next token, and for methods not exact."""
         return self.decoder.promise.relative_to
 
     def with_rule(self, rule: AnyRule) -> Accelerator:
         """Return this accelerator with another acceptance rule.
 
         Raises:
-            InputError: the rule is not sound for what the drafter proposes.
+            InputError: the rule is not sound for the drafter's kind of drafts.
         """
         return replace(self, rule=rule)
 
@@ -81,28 +82,28 @@ class Accelerator:
         """Return this accelerator with drafts of another length.
 
         Args:
-            length: "fixed"; "confidence" goes no deeper where the drafter finds every path unlikely; "cost"
-                chooses among a few sizes by what rounds cost and give here, and stops drafting for a while
-                where none pays. "auto" is "cost" where no token depends on how much is drafted (temperature
-                0, and `sample_and_match`), unless on a GPU, which the host would have to wait for twice a
-                round; else "fixed".
-            stop_below: the probability of a path for "confidence"; 0.3 if None.
+            length: "fixed" keeps the full size. "confidence" stops at a level where the drafter rates
+                every path unlikely. "cost" chooses among a few sizes by measured round times and accepted
+                tokens, and pauses drafting where no size is faster than plain decoding. "auto" is "cost" if
+                the output does not depend on the draft size (temperature 0, and `sample_and_match`) and the
+                device is not a GPU, on which the host would wait twice a round; else "fixed".
+            stop_below: least probability of a path for "confidence"; 0.3 if None.
 
         Raises:
-            InputError: no such length, or one that the drafter does not have.
+            InputError: there is no such length, or the drafter does not support it.
         """
         if length not in LENGTHS:
             raise InputError("length", length, did_you_mean(length, LENGTHS))
         if length == "confidence":
             least = DEFAULT_STOP if stop_below is None else stop_below
-            require_number("stop_below", least, 0.0, 1.0, "above 0, at most 1", open_below=True)
+            require_number("stop_below", least, 0.0, 1.0, "must be above 0 and at most 1", open_below=True)
             return replace(self, drafter=self.drafter.stopping_below(least), length="fixed")
         if stop_below is not None:
-            raise InputError("stop_below", stop_below, "nothing: it goes with length='confidence'")
+            raise InputError("stop_below", stop_below, "must be None unless length='confidence'")
         return replace(self, length=length, costs={})
 
     def is_paced(self, sampler: RowSettings, device: torch.device) -> bool:
-        """Return whether the size of drafts is chosen by cost, for this way of sampling on this device."""
+        """Return whether the draft size is chosen by cost, for these sampling settings on this device."""
         if self.length != "auto":
             return self.length == "cost"
         any_size = sampler.greedy and self.rule.keeps_greedy or self.rule.is_plain_draw
@@ -120,19 +121,19 @@ class Accelerator:
         """
         if self.drafter.is_plain and (plain := target.plain_decoding()) is not None:
             drafter, rule = plain
-            drafter.is_plain = True  # it is fitted to another target in the same way
+            drafter.is_plain = True  # so that `fit` works again for another target
             return replace(self, drafter=drafter, rule=rule or self.rule, costs={})
         for part in (self.drafter, self.rule):
             if not issubclass(target.distribution, part.distribution):
                 own = "continuous" if target.vector_size else "discrete"
-                allowed = f"one for {own} tokens, as this model's are (mmspec accelerators lists all)"
-                raise InputError("accelerator", self.name, allowed)
+                required = f"must be one for {own} tokens, as this model's are (see `mmspec accelerators`)"
+                raise InputError("accelerator", self.name, required)
         if target.by_blocks and not self.drafter.decides_places:
-            allowed = (
-                "one for models that decide places together, such as none (mmspec accelerators lists all): "
-                "a masked model has no next token to draft"
+            required = (
+                "must be one for models that decide places together, such as 'none' (see `mmspec "
+                "accelerators`): this model has no next token to draft"
             )
-            raise InputError("accelerator", self.name, allowed)
+            raise InputError("accelerator", self.name, required)
         drafter, rule = self.drafter.fit(target), self.rule.fit(target)
         return replace(self, drafter=drafter, rule=rule, costs={})
 
@@ -148,15 +149,17 @@ class Accelerator:
         """Set up the decoding of a batch.
 
         Args:
-            target, sampler, requests, random: as of `speculate`.
+            target, sampler, requests, random: see `speculate`.
             stopping: where rows end.
-            prompts: B lists of token ids that criteria and processors count as well; None for the requests'.
+            prompts: B lists of token ids that stopping criteria and logits processors see before the output;
+                None for those of the requests.
 
-        Rows that get one token a round, and models that are not `Target.treats_alike`, are decoded plainly.
+        Rows in lockstep, which get one token a round, and models without `Target.treats_alike` are decoded
+        plainly.
 
         Raises:
-            InputError: the rule's promise does not hold for this way of sampling, or settings of rows are not
-                those of this batch.
+            InputError: the rule's promise does not hold for these sampling settings, or settings of rows do
+                not match this batch.
         """
         self.check(sampler)
         check_rows(sampler, len(requests))
@@ -176,21 +179,21 @@ class Accelerator:
             InputError: the target decides its places in another order.
         """
         if target.any_order or target.by_blocks:
-            allowed = "None: this model decides places together, and callbacks go token by token"
-            raise InputError("logits_processor, stopping_criteria", "a callback", allowed)
+            rule = "cannot be used with this model, which decides places together instead of token by token"
+            raise InputError("logits_processor, stopping_criteria", "a callback", rule)
         return pair("none", NoDrafter()).fit(target)
 
     def check(self, sampler: RowSettings) -> None:
-        """Raise InputError if the rule's promise does not hold for this way of sampling."""
+        """Raise InputError if the rule's promise does not hold for these sampling settings."""
         if self.rule.greedy_only and not sampler.greedy:
             rule = type(self.rule).__name__
-            allowed = f"0: the rule {rule} holds at temperature 0 only; use sample_and_match"
-            raise InputError("temperature", sampler.temperature, allowed)
+            required = f"must be 0 for the rule {rule}; use sample_and_match at other temperatures"
+            raise InputError("temperature", sampler.temperature, required)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One decoding call: the requests of a batch, and what is decoded so far."""
+    """One decoding call: the requests of a batch, and the output so far."""
 
     accelerator: Accelerator
     target: AnyTarget
@@ -204,14 +207,14 @@ class Call:
         return self.canvas.stats
 
     def raise_errors(self, output: object = None) -> None:
-        """Raise the NumericalError of the first row that ended in one; its `output` is that of all rows."""
+        """Raise the NumericalError of the first row that has one; its `output` is that of all rows."""
         for error in self.canvas.errors:
             if error is not None:
                 error.output = output
                 raise error
 
     def rounds(self) -> Generator[Round, None, None]:
-        """Decode, yielding every round; `stats.seconds` counts the time spent in here alone."""
+        """Decode, yielding every round; `stats.seconds` excludes the time between rounds."""
         decoder = self.accelerator.decoder
         if self.accelerator.is_paced(self.sampler, self.target.device):
             decoder = replace(decoder, drafter=PacedDrafter(decoder.drafter, self.accelerator.costs))
@@ -224,11 +227,11 @@ class Call:
 
 
 def default_rule(drafter: Drafter) -> AnyRule:
-    """Choose the exact rule that is sound for what is proposed."""
+    """Choose the exact rule that is sound for the drafter's kind of drafts."""
     sound: type[AnyRule] = next(RULES[name] for name in DEFAULT_RULES if is_sound(RULES[name], drafter))
     return sound()
 
 
 def pair(name: str, drafter: Drafter) -> Accelerator:
-    """Pair a drafter with the default rule for what it proposes."""
+    """Pair a drafter with the default rule for its kind of drafts."""
     return Accelerator(name, drafter, default_rule(drafter))

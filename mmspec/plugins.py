@@ -1,8 +1,8 @@
-"""Methods, acceptance rules and model families by name: ours by folder, anyone's by entry points.
+"""Methods, acceptance rules and model families by name: those of this package and those of entry points.
 
 A method is a folder of `mmspec.methods` whose `__init__` has `METHODS`, records that name their parts as
-"module:attribute". Parts are imported when they are asked for. A package outside registers a record, or a
-list of records, under the entry points `mmspec.methods`.
+"module:attribute". Parts are imported on first use. Another package registers a record, or a list of records,
+under the entry point group `mmspec.methods`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def load(location: str) -> Any:
-    """Import what stands at "module:attribute"."""
+    """Import the attribute at "module:attribute"."""
     module, attribute = location.split(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -55,8 +55,8 @@ class Variant:
     """Another way to train a head.
 
     Attributes:
-        settings: of its config and of its loss, where nothing else is asked for.
-        loss: another loss than the head's own; None for that.
+        settings: default settings of its config and of its loss.
+        loss: location of another loss; None for the head's own.
     """
 
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -68,17 +68,17 @@ class Head:
     """Parts of a trained drafting head.
 
     Attributes:
-        model: the head, a `DraftingHead`; its `config_class` is its config.
+        model: the head, a `DraftingHead` with the `config_class` of its config.
         drafter: the `Drafter` that runs it.
-        loss: the `DrafterLoss` that trains it; None if it comes trained.
-        published: reads a folder as the method's authors publish it, for a target; None if they do not.
+        loss: the `DrafterLoss` that trains it; None if it cannot be trained here.
+        published: reads a folder in the layout of the method's authors, for a target; None without one.
         of_images: whether it drafts image tokens alone.
-        in_checkpoint: whether `published` reads the target's own checkpoint, which then needs no other.
-        image_settings: settings of its config where the target draws images and nothing else is asked for.
-        exports: writers of layouts that other engines load, by the names that `mmspec export --to` takes:
-            functions of the head, the layout, the name of its target, the target's config and a folder, which
-            return what is to be told beside the path.
-        shipped: reference models that are such heads, by name: what each is, and the command that makes it.
+        in_checkpoint: whether `published` reads the target's own checkpoint, so that no other is needed.
+        image_settings: default settings of its config for targets that draw images.
+        exports: writers of layouts of other engines, by the names that `mmspec export --to` takes: functions
+            of the head, the layout, the name of its target, the target's config and a folder, which return
+            further fields of the command's output.
+        shipped: reference models of such heads by name: a description, and the command that makes each.
         variants: other ways to train it, by the names that `mmspec train drafter --method` takes.
     """
 
@@ -94,7 +94,7 @@ class Head:
     variants: Mapping[str, Variant] = field(default_factory=dict)
 
     def load(self, part: str) -> Any:
-        """Import the part of that name, one that there is: "model", "drafter", "loss" or "published"."""
+        """Import a part that is not None: "model", "drafter", "loss" or "published"."""
         return load(getattr(self, part))
 
 
@@ -103,20 +103,20 @@ class Method:
     """Record of a method.
 
     Attributes:
-        name: as `accelerator=` takes it; of a record that has rules alone, the folder's.
-        summary: what it does, for tables.
+        name: name for `accelerator=`; for a record that has rules alone, the folder's name.
+        summary: one-line description, for tables.
         source: the paper's arXiv id; "-" without one.
-        make: a typed function that returns the `Accelerator`; it takes the loaded `model` first where one is
-            needed. None of heads and of policies, which are made alike.
+        make: a typed function that returns the `Accelerator`; it takes the loaded `model` first if it needs
+            one. None for heads and policies, which are built in a common way.
         head: parts of its trained head, if it has one.
-        policy: the rule of a method that decides places of a masked block.
+        policy: rule of a method that decides places of a masked block.
         rules: acceptance rules that the folder adds, by the names that `acceptance=` takes.
-        trials: settings that `mmspec bench --accelerators all` compares on images, as the command line writes
-            them; the best of several values (`window=16|32`) is searched for.
+        trials: settings that `mmspec bench --accelerators all` compares on images, in command line syntax; of
+            several values (`window=16|32`) it uses the best.
         tuned: settings that `mmspec tune` tries; () for the sizes of a head's tree.
-        judged_by: rules that may judge its drafts besides the default ones, where the loaded drafter decides.
-        needs: what `drafter=` has to be, in words; None where nothing is needed.
-        keeps: what "exact" refers to, in words, where no drafter is there to state it.
+        judged_by: further rules that may verify its drafts, if the loaded drafter allows them.
+        needs: description of the required `drafter=`; None if none is required.
+        keeps: description of the reference distribution of "exact", for methods without a loaded drafter.
     """
 
     name: str
@@ -134,19 +134,19 @@ class Method:
 
     @property
     def accelerates(self) -> bool:
-        """Whether `accelerator=` takes the name; other records have acceptance rules alone."""
+        """Whether the name is one for `accelerator=`; other records have acceptance rules alone."""
         return bool(self.make or self.head or self.policy)
 
 
 @dataclass(frozen=True)
 class Converter:
-    """Conversion of the files of a family's authors to folders, by `mmspec convert`.
+    """Conversion of official files of a family to folders, by `mmspec convert`.
 
     Attributes:
-        convert: writes a folder: a function of the checkpoint, the folder, and by name of `dtype` and the
-            options of the command.
+        convert: writes a folder: a function of the checkpoint and the folder, with `dtype` and the options
+            of the command as keywords.
         recognises: whether a file or folder is the family's; None for all that no other family recognises.
-        refuses: options of the command that it does not take, and why.
+        refuses: options of the command that it does not accept, each with the reason.
     """
 
     convert: str
@@ -156,36 +156,40 @@ class Converter:
 
 @dataclass(frozen=True)
 class Family:
-    """Record of a model family that is not driven as any causal language model is.
+    """Record of a model family that needs more than the target of a causal language model.
 
     Attributes:
-        name: of the family.
+        name: name of the family.
         target: its `Target`.
-        model_types: of its configs; None for the name alone.
-        own_code: whether its published folders name code of their authors, which is not run: the family has
-            its own.
-        complete: makes whole a folder that was saved without a part that others have as well: a function of
-            the folder, which returns that of the whole, or the same where nothing is missing.
-        converter: reads files of its authors.
-        official: the same of files whose layout is akin to LlamaGen's: a function of the path, the
-            tensors, the image size and the attention heads, the last two None where unknown. It returns the
-            model or image tokenizer, or None for files of another family.
-        recognises: says whether a config of these types is the family's; None where all are.
-        draws: "tokens" or "vectors" for a family that draws images; "" for one of text.
-        answers: whether a model that draws also answers, which is then what it is loaded for.
-        compact: whether its target counts codes and syntax alone, so that heads of any vocabulary fit.
-        vq: class of its image tokenizer, where that is a model of its own.
-        load: loads what the pipeline of a family that draws is made of: a function of a `ModelSource`, which
-            returns the pipeline's arguments by name (`model`, `processor`, and parts such as `vq` or `vae`).
-            None for a model that holds its image tokenizer.
-        prompts: makes requests of images that the target is to draw itself in training, where
-            `image_requests` does not: a function of the target, the processor, texts, height and width in
-            pixels, None for the usual. It returns the requests, their `Sampler` and the tokens of each.
-        generate: what `generate` of transformers takes to draw the image of a request at temperature 0: a
-            function of the target, the request and the guidance scale. It returns the module whose forwards
-            are counted, the length of the prompt that it reads, and the keywords.
-        accelerator: what decodes where none is named; None for the pipeline's own default.
-        presets: methods that run as another one where they have no drafter, by name.
+        model_types: model types of its configs; None for the name alone.
+        own_code: whether its published folders name remote code, which is not run because the family
+            replaces it.
+        complete: completes a folder that was saved without a part that a package provides: a function of the
+            folder, which returns the completed folder, or the same folder if no part is missing.
+        converter: converter of official files.
+        official: reader of official files in a layout like LlamaGen's: a function of the path, the tensors,
+            the image size and the attention heads, the last two None if unknown. It returns the model or
+            image tokenizer, or None for files of another family.
+        recognises: whether a config of these types is the family's; None if all are.
+        draws: "tokens" or "vectors" for a family that draws images; "" for a text family.
+        answers: whether a model that draws also generates text, which is then its default task.
+        compact: whether its target's vocabulary has codes and syntax alone, so that heads of any vocabulary
+            fit.
+        vq: class of its image tokenizer, if that is a separate model.
+        load: loads the arguments of an image pipeline: a function of a `ModelSource`, which returns them by
+            name (`model`, `processor`, and parts such as `vq` or `vae`). None for a model that contains its
+            image tokenizer.
+        reader: reads prompts when heads are trained on images: a function of the model's folder and the
+            target, which returns a `PromptReader` (`mmspec.families.llamagen.parts`) or an object with the
+            same methods. None if heads of the family are not trained on images.
+        prompts: makes requests of images that the target draws itself in training, if `image_requests` does
+            not: a function of the target, the processor, texts, height and width in pixels, which are None
+            for the default. It returns the requests, their `Sampler` and the tokens of each.
+        generate: makes the arguments with which `generate` of transformers draws the image of a request at
+            temperature 0: a function of the target, the request and the guidance scale. It returns the
+            module whose forward passes are counted, the length of the prompt, and the keywords.
+        accelerator: name of the default accelerator; None for the pipeline's default.
+        presets: methods that run as another method if they have no drafter, by name.
     """
 
     name: str
@@ -201,6 +205,7 @@ class Family:
     compact: bool = False
     vq: str | None = None
     load: str | None = None
+    reader: str | None = None
     prompts: str | None = None
     generate: str | None = None
     accelerator: str | None = None
@@ -212,7 +217,7 @@ class Family:
         return (self.name,) if self.model_types is None else self.model_types
 
     def has(self, config: PreTrainedConfig) -> bool:
-        """Whether a config is of this family."""
+        """Whether a config belongs to this family."""
         return config.model_type in self.types and (self.recognises is None or self.recognises(config))
 
 
@@ -220,8 +225,8 @@ class Plugins(Mapping[str, T], Generic[T]):
     """Plug-ins by name.
 
     Args:
-        kind: what they are, for error messages.
-        find: returns all of them.
+        kind: kind of plug-in, for error messages.
+        find: returns all plug-ins.
     """
 
     def __init__(self, kind: str, find: Callable[[], Mapping[str, T]]) -> None:
@@ -240,7 +245,7 @@ class Plugins(Mapping[str, T], Generic[T]):
         """Return the plug-in of that name.
 
         Raises:
-            InputError: no such name; the message has the nearest one and all that exist.
+            InputError: no such name; the message has the nearest one and all others.
         """
         found = self._find()
         if not isinstance(name, str) or name not in found:
@@ -250,7 +255,7 @@ class Plugins(Mapping[str, T], Generic[T]):
 
 @cache
 def records() -> tuple[Method, ...]:
-    """All records of methods: plain decoding, then ours by name, then those of entry points."""
+    """All records of methods: plain decoding, then this package's by name, then those of entry points."""
     package = importlib.import_module("mmspec.methods")
     folders = [each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg]
     found: list[Method] = []
@@ -264,7 +269,7 @@ def records() -> tuple[Method, ...]:
 
 @cache
 def methods() -> dict[str, Method]:
-    """The records of what `accelerator=` takes."""
+    """The records of all accelerators, by name."""
     return unique("accelerator", [(each.name, each) for each in records() if each.accelerates])
 
 
@@ -276,7 +281,7 @@ def heads() -> dict[str, Head]:
 
 @cache
 def rules() -> dict[str, str]:
-    """Locations of the acceptance rules: those that judge any tree first, then those of the methods."""
+    """Locations of the acceptance rules: those for any tree first, then those of the methods."""
     shared = importlib.import_module("mmspec.trees").RULES | importlib.import_module("mmspec.vectors").RULES
     return unique(
         "acceptance", [*shared.items(), *(rule for each in records() for rule in each.rules.items())]
@@ -285,7 +290,7 @@ def rules() -> dict[str, str]:
 
 @cache
 def families() -> dict[str, Family]:
-    """The records of all model families, ours and those of entry points; importing them registers configs."""
+    """The records of all model families, also of entry points; importing them registers their configs."""
     package = importlib.import_module("mmspec.families")
     found: list[Family] = []
     for each in pkgutil.iter_modules(package.__path__):
@@ -298,12 +303,12 @@ def families() -> dict[str, Family]:
 
 
 def register_families() -> None:
-    """Make the auto classes of transformers know the configs and models of all families."""
+    """Register the configs and models of all families with the auto classes of transformers."""
     families()
 
 
 def family_of(config: PreTrainedConfig) -> Family | None:
-    """The family of a model's config, or else of its language model's; None where it has no record."""
+    """The family of a model's config, or else of its language model's config; None without a record."""
     for each in (config, config.get_text_config(decoder=True)):
         for family in families().values():
             if family.has(each):
@@ -327,15 +332,14 @@ def unique(kind: str, named: Sequence[tuple[str, T]]) -> dict[str, T]:
     table: dict[str, T] = {}
     for name, plugin in named:
         if name in table:
-            raise InputError(
-                kind, name, "a name that no other plug-in has; uninstall one of the two packages"
-            )
+            rule = "must be the name of one plug-in alone; uninstall one of the two packages"
+            raise InputError(kind, name, rule)
         table[name] = plugin
     return table
 
 
 class Located(Plugins[Any]):
-    """Plug-ins by name, of which the table has the locations; each is imported when it is asked for."""
+    """Plug-ins by name, from a table of their locations; each is imported on first use."""
 
     def __getitem__(self, name: str) -> Any:
         return load(super().__getitem__(name))
@@ -348,7 +352,7 @@ RULES = Located("acceptance", rules)
 
 
 def keywords(function: Callable[..., object]) -> set[str]:
-    """Names of the arguments of a function or constructor, those of a `TypedDict` of keywords included."""
+    """Names of the arguments of a function or constructor, including those of a `TypedDict` of keywords."""
     names = set()
     for name, item in inspect.signature(function).parameters.items():
         if item.kind is item.VAR_KEYWORD:

@@ -254,7 +254,7 @@ def train_parallel(
         QueryLoss(model, kept.text_encoder),
         partial(batch_of, dropped=DROPPED),
         batch_of(np.arange(CHECK_SCENES), order=DecodingOrder(), dropped=0.0),
-        title="image tokens, asked for in any order",
+        title="image tokens, in any order",
         stage=STAGE,
         outer=("mask_token",),
     )

@@ -1,4 +1,4 @@
-"""Accelerators by name, with typed options."""
+"""Accelerators by name, with typed options: `build_accelerator("copy", num_draft_tokens=8)`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class TreeOptions(TypedDict, total=False):
-    """Options of a head's drafter; `tree` and `sampling` not of all, the last of FLASH and of PPD alone."""
+    """Options of a head's drafter: `block` of FLASH, `probes_per_node` of PPD, the others of most heads."""
 
     num_draft_tokens: int | None
     depth: int | None
@@ -57,7 +57,7 @@ def make(method: Method, *model: Any, **options: Any) -> Accelerator:
 
 
 def __getattr__(name: str) -> Callable[..., Accelerator]:
-    """The function that makes the accelerator of that name, such as `accelerators.sjd(window=16)`."""
+    """Return the function that makes the accelerator of that name, such as `accelerators.sjd(window=16)`."""
     if name.startswith("_") or name not in METHODS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return partial(make, METHODS[name])
@@ -70,39 +70,39 @@ def trained_head(
     corpus: str | Path | None = None,
     **tree: Unpack[TreeOptions],
 ) -> Accelerator:
-    """Drafts of a loaded head that was trained for the target.
+    """Make the accelerator of a trained head.
 
     Args:
         name: of a method that has a head.
-        model: of that kind.
-        copy: whether what the text repeats competes with the head's candidates for the places of a tree.
-        corpus: as of `CopyDrafter`; it competes, too, and so do copies.
-        tree: options of its drafter.
+        model: the loaded head.
+        copy: whether copies of earlier text compete with the head's candidates for the nodes of a tree.
+        corpus: see `CopyDrafter`. Its continuations compete too, and so do copies.
+        tree: options of the head's drafter.
     """
     drafter = HEADS[name].load("drafter")
     return pair(name, with_copies(drafter(model, **tree), copy, corpus))
 
 
 def with_copies(drafter: Any, /, copy: bool = False, corpus: str | Path | None = None) -> Any:
-    """Put copies beside the candidates of a head, where that is asked for; see `trained_head`."""
+    """Add copies beside the candidates of a head if an option requires it; see `trained_head`."""
     return CopyBesideHeadDrafter(drafter, corpus) if copy or corpus is not None else drafter
 
 
 def unmasked(
     name: str, *, block_length: int | None = None, cache: str = "none", **options: object
 ) -> Accelerator:
-    """Places of a masked language model, several in a forward as a rule chooses them.
+    """Make the accelerator of a masked language model that decides several places in a forward pass.
 
     Args:
         name: of a method whose rule decides places.
-        block_length, cache: as of `UnmaskingDrafter`.
+        block_length, cache: see `UnmaskingDrafter`.
         options: of the rule.
     """
     return Accelerator(name, UnmaskingDrafter(block_length, cache), RULES[name](**options))
 
 
 def makers_of(method: Method) -> tuple[Callable[..., object], ...]:
-    """The functions and classes whose arguments are the options of a method."""
+    """Return the functions and classes whose arguments are the options of a method."""
     if method.make is not None:
         return (load(method.make),)
     if method.head is not None:
@@ -112,13 +112,13 @@ def makers_of(method: Method) -> tuple[Callable[..., object], ...]:
 
 
 def options_of(method: Method) -> set[str]:
-    """Names of the options of a method, its model not among them."""
+    """Return the names of the options of a method, without its `model`."""
     return set().union(*map(keywords, makers_of(method))) - {"model"}
 
 
 def promise_of(method: Method) -> tuple[str, str | None]:
-    """The promise with default options: "exact", "bounded" or "lossy"; and the bound, or what is kept."""
-    if method.needs is not None:  # all of these are judged by the default rule
+    """Return the promise with default options ("exact", "bounded" or "lossy"), and the bound or reference."""
+    if method.needs is not None:  # all of these are verified by the default rule
         return "exact", method.keeps
     made = make(method)
     if made.drafter.exactness != "exact":
@@ -128,12 +128,12 @@ def promise_of(method: Method) -> tuple[str, str | None]:
 
 
 def list_accelerators() -> list[str]:
-    """List the names that `accelerator=` takes."""
+    """Return the names that `accelerator=` accepts."""
     return list(METHODS)
 
 
 class WithoutLayers(nn.Module):
-    """Language model that computes nothing."""
+    """A language model that computes nothing."""
 
     config = LlamaConfig(num_hidden_layers=0)
 
@@ -143,7 +143,7 @@ class WithoutLayers(nn.Module):
 
 @dataclass(frozen=True)
 class DraftToCome:
-    """Stand-in for a draft model that is not loaded yet, so that options can be checked without it."""
+    """Stand-in for a draft model that is not loaded yet, so that its options can be checked."""
 
     vector_size: int = 0
     any_order: bool = False
@@ -152,17 +152,17 @@ class DraftToCome:
 
 
 def option_names(name: str, acceptance: str | None = None) -> set[str]:
-    """Names of the options that `build_accelerator` may take for a method, with a rule of that name.
+    """Return the names of the options that `build_accelerator` accepts for a method and a rule.
 
     Raises:
-        InputError: no such method, or no such rule.
+        InputError: there is no such method or rule.
     """
     method = METHODS[name]
     if acceptance is not None:
         rules = [RULES[acceptance]]
     elif method.needs is None:
         rules = [type(make(method).rule)]
-    else:  # which rule suits what is drafted, the loaded drafter says
+    else:  # the loaded drafter decides which rule applies
         rules = [RULES[rule] for rule in (*DEFAULT_RULES, *method.judged_by)]
     of_rules = set().union(*map(keywords, rules))
     return options_of(method) | of_rules | {"acceptance", "length", "stop_below"}
@@ -176,17 +176,17 @@ def build_accelerator(
     stop_below: float | None = None,
     **options: object,
 ) -> Accelerator:
-    """Make an accelerator from its name and the options of its method and rule, as the command line does.
+    """Make an accelerator from its name and options, as the command line does.
 
     Args:
         name: of a method.
-        acceptance: another rule, by its name.
-        length, stop_below: as of `Accelerator.with_length`.
+        acceptance: name of another acceptance rule; None for the default one.
+        length, stop_below: see `Accelerator.with_length`.
         options: of the method, and of the rule.
 
     Raises:
-        InputError: unknown name, unsound pairing, or a value outside its range.
-        UnknownArgumentError: an option that neither of them has.
+        InputError: a name is unknown, the rule is not sound for the drafter, or a value is out of range.
+        UnknownArgumentError: neither the method nor the rule has such an option.
     """
     options = plain_numbers(options)
     method = METHODS[name]
@@ -194,7 +194,7 @@ def build_accelerator(
     of_rule = set() if rule_class is None else keywords(rule_class)
     names = options_of(method)
     own = {key: value for key, value in options.items() if key in names - of_rule | {"model"}}
-    plain = is_integer(drafted := own.get("num_draft_tokens")) and drafted == 0  # no draft
+    plain = is_integer(drafted := own.get("num_draft_tokens")) and drafted == 0
     made = replace(make(METHODS["none"]), name=name) if plain else make(method, **own)
     if rule_class is None:
         of_rule = keywords(type(made.rule))

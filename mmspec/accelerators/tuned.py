@@ -1,4 +1,4 @@
-"""Accelerators that `mmspec tune` found best, kept in files for `accelerator="auto"`."""
+"""Files with the fastest accelerator that `mmspec tune` found for a model, used by `accelerator="auto"`."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["AUTO", "Tuned", "check_tuned_for", "find_tuned", "fingerprint", "sav
 
 AUTO = "auto"
 FOLDER = "MMSPEC_CACHE"
-SAMPLED = 256  # numbers of each weight that the fingerprint reads
+SAMPLED = 256  # numbers of each weight in the fingerprint
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best accelerator that was found for a model on a device.
+    """The fastest accelerator that was found for a model on a device.
 
     Attributes:
         accelerator: its name.
-        options: of it, a drafter's folder included.
-        batch_size: of the prompts it was tried on.
-        tv: the largest total variation per token that was allowed.
+        options: of the accelerator, with the folder of its drafter.
+        batch_size: of the prompts that it was measured on.
+        tv: largest total variation per token that was allowed.
         speedup: over plain decoding.
-        speedup_interval: its 95 % interval; None where there were too few prompts.
-        evidence: of every candidate, as `mmspec tune --json` prints it.
+        speedup_interval: 95 % interval of the speed-up; None if there were too few prompts.
+        evidence: measurements of every candidate, as `mmspec tune --json` prints them.
         found_on: device, versions and prompts.
     """
 
@@ -50,9 +50,9 @@ class Tuned:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A name for the weights, the number format and the kind of device of a model, whatever its folder is.
+    """Return a hash of a model's weights, number format and kind of device; the folder does not matter.
 
-    Reads the first numbers of every weight, so that it takes no time for large ones.
+    It covers the first numbers of every weight, so that large models take no time.
     """
     digest = hashlib.sha256()
     device = torch.device("cpu")
@@ -67,13 +67,13 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def tuned_file(model: nn.Module, batch_size: int, tv: float) -> Path:
-    """The file of a model's best accelerator, in the folder $MMSPEC_CACHE or ~/.cache/mmspec."""
+    """Return the file of a model's fastest accelerator, in the folder $MMSPEC_CACHE or ~/.cache/mmspec."""
     folder = Path(os.environ.get(FOLDER) or "~/.cache/mmspec").expanduser() / "tuned"
     return folder / f"{fingerprint(model)}-batch{batch_size}-tv{tv:g}.json"
 
 
 def save_tuned(model: nn.Module, found: Tuned) -> Path:
-    """Keep the best accelerator of a model; returns the file.
+    """Save the fastest accelerator of a model, and return the file.
 
     Raises:
         InputError: the folder cannot be written.
@@ -84,30 +84,28 @@ def save_tuned(model: nn.Module, found: Tuned) -> Path:
         with atomic_file(path) as temporary:
             temporary.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            FOLDER, str(path.parent), f"a folder that can be written ({error.strerror})"
-        ) from error
+        raise InputError(FOLDER, str(path.parent), f"cannot be written ({error.strerror})") from error
     return path
 
 
 def check_tuned_for(drafter: object = None, batch_size: int = 1, tv: float = 0.0, **others: object) -> None:
-    """Check what is asked for beside `accelerator="auto"`; arguments as of `find_tuned`.
+    """Check the options beside `accelerator="auto"`; arguments: see `find_tuned`.
 
     Raises:
         InputError: a drafter is named, or a value is out of range.
-        UnknownArgumentError: an option that does not say what the accelerator was tuned for.
+        UnknownArgumentError: an option other than `batch_size` and `tv`.
     """
     if drafter is not None:
-        raise InputError("drafter", drafter, "nothing: 'auto' has the one it was tuned with")
+        raise InputError("drafter", drafter, "cannot be combined with accelerator='auto', which has its own")
     for name, value in others.items():
-        raise UnknownArgumentError(name, value, "batch_size and tv, which say what it was tuned for")
+        raise UnknownArgumentError(name, value, "is not an option of 'auto', which takes batch_size and tv")
     if not is_integer(batch_size) or batch_size < 1:
-        raise InputError("batch_size", batch_size, "an integer of at least 1")
-    require_number("tv", tv, 0, 1, "a number from 0 to 1")
+        raise InputError("batch_size", batch_size, "must be an integer of at least 1")
+    require_number("tv", tv, 0, 1, "must be a number from 0 to 1")
 
 
 def find_tuned(model: nn.Module, batch_size: int = 1, tv: float = 0.0) -> Tuned:
-    """The best accelerator of a model, as `mmspec tune` has saved it.
+    """Return the fastest accelerator of a model, from the file that `mmspec tune` saved.
 
     Raises:
         InputError: there is none for this model, device, number format, batch size and TV, or its file is
@@ -115,14 +113,14 @@ def find_tuned(model: nn.Module, batch_size: int = 1, tv: float = 0.0) -> Tuned:
     """
     path = tuned_file(model, batch_size, tv)
     options = (f" --batch-size {batch_size}" if batch_size != 1 else "") + (f" --tv {tv:g}" if tv else "")
-    allowed = f"a model that was tuned on this device: run `mmspec tune MODEL{options}` first"
+    rule = f"needs a model that was tuned on this device: run `mmspec tune MODEL{options}` first"
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         found = Tuned(**stored)
     except FileNotFoundError:
-        raise InputError("accelerator", AUTO, allowed) from None
+        raise InputError("accelerator", AUTO, rule) from None
     except (OSError, ValueError, TypeError) as error:
-        raise InputError("accelerator", AUTO, f"{allowed} ({path} is damaged: {error})") from error
+        raise InputError("accelerator", AUTO, f"{rule} ({path} is damaged: {error})") from error
     if not isinstance(found.accelerator, str) or not isinstance(found.options, dict):
-        raise InputError("accelerator", AUTO, f"{allowed} ({path} is damaged)")
+        raise InputError("accelerator", AUTO, f"{rule} ({path} is damaged)")
     return found

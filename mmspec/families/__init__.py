@@ -1,1 +1,1 @@
-"""Model families, a folder each."""
+"""Model families, one folder each."""

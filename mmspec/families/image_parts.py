@@ -1,4 +1,4 @@
-"""Opening models that draw images; parts of theirs lie in subfolders, or where the caller says."""
+"""Loading of image models, whose parts are in subfolders or where the caller specifies."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class ModelSource(NamedTuple):
 
     Attributes:
         source: folder or hub id.
-        config: of the model.
-        parts: where parts lie that the caller names.
-        where, how: transformers' keywords: which files, and how the model is put into memory.
+        config: config of the model.
+        parts: folders, files or hub ids of parts, by name.
+        where: keywords of transformers that select the files.
+        how: keywords of transformers that place the model in memory.
         read: loads the processor.
     """
 
@@ -44,7 +45,7 @@ class ModelSource(NamedTuple):
 
 
 def load_whole(found: ModelSource) -> Keywords:
-    """Load a model that holds its image tokenizer, and the processor that reads its prompts; see `Family`."""
+    """Load a model that contains its image tokenizer, and the processor of its prompts; see `Family`."""
     check_parts(found)
     return {
         "processor": found.read(),
@@ -53,21 +54,23 @@ def load_whole(found: ModelSource) -> Keywords:
 
 
 def check_parts(found: ModelSource, *known: str) -> None:
-    """Raise InputError if the caller says where a part lies that such a model does not have."""
+    """Raise InputError if the caller passes a part that such a model does not have."""
     for name, part in found.parts.items():
         if name not in known:
-            raise InputError(name, part, f"nothing: this {found.config.model_type} has no such part")
+            raise InputError(name, part, f"must be left out: this {found.config.model_type} has no such part")
 
 
 def load_vq(source: str, vq: str | Path | None = None, kind: type[AnyVQ] = VQModel, **where: object) -> AnyVQ:
-    """The image tokenizer, in single precision: of the folder `vq` if there is one, else a subfolder.
+    """Load an image tokenizer in single precision.
 
     Args:
-        source, vq, where: the model's folder or hub id; the tokenizer's; and keywords of transformers.
+        source: folder or hub id of the model.
+        vq: folder or hub id of the tokenizer; None for the model's subfolder `vq`.
         kind: class of the tokenizer.
+        where: keywords of transformers.
 
     Raises:
-        CheckpointError: there is none, or weights are missing, surplus, of another shape, or not finite.
+        CheckpointError: there is none, or weights are missing, unused, have wrong shapes, or are not finite.
     """
     folder, where = part_of(source, VQ, vq, where)
     where.pop("trust_remote_code", None)
@@ -75,10 +78,10 @@ def load_vq(source: str, vq: str | Path | None = None, kind: type[AnyVQ] = VQMod
 
 
 def part_of(source: str, name: str, given: str | Path | None, where: Keywords) -> tuple[str, Keywords]:
-    """Locate a part of a checkpoint: its folder or hub id, and the keywords of transformers."""
+    """Return the folder or hub id of a part of a checkpoint, and the keywords of transformers."""
     if given is not None:
         return check_source(given, name), where
     if Path(source).is_dir() and not (Path(source) / name).is_dir():
-        allowed = f"a checkpoint with the subfolder {name!r}; or say where it lies: {name}=..."
-        raise CheckpointError(name, source, allowed)
+        rule = f"must be a subfolder {name!r} of the checkpoint; or pass {name}=..."
+        raise CheckpointError(name, source, rule)
     return source, {**where, "subfolder": name}

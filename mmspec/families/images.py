@@ -1,4 +1,4 @@
-"""Targets of models that draw images, by family."""
+"""Targets of image models, by family."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmspec.registry import did_you_mean
 from mmspec.targets.image_tokens import AnyVQ, ImageTokenTarget
 from mmspec.vectors.denoising_head import DenoisingHead
 
-if TYPE_CHECKING:  # they take seconds, and one of them is needed at most
+if TYPE_CHECKING:  # importing them takes seconds, and at most one is needed
     from mmspec.families.mar.target import MARTarget
     from mmspec.families.nextstep.target import NextStepTarget
 
@@ -26,16 +26,16 @@ VectorTarget: TypeAlias = "MARTarget | NextStepTarget"
 def image_target(
     model: PreTrainedModel, vq: AnyVQ = None, *, codebook: Tensor | None = None, family: str | None = None
 ) -> ImageTokenTarget | None:
-    """Build the target that draws images of discrete tokens with this model; None if the model draws none.
+    """Build the target of a model that draws images of discrete tokens; None for other models.
 
     Args:
         model: a loaded model.
-        vq: its image tokenizer where that is a model of its own (LlamaGen, Chameleon): diffusers' `VQModel`.
-        codebook: [K, d] code vectors for rules that measure distances; None takes those of the tokenizer.
-        family: a name in `FAMILIES`; None reads it from the config.
+        vq: the image tokenizer, if it is a separate model (LlamaGen, Chameleon): diffusers' `VQModel`.
+        codebook: [K, d] code vectors for rules that measure distances; None for those of the tokenizer.
+        family: a name in `FAMILIES`; None to read it from the config.
 
     Raises:
-        InputError: no such family, or it cannot use an argument.
+        InputError: no such family, or the family cannot use an argument.
         CheckpointError: tokenizer, codebook and vocabulary do not fit each other.
         UnsupportedModelError: the model cannot be decoded speculatively.
     """
@@ -50,7 +50,7 @@ def image_target(
 
 
 def continuous_target(model: PreTrainedModel) -> VectorTarget | None:
-    """Build the target that draws continuous tokens with this model; None if the model draws none."""
+    """Build the target of a model that draws continuous tokens; None for other models."""
     family = family_of(model.config)
     if family is None or family.draws != "vectors":
         return None
@@ -61,23 +61,23 @@ def continuous_target(model: PreTrainedModel) -> VectorTarget | None:
 def check_same_latents(
     target: VectorTarget, draft: VectorTarget, scalings: tuple[object, object] = (None, None)
 ) -> None:
-    """Raise InputError unless a draft model predicts the tokens that the target predicts.
+    """Raise InputError unless a draft model and the target predict the same tokens.
 
     Args:
         target, draft: targets of continuous tokens.
-        scalings: factor and shift by which the latents of each are normalised, where both are known.
+        scalings: factor and shift that normalise the latents of each, if both are known.
     """
     own, other = (described(each) for each in (target, draft))
     if None not in scalings:
         own["scaling and shift of latents"], other["scaling and shift of latents"] = scalings
     for name, value in own.items():
         if other[name] != value:
-            allowed = f"a draft model of the target's {name}: {value}"
-            raise InputError("drafter", f"{name}: {other[name]}", allowed)
+            rule = f"must be a draft model with the target's {name}: {value}"
+            raise InputError("drafter", f"{name}: {other[name]}", rule)
 
 
 def described(target: VectorTarget) -> dict[str, object]:
-    """Properties that two models must have in common to judge each other's tokens."""
+    """Properties that a target and its draft model must have in common."""
     head: DenoisingHead = target.denoiser
     return {
         "family": target.model.config.model_type,

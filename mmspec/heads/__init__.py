@@ -1,1 +1,1 @@
-"""Configs, layers, sessions and layouts that trained drafting heads share."""
+"""Configs, layers, sessions and published layouts that trained drafting heads share."""

@@ -1,4 +1,4 @@
-"""Loading of heads that draft: folders of `mmspec train drafter`, and those that authors publish."""
+"""Loading of drafting heads: from folders that `mmspec train drafter` or a method's authors wrote."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ KEPT = "_keep_in_fp32_modules_strict"
 
 
 def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:
-    """The loaded model itself, or the head that a class of transformers is run as.
+    """Return the loaded model, or the head that runs it for a class of transformers.
 
     Raises:
-        InputError: it is no head that the drafter of that name runs.
+        InputError: the drafter of that name cannot run the model.
     """
     kind: Any = HEADS[name].load("model")
     if hasattr(kind, "adopt") and not isinstance(model, kind):
@@ -36,29 +36,30 @@ def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:
         return adopted
     if not isinstance(model, kind):
         others = [other for other, head in HEADS.items() if isinstance(model, head.load("model"))]
-        raise InputError("drafter", type(model).__name__, what_writes(name) + what_takes(others))
+        rule = what_writes(name) + what_takes(others)
+        raise InputError("drafter", type(model).__name__, rule)
     head: PreTrainedModel = model
     return head
 
 
 def what_writes(name: str) -> str:
-    """The heads that are allowed, in words."""
+    """Return the rule that a drafter must be a head of that method, in words."""
     if HEADS[name].loss is None:
-        return f"a model for {name!r}, as it is published"
+        return f"must be a model for {name!r}, as it is published"
     inside = " or a checkpoint of the target that holds one" if HEADS[name].in_checkpoint else ""
-    return f"a head for {name!r}, as `mmspec train drafter --method {name}` writes it{inside}"
+    return f"must be a head for {name!r}, as `mmspec train drafter --method {name}` writes it{inside}"
 
 
 def what_takes(names: Collection[str]) -> str:
-    """The accelerators that take a head, in words that go on with a message; empty where there is none."""
+    """Return the end of a message that names the accelerators of a head; empty if there is none."""
     kinds = " or ".join(map(repr, names))
-    return f"; this is a head for {kinds}: use accelerator={kinds}" if names else ""
+    return f"; use accelerator={kinds} for this head" if names else ""
 
 
 def heads_in(folder: Path) -> list[str]:
-    """The heads that a folder may hold, by name: as `mmspec train drafter` writes them, or as published.
+    """Return the names of the heads that a folder may hold, written by mmspec or by a method's authors.
 
-    There may be several: the kind itself comes first, then those that it builds on. Published DFlash and
+    There may be several: the exact kind comes first, then the kinds that it extends. Published DFlash and
     DSpark heads differ in their configs alone.
 
     Raises:
@@ -75,15 +76,15 @@ def heads_in(folder: Path) -> list[str]:
 
 
 def check_no_other(name: str, source: str | Path) -> None:
-    """Refuse a local folder that holds a head for other accelerators than the named one.
+    """Raise an error for a local folder that holds a head for other accelerators than the named one.
 
     Raises:
-        CheckpointError: it does, or is damaged.
+        CheckpointError: it does, or it is damaged.
     """
     found = heads_in(Path(source)) if Path(source).is_dir() else []
     if found and name not in found:
-        allowed = what_writes(name) if name in HEADS else f"a model for {name!r}"
-        raise CheckpointError("drafter", str(source), allowed + what_takes(found))
+        rule = what_writes(name) if name in HEADS else f"must be a model for {name!r}"
+        raise CheckpointError("drafter", str(source), rule + what_takes(found))
 
 
 def load_head(
@@ -97,18 +98,18 @@ def load_head(
 
     Args:
         name: a key of `HEADS`.
-        drafter: folder or hub id of what `mmspec train drafter` wrote or of what the method's authors
+        drafter: folder or hub id of a head that `mmspec train drafter` wrote or that the method's authors
             publish, or a loaded head.
         target: config of the model whose hidden states it reads.
-        dtype, device: of those; None for the format that it is stored in.
+        dtype, device: of the head; None for the number format of its files.
 
     Raises:
         CheckpointError: it cannot be loaded, or is a model of another kind.
-        InputError: a loaded model that is no such head.
+        InputError: a loaded model is not such a head.
     """
     if isinstance(drafter, PreTrainedModel):
         return check_head(name, drafter)
-    kind: Any = HEADS[name].load("model")  # its folders become known to the auto classes
+    kind: Any = HEADS[name].load("model")  # registers its config with the auto classes
     source = check_source(drafter, "drafter")
     folder = source if HEADS[name].published is None else downloaded(source)
     if (published := read_published(name, Path(folder), target)) is not None:
@@ -121,7 +122,7 @@ def load_head(
     config = load_config(source, argument="drafter")
     if not isinstance(config, kind.config_class):
         raise CheckpointError("drafter", f"{source}: {config.model_type}", what_writes(name))
-    made: Any = MODEL_MAPPING[type(config)]  # a kind that builds on the drafter's own among them
+    made: Any = MODEL_MAPPING[type(config)]  # perhaps a kind that extends the drafter's own
     stored = {"config": config, "dtype": dtype, "device_map": {"": device}, "use_safetensors": None}
     head: PreTrainedModel = load_checked(made, source, "drafter", **stored)
     logger.info("drafter: %.1f MB of weights", bytes_of(head) / 1e6)
@@ -129,10 +130,10 @@ def load_head(
 
 
 def place_head(head: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | str) -> None:
-    """Move a head, and give its weights this dtype as `from_pretrained` does; None leaves them theirs.
+    """Move a head, and cast its weights to a dtype as `from_pretrained` does; None keeps their dtypes.
 
-    Tables that are computed keep theirs, and so does what a family keeps precise: rounded rotary frequencies
-    place tokens elsewhere, a rounded bias of a router chooses other experts.
+    Computed tables keep their dtype, and so do weights that a family keeps precise: rounded rotary
+    frequencies shift positions, and a rounded bias of a router chooses other experts.
     """
     torch.nn.Module.to(head, device=device)
     inside = [module for module in head.modules() if isinstance(module, PreTrainedModel)]
@@ -143,20 +144,20 @@ def place_head(head: PreTrainedModel, dtype: torch.dtype | None, device: torch.d
 
 
 def downloaded(source: str) -> str:
-    """A folder as it is; for a hub id the folder of its files, or the id where the hub does not give them."""
+    """Return a folder unchanged; for a hub id its downloaded folder, or the id if the download fails."""
     if Path(source).is_dir():
         return source
     try:
         return snapshot_download(source, allow_patterns=FILES)
-    except (OSError, ValueError):  # `load_config`, which comes next, says what is wrong
+    except (OSError, ValueError):  # `load_config`, which runs next, raises an error with the cause
         return source
 
 
 def read_published(name: str, folder: Path, target: PreTrainedConfig) -> PreTrainedModel | None:
-    """The head in a folder that the method's authors wrote; None if this is none of theirs.
+    """Return the head in a folder in the layout of the method's authors; None for other folders.
 
     Raises:
-        CheckpointError: it is one of theirs, but not whole.
+        CheckpointError: the folder has that layout, but is incomplete.
     """
     if HEADS[name].published is None or not folder.is_dir():
         return None
@@ -165,7 +166,7 @@ def read_published(name: str, folder: Path, target: PreTrainedConfig) -> PreTrai
 
 
 def head_of(source: str) -> str | None:
-    """The head that a folder or hub id holds, by name, as of `heads_in`; None for others.
+    """Return the name of the head that a folder or hub id holds, as in `heads_in`; None for others.
 
     Raises:
         CheckpointError: the folder has no usable config.

@@ -1,6 +1,6 @@
-"""Drafters that are heads on their target's hidden states.
+"""Drafters that run trained heads on their target's hidden states.
 
-A head was trained for one target, whose embedding and output matrix it uses.
+A head is trained for one target, whose embedding and output matrix it uses.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class TrainedDrafter(SessionDrafter):
 
     Attributes:
         model: the trained head.
-        title: of such heads, for messages.
-        target: whose embedding and output matrix it uses; None until it is fitted.
+        title: name of such heads in messages.
+        target: provides the embedding and output matrix; None before `fit`.
     """
 
     model: DraftingHead | WindowHead
@@ -58,10 +58,10 @@ class TrainedDrafter(SessionDrafter):
     target: CausalTarget | None = None
 
     def check(self, target: AnyTarget) -> None:
-        """Raise an InputError unless the head was trained for a target of this kind and size."""
+        """Raise InputError unless the head was trained for a target of this kind and size."""
         config: Any = self.model.config
         if target.config is None:
-            raise InputError("drafter", self.title, "a target that is a transformers model")
+            raise InputError("drafter", self.title, "needs a target that is a transformers model")
         text = target.config.get_text_config(decoder=True)
         wanted = {
             "model type": (config.target_type, text.model_type),
@@ -70,9 +70,9 @@ class TrainedDrafter(SessionDrafter):
             "vocabulary": (config.vocabulary, target.vocabulary),
         }
         for name, (trained, given) in wanted.items():
-            if trained and trained != given:  # published heads do not tell all
-                allowed = f"a head that was trained for this target, whose {name} is {given}"
-                raise InputError("drafter", f"a head for a target whose {name} is {trained}", allowed)
+            if trained and trained != given:  # published heads do not state all of these
+                rule = f"must be a head that was trained for this target, whose {name} is {given}"
+                raise InputError("drafter", f"a head for a target whose {name} is {trained}", rule)
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -90,33 +90,34 @@ class TrainedDrafter(SessionDrafter):
     @property
     def fitted_target(self) -> CausalTarget:
         if self.target is None:
-            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
+            rule = "must be fitted to a target first: `drafter.fit(target)`"
+            raise InputError("drafter", type(self).__name__, rule)
         return self.target
 
 
 class HeadDrafter(TrainedDrafter):
-    """A tree of continuations by a head that reads its target's hidden states.
+    """Drafts a tree of continuations with a head that reads its target's hidden states.
 
     Args:
         model: the trained head.
-        num_draft_tokens: nodes of a dynamic tree, the root not counted; what the head's config says if None.
+        num_draft_tokens: nodes of a dynamic tree, the root not counted; that of the head's config if None.
         depth: its deepest level; that of the config if None, but no more than there are nodes.
         top_k: nodes that it expands on each level, and children of each; likewise.
         tree: "dynamic"; or a static one: a name in `NAMED_TREES`, the children of every node of each level
             as "4x2x2", or the parents of its nodes, the root (0) first.
         sampling: how the children of a node are chosen where the target samples. "greedy" takes the
-            likeliest; "coupled" draws with the target's own noise, so that what both agree about is found;
-            "sampled" draws them independently, and "without_replacement" each from what the elder ones left,
-            in static trees, for rejection rules.
+            likeliest. "coupled" draws with the target's own noise, so that equal distributions give equal
+            tokens. "sampled" draws them independently, and "without_replacement" each from the tokens that
+            are left, in static trees, for rejection rules.
 
     Raises:
-        InputError: a value outside its range, sizes of a dynamic tree beside a static one, or a tree that
-            siblings cannot be drawn in.
+        InputError: a value is out of range, sizes of a dynamic tree are given beside a static one, or
+            siblings cannot be drawn in the tree.
 
     Attributes:
         more_taps: hidden states of the target that it reads beside the head's.
         read_out: states [..., d] -> logits [..., V] by the target's output matrix, or [..., V'] of the tokens
-            that the head drafts; set when it is fitted.
+            that the head drafts; set by `fit`.
     """
 
     runs_ahead = True
@@ -139,17 +140,17 @@ class HeadDrafter(TrainedDrafter):
         self.model = model
         self.kind = kind_of(sampling)
         self.shape = drawable(choose_tree(model.config, num_draft_tokens, depth, top_k, tree), sampling)
-        self.rates_paths = self.kind not in DRAWN  # what was drawn must not be chosen among
+        self.rates_paths = self.kind not in DRAWN  # selection among drawn candidates would bias them
         most, what = self.deepest
         if self.shape.depth > most:
-            raise InputError("depth", self.shape.depth, f"at most {most}, {what}")
+            raise InputError("depth", self.shape.depth, f"must be at most {most}, {what}")
         self.taps = (*self.more_taps, *model.taps)
         self.max_nodes = self.shape.num_draft_tokens + 1
         self.branches = self.shape.max_children > 1
 
     @property
     def deepest(self) -> tuple[int, str]:
-        """The deepest level of which the head can predict tokens, and what that is, for messages."""
+        """The largest depth that the head can predict, and its meaning, for messages."""
         return MAX_DRAFT_TOKENS, "the most nodes of a tree"
 
     def check(self, target: AnyTarget) -> None:
@@ -157,7 +158,7 @@ class HeadDrafter(TrainedDrafter):
         known = self.model.draft_tokens
         most = target.vocabulary if known is None else len(known)
         if max(self.shape.branch(level) for level in range(1, self.shape.depth + 1)) > most:
-            raise InputError("top_k", self.shape.max_children, f"at most {most}, the vocabulary")
+            raise InputError("top_k", self.shape.max_children, f"must be at most {most}, the vocabulary")
 
     def fit(self, target: AnyTarget) -> Self:
         fitted = super().fit(target)
@@ -166,19 +167,19 @@ class HeadDrafter(TrainedDrafter):
 
     def stopping_below(self, probability: float) -> Self:
         if not isinstance(self.shape, DynamicTree) and self.rates_paths:
-            allowed = "a dynamic tree: a static one of the likeliest always has all its levels"
-            raise InputError("length", "confidence", allowed)
+            rule = "needs a dynamic tree: a static tree of the likeliest candidates has a fixed size"
+            raise InputError("length", "confidence", rule)
         cautious = copy.copy(self)
         cautious.shape = self.shape.stopping_below(probability)
         return cautious
 
 
 class HeadSession(DraftSession):
-    """A head at work on one batch.
+    """A head that drafts for one batch.
 
     Attributes:
-        copies: how often the target reads each request: R = copies x B rows, 2B under guidance.
-        names: [V'] the target's tokens that the head's logits are of; None for all.
+        copies: rows of the target for each request: R = copies x B rows, 2B under guidance.
+        names: [V'] the target's tokens of the head's logits; None for all.
     """
 
     row_fields = named("sampler", "random")
@@ -196,13 +197,13 @@ class HeadSession(DraftSession):
             self.shape = self.drafter.shape.limited(nodes, least)
 
     def growth(self, canvas: Canvas) -> TreeGrowth:
-        """Start a tree, whose siblings are drawn as the drafter says."""
+        """Start a tree with the drafter's way of choosing siblings."""
         noise = self.sampler, self.random, canvas.emitted
         draws = SiblingDraws(self.drafter.kind, *noise, self.target.vocabulary, self.names)
         return TreeGrowth(self.shape, canvas.root, self.names, draws)
 
     def rated(self, growth: TreeGrowth) -> Tree:
-        """The tree that has grown; its candidates' scores are kept."""
+        """Return the grown tree, and store the log-probabilities of its paths as `likelihoods`."""
         draft, self.likelihoods = growth.draft()
         return draft
 
@@ -213,7 +214,7 @@ class HeadSession(DraftSession):
     def _log_probabilities(self, logits: Tensor) -> Tensor:
         """[B, w, V] log-probabilities of guided logits, warped as the target's will be.
 
-        Processors are left out: they look at paths, which costs more than their effect on a guess.
+        Logits processors are left out: running them on paths costs more than a better draft saves.
         """
         return self.sampler.warp(logits).log_softmax(-1)
 
@@ -223,7 +224,7 @@ class HeadSession(DraftSession):
 
 
 class StateSession(HeadSession):
-    """A head without a cache: all that it reads of the past is the hidden state before the root.
+    """A head without a cache, which reads only the hidden state before the root.
 
     Attributes:
         hidden: [R, d].
@@ -240,15 +241,15 @@ class StateSession(HeadSession):
 
 
 class CachingSession(HeadSession):
-    """A head with a cache of its own, which reads what the target made of every committed token.
+    """A head with a cache of its own, which reads the target's states of every committed token.
 
-    Prompts are read when the first draft is asked for: where none pays, none is.
+    Prompts are read at the first draft, and so not at all if nothing is ever drafted.
 
     Attributes:
-        unread: the batch whose prompts the head has not read; None once it has.
-        state: its cache, behind the prompts; as long as these are not read, there is none.
-        features: [R, c, d] that the target made of tokens which were committed since the head last read.
-        accepted: [B] which of them is the newest, -1 for none; later ones are padding.
+        unread: the batch whose prompts the head has not read; None afterwards.
+        state: its cache, after the prompts; unset before they are read.
+        features: [R, c, d] of the target, for tokens that were committed since the head last read.
+        accepted: [B] index of the newest of them, -1 for none; later ones are padding.
         has_read: whether the head has read them.
     """
 
@@ -271,7 +272,7 @@ class CachingSession(HeadSession):
 
     @abstractmethod
     def _read_prompts(self, batch: PromptBatch) -> None:
-        """Read the R prompts of a batch into a cache, one at a time as the target does: `state`."""
+        """Read the R prompts of a batch into a cache, one at a time as the target does, and set `state`."""
 
     def _known(self, batch: PromptBatch, places: slice = EVERYWHERE) -> list[Tensor]:
         """Features of the R prompts at these places, [1, L_r, d] each; by default at all of them."""
@@ -284,14 +285,14 @@ class CachingSession(HeadSession):
         if self.has_read:
             self.features, self.accepted, self.has_read = features, verdict.accepted, False
             return
-        more = features.shape[1]  # of the old root and what follows it
+        more = features.shape[1]  # of the old root and the tokens after it
         places = self._copied(self.accepted)[:, None] + torch.arange(1, 1 + more, device=path.device)
         self.features = pad(self.features, (0, 0, 0, more))
         put(self.features, places, features)
         self.accepted = self.accepted + 1 + verdict.accepted
 
     def _keep(self, canvas: Canvas, accepted: Tensor, read: int) -> None:
-        """Keep the rows [R] up to `accepted` of so many that were read."""
+        """Keep the rows [R] up to `accepted` of the `read` rows that were read."""
         self.has_read = True
         self.state.cache.commit(None, accepted + 1)
         self.state.cache.longest += read
@@ -299,10 +300,10 @@ class CachingSession(HeadSession):
 
 
 class LevelDrafter(HeadDrafter):
-    """A tree by one head for each of its levels, so that it is at most as deep as there are heads.
+    """Drafts a tree with one head for each level, at most as deep as there are heads.
 
-    Args: as of `HeadDrafter`; `tree` may be "measured" too, the best static one of its size by what the
-        training measured.
+    Args: see `HeadDrafter`; `tree` may also be "measured", the best static tree of its size for the hit
+        rates measured in training.
     """
 
     @property

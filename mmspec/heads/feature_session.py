@@ -1,7 +1,7 @@
 """Drafters and sessions of heads that read a row for every token: EAGLE, FLASH, Hydra++.
 
-A drafter of this kind adds a session that says how its head proposes; everything about reading is here, and
-the trees that a head grows by one pass a level.
+This module reads rows, and grows trees with one forward pass of the head a level. A drafter of this kind adds
+a session that drafts with its head.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["FeatureDrafter", "FeatureSession", "GrownTreeDrafter", "GrownTreeSes
 
 
 class FeatureDrafter(HeadDrafter):
-    """A tree of candidates by a head that reads a row for every token."""
+    """Drafts a tree of candidates with a head that reads a row for every token."""
 
     model: FeatureHead
     more_taps = (EMBEDDINGS,)
@@ -55,17 +55,18 @@ class FeatureDrafter(HeadDrafter):
 
 
 class FeatureSession(CachingSession):
-    """A head at work on one batch, with a cache of its own: the prompts' rows, then a row for every token.
+    """A head that drafts for one batch, with its own cache: the prompts' rows, then a row for every token.
 
-    Rows of committed tokens are made of the target's hidden states, rows of candidates of the head's own
-    guesses. The latter are never committed, and overwritten in the next round.
+    Rows of committed tokens are made from the target's hidden states, rows of candidates from the head's own
+    predictions. The latter are never committed, and are overwritten in the next round.
 
     Attributes:
         tokens: [B, D + 1] committed since the head last read; the newest, the root, is filled in when it is
-            known. Rounds that nothing was drafted for make them longer.
+            known. Rounds without a draft make them longer.
         features: [R, D + 1, d] of the token before each; R = B, or 2B under guidance.
-        accepted: [B] which of them the root is; later ones are padding.
-        summary: [R, s] what the head keeps of the prompts' images; None if nothing, or before it read them.
+        accepted: [B] index of the root among them; later ones are padding.
+        summary: [R, s] the head's summary of the prompts' images; None if there is none, or before they are
+            read.
     """
 
     row_fields = named("tokens", "summary")
@@ -98,7 +99,7 @@ class FeatureSession(CachingSession):
         prompts, embeddings, device = batch.prompts, batch.prefill.taps[EMBEDDINGS], self.target.device
         known = zip(prompts, embeddings, self._known(batch), strict=True)
         read = [self._prompt_rows(*each) for each in known]
-        lengths = [made.lengths[0] + 1 for made in read]  # the newest token, whose row follows, counts
+        lengths = [made.lengths[0] + 1 for made in read]  # with the newest token, whose row follows
         capacity = max(lengths) + 2 * self.shape.num_draft_tokens
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
         cache = caches(self.head.decoder.config, len(prompts), capacity, device)
@@ -115,21 +116,21 @@ class FeatureSession(CachingSession):
             if count:
                 cache.begin_prefill(row, count)
                 self.head(made.rows, positions, cache=cache)
-        told = [made.summary for made in read if made.summary is not None]
-        self.summary = torch.cat(told) if told else None
+        summaries = [made.summary for made in read if made.summary is not None]
+        self.summary = torch.cat(summaries) if summaries else None
         self.state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, self.state.offset)
 
     def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
-        """The rows of one prompt [1, L, d]."""
+        """Return the rows of one prompt [1, L, d]."""
         length = features.shape[1]
         spans = [find_images(self.target.config, prompt)]
         question = torch.tensor([length - 1], device=features.device)
         return self.head.read_prompts(Prompts(embeddings, features, [length], spans, question))
 
     def _read_committed(self, canvas: Canvas) -> Tensor:
-        """Read what was committed since the last time, the root included; the head's state there, [R, d]."""
+        """Read the newly committed tokens, the root included; return the head's state there, [R, d]."""
         self.prepare()
         tokens = self.tokens.scatter(1, self.accepted[:, None], canvas.root[:, None])
         chain = Tree.chain(tokens, DraftKind.POINT)
@@ -139,7 +140,7 @@ class FeatureSession(CachingSession):
         return take(hidden, accepted)
 
     def _read(self, features: Tensor, nodes: Nodes) -> Tensor:
-        """Read nodes [B, n] behind what was read since the last commit, by features [R, n, d] before each."""
+        """Read nodes [B, n] after the last committed rows, with features [R, n, d] before each."""
         self.passes += 1
         cache, nodes = self.state.cache, nodes.repeat_rows(self.copies)
         cache.begin_score(nodes.slots, nodes.extent)
@@ -153,13 +154,13 @@ class FeatureSession(CachingSession):
 
 
 def read_nodes(head: FeatureHead, inputs: Mapping[str, object], cache: RaggedCache) -> Tensor:
-    """Run a head on new nodes, whose rows, positions and mask are given; its state [R, n, d] at them."""
+    """Run a head on new nodes, given rows, positions and mask; return its state [R, n, d] at them."""
     hidden: Tensor = head(inputs["rows"], inputs["positions"], inputs["attention_mask"], cache)
     return hidden
 
 
 class GrownTreeSession(FeatureSession):
-    """A head that grows a tree by one pass a level."""
+    """A head that grows a tree with one forward pass a level."""
 
     row_fields = named("grammar")
 
@@ -181,7 +182,7 @@ class GrownTreeSession(FeatureSession):
             hidden = self._read(before, growth.nodes(growth.tokens))
 
     def _logits(self, hidden: Tensor, index: Tensor) -> Tensor:
-        """[B, w, V'] logits, by states [R, w, d], of the tokens at output index [B]."""
+        """[B, w, V'] logits, from states [R, w, d], of the tokens at output index [B]."""
         logits = self._guided(self.head.logits(hidden, self.read_out))
         if self.grammar is None:
             return logits
@@ -189,9 +190,9 @@ class GrownTreeSession(FeatureSession):
 
 
 class GrownTreeDrafter(FeatureDrafter):
-    """A tree of continuations by a head that predicts hidden states.
+    """Drafts a tree of continuations with a head that predicts hidden states.
 
-    Args: as of `HeadDrafter`.
+    Args: see `HeadDrafter`.
     """
 
     session: Callable[..., GrownTreeSession] = GrownTreeSession

@@ -1,4 +1,4 @@
-"""Output matrix of a draft model that says frequent tokens alone."""
+"""Output matrix of a draft model that is restricted to frequent tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["FrequentLinear", "draft_tokens_of", "restrict_output"]
 
 
 class FrequentLinear(nn.Linear):
-    """Logits of some tokens by their rows of an output matrix; all others' are -inf.
+    """Logits of some tokens from their rows of an output matrix; those of other tokens are -inf.
 
-    Of a large vocabulary the output matrix is most of what a small model reads for a token (FR-Spec,
-    2502.14856).
+    With a large vocabulary, the output matrix is most of the weights that a small model reads for a token
+    (FR-Spec, 2502.14856).
 
     Args:
         whole: the output matrix [V, d], whose weights are shared.
-        tokens: [V'] those that are said.
+        tokens: [V'] tokens that have logits.
     """
 
     tokens: Tensor
@@ -43,7 +43,7 @@ class FrequentLinear(nn.Linear):
 
 
 def draft_tokens_of(model: PreTrainedModel) -> Tensor | None:
-    """The tokens [V'] that a model's config says it drafts, ascending; None if it drafts all.
+    """Return the tokens [V'] that a model's config lists for drafting, ascending; None for all.
 
     Raises:
         CheckpointError: they are not tokens of its vocabulary.
@@ -54,15 +54,15 @@ def draft_tokens_of(model: PreTrainedModel) -> Tensor | None:
     size = model.config.get_text_config(decoder=True).vocab_size
     fits = isinstance(said, list) and said and all(type(each) is int and 0 <= each < size for each in said)
     if not fits or len(set(said)) < len(said):
-        allowed = f"a list of different tokens of its {size}, or no such entry"
-        raise CheckpointError("draft_tokens", f"{said!r}"[:60], allowed)
+        rule = f"must be a list of different tokens below {size}, or absent"
+        raise CheckpointError("draft_tokens", f"{said!r}"[:60], rule)
     return torch.tensor(sorted(said), device="cpu")
 
 
 def restrict_output(model: PreTrainedModel) -> None:
-    """Let a draft model compute the logits of the tokens alone that its config names, where it names any.
+    """Restrict a draft model's logits to the tokens that its config lists, if any.
 
-    An output matrix that is no plain one, as of quantised models, goes on to say all tokens.
+    An output matrix that is not a plain one, as in quantised models, still computes all logits.
     """
     tokens = draft_tokens_of(model)
     if tokens is None:

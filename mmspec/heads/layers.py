@@ -1,4 +1,4 @@
-"""Layers of drafting heads: one of Llama, with what published heads add, or one of the target's family."""
+"""Layers of drafting heads: of Llama, with extensions of published heads, or of the target's family."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from mmspec.open_types import Keywords
 from mmspec.plugins import register_families
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-PartialRotary: Any = Glm4MoeRotaryEmbedding  # tables of the part of a head that turns, for every scaling
+PartialRotary: Any = Glm4MoeRotaryEmbedding  # tables for the rotary part of a head, for every scaling
 KNOWN = "original_max_position_embeddings"
-# rope types of transformers whose frequencies stay as they are, with the numbers that each needs
+# rope types of transformers whose frequencies are constant, with the numbers that each needs
 SCALINGS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "mrope": (),
@@ -38,7 +38,7 @@ SCALINGS: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", KNOWN),
     "yarn": ("factor", KNOWN),
 }
-# and what it may have
+# and the numbers that it may have
 MORE = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
 PART, AXES = "partial_rotary_factor", ("mrope_section", "mrope_interleaved")
 
@@ -47,7 +47,7 @@ BY_LLAMAS_NAMES = (
     *("hidden_act", "rms_norm_eps"),
 )
 
-#: Decoders that `AutoModel` leaves out, by their configs.
+#: Decoders that `AutoModel` lacks, by their configs.
 UNLISTED: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {Emu3TextConfig: Emu3TextModel}
 
 
@@ -70,13 +70,13 @@ class LlamaLayerConfig(SizedHeadConfig):
     rope_theta: float = 10000.0
 
     def validate_heads(self) -> None:
-        """Refuse groups of heads of different sizes; called by `strict`."""
+        """Raise ValueError for groups of heads of different sizes; called by `strict`."""
         heads, groups = self.num_attention_heads, self.num_key_value_heads
         if groups < 1 or heads % groups:
-            raise ValueError(f"num_key_value_heads: got {groups}; a divisor of the {heads} heads")
+            raise ValueError(f"num_key_value_heads must divide the {heads} heads; got {groups}")
 
     def layer_settings(self) -> Keywords:
-        """Settings of the layer by the names of Llama's config."""
+        """Return the settings of the layer by the names of Llama's config."""
         return {name: getattr(self, name) for name in BY_LLAMAS_NAMES} | {
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
@@ -94,7 +94,7 @@ class LlamaLayerConfig(SizedHeadConfig):
 
 
 def one_layer(config: LlamaLayerConfig, *, norm: bool = False) -> LlamaModel:
-    """Build a decoder of one layer, without embedding and, unless asked for, without a norm behind it."""
+    """Build a decoder of one layer, without embedding and, by default, without a final norm."""
     decoder = LlamaModel(LlamaConfig(vocab_size=1, num_hidden_layers=1, **config.layer_settings()))
     for name in ("embed_tokens", *(() if norm else ("norm",))):
         setattr(decoder, name, nn.Identity())
@@ -103,13 +103,13 @@ def one_layer(config: LlamaLayerConfig, *, norm: bool = False) -> LlamaModel:
 
 @strict
 class PublishedLayerConfig(LlamaLayerConfig):
-    """Config of a head whose layers may have what published ones have.
+    """Config of a head whose layers may have the extensions of published heads.
 
     Attributes:
-        rotary: what transformers' `rope_parameters` holds beside `rope_theta`: how rotary positions are
-            scaled, and which part of each head turns; empty where all turns and nothing is scaled.
-        sliding_window: tokens that a layer with a window sees, its own included; None where none has one.
-        attention_bias, mlp_bias: whether the projections of the attention, of the feed-forward, have one.
+        rotary: entries of transformers' `rope_parameters` beside `rope_theta`: the scaling of rotary
+            positions, and the rotary part of each head; empty for whole heads without scaling.
+        sliding_window: tokens that a layer with a window sees, its own included; None if no layer has one.
+        attention_bias, mlp_bias: whether the projections of the attention, and of the feed-forward, have one.
     """
 
     rotary: Keywords = field(default_factory=dict)
@@ -119,21 +119,21 @@ class PublishedLayerConfig(LlamaLayerConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """Number of channels of each head that rotary positions turn."""
+        """Number of rotary channels of each head."""
         return int(self.head_dim * self.rotary.get(PART, 1.0))
 
     def validate_rotary(self) -> None:
-        """Refuse what cannot be turned or seen; called by `strict`."""
+        """Raise ValueError for unsupported rotary settings or windows; called by `strict`."""
         kind, given = self.rotary.get("rope_type", "default"), self.rotary.keys() - {"rope_type", PART}
         needed = {*SCALINGS.get(kind, ("rope_type",))}
         if not needed <= given <= needed | {*MORE.get(kind, ())}:
-            allowed = "; ".join(f"{name} with {', '.join(numbers)}" for name, numbers in SCALINGS.items())
-            raise ValueError(f"rotary: got {self.rotary}; {allowed}")
+            kinds = "; ".join(f"{name} with {', '.join(numbers)}" for name, numbers in SCALINGS.items())
+            raise ValueError(f"rotary must be one of: {kinds}; got {self.rotary}")
         if not 2 <= self.rotary_dim <= self.head_dim or self.rotary_dim % 2:
             part = self.rotary.get(PART)
-            raise ValueError(f"{PART}: got {part}; an even part of a head of {self.head_dim}, at most all")
+            raise ValueError(f"{PART} must give an even part of a head of {self.head_dim}; got {part}")
         if self.sliding_window is not None and self.sliding_window < 1:
-            raise ValueError(f"sliding_window: got {self.sliding_window}; 1 or more tokens, or None")
+            raise ValueError(f"sliding_window must be at least 1, or None; got {self.sliding_window}")
 
     def layer_settings(self) -> Keywords:
         rope = {"rope_type": "default", "rope_theta": self.rope_theta, **self.rotary}
@@ -161,11 +161,11 @@ class TargetLayerConfig(HeadConfig):
             layer["layer_types"] = ["full_attention" if "full_attention" in types else types[-1]]
         for name in ("dtype", "architectures", "_name_or_path", "transformers_version"):
             layer.pop(name, None)
-        cls(layer=layer).layer_config()  # a family that is not known is refused now
+        cls(layer=layer).layer_config()  # raises for an unknown family
         return super().sizes_for(text, vocabulary) | {"layer": layer}
 
     def layer_config(self) -> PreTrainedConfig:
-        """The config of the decoder of one layer."""
+        """Return the config of the decoder of one layer."""
         table = dict(self.layer)
         kind = table.pop("model_type", None)
         try:
@@ -173,8 +173,8 @@ class TargetLayerConfig(HeadConfig):
             config: PreTrainedConfig = AutoConfig.for_model(kind, **table)
         except ValueError as error:
             raise UnsupportedModelError(
-                f"the head needs a layer of its target's family, and {kind!r} is not one that transformers "
-                "builds by itself"
+                f"The head needs a layer of its target's family, and transformers cannot build {kind!r} by "
+                "itself. Choose a head with layers of its own, such as eagle3."
             ) from error
         return config
 
@@ -189,7 +189,7 @@ class TargetLayerConfig(HeadConfig):
 
 
 def single_layer(layer: PreTrainedConfig, *, norm: str | None = None) -> PreTrainedModel:
-    """Build a decoder of the target's family with one layer's weights, and the last norm of that name if any.
+    """Build a decoder of the target's family with one layer, and the final norm of that name if any.
 
     Raises:
         UnsupportedModelError: the family's decoder is not a stack of `layers`, or has no norm of that name.
@@ -197,25 +197,25 @@ def single_layer(layer: PreTrainedConfig, *, norm: str | None = None) -> PreTrai
     unlisted = UNLISTED.get(type(layer))
     decoder: PreTrainedModel = unlisted._from_config(layer) if unlisted else AutoModel.from_config(layer)
     if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
-        raise UnsupportedModelError(f"{type(decoder).__name__} keeps its layers where no head can be cut")
+        raise UnsupportedModelError(f"{type(decoder).__name__} has no list of `layers` to build a head from")
     if norm is not None and not hasattr(decoder, norm):
-        raise UnsupportedModelError(f"{type(decoder).__name__} has no last norm by the name {norm!r}")
+        raise UnsupportedModelError(f"{type(decoder).__name__} has no final norm of the name {norm!r}")
     for name, child in list(decoder.named_children()):
         if name not in ("layers", norm) and any(True for _ in child.parameters()):
-            setattr(decoder, name, nn.Identity())  # embeddings are the target's
+            setattr(decoder, name, nn.Identity())  # the target's embeddings are used
     return decoder
 
 
 class MultimodalRotary(nn.Module):
     """Rotary tables of three axes, time, height and width (M-RoPE; Qwen2-VL, 2409.12191, section 2.1).
 
-    They are computed for each call, so that a checkpoint holds nothing of them.
+    The tables are computed for each call, so that a checkpoint does not store them.
 
     Args:
-        head_dim: how many numbers of each head are turned.
+        head_dim: number of rotary channels of each head.
         theta: base of the frequencies.
-        section: how many frequencies follow each axis; they add up to head_dim / 2.
-        interleaved: the axes take turns, and time has the rest (Qwen3-VL); else they follow one another.
+        section: number of frequencies of each axis; they add up to head_dim / 2.
+        interleaved: the axes alternate, and time has the rest (Qwen3-VL); else they follow one another.
     """
 
     def __init__(self, head_dim: int, theta: float, section: Sequence[int], *, interleaved: bool) -> None:
@@ -241,7 +241,7 @@ class MultimodalRotary(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """x + SiLU(W x + b); with W and b at zero it changes nothing, and still learns."""
+    """x + SiLU(W x + b); with W and b at zero it is the identity, and still has a gradient."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -253,5 +253,5 @@ class ResidualBlock(nn.Module):
 
 
 def new_blocks(width: int, layers: int) -> nn.Sequential:
-    """The blocks of one head, each with weights of its own; the released code repeats one object."""
+    """Return the blocks of one head, each with weights of its own; the released code repeats one object."""
     return nn.Sequential(*(ResidualBlock(width) for _ in range(layers)))

@@ -2,7 +2,7 @@
 
 One layer reads a row for every token, made of the token's embedding and of the target's hidden state at the
 token before it. A head makes such rows of whole prompts, whose images it may compress, and of later tokens.
-It knows no target: whoever runs it hands over what the target computed.
+It has no reference to a target: the caller passes the target's states.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from mmspec.visual_tokens.splice import PromptRows
 
 __all__ = ["EMBEDDINGS", "HIDDEN", "DraftingHead", "FeatureHead", "Prompts", "WindowHead"]
 
-EMBEDDINGS, HIDDEN = 0, -1  # taps: what enters the first layer, and what the target's head reads
+EMBEDDINGS, HIDDEN = 0, -1  # taps: the input of the first layer, and that of the target's output matrix
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Whole prompts, or whole sequences, as a head reads them; padded on the right.
+    """Whole prompts, or whole sequences, as inputs of a head; padded on the right.
 
     Attributes:
-        embeddings: [B, L, d] of the tokens, as they enter the target's first layer.
-        features: [B, L, d] at the same tokens; `FeatureHead.fuse` takes those of the tokens before.
+        embeddings: [B, L, d] of the tokens, as inputs of the target's first layer.
+        features: [B, L, d] at the same tokens; `FeatureHead.fuse` reads those of the tokens before.
         lengths: B.
         spans: B lists of images.
-        questions: [B] index of the token that asks about them: the last before the answer.
+        questions: [B] index of the token that represents the question: the last before the answer.
     """
 
     embeddings: Tensor
@@ -50,15 +50,15 @@ class Prompts:
 class DraftingHead(PreTrainedModel):
     """A model that drafts for its target from the target's hidden states.
 
-    A subclass with a config of its own is made known to the auto classes of transformers, which then load the
+    A subclass with its own config is registered with the auto classes of transformers, which then load the
     folders that `mmspec train drafter` writes.
 
-    It may know a part of the target's tokens, its draft vocabulary, whose token i is the target's i + d2t[i].
-    A new head knows the target's first tokens, which are the frequent ones where a vocabulary was built by
+    It may draft a part of the target's tokens: token i of its draft vocabulary is the target's i + d2t[i]. A
+    new head drafts the target's first tokens, which are the frequent ones where a vocabulary was built by
     merges; `learn_vocabulary` chooses others.
 
     Attributes:
-        d2t: [V'] offsets of those tokens; None if it knows all.
+        d2t: [V'] offsets of those tokens; None if it drafts all.
     """
 
     config: HeadConfig
@@ -71,17 +71,17 @@ class DraftingHead(PreTrainedModel):
         self.register_buffer("d2t", torch.zeros(known, dtype=torch.long) if known else None)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        config = vars(cls).get("config_class")  # its own, not that of a class above
+        config = vars(cls).get("config_class")  # its own, not an inherited one
         super().__init_subclass__(**kwargs)
         if config is not None:
             AutoConfig.register(config.model_type, config, exist_ok=True)
             AutoModel.register(config, cls, exist_ok=True)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or cast the weights, and move the tables that were computed: their number format stays.
+        """Move or cast the weights, and move computed tables without a cast.
 
-        Rotary frequencies in bfloat16 are off by up to 1/256 of themselves, which after some hundred tokens
-        is another position.
+        Rotary frequencies in bfloat16 are off by up to 1/256, which shifts the position after some hundred
+        tokens.
         """
         tables = [
             (module._buffers, name, table)
@@ -103,26 +103,27 @@ class DraftingHead(PreTrainedModel):
 
     @property
     def draft_tokens(self) -> Tensor | None:
-        """[V'] the target's tokens that it knows, ascending; None if it knows all of them."""
+        """[V'] the target's tokens that it drafts, ascending; None if it drafts all of them."""
         offsets = self.d2t
         return None if offsets is None else torch.arange(len(offsets), device=offsets.device) + offsets
 
     @property
     def rows_read(self) -> Tensor | None:
-        """[V'] rows of the target's output matrix that its states are read out by; None for all or none."""
+        """[V'] rows of the target's output matrix that read its states; None for all or none."""
         return self.draft_tokens if self.config.reads_targets_matrix else None
 
     def learn_vocabulary(self, tokens: Tensor) -> None:
-        """Draft these tokens of the target [V'] from now on; an output matrix of its own is for others then.
+        """Set the draft vocabulary to these tokens of the target [V']; an own output matrix is not changed.
 
         Raises:
-            InputError: another number of tokens, one that is no token of the target, or one twice; or the
-                head knows all tokens.
+            InputError: their number differs, one is not a token of the target or is there twice, or the head
+                drafts all tokens.
         """
         chosen, known, most = tokens.unique(), self.config.draft_size, self.config.vocabulary
         fits = len(chosen) == known > 0 and chosen[0] >= 0 and chosen[-1] < most
         if self.d2t is None or not fits:
-            raise InputError("tokens", tokens.tolist()[:8], f"{known} different tokens from 0 to {most - 1}")
+            rule = f"must be {known} different tokens from 0 to {most - 1}"
+            raise InputError("tokens", tokens.tolist()[:8], rule)
         chosen = chosen.to(self.d2t.device)
         self.d2t = chosen - torch.arange(known, device=chosen.device)
 
@@ -133,7 +134,7 @@ class WindowHead(DraftingHead):
     config: WindowHeadConfig
 
     def join(self, taps: Mapping[int, Tensor], rows: int) -> Tensor:
-        """Put all states of a place side by side: [R, n, d] at each tap -> [B, n, 2d * taps]; R is B or 2B.
+        """Join all states of a place: [R, n, d] at each tap -> [B, n, 2d * taps]; R is B or 2B.
 
         Those of inner layers are scaled to one length.
         """
@@ -146,10 +147,10 @@ class WindowHead(DraftingHead):
 
 
 class FeatureHead(DraftingHead):
-    """A head of one layer over rows of tokens and features, which are made of the states at the taps.
+    """A head of one layer over rows of tokens and features, which are made from the states at the taps.
 
     Attributes:
-        decoder: the layer, as a transformers decoder without embedding and last norm.
+        decoder: the layer, as a transformers decoder without embedding and final norm.
     """
 
     decoder: PreTrainedModel
@@ -159,7 +160,7 @@ class FeatureHead(DraftingHead):
 
     @property
     def position_lag(self) -> int | None:
-        """Distance back from a row's token to the one whose target position the row has.
+        """Distance from a row's token back to the token whose position in the target the row has.
 
         None if a row's position is its index in the head's own sequence.
         """
@@ -167,7 +168,7 @@ class FeatureHead(DraftingHead):
 
     @property
     def one_axis(self) -> bool:
-        """Whether that position is the token's index, though the target's positions have several axes."""
+        """Whether that position is the token's index, although the target's positions have several axes."""
         return bool(getattr(self.config, "one_axis", False))
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
@@ -176,7 +177,7 @@ class FeatureHead(DraftingHead):
         return feature
 
     def embed(self, tokens: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """Embed tokens [...] that come after the prompts, by the target's `embed` unless it has its own."""
+        """Embed tokens [...] after the prompts, with the target's `embed` unless the head has its own."""
         own: nn.Embedding | None = getattr(self, "embed_tokens", None)
         return embed(tokens) if own is None else own(tokens)
 
@@ -185,13 +186,13 @@ class FeatureHead(DraftingHead):
         """Make the rows [B, n, w] of text tokens.
 
         Args:
-            embeddings: [B, n, d] of the tokens, as they enter the target's first layer.
+            embeddings: [B, n, d] of the tokens, as inputs of the target's first layer.
             features: [B, n, d] of the tokens before them.
-            summary: [B, s] that of `PromptRows`, from prompts that the tokens come after.
+            summary: [B, s] that of `PromptRows`, from the prompts before the tokens.
         """
 
     def read_prompts(self, prompts: Prompts) -> PromptRows:
-        """Make the rows of whole prompts, each but the first token's; by default images are as they are."""
+        """Make the rows of whole prompts, without the first token's; by default images are not compressed."""
         rows = self.fuse(prompts.embeddings[:, 1:], prompts.features[:, :-1])
         slot = torch.arange(1, 1 + rows.shape[1], device=rows.device).expand(len(rows), -1)
         within = slot < torch.tensor(prompts.lengths, device=rows.device)[:, None]
@@ -209,15 +210,15 @@ class FeatureHead(DraftingHead):
 
         Args:
             rows: [B, n, w] from `fuse` or `read_prompts`.
-            position_ids: [B, n], or [3, B, n] as a target counts them.
-            attention_mask: as the decoder's layers take it; None is causal.
-            cache: keys and values of the rows before.
+            position_ids: [B, n], or [3, B, n] as in the target.
+            attention_mask: as the decoder's layers accept it; None is causal.
+            cache: keys and values of earlier rows.
 
         Returns:
             [B, n, d] the head's state at the rows.
         """
         if attention_mask is None and cache is None:
-            # else transformers takes a gap between positions, where an image was, for two sequences in one
+            # else transformers reads a gap between positions, where an image was, as two packed sequences
             attention_mask = torch.ones(rows.shape[:2], dtype=torch.long, device=rows.device)
         output = self.decoder(
             inputs_embeds=rows,

@@ -1,9 +1,9 @@
 """Layouts of published heads as tables, and readers of the fields that many of their configs share.
 
-A layout says how a folder of its kind is recognised, which name each tensor has here, and which config its
-config.json and its tensors make. A field that changes what a layer computes acts, or the head is refused by
-the field's name. Fields that are known to change nothing are listed here; any other one is refused too,
-unless it is empty.
+A layout defines how to recognise a folder of its kind, how to rename each tensor, and how to make a config
+from its config.json and its tensors. A field that changes the computation of a layer is either applied or
+raises an error with its name. Fields that are known to have no effect are listed here; any other field
+raises an error too, unless it is empty.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["Found", "Layout", "add_words", "level_sizes", "read_layer", "read_wi
 
 LEVEL_OUTPUT = r"lm_heads\.\d+\.weight"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # of a folder of transformers
-# of heads: embeddings are the target's; old versions of transformers kept tables of the rotary embedding
+# embeddings are the target's; old versions of transformers stored tables of the rotary embedding
 NOT_OWN = r"embed_tokens\.weight|.*\.rotary_emb\..*"
 LAYER = {
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -47,7 +47,7 @@ LAYER = {
     *("rope_theta", "rope_scaling", "rope_parameters", PART, KNOWN),
     *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
 }
-# of generation, training and targets; sizes, experts and norms of queries show in the weights
+# fields of generation, training and targets; the weights show sizes, experts and norms of queries
 NO_EFFECT = {
     *PreTrainedConfig().to_dict(),
     *GenerationConfig().to_dict(),
@@ -61,7 +61,7 @@ NO_EFFECT = {
     *("num_experts_per_tok", "num_local_experts", "parallel_draft_heads_num_layers", "router_aux_loss_coef"),
     *("tie_word_embeddings", "transformers_version"),
 }
-NEUTRAL: Mapping[str, object] = {  # fields of other layers, and the value at which they are these
+NEUTRAL: Mapping[str, object] = {  # fields of other layers, and the value at which they have no effect
     "attention_value_scale": 1,
     "causal": True,
     "embedding_multiplier": 1,
@@ -86,9 +86,9 @@ class Found:
 
     Attributes:
         path: file of the weights, or the index of their shards.
-        stored: the config.json; {} where the layout has none that counts.
-        tensors: by the names that they have here. A layout's `config` may add some and drop some.
-        target: config of what the head is to draft for.
+        stored: the config.json; {} if the layout does not use it.
+        tensors: by the head's own names. A layout's `config` may add and remove some.
+        target: config of the target that the head drafts for.
     """
 
     path: Path
@@ -112,7 +112,7 @@ class Found:
         return int(self.text.num_hidden_layers)
 
     def size(self, pattern: str, axis: int = 0) -> int:
-        """Size of the tensors whose whole name matches, as of `measure`."""
+        """Size of the tensors whose whole name matches, as in `measure`."""
         return measure(self.path, self.tensors, pattern, axis)
 
     def count(self, pattern: str) -> int:
@@ -122,18 +122,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout in which heads are published; called with a folder, it reads the head there.
+    """A layout in which heads are published. Calling it with a folder reads the head.
 
     Attributes:
-        what: the config that is expected, for messages; {layers} in it is the target's number of layers.
-        config: makes the config of the head, which tells its class; None for a folder of another kind.
-        names: pattern of a whole published name and the name here, which may refer to its groups. The first
-            that matches counts; a name that none matches stays.
+        what: a head of this kind in words, for messages; {layers} in it is the target's number of layers.
+        config: makes the config of the head, which determines its class; None for a folder of another kind.
+        names: pattern of a whole published name, and the head's own name, which may refer to its groups. The
+            first match counts; a name without a match stays.
         marks: sets of published names; a folder of this kind has all names of one of them.
-        foreign: names of other layouts that share marks with this one, and how the message goes on.
-        files: names that the file of the weights may have.
-        has_config: whether there is a config.json that counts.
-        ignored: pattern of names that may be there and are not needed.
+        foreign: names of other layouts that share marks with this one, and the rule of the error message.
+        files: possible names of the file of the weights.
+        has_config: whether the config.json is used.
+        ignored: pattern of names that may be present and are not needed.
     """
 
     what: str
@@ -150,7 +150,7 @@ class Layout:
 
         Raises:
             CheckpointError: a file is damaged; the head is of another method, or for another target; its
-                config asks for what is not known here; or keys are missing, unknown or of another shape.
+                config has an unsupported field; or keys are missing, unknown or of another shape.
         """
         path = find_file(folder, self.files)
         if path is None:
@@ -170,8 +170,8 @@ class Layout:
         except CheckpointError:
             raise
         except (TypeError, ValueError, AttributeError, KeyError, StrictDataclassError) as error:
-            allowed = f"{self.what.format(layers=found.layers)} ({error})"
-            raise CheckpointError("drafter", str(found.file if self.has_config else path), allowed) from error
+            rule = f"must be {self.what.format(layers=found.layers)} ({error})"
+            raise CheckpointError("drafter", str(found.file if self.has_config else path), rule) from error
         if config is None:
             return None
         made: Any = MODEL_MAPPING[type(config)]
@@ -180,7 +180,7 @@ class Layout:
         return head
 
     def holds(self, folder: Path) -> bool:
-        """Whether a folder holds a head of this layout, by its files and the names of its tensors.
+        """Return whether a folder holds a head of this layout, by its files and the names of its tensors.
 
         Raises:
             CheckpointError: a file is damaged.
@@ -190,15 +190,15 @@ class Layout:
         return path is not None and self.is_marked(names) and not names & self.foreign.keys()
 
     def names_in(self, path: Path) -> set[str]:
-        """The published names in a file, where they tell this layout from others."""
+        """Return the published names in a file, if they distinguish this layout from others."""
         return tensor_names(path) if self.foreign or any(self.marks) else set()
 
     def is_marked(self, names: set[str]) -> bool:
-        """Whether published names are those of a folder of this kind."""
+        """Return whether published names are those of a folder of this kind."""
         return any(names.issuperset(mark) for mark in self.marks)
 
     def own_name(self, name: str) -> str:
-        """The name here of a published tensor."""
+        """Return the head's own name of a published tensor."""
         for pattern, own in self.names:
             if match := re.fullmatch(pattern, name):
                 return match.expand(own)
@@ -206,30 +206,30 @@ class Layout:
 
 
 def table_of_layer(found: Found, parts: Sequence[Mapping[str, object]], obeyed: Collection[str]) -> Keywords:
-    """A copy of the config of a head's layers, after a look at all fields but those of `obeyed`.
+    """Return a copy of the config of a head's layers, after a check of all fields except `obeyed`.
 
-    Where each type of layers has rotary positions of its own (`rope_parameters` of Gemma or Laguna, copied
-    into a head's config), those of sliding layers count for all, as in speculators.
+    Where each type of layers has its own rotary positions (`rope_parameters` of Gemma or Laguna, copied into
+    a head's config), those of sliding layers are used for all, as in speculators.
 
     Raises:
-        CheckpointError: a field, which is named, is not obeyed and might change what the head computes; or
-            rotary positions are no table.
+        CheckpointError: a field is not supported and might change the computation, or rotary positions are
+            not a table.
     """
     for name, value in (item for part in parts for item in part.items()):
         if name in obeyed:
             continue
         if name in NEUTRAL:
             if value is not None and value != NEUTRAL[name]:
-                allowed = f"{NEUTRAL[name]}: heads with another value cannot be run"
-                raise CheckpointError(f"{found.file}: {name}", value, allowed)
+                rule = f"must be {NEUTRAL[name]}: heads with another value are not supported"
+                raise CheckpointError(f"{found.file}: {name}", value, rule)
         elif value and not {name} & {*LAYER, *NO_EFFECT} and not name.endswith("_id"):
-            allowed = "a head without this field, which is not known here and may change what it computes"
-            raise CheckpointError(f"{found.file}: {name}", value, allowed)
+            rule = "must be absent: this field is not supported and may change the output of the head"
+            raise CheckpointError(f"{found.file}: {name}", value, rule)
     table: Json = deepcopy(dict(found.stored.get("transformer_layer_config", found.stored)))
     for name in ("rope_parameters", "rope_scaling"):
         rope = table.get(name)
         if rope is not None and not isinstance(rope, dict):
-            raise CheckpointError(f"{found.file}: {name}", rope, "a table, or null")
+            raise CheckpointError(f"{found.file}: {name}", rope, "must be a table, or null")
         own = [rope[kind] for kind in (SLIDING, FULL) if kind in rope] if rope else []
         if own:
             table[name] = own[0]
@@ -237,18 +237,19 @@ def table_of_layer(found: Found, parts: Sequence[Mapping[str, object]], obeyed: 
 
 
 def read_layer(file: Path, shape: Any) -> Keywords:
-    """Settings of a `PublishedLayerConfig` by the config of transformers that describes the layer."""
+    """Return the settings of a `PublishedLayerConfig` from the transformers config of the layer."""
     rope = dict(getattr(shape, "rope_parameters", None) or {})
     kind, theta = rope.pop("rope_type", None) or "default", rope.pop("rope_theta", None)
     rope.pop("type", None)
     section = rope.get("mrope_section")
     if kind not in SCALINGS or (kind == "mrope") > bool(section):
-        allowed = f"one of {', '.join(SCALINGS)}: what changes with the length would not fit rows read before"
-        raise CheckpointError(f"{file}: rope_type", kind, allowed)
+        rule = f"must be one of {', '.join(SCALINGS)}; types that depend on the length are not supported"
+        raise CheckpointError(f"{file}: rope_type", kind, rule)
     numbers = {name: value for name, value in rope.items() if value is not None and name not in AXES}
     for name, value in numbers.items():
         if name not in (PART, *SCALINGS[kind], *MORE.get(kind, ())):
-            raise CheckpointError(f"{file}: {kind} rotary positions with {name}", value, "none of this field")
+            rule = f"must have no {name} with {kind} rotary positions"
+            raise CheckpointError(f"{file}: rope_parameters", value, rule)
     if numbers.get(PART) == 1:
         del numbers[PART]
     plain = kind in ("default", "mrope")
@@ -266,13 +267,13 @@ def read_layer(file: Path, shape: Any) -> Keywords:
 
 
 def read_windows(file: Path, table: Json, shape: Any, layers: int) -> tuple[list[str], int | None]:
-    """Type of each layer, `FULL` or `SLIDING`, and the window, None where no layer has one.
+    """Return the type of each layer, `FULL` or `SLIDING`, and the window, None if no layer has one.
 
-    A number in `sliding_window` says nothing alone: configs copy the target's. `layer_types` says which
-    layers have it, or else `use_sliding_window` with `max_window_layers`, as in transformers.
+    `sliding_window` alone has no effect, as configs copy the target's. `layer_types` lists the layers that
+    have it, or else `use_sliding_window` with `max_window_layers`, as in transformers.
 
     Raises:
-        CheckpointError: other types, another number of them, or a window that is none.
+        CheckpointError: a type is unknown, their number differs, or the window is not a number of tokens.
     """
     types, used = table.get("layer_types"), table.get("use_sliding_window")
     if not types and used and table.get("sliding_window") is not None:
@@ -281,41 +282,43 @@ def read_windows(file: Path, table: Json, shape: Any, layers: int) -> tuple[list
         types = known or [SLIDING if index >= first else FULL for index in range(layers)]
     types = list(types or [FULL] * layers)
     if len(types) != layers or not {*types} <= {FULL, SLIDING}:
-        allowed = f"{FULL} or {SLIDING} for each of {layers} layers"
-        raise CheckpointError(f"{file}: layer_types", types, allowed)
+        rule = f"must be {FULL} or {SLIDING} for each of {layers} layers"
+        raise CheckpointError(f"{file}: layer_types", types, rule)
     if SLIDING not in types:
         return types, None
     window: Any = table.get("sliding_window")
     if not is_integer(window) or window < 1:
-        raise CheckpointError(f"{file}: sliding_window", window, "a number of tokens, for its sliding layers")
+        rule = "must be a number of tokens, as there are layers with sliding attention"
+        raise CheckpointError(f"{file}: sliding_window", window, rule)
     if used is False:
-        allowed = f"true, or no layer of {SLIDING}: the two contradict each other"
-        raise CheckpointError(f"{file}: use_sliding_window", used, allowed)
+        rule = f"must be true, as layer_types has {SLIDING}"
+        raise CheckpointError(f"{file}: use_sliding_window", used, rule)
     return types, int(window)
 
 
 def add_words(path: Path, tensors: dict[str, Tensor], vocabulary: int) -> None:
-    """Check the tables of a reduced vocabulary, and add `t2d` where it was left out.
+    """Check the tables of a reduced vocabulary, and add `t2d` if it is missing.
 
     Raises:
-        CheckpointError: a token is none of the target's, comes twice, or is in one table alone.
+        CheckpointError: a token is not one of the target, is there twice, or is in one table alone.
     """
     offsets = tensors.get("d2t")
     if offsets is None or offsets.dim() != 1:
-        return  # the comparison of layouts says so
+        return  # `fill` reports the missing table
     tokens = torch.arange(len(offsets), device=offsets.device) + offsets
     known = torch.zeros(vocabulary, dtype=torch.bool, device=offsets.device)
     if tokens.min() >= 0 and tokens.max() < vocabulary:
         known[tokens] = True
     if int(known.sum()) != len(tokens):
-        allowed = f"different tokens from 0 to {vocabulary - 1}"
-        raise CheckpointError("drafter", f"d2t of {path.parent.name}", allowed)
+        rule = f"must lead to different tokens from 0 to {vocabulary - 1}"
+        raise CheckpointError(f"{path}: d2t", tokens.tolist(), rule)
     if not torch.equal(tensors.setdefault("t2d", known).bool(), known):
-        raise CheckpointError("drafter", f"t2d of {path.parent.name}", "the tokens that d2t leads to")
+        rule = "must mark the tokens that d2t leads to"
+        raise CheckpointError(f"{path}: t2d", tensors["t2d"], rule)
 
 
 def level_sizes(found: Found) -> Keywords:
-    """Settings of heads for one level each (Medusa, Hydra), which have output matrices of their own."""
+    """Return the settings of heads for one level each (Medusa, Hydra), with their own output matrices."""
     return {
         "vocabulary": found.size(LEVEL_OUTPUT),
         "hidden_size": found.size(LEVEL_OUTPUT, axis=1),

@@ -1,4 +1,4 @@
-"""Jacobi windows of heads that read the target's hidden states: of its last draft, and of newest tokens."""
+"""Jacobi windows of heads on the target's hidden states, of its last draft and of the newest tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mmspec.trees.jacobi_session import JacobiSession, WindowDrafter
 
 __all__ = ["Read", "StateWindowDrafter", "StateWindowSession", "codebook_sample"]
 
-SAMPLED = 16  # numbers of a codebook
+SAMPLED = 16  # numbers of a codebook that identify it
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class Read(Rows):
     row_fields = named("tokens", "states", "logits")
 
     tokens: Tensor  # [B, n] of its nodes; FREE for the end of a prompt
-    states: Tensor  # [B, n, s] what is kept of the target's
+    states: Tensor  # [B, n, s] the kept part of the target's
     logits: Tensor  # [B, n, V] guided, not warped
 
 
 class StateWindowSession(JacobiSession):
-    """Base of sessions that keep what the target made of the last draft and of the newest committed tokens.
+    """Base of sessions that keep the target's states of the last draft and of the newest committed tokens.
 
-    A subclass calls `_enter_committed` once a round, as it proposes.
+    A subclass calls `_enter_committed` once a round, in `propose`.
 
     Attributes:
         read: the last draft.
         committed: [B, C, s] the target's states of the newest C committed tokens.
         words: [B, C] those tokens; FREE for the end of the prompt.
-        count: [B] how many of the C there are.
+        count: [B] number of tokens among the C; the others are padding.
     """
 
     row_fields = named(
@@ -80,11 +80,11 @@ class StateWindowSession(JacobiSession):
         self.read = Read(self.observed.draft.tokens, self._kept(states), logits)
 
     def _kept(self, states: Tensor) -> Tensor:
-        """Choose what is kept of states [B, n, 2d * taps] of `WindowHead.join`: [B, n, s], here all."""
+        """Return the part of states [B, n, 2d * taps] of `WindowHead.join` to keep: [B, n, s], here all."""
         return states
 
     def _enter_committed(self) -> None:
-        """Let the nodes that were accepted last, and the root before them, be the newest committed ones."""
+        """Append the last accepted nodes, and the root before them, to the newest committed tokens."""
         accepted, size = self.observed.accepted, self.committed.shape[1]
         newest = accepted[:, None] + 1 + torch.arange(size, device=accepted.device)
         self.committed = pick(torch.cat([self.committed, self.read.states], 1), newest)
@@ -93,7 +93,7 @@ class StateWindowSession(JacobiSession):
 
 
 class StateWindowDrafter(TrainedDrafter, WindowDrafter):
-    """Base of drafters that fill a Jacobi window with the help of a head on the target's hidden states."""
+    """Base of drafters that fill a Jacobi window with a head on the target's hidden states."""
 
     model: WindowHead
 
@@ -108,22 +108,26 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
         known = torch.tensor(learnt, dtype=torch.float32, device="cpu")
         if learnt and not torch.allclose(codebook_sample(target), known, 0.02, 1e-3):
             given = f"{self.title} for images of another codebook"
-            raise InputError("drafter", given, "a head that was trained for this target's image tokenizer")
+            rule = "must be a head that was trained for this target's image tokenizer"
+            raise InputError("drafter", given, rule)
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         super().admit(requests, sampler, stopping)
         if sampler.is_guided and not self.model.config.guided:
-            allowed = "1, or a head that was trained under guidance: this one knows conditional states alone"
-            raise InputError("guidance_scale", sampler.guidance_scale, allowed)
+            rule = "must be 1, unless the head was trained under guidance, as this one was not"
+            raise InputError("guidance_scale", sampler.guidance_scale, rule)
         columns = self.model.config.columns
         for layout in (request.layout for request in requests if request.layout is not None and columns):
             if not isinstance(layout, ImageGrid) or layout.columns != columns:
-                learnt = f"rows of {columns} tokens, which this head has learnt"
-                raise InputError("image size", str(layout), f"{learnt}; `mmspec train drafter` takes --width")
+                rule = (
+                    f"must have rows of {columns} tokens, as in the head's training; `mmspec train drafter` "
+                    "trains for other sizes with --width"
+                )
+                raise InputError("image size", str(layout), rule)
 
 
 def codebook_sample(target: AnyTarget) -> Tensor:
-    """The first numbers of a target's codebook, in float32 on the CPU; zeros without one."""
+    """Return the first numbers of a target's codebook, in float32 on the CPU; zeros without one."""
     if target.codebook is None:
         return torch.zeros(SAMPLED, dtype=torch.float32, device="cpu")
     return target.codebook.detach().flatten()[:SAMPLED].float().cpu()

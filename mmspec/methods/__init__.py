@@ -1,1 +1,1 @@
-"""Methods, a folder each; `mmspec.plugins` finds them."""
+"""Decoding methods, one folder each; `mmspec.plugins` finds them."""

@@ -1,1 +1,1 @@
-"""Architectures that transformers and diffusers lack, with converters of their official checkpoints."""
+"""Loading and checking of checkpoints, readers of official weight files, and fast linear layers on a CPU."""

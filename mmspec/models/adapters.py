@@ -1,4 +1,4 @@
-"""Folders of adapters (LoRA and its kin): loaded over their base by peft, as transformers does it."""
+"""Adapters (LoRA and similar): loaded onto their base model with peft, as transformers does."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Adapter:
     """An adapter and the model that it was trained for.
 
     Attributes:
-        folder: of the adapter.
-        base: folder or hub id of the model.
-        revision: of the model; None for its newest.
+        folder: folder of the adapter.
+        base: folder or hub id of the base model.
+        revision: revision of the base model; None for the newest.
     """
 
     folder: Path
@@ -40,22 +40,22 @@ class Adapter:
     revision: str | None
 
     def has_reader(self, config: PreTrainedConfig) -> bool:
-        """True if the processor, or the tokenizer of a model of text, was saved beside the adapter."""
+        """True if the processor, or the tokenizer of a text model, was saved beside the adapter."""
         files = PROCESSORS if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else TOKENIZERS
         return any((self.folder / name).is_file() for name in files)
 
 
 def find_adapter(source: str, **where: object) -> Adapter | None:
-    """The adapter in a folder or hub repository; None if there is none.
+    """Return the adapter in a folder or hub repository; None if there is none.
 
     Args:
         source: local folder or hub id.
-        where: keywords of transformers that say which files.
+        where: keywords of transformers that select the files, such as `revision`.
 
     Raises:
-        CheckpointError: it does not say what it is for, or that is not there, or its weights are not.
+        CheckpointError: the adapter names no base model, or the base or the weights are missing.
         MissingDependencyError: peft is not installed.
-        UnsupportedModelError: it is no change of weights.
+        UnsupportedModelError: the adapter is a trained prompt, not a change of weights.
     """
     path = locate(source, CONFIG, where)
     if path is None:
@@ -63,25 +63,26 @@ def find_adapter(source: str, **where: object) -> Adapter | None:
     table = read_json(path, MAX_CONFIG_BYTES)
     base = table.get(BASE) if isinstance(table, dict) else None
     if not isinstance(base, str) or not base:
-        allowed = f"the folder or hub id of the model that the adapter was trained for; write it as {BASE}"
-        raise CheckpointError(f"{path}: {BASE}", base, allowed)
+        rule = "must be the folder or hub id of the model that the adapter was trained for"
+        raise CheckpointError(f"{path}: {BASE}", base, rule)
     if "num_virtual_tokens" in table or table.get("peft_type") == "ADAPTION_PROMPT":
         raise UnsupportedModelError(
-            f"{source} is an adapter of kind {table.get('peft_type')!r}, a learnt prompt and no change of "
-            "weights; LoRA and its kin are served"
+            f"{source} is an adapter of kind {table.get('peft_type')!r}, which is a trained prompt and not a "
+            "change of weights; use LoRA or a similar kind"
         )
     if not is_peft_available():
         raise MissingDependencyError(
-            f"{source} is an adapter for {base}: pip install peft, or merge it into its base first "
-            "(merge_and_unload of peft, then save_pretrained)"
+            f"{source} is an adapter for {base}, which needs peft: pip install peft, or merge the adapter "
+            "into its base (merge_and_unload of peft, then save_pretrained)"
         )
     if locate(source, WEIGHTS, where) is None:
-        raise CheckpointError("model", source, f"an adapter with {WEIGHTS}; peft writes it by default")
+        rule = f"is an adapter without {WEIGHTS}; save it with peft, which writes this file by default"
+        raise CheckpointError("model", source, rule)
     return Adapter(path.parent, find_base(path, base), table.get("revision") or None)
 
 
 def locate(source: str, name: str, where: Keywords) -> Path | None:
-    """A file of a folder or hub repository; None if it has none of that name, or cannot be asked."""
+    """The path of a file in a folder or hub repository; None if it is missing or cannot be downloaded."""
     folder = Path(source) / (where.get("subfolder") or "")
     if Path(source).is_dir():
         return folder / name if (folder / name).is_file() else None
@@ -95,76 +96,74 @@ def locate(source: str, name: str, where: Keywords) -> Path | None:
             _raise_exceptions_for_connection_errors=False,
             **known,
         )
-    except (OSError, ValueError, HFValidationError):  # `load_config`, which comes next, says what is wrong
+    except (OSError, ValueError, HFValidationError):  # `load_config`, which runs next, reports the cause
         return None
     return None if found is None else Path(found)
 
 
 def find_base(path: Path, base: str) -> str:
-    """The base that a config names: a folder beside the adapter, one from here, or a hub id."""
+    """The base that a config names: a folder relative to the adapter's, one relative to here, or a hub id."""
     places = [path.parent / base, Path(base).expanduser()]
     if (found := next((place for place in places if place.is_dir()), None)) is not None:
         return str(found)
     if is_path(base):
-        allowed = "a folder that is there, seen from the adapter's folder or from this one; or a hub id"
-        raise CheckpointError(f"{path}: {BASE}", base, allowed)
+        rule = "must be a hub id, or a folder that exists, relative to the adapter's folder or to this one"
+        raise CheckpointError(f"{path}: {BASE}", base, rule)
     return base
 
 
 def base_error(adapter: Adapter, error: Exception) -> CheckpointError:
     """The error for a base that cannot be opened."""
     cause = error.__cause__
-    reason = next_step(cause, Path(adapter.base)) if isinstance(cause, OSError) else first_line(error)
-    allowed = f"the model that the adapter was trained for: {reason}"
-    return CheckpointError(f"{adapter.folder / CONFIG}: {BASE}", adapter.base, allowed)
+    reason = f"cannot be opened: {first_line(error)}"
+    rule = next_step(cause, Path(adapter.base)) if isinstance(cause, OSError) else reason
+    return CheckpointError(f"{adapter.folder / CONFIG}: {BASE}", adapter.base, rule)
 
 
 def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
-    """Put an adapter over its loaded base; every weight of it is found and finite.
+    """Load an adapter onto its base model; every weight must be present and finite.
 
     Raises:
-        CheckpointError: it does not fit the model, or is damaged.
+        CheckpointError: the adapter does not fit the model, or is damaged.
         InputError: parts of the model are offloaded.
     """
     if is_offloaded(model):
-        allowed = (
-            "one that keeps the model in memory: merge the adapter into its base first (merge_and_unload)"
-        )
-        raise InputError("device_map", "parts on the CPU or the disk under an adapter", allowed)
+        rule = "must keep a model with an adapter in memory; or merge the adapter first (merge_and_unload)"
+        raise InputError("device_map", "parts on the CPU or the disk", rule)
     before = {name for name, _ in model.named_parameters()}
     try:
         with safe_open(adapter.folder / WEIGHTS, framework="pt") as stored:
             count = len(stored.keys())
         report = model.load_adapter(str(adapter.folder))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        reason = f"an adapter for {adapter.base}: {first_line(error)}"
-        raise CheckpointError("model", str(adapter.folder), reason) from error
+        rule = f"must be an adapter for {adapter.base}: {first_line(error)}"
+        raise CheckpointError("model", str(adapter.folder), rule) from error
     except SafetensorError as error:
-        raise CheckpointError(
-            "model", str(adapter.folder / WEIGHTS), "a complete safetensors file"
-        ) from error
+        rule = "must be a complete safetensors file"
+        raise CheckpointError("model", str(adapter.folder / WEIGHTS), rule) from error
     problems = {
         title: sorted(map(str, getattr(report, name, ())))
         for title, name in (
             ("missing keys", "missing_keys"),
             ("unknown keys", "unexpected_keys"),
-            ("of another shape", "mismatched_keys"),
+            ("wrong shapes", "mismatched_keys"),
         )
     }
     own = [(name, weight) for name, weight in stored_weights(model) if name not in before]
     problems["NaN or infinity in"] = [name for name, weight in own if not is_finite(weight)]
     found = [f"{title}: {listing(names)}" for title, names in problems.items() if names]
     if found or not count:
-        reason = "; ".join(found) or "it holds no weights"
-        raise CheckpointError("model", str(adapter.folder), f"an adapter for {adapter.base}: {reason}")
+        reason = "; ".join(found) or "this one holds no weights"
+        rule = f"must be an adapter for {adapter.base}: {reason}"
+        raise CheckpointError("model", str(adapter.folder), rule)
     model.eval()
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write a model into a folder; of one with adapters, the adapters alone, as transformers does.
+    """Save a model into a folder; of a model with adapters only the adapters are saved, as in transformers.
 
     Raises:
-        MissingDependencyError: the model has adapters, and transformers asks for a newer peft to write them.
+        MissingDependencyError: the model has adapters, and transformers needs a newer peft to save them.
     """
     try:
         model.save_pretrained(folder)

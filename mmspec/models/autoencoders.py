@@ -1,7 +1,7 @@
-"""Image tokenizers and autoencoders in the classes of diffusers: what reading their authors' files shares.
+"""Image tokenizers and autoencoders of diffusers, built from official files.
 
-The layout of names of taming-transformers (2012.09841) and latent diffusion (2112.10752) is that of
-most: of Chameleon and Emu3.5 (`VQModel`), of MAR's KL-16 and NextStep-1 (`AutoencoderKL`), and of VAR.
+Most official files use the weight names of taming-transformers (2012.09841) and latent diffusion
+(2112.10752): Chameleon and Emu3.5 (`VQModel`), MAR's KL-16 and NextStep-1 (`AutoencoderKL`), and VAR.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mmspec.open_types import Keywords
 Autoencoder = TypeVar("Autoencoder", bound=ModelMixin)
 
 CODEBOOK = "quantize.embedding.weight"
-# usage statistics; the discriminator of a training file, and its averages
+# usage statistics, and the discriminator and averaged weights of training files
 NOT_NEEDED = r"quantize\.(codebook_used|ema_vocab_hit_SV)|loss\..*|model_ema\..*"
 
 # diffusers' name of a part -> the published one, in both layouts
@@ -39,7 +39,7 @@ RENAMES = (
     (r"\.upsamplers\.0\.", ".upsample."),
     (r"\.conv_norm_out\.", ".norm_out."),
 )
-# in that of latent diffusion, whose decoder levels run the other way
+# of latent diffusion alone, which numbers the decoder levels in the opposite direction
 LDM_RENAMES = (
     (r"\.down_blocks\.", ".down."),
     (r"\.mid_block\.resnets\.0\.", ".mid.block_1."),
@@ -53,11 +53,14 @@ LDM_RENAMES = (
 def autoencoder_from_ldm(
     path: Path, tensors: Mapping[str, Tensor], scaling_factor: float, shift_factor: float | None = None
 ) -> AutoencoderKL:
-    """The autoencoder of a state dict, with sizes of its shapes; tokens are (latents - shift) * scaling."""
+    """Build the autoencoder of a latent diffusion state dict, with sizes measured from its shapes.
+
+    Image tokens are (latents - shift_factor) * scaling_factor.
+    """
     widths, attends, layers = measure_levels(path, tensors)
     settings = {
         "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),
-        "up_block_types": ("UpDecoderBlock2D",) * len(widths),  # levels of the decoder do not attend
+        "up_block_types": ("UpDecoderBlock2D",) * len(widths),  # decoder levels have no attention
         "block_out_channels": tuple(widths),
         "layers_per_block": layers,
         "latent_channels": measure(path, tensors, r"decoder\.conv_in\.weight", axis=1),
@@ -73,10 +76,10 @@ def autoencoder_from_ldm(
 
 
 def load_autoencoder(source: str | Path, argument: str = "vae", **where: object) -> AutoencoderKL:
-    """The autoencoder of a folder of diffusers, in single precision.
+    """Load an autoencoder from a folder of diffusers, in single precision.
 
     Raises:
-        CheckpointError: there is none, or weights are missing, surplus, or not finite.
+        CheckpointError: there is none, or weights are missing, unused, or not finite.
     """
     name = check_source(source, argument)
     loaded: AutoencoderKL = load_checked(
@@ -92,12 +95,12 @@ def build_autoencoder(
     tensors: Mapping[str, Tensor],
     source_name: Callable[[str], str],
 ) -> Autoencoder:
-    """Build an autoencoder of diffusers with published weights; `source_name` gives the name of each."""
+    """Build an autoencoder of diffusers with published weights; `source_name` returns the name of each."""
     return build(path, tensors, partial(model_class, **settings), source_name, NOT_NEEDED, ldm_shape)
 
 
 def ldm_name(name: str, levels: int) -> str:
-    """The name in latent diffusion of a weight of diffusers, of an autoencoder with so many levels."""
+    """Latent diffusion's name of a weight of diffusers, for an autoencoder with that many levels."""
     for pattern, replacement in (*LDM_RENAMES, *RENAMES):
         name = re.sub(pattern, replacement, name)
     return re.sub(
@@ -106,13 +109,13 @@ def ldm_name(name: str, levels: int) -> str:
 
 
 def ldm_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The published shape: attention projections are 1x1 convolutions there, linear layers in diffusers."""
+    """The published shape: attention projections are 1x1 convolutions there and linear in diffusers."""
     is_projection = re.search(r"\.(attn(_1|\.\d+)|mid\.1)\.(q|k|v|proj_out)\.weight$", name)
     return (*shape, 1, 1) if is_projection else shape
 
 
 def measure_widths(path: Path, tensors: Mapping[str, Tensor], place: str, blocks: str) -> list[int]:
-    """Channels of the levels of an encoder, from patterns of names: of a level, and of its blocks."""
+    """Channels of each encoder level; `place` and `blocks` are name patterns of a level and its blocks."""
     levels = [int(match[1]) for name in tensors if (match := re.match(rf"{place}\.(\d+)\.", name))]
     return [
         measure(path, tensors, rf"{blocks.format(level)}\.\d+\.conv\d\.(weight|bias)")
@@ -121,7 +124,7 @@ def measure_widths(path: Path, tensors: Mapping[str, Tensor], place: str, blocks
 
 
 def measure_levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int], list[bool], int]:
-    """Channels of the levels of latent diffusion's encoder, which of them attend, and blocks of each."""
+    """Channels of each level of latent diffusion's encoder, which have attention, and blocks per level."""
     widths = measure_widths(path, tensors, r"encoder\.down", r"encoder\.down\.{}\.block")
     attends = [
         any(name.startswith(f"encoder.down.{level}.attn.") for name in tensors)
@@ -136,7 +139,7 @@ def measure_levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int]
 def vq_settings(
     path: Path, tensors: Mapping[str, Tensor], widths: list[int], attends: list[bool]
 ) -> Keywords:
-    """Arguments of `VQModel`; the decoder attends at the levels of the encoder."""
+    """Arguments of `VQModel`; the decoder has attention at the same levels as the encoder."""
     return {
         "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),
         "up_block_types": tuple(f"{'Attn' * there}UpDecoderBlock2D" for there in reversed(attends)),
@@ -149,7 +152,7 @@ def vq_settings(
 
 @torch.no_grad()
 def encode_image(vq: VQModel, pixels: Tensor) -> Tensor:
-    """Tokens [B, H / stride, W / stride] of images [B, 3, H, W] in [-1, 1]: the nearest by angle."""
+    """Encode images [B, 3, H, W] in [-1, 1] to tokens [B, H / stride, W / stride], the nearest by angle."""
     latents = normalize(vq.encode(pixels).latents, dim=1)
     rows, _, height, width = latents.shape
     indices: Tensor = vq.quantize(latents)[2][2]
@@ -158,7 +161,7 @@ def encode_image(vq: VQModel, pixels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def decode_tokens(vq: VQModel, tokens: Tensor) -> Tensor:
-    """Images [B, 3, H, W], about [-1, 1], of token grids [B, rows, columns]."""
+    """Decode token grids [B, rows, columns] to images [B, 3, H, W], in about [-1, 1]."""
     quantizer: Any = vq.quantize
     shape = (*tokens.shape, quantizer.vq_embed_dim)
     latents = quantizer.get_codebook_entry(tokens.flatten(), shape)

@@ -1,8 +1,8 @@
-"""The file `drafters.json` in a model's folder: which drafters belong to the model, and where they are.
+"""The file `drafters.json` in a model's folder, which lists the model's drafters.
 
-It maps labels, which tables call the drafters by, to objects of two strings: `accelerator`, the name of what
+It maps labels, the drafters' names in tables, to objects of two strings: `accelerator`, the accelerator that
 runs the drafter, and `drafter`, a folder relative to the model's or a hub id. The key `default` may name the
-label of the one to use where nothing is said:
+label of the drafter that is used by default:
 
     {
       "default": "flash",
@@ -30,7 +30,7 @@ KEYS = ("accelerator", "drafter")
 
 @dataclass(frozen=True)
 class OwnDrafter:
-    """An entry: the accelerator that runs it, its folder or hub id as written, the folder if found."""
+    """An entry: the accelerator that runs the drafter, its folder or hub id as written, and the folder."""
 
     accelerator: str
     written: str
@@ -39,19 +39,19 @@ class OwnDrafter:
 
 @dataclass(frozen=True)
 class OwnDrafters:
-    """The drafters that a model's folder names, by label; `default` is the label used if none is said."""
+    """The drafters of a model's `drafters.json` by label, and the label that is used by default."""
 
     path: Path
     entries: dict[str, OwnDrafter] = field(default_factory=dict)
     default: str | None = None
 
     def source_for(self, accelerator: str) -> str | None:
-        """The folder or hub id that an accelerator runs; None if the file names nothing for it.
+        """Return the folder or hub id of an accelerator's drafter; None if the file has none.
 
-        An entry whose label is the accelerator's name comes before others that it runs.
+        An entry whose label is the accelerator's name has precedence.
 
         Raises:
-            CheckpointError: the file names a folder that is not there.
+            CheckpointError: the file names a folder that does not exist.
         """
         fitting = {label: one for label, one in self.entries.items() if one.accelerator == accelerator}
         if not fitting:
@@ -66,25 +66,26 @@ class OwnDrafters:
         raise CheckpointError(
             f"{self.path}: {label}: drafter",
             one.written,
-            f"a folder that is there: {missing} is not, and no reference model here is called {name!r}",
+            f"must be a folder that exists; there is no {missing}, and no reference model named {name!r}",
         )
 
 
 def read_drafters(
     model: str | Path, accelerators: Mapping[str, bool], elsewhere: Mapping[str, Path]
 ) -> OwnDrafters:
-    """The drafters that a model's folder names; none for a folder without the file, and for a hub id.
+    """Read the drafters that a model's folder names; none for a hub id or a folder without the file.
 
     Args:
-        accelerators: the names of all, and whether they run a drafter.
-        elsewhere: folders by name, for those that are not where the file says.
+        model: folder or hub id of the model.
+        accelerators: names of all accelerators, and whether each runs a drafter.
+        elsewhere: folders by name, for drafters that do not exist at the path in the file.
     """
     path = Path(model) / FILE
     if not os.path.isfile(path):
         return OwnDrafters(path)
     table = read_json(path, MAX_CONFIG_BYTES)
     if not isinstance(table, dict):
-        raise CheckpointError(str(path), table, f"an object of labels, each with an object of {KEYS}")
+        raise CheckpointError(str(path), table, f"must be an object of labels, each with an object of {KEYS}")
     default = table.pop(DEFAULT, None)
     if default is not None and (not isinstance(default, str) or default not in table):
         raise CheckpointError(f"{path}: {DEFAULT}", default, did_you_mean(default, list(table)))
@@ -99,14 +100,17 @@ def read_drafters(
 
 
 def check_entry(where: str, label: str, entry: object, accelerators: Mapping[str, bool]) -> None:
-    """Raise CheckpointError unless an entry has two strings that can be used, and a label of its own."""
+    """Raise CheckpointError unless an entry has two usable strings and a label of its own."""
     if not isinstance(entry, dict) or set(entry) != set(KEYS):
-        raise CheckpointError(where, entry, f"an object with the keys {' and '.join(map(repr, KEYS))}")
+        rule = f"must be an object with the keys {' and '.join(map(repr, KEYS))}"
+        raise CheckpointError(where, entry, rule)
     accelerator, written = (entry[key] for key in KEYS)
     drafted = [name for name, runs_a_drafter in accelerators.items() if runs_a_drafter]
     if accelerator not in drafted:
         raise CheckpointError(f"{where}: accelerator", accelerator, did_you_mean(accelerator, drafted))
     if not isinstance(written, str) or not written:
-        raise CheckpointError(f"{where}: drafter", written, "a folder relative to this one, or a hub id")
+        rule = "must be a folder relative to the model's, or a hub id"
+        raise CheckpointError(f"{where}: drafter", written, rule)
     if label in accelerators and label != accelerator:
-        raise CheckpointError(where, accelerator, f"{label!r}, or a label that is no accelerator's name")
+        rule = f"must run the accelerator {label!r}, or have a label that is no accelerator's name"
+        raise CheckpointError(where, accelerator, rule)

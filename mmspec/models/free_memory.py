@@ -1,4 +1,4 @@
-"""Memory that is free, of this machine and of the container that a process runs in."""
+"""Free memory of this machine and of the container that the process runs in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of memory that are free on a device."""
+    """Bytes of free memory on a device, within the limit of the container."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
@@ -21,11 +21,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 def container_bytes() -> int:
-    """Bytes that the process's control group (version 2) has left; 2**63 where it has no limit."""
+    """Bytes left to the process's control group (version 2); 2**63 if it has no limit."""
     try:
         limit = int((CGROUP / "memory.max").read_text())
         used = int((CGROUP / "memory.current").read_text())
         held = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # no such group, or "max"
         return 2**63
-    return max(0, limit - used + int(held.get("inactive_file", 0)))  # files are given back when asked for
+    return max(0, limit - used + int(held.get("inactive_file", 0)))  # the kernel can free cached files

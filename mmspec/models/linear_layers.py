@@ -1,15 +1,15 @@
-"""Linear layers on a CPU, each product in the fastest of three ways.
+"""Fast linear layers on a CPU: each product is computed in the fastest of three ways.
 
-torch computes the product x W^T of a linear layer by the BLAS, which prepares the whole of W anew in each
-call. Two to sixteen rows then take two to four times as long as one, although the same weights are read.
-Two other ways avoid that:
+torch computes the product x W^T of a linear layer with the BLAS, which prepares all of W in each call. Two to
+sixteen rows then take two to four times as long as one, although the same weights are read. Two other ways
+avoid this:
 
-- transposed: W x^T, with zeros beside x^T up to a width that the BLAS is fast at;
+- transposed: W x^T, with x^T padded by zeros to a width at which the BLAS is fast;
 - packed: oneDNN's product with weights that were reordered once, as the freezing of torch.compile does. The
-  packed weights are a second copy, which `Packing` keeps within a share of the free memory.
+  packed weights are a second copy; `Packing` limits it to a share of the free memory.
 
-Which way is fastest depends on the processor, the BLAS, the sizes and the number of threads. It is measured
-once in a process for each width of layers, in about a quarter of a second, when it is first met.
+The fastest way depends on the processor, the BLAS, the sizes and the number of threads. It is measured once
+per process and layer width, in about a quarter of a second, at the first product of that width.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from mmspec.models.replaced import Confined
 __all__ = ["LinearLayers", "Packing", "Product", "Way", "fastest", "forget", "measure", "packing_of"]
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-LEAST_WEIGHTS = 2**15  # of a layer that is worth the overhead of a choice
-CLEARLY = 1.1  # times faster than torch's way, or than another one: less is noise
-PACKED_ROWS = 5  # fewer are padded to it: oneDNN computes five rows faster than one or two
+LEAST_WEIGHTS = 2**15  # smaller layers do not repay the overhead of a choice
+CLEARLY = 1.1  # factor by which a way must be faster than another; less is noise
+PACKED_ROWS = 5  # fewer rows are padded to five, which oneDNN computes faster than one or two
 MOST_TRANSPOSED = 32  # rows
-SHARE = 0.5  # of the free memory that packed weights take by default
-SAMPLED = 16  # elements of a weight that show whether it was written to unseen
+SHARE = 0.5  # default share of the free memory for packed weights
+SAMPLED = 16  # elements of a weight that are compared to detect uncounted writes
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 256)  # rows that are measured; others count as the next larger one
-DRAFTS = range(4, 65)  # rows that weights are packed for
-SIZES = (288, 576, 1152, 2304, 4608, 9216)  # and inputs: the nearest; powers of two are slow in caches
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 256)  # measured numbers of rows; others use the next larger one
+DRAFTS = range(4, 65)  # numbers of rows that weights are packed for
+SIZES = (288, 576, 1152, 2304, 4608, 9216)  # measured inputs; no powers of two, which are slow in caches
 SAMPLE, LEAST_OUT = 2**19, 256  # elements of a measured weight, and its least number of outputs
-SAMPLES = 8  # weights that are read in turns, as layers are, so that not all is in a cache
-TRIALS = 3  # of all ways in turns
+SAMPLES = 8  # weights that are read in turn, as layers are, so that no cache holds them all
+TRIALS = 3  # of all ways in turn
 MEASURING = threading.Lock()
-LOCK = threading.RLock()  # of all layers; re-entered where a collection of garbage closes a decoding
+LOCK = threading.RLock()  # for all layers; reentrant, since garbage collection may close a decoding inside
 
 
 class Way(Enum):
@@ -68,7 +68,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def packed_product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product x W^T + b [rows, out] of x [rows, in]."""
+    """The product x W^T + b [rows, out] of x [rows, in] and a packed W."""
     rows = len(x)
     if rows < PACKED_ROWS:
         x = pad(x, (0, 0, 0, PACKED_ROWS - rows))
@@ -88,19 +88,19 @@ def transposed_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 
 def bucket(rows: int) -> int:
-    """The number of rows, of those that are measured, that a product of so many is taken for."""
+    """The measured number of rows that stands for another number of rows."""
     return BUCKETS[min(bisect_left(BUCKETS, rows), len(BUCKETS) - 1)]
 
 
 @functools.cache
 def fastest(rows: int, size: int, dtype: torch.dtype, threads: int, packs: bool) -> Way:
-    """The fastest way of a product x W^T on this machine.
+    """Return the fastest way to compute x W^T on this machine.
 
     Args:
-        rows: of x [rows, in], as of `bucket`.
-        size: in.
-        dtype: of x and W.
-        threads: of torch.
+        rows: rows of x [rows, in], a value of `bucket`.
+        size: columns of x.
+        dtype: number format of x and W.
+        threads: torch's number of threads.
         packs: whether W may be packed.
     """
     nearest = min(SIZES, key=lambda measured: abs(math.log(measured / size)))
@@ -117,9 +117,9 @@ def fastest(rows: int, size: int, dtype: torch.dtype, threads: int, packs: bool)
 
 @functools.cache
 def measure(size: int, dtype: torch.dtype, threads: int) -> dict[int, dict[Way, float]]:
-    """Seconds of products by their number of rows, in each way that this machine can compute them.
+    """Measure the seconds of a product by number of rows, in each way that this machine supports.
 
-    The least of some trials, all ways in turns; arguments as of `fastest`.
+    The result is the minimum over some trials, with all ways in turn; arguments as of `fastest`.
     """
     with MEASURING, torch.inference_mode():
         out = max(LEAST_OUT, SAMPLE // size)
@@ -128,14 +128,14 @@ def measure(size: int, dtype: torch.dtype, threads: int) -> dict[int, dict[Way, 
         try:
             packed = [pack(weight) for weight in weights]
             packed_product(weights[0][:1], packed[0])
-        except (AttributeError, RuntimeError):  # no oneDNN, or none of this number format here
+        except (AttributeError, RuntimeError):  # no oneDNN, or not in this number format
             packed = []
         counts = {rows: max(1, min(most, 64 * most // rows)) for rows in BUCKETS}
         return {rows: time_ways(rows, weights[:count], packed[:count]) for rows, count in counts.items()}
 
 
 def time_ways(rows: int, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> dict[Way, float]:
-    """Seconds of a product of so many rows in each way; the weights are packed, or none is."""
+    """Seconds of a product of that many rows in each way; `packed` may be empty."""
     x = weights[0].new_zeros(rows, weights[0].shape[1])
     ways: dict[Way, tuple[Callable[[Tensor, Tensor], Tensor], Sequence[Tensor]]] = {
         Way.TORCH: (linear, weights)
@@ -145,7 +145,7 @@ def time_ways(rows: int, weights: Sequence[Tensor], packed: Sequence[Tensor]) ->
     if packed:
         ways[Way.PACKED] = packed_product, packed
     for product, given in ways.values():
-        product(x, given[0])  # oneDNN compiles a product when it is first met
+        product(x, given[0])  # oneDNN compiles a product at its first call
     seconds = dict.fromkeys(ways, math.inf)
     for _ in range(TRIALS):
         for way, (product, given) in ways.items():
@@ -158,53 +158,53 @@ def time_ways(rows: int, weights: Sequence[Tensor], packed: Sequence[Tensor]) ->
 
 @dataclass
 class Packing:
-    """How much memory packed weights may take.
+    """Memory limit of packed weights.
 
     Attributes:
-        share: of the memory that would be free without them; 0 packs nothing, 1 all that fits.
+        share: share of the memory that would be free without them; 0 packs nothing, 1 all that fits.
     """
 
     share: float = SHARE
 
     def allows(self, more: int) -> bool:
-        """Whether so many bytes may be packed."""
+        """Whether that many more bytes may be packed."""
         if not self.share:
             return False
         held = sum(each.nbytes for each in PACKED.values())
         return held + more <= self.share * (free_bytes(torch.device("cpu")) + held)
 
 
-#: How much memory the packed weights of a model may take, for all who decode with it.
+#: Memory limits of packed weights by model, common to all pipelines of a model.
 PACKING: WeakKeyDictionary[nn.Module, Packing] = WeakKeyDictionary()
 
 
 def packing_of(model: nn.Module) -> Packing:
-    """How much memory the packed weights of a model may take; change its `share` to set it."""
+    """Return the memory limit of a model's packed weights; assign to its `share` to change it."""
     return PACKING.setdefault(model, Packing())
 
 
 class Packed:
-    """Packed copy of a weight [out, in] as it is when this is made."""
+    """Packed copy of a weight [out, in], as the weight was when the copy was made."""
 
     def __init__(self, weight: Tensor) -> None:
         self.copy, self.nbytes = pack(weight), weight.nbytes
         self._weight, self._sample, self._state = ref(weight), sample(weight), state_of(weight)
 
     def is_of(self, weight: Tensor) -> bool:
-        """Whether this is the copy of a weight as it is now, but for writes that torch does not count."""
+        """Whether this is the copy of a weight as it is now, except for writes that torch does not count."""
         return self._weight() is weight and self._state == state_of(weight)
 
     def is_current(self, weight: Tensor) -> bool:
-        """`is_of`, and some elements are as they were: writes through `.data` (LoRA) are not counted."""
+        """As `is_of`, and some elements are equal: torch does not count writes through `.data` (LoRA)."""
         return self.is_of(weight) and torch.equal(self._sample, sample(weight))
 
 
-#: All packed weights of the process, by the `id` of the weight: those who use one share its copy.
+#: All packed weights of the process, by the `id` of the weight, so that its users share one copy.
 PACKED: WeakValueDictionary[int, Packed] = WeakValueDictionary()
 
 
 def state_of(weight: Tensor) -> tuple[int, int]:
-    """The address of a weight and how often it was written to, which is not counted in inference mode."""
+    """The address of a weight and its number of writes, which torch does not count in inference mode."""
     return weight.data_ptr(), -1 if weight.is_inference() else weight._version
 
 
@@ -215,10 +215,10 @@ def sample(weight: Tensor) -> Tensor:
 
 
 class Product:
-    """The product x W^T + b of a linear layer in the fastest way; W is packed where that is the fastest.
+    """The product x W^T + b of a linear layer, computed in the fastest way, with a packed W if that is it.
 
     Attributes:
-        packing: how much memory packed weights may take.
+        packing: memory limit of packed weights.
     """
 
     __slots__ = ("__weakref__", "_is_settled", "_packed", "packing")
@@ -244,14 +244,14 @@ class Product:
         return y.view(*x.shape[:-1], -1)
 
     def begin(self, weight: Tensor) -> None:
-        """Begin a call of a pipeline: forget the copy of a weight that changed, or that may not be kept."""
+        """Begin a pipeline call: drop the copy of a weight that has changed or may no longer be packed."""
         packed = self._packed
         if packed is not None and not (self.packing.share and packed.is_current(weight)):
             self._packed = None
         self._is_settled = False
 
     def _copy_of(self, weight: Tensor) -> Tensor | None:
-        """The packed weight; None where there is no room, or the weight changes while a call runs."""
+        """The packed weight; None if memory is short, or if the weight changed during the call."""
         packed = self._packed
         if packed is None and not self._is_settled:
             self._is_settled = True
@@ -260,7 +260,7 @@ class Product:
 
 
 def is_open(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product may be computed in another way than torch's."""
+    """Whether a product may be computed in a way other than torch's."""
     return (
         weight.is_cpu
         and x.dtype == weight.dtype
@@ -274,7 +274,7 @@ def is_open(x: Tensor, weight: Tensor) -> bool:
 
 
 def packed_of(weight: Tensor, packing: Packing) -> Packed | None:
-    """The packed copy of a weight, made where there is none; None where there is no room."""
+    """The packed copy of a weight, made if there is none yet; None if memory is short."""
     with LOCK:
         known = PACKED.get(id(weight))
         if known is not None and known.is_current(weight):
@@ -295,11 +295,11 @@ FAST = Fast()
 
 
 class FastForward(Confined):
-    """The forward of a linear layer, by its weights as they are now; the fastest one in `LinearLayers`.
+    """A `forward` of a linear layer that reads its current weights, and is fast inside `LinearLayers`.
 
     Attributes:
-        product: of the layer.
-        users: number of contexts, in all threads, that it stands in the layer for.
+        product: product of the layer.
+        users: number of contexts, in all threads, for which it is installed in the layer.
     """
 
     __slots__ = ("__weakref__", "_layer", "product", "users")
@@ -309,22 +309,22 @@ class FastForward(Confined):
         self._layer, self.product, self.users = ref(layer), Product(Packing()), 0
 
     def __call__(self, input: Tensor) -> Tensor:
-        layer = cast(nn.Linear, self._layer())  # which is being called
+        layer = cast(nn.Linear, self._layer())  # alive, since it is being called
         if torch.compiler.is_compiling():
             product: Tensor = torch.ops.mmspec.linear(input, layer.weight, layer.bias)
             return product
         return (self.product if FAST.here else linear)(input, layer.weight, layer.bias)
 
     def __reduce__(self) -> tuple[Callable[[nn.Linear], FastForward], tuple[nn.Linear | None]]:
-        return forward_of, (self._layer(),)  # of a copied layer
+        return forward_of, (self._layer(),)  # a copied layer gets its own
 
 
-#: The forwards of all layers that were computed so; nothing here keeps a layer alive.
+#: The `FastForward` of each layer; weak keys, so that the table keeps no layer alive.
 FORWARDS: WeakKeyDictionary[nn.Linear, FastForward] = WeakKeyDictionary()
 
 
 def forward_of(layer: nn.Linear) -> FastForward:
-    """The forward of a layer in the fastest way, one for all who use it."""
+    """The `FastForward` of a layer, the same one for all its users."""
     with LOCK:
         found = FORWARDS.get(layer)
         if found is None:
@@ -332,7 +332,7 @@ def forward_of(layer: nn.Linear) -> FastForward:
         return found
 
 
-#: Products of the layers that were computed so, by the `id` of their weight, for compiled code.
+#: The product of each layer by the `id` of its weight, for compiled code.
 PRODUCTS: WeakValueDictionary[int, Product] = WeakValueDictionary()
 OPERATOR = torch.library.Library("mmspec", "FRAGMENT")
 OPERATOR.define("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor")
@@ -340,13 +340,13 @@ OPERATOR.define("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tenso
 
 @torch.library.impl(OPERATOR, "linear", "CPU")
 def compiled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear layer in compiled code, which does not look into its product: that depends on the machine."""
+    """A linear layer as an operator that the compiler does not trace: its way depends on the machine."""
     product = PRODUCTS.get(id(weight)) if FAST.here else None
     return (product or linear)(input, weight, bias)
 
 
 def shape_of_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A tensor of the shape of `compiled_linear`."""
+    """An empty tensor of the shape that `compiled_linear` returns."""
     return input.new_empty(*input.shape[:-1], weight.shape[0])
 
 
@@ -354,22 +354,22 @@ torch.library.register_fake("mmspec::linear", shape_of_linear, lib=OPERATOR)
 
 
 class LinearLayers:
-    """The linear layers of some models during one call of a pipeline.
+    """The linear layers of some models during one pipeline call.
 
-    Enter it for a while, again and again: the layers are computed in the fastest way in that thread. Others
-    that compute the same models meanwhile compute them as torch does.
+    Call it to get a context, any number of times. Inside the context, the thread computes the layers in the
+    fastest way; other threads that run the same models compute them as torch does.
 
     Args:
-        models: whose layers these are; those on the CPU whose `forward` nothing else has replaced, such as a
-            hook of accelerate.
-        packing: how much memory packed weights may take.
+        models: models with the layers. Layers on other devices keep their `forward`, as do layers whose
+            `forward` something else has replaced, such as a hook of accelerate.
+        packing: memory limit of packed weights.
     """
 
     def __init__(self, models: Iterable[nn.Module], packing: Packing) -> None:
         layers = [layer for model in models for layer in model.modules() if type(layer) is nn.Linear]
         self._layers = []
         for layer in layers:
-            weight = layer._parameters.get("weight")  # else something computes it anew for each forward
+            weight = layer._parameters.get("weight")  # absent if computed for each forward pass
             if weight is not None and weight.is_cpu and weight.numel() >= LEAST_WEIGHTS:
                 forward = forward_of(layer)
                 forward.product.packing = packing
@@ -397,7 +397,7 @@ class LinearLayers:
 
 
 def forget(model: nn.Module) -> None:
-    """Free the packed weights of a model's layers, as far as no call is using them, and what was set."""
+    """Free the packed weights of a model's layers that no call is using, and drop its memory limit."""
     PACKING.pop(model, None)
     for layer in model.modules():
         if type(layer) is nn.Linear:

@@ -1,4 +1,4 @@
-"""Names of models that are local paths, not hub ids, and the nearest folder where there is none of a name."""
+"""Local paths among the names of models, and the nearest folder to a path that does not exist."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from huggingface_hub.errors import HFValidationError
 
 __all__ = ["advice", "is_path", "nearest"]
 
-# of the reference models, which come with a clone of the repository
+# names of the reference models, which are part of a clone of the repository
 REFERENCE = re.compile(r"assets/.*|scenes-[^/]*|smollm2-(ppd|mtp)")
 REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")  # ids of the hub that may be paths too
 CLONE = Path(__file__).resolve().parents[2] / "assets"
-FILES = ("config.json", "adapter_config.json", "model_index.json")  # one of them is in every repository
-NEAR = 0.7  # likeness of names, of difflib
-MOST_NAMED = 8  # folders in a message
+FILES = ("config.json", "adapter_config.json", "model_index.json")  # every repository has one of these
+NEAR = 0.7  # least similarity of names, by difflib
+MOST_NAMED = 8  # folders that a message lists
 
 
 def is_path(name: str) -> bool:
-    """Whether the name of a model is that of a local path, which no hub is asked for.
+    """Whether the name of a model is a local path, which is never looked up on the hub.
 
-    A hub id is a name, or two with a slash between them. Two are a path where the first is a folder here,
-    unless the hub's cache has a repository of that id.
+    A hub id is one name, or two with a slash between them. Two names are a path if the first is a folder
+    here, unless the hub's cache has a repository of that id.
     """
     if name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or name.endswith("/"):
         return True
@@ -42,7 +42,7 @@ def is_cached(name: str) -> bool:
 
 
 def nearest(name: str) -> Path | None:
-    """The folder whose path is nearest to one that does not exist; None if none is near."""
+    """Return the folder that is nearest to a path that does not exist; None if none is near."""
     wanted = Path(name).expanduser()
     if wanted.is_dir():
         return wanted
@@ -56,14 +56,14 @@ def nearest(name: str) -> Path | None:
 
 
 def near_in(parent: Path, name: str) -> Path | None:
-    """The folder in another whose name is nearest; None if none is near."""
+    """The folder in `parent` with the nearest name; None if none is near."""
     known = {folder.name.lower(): folder for folder in folders_in(parent)}
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=NEAR)
     return known[near[0]] if near else None
 
 
 def advice(name: str) -> str:
-    """Words about a path that does not exist, for messages: the nearest folder, or those that are there."""
+    """Return a hint about a path that does not exist: the nearest folder, or the folders that do exist."""
     given = first_missing(Path(name).expanduser())
     if (near := nearest(name)) is not None:
         advice = f"did you mean {str(near)!r}?"
@@ -72,19 +72,19 @@ def advice(name: str) -> str:
         more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
         advice = f"folders in {str(given.parent)!r}: {', '.join(shown[:MOST_NAMED]) + more or 'none'}"
     if REPOSITORY.fullmatch(name) and not REFERENCE.fullmatch(name):
-        advice += f"; for the hub's repository of this name run `hf download {name}` first"
+        advice += f"; for the hub's repository of this name, run `hf download {name}` first"
     return advice
 
 
 def first_missing(path: Path) -> Path:
-    """The first part of a path that is no folder."""
+    """The first part of a path that is not a folder."""
     while not path.parent.is_dir():
         path = path.parent
     return path
 
 
 def folders_in(parent: Path) -> list[Path]:
-    """The folders in one, except hidden ones; none if it cannot be read."""
+    """The folders in `parent` that are not hidden; none if it cannot be read."""
     try:
         return [item for item in parent.iterdir() if not item.name.startswith(".") and item.is_dir()]
     except OSError:

@@ -1,8 +1,8 @@
 """Replace functions of a model for the calling thread alone.
 
-Other threads may run the same model at the same time, through pipelines of their own or its plain forward. A
-`Switch` is installed for each replaced function and removed when the last thread has left. It calls the
-replacement of the calling thread, or the original function if that thread has none.
+Other threads may run the same model at the same time, directly or in pipelines of their own. A `Switch` is
+installed for each replaced function, and removed when the last thread has left. It calls the replacement of
+the calling thread, or the original function if that thread has none.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ __all__ = [
 ]
 
 Maker = Callable[[AnyFunction], AnyFunction]
-"""Makes another function of the one that is replaced."""
+"""Returns the replacement of a function, given the function."""
 M = TypeVar("M", bound=nn.Module)
 ATTENTION = "sdpa"
 
 
 class Replacements(threading.local):
-    """The replacements of a thread, by the `id` of the module whose function each replaces."""
+    """The replacements of a thread, by the `id` of the object whose function each replaces."""
 
     def __init__(self) -> None:
         self.functions: dict[int, AnyFunction] = {}
 
 
 HERE = Replacements()
-LOCK = threading.RLock()  # of all switches; re-entered where a collection of garbage closes a decoding
+LOCK = threading.RLock()  # for all switches; reentrant, since garbage collection may close a decoding inside
 
 
 class Confined:
     """Base of objects that are installed in place of a function and act in some threads only.
 
     Attributes:
-        stood: the value that the dictionary held before; None if the function was inherited.
+        stood: previous value in the dictionary; None if the function was inherited.
     """
 
     __slots__ = ()
@@ -52,10 +52,10 @@ class Confined:
 
 
 class Switch(Confined):
-    """Call the calling thread's replacement of a function, or the function if there is none.
+    """Calls the calling thread's replacement of a function, or the function if there is none.
 
     Args:
-        owner: the object that the function belongs to.
+        owner: object that the function belongs to.
         own: the function.
         stood: see `Confined`.
 
@@ -72,17 +72,17 @@ class Switch(Confined):
         return HERE.functions.get(self.key, self.__wrapped__)(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, object]) -> AnyFunction:
-        own: AnyFunction = copy.deepcopy(self.__wrapped__, memo)  # a copied model has its own forward
+        own: AnyFunction = copy.deepcopy(self.__wrapped__, memo)  # a copied model has its own `forward`
         return own
 
 
 class Replacement(NamedTuple):
-    """Replacement of the forward of a module.
+    """Replacement of a module's `forward`.
 
     Attributes:
-        module: whose it is.
-        make: makes the other forward of the module's own.
-        switch: to stand there, again and again; None makes a new one each time.
+        module: the module.
+        make: returns the replacement, given the module's own `forward`.
+        switch: switch to install each time; None makes a new one each time.
     """
 
     module: nn.Module
@@ -92,11 +92,11 @@ class Replacement(NamedTuple):
 
 @contextmanager
 def replaced(places: Iterable[tuple[object, Keywords, str, Maker, Switch | None]]) -> Iterator[None]:
-    """Replace functions for the calling thread, until the context is left.
+    """Replace functions for the calling thread until the context ends.
 
     Args:
-        places: (owner, dictionary, name, maker, switch) of each; what the dictionary does not hold is
-            inherited by the owner.
+        places: (owner, dictionary, name, maker, switch) of each function; the owner inherits a function that
+            is not in the dictionary.
     """
     functions = HERE.functions
     entered: list[tuple[Keywords, str, Switch, AnyFunction | None]] = []
@@ -134,28 +134,29 @@ def replaced(places: Iterable[tuple[object, Keywords, str, Maker, Switch | None]
 
 
 def replaced_forwards(replacements: Iterable[Replacement]) -> AbstractContextManager[None]:
-    """Let modules compute something else in the calling thread, until the context is left."""
+    """Replace the `forward` of modules for the calling thread until the context ends."""
     return replaced(
         (each.module, vars(each.module), forward_name(each.module), *each[1:]) for each in replacements
     )
 
 
 def forward_name(module: nn.Module) -> str:
-    """The name by which a module's own forward is called."""
-    # accelerate's hooks (device_map, offloading) stand at `forward`, and call the module's own by this name
+    """The name under which a module's own `forward` is called."""
+    # hooks of accelerate (device_map, offloading) replace `forward`, and call the module's own by this name
     return "_old_forward" if "_hf_hook" in vars(module) else "forward"
 
 
 def computes_plainly(module: nn.Module) -> bool:
-    """True unless something stands in the place of a module's forward that every thread meets."""
+    """True unless a module's `forward` is replaced for every thread."""
     stands = vars(module).get("forward")
     return stands is None or (isinstance(stands, Confined) and stands.stood is None)
 
 
 def replaced_attention(make: Maker) -> AbstractContextManager[None]:
-    """Let another function compute the attention "sdpa" of transformers in the calling thread.
+    """Replace the attention "sdpa" of transformers for the calling thread.
 
-    No config changes, which other threads read. The function is called with the attention module first.
+    Configs, which other threads read, do not change. The first argument of the function is the attention
+    module.
     """
     functions = ALL_ATTENTION_FUNCTIONS
     names = functions._local_mapping if ATTENTION in functions._local_mapping else functions._global_mapping
@@ -163,9 +164,9 @@ def replaced_attention(make: Maker) -> AbstractContextManager[None]:
 
 
 def twin(module: M) -> M:
-    """A module that holds what another does, and can be given other attributes, buffers and parts.
+    """Return a shallow copy of a module, whose attributes, buffers and parts can be replaced.
 
-    Only functions that are `rebound` to it see it, so that hooks run on the other module alone.
+    Only functions that are `rebound` to the copy use it, so that hooks run on the original module alone.
     """
     made = object.__new__(type(module))
     vars(made).update(vars(module))
@@ -175,7 +176,7 @@ def twin(module: M) -> M:
 
 
 def rebound(own: AnyFunction, module: nn.Module) -> AnyFunction:
-    """Bind the method `own` of a module to its twin; that of the class where `own` is no method."""
+    """Bind the method `own` to another module; bind the class's `forward` if `own` is not a method."""
     function = getattr(own, "__func__", type(module).forward)
     bound: AnyFunction = function.__get__(module)
     return bound

@@ -1,4 +1,4 @@
-"""Weights of a loaded model, wherever they lie: in memory, offloaded by accelerate, or quantised."""
+"""Weights of a loaded model, whether in memory, offloaded by accelerate, or quantised."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = [
 
 
 def hooks_of(module: nn.Module) -> list[object]:
-    """The hooks of accelerate on a module, which bring its weights and inputs where it computes."""
+    """The hooks of accelerate on a module, which move its weights and inputs to its device."""
     hook = getattr(module, "_hf_hook", None)
     return [] if hook is None else list(getattr(hook, "hooks", [hook]))
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """True if some weights of a model lie elsewhere than where it computes, and come for each forward."""
+    """True if some weights of a model are stored elsewhere, and loaded for each forward pass."""
     return any(getattr(hook, "offload", False) for part in model.modules() for hook in hooks_of(part))
 
 
 def execution_device(*modules: nn.Module) -> torch.device:
-    """Device of the first module that accelerate moves to one; else that of the last module's weights.
+    """Return the device of the first module that accelerate moves to one; else of the last module's weights.
 
-    Offloaded weights lie on the CPU, or nowhere, until a hook of accelerate brings them for a forward; such
-    hooks may be on the innermost modules alone.
+    Offloaded weights are on the CPU or the meta device until a hook of accelerate loads them for a forward
+    pass; such hooks may be on the innermost modules alone.
     """
     for module in (*modules, *modules[-1].modules()):
         for hook in hooks_of(module):
@@ -40,10 +40,10 @@ def execution_device(*modules: nn.Module) -> torch.device:
 
 
 def is_plain_linear(module: nn.Module | None) -> bool:
-    """True for a layer x W^T + b and nothing else, whose weights lie open.
+    """True for a plain layer x W^T + b with accessible weights.
 
-    Quantised ones, those of an adapter, spread over devices or offloaded have other types, or hooks, or a
-    forward of their own.
+    Layers that are quantised, adapted, offloaded or spread over devices have another type, hooks, or a
+    `forward` of their own.
     """
     if type(module) is not nn.Linear:
         return False
@@ -54,16 +54,16 @@ def is_plain_linear(module: nn.Module | None) -> bool:
 
 
 def stored_weight(model: nn.Module, name: str) -> Tensor:
-    """A weight or buffer by its whole name, an offloaded one from the CPU or the disk.
+    """Return a weight or buffer by its full name; offloaded ones are read from the CPU or the disk.
 
-    It is on the meta device where nothing says what is in it.
+    The result is on the meta device if no hook has its content.
     """
     path, _, last = name.rpartition(".")
     weight: Tensor = getattr(model.get_submodule(path), last)
     if not weight.is_meta:
         return weight
     parts = name.split(".")
-    for depth in range(len(parts) - 1, -1, -1):  # a hook may look after the modules inside its own
+    for depth in range(len(parts) - 1, -1, -1):  # a hook may manage the modules inside its own
         for hook in hooks_of(model.get_submodule(".".join(parts[:depth]))):
             try:
                 stored: Tensor | None = (getattr(hook, "weights_map", None) or {})[".".join(parts[depth:])]
@@ -75,13 +75,13 @@ def stored_weight(model: nn.Module, name: str) -> Tensor:
 
 
 def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a model with their names, one after another, read as `stored_weight` does."""
+    """Yield the names and parameters of a model, read by `stored_weight`."""
     for name, _ in model.named_parameters():
         yield name, stored_weight(model, name)
 
 
 def is_finite(weight: Tensor) -> bool:
-    """True unless a weight holds NaN or infinity; quantised ones are looked into as far as torch can read."""
+    """True unless a weight holds NaN or infinity; quantised ones are checked as far as torch reads them."""
     if weight.is_meta:
         return True
     if hasattr(weight, "__tensor_flatten__"):  # of torchao, or spread over devices: made of plain tensors
@@ -90,7 +90,7 @@ def is_finite(weight: Tensor) -> bool:
     if not weight.is_floating_point():
         return True
     try:
-        # torch has no isfinite for some of the formats of one byte
+        # torch has no isfinite for some one-byte formats
         readable = weight.to(torch.bfloat16) if weight.element_size() == 1 else weight
         return bool(readable.isfinite().all())
     except NotImplementedError:  # float4

@@ -38,7 +38,7 @@ def test_a_masked_model_is_compared_with_one_place_a_forward(run, run_json, tmp_
     assert report["passed"] is True and report["accelerator"] == "none"
     assert [one["mode"] for one in report["comparisons"]] == ["greedy", "sampled"]
     assert all(one["tokens"] == 16 and one["target_forwards"] == 8 for one in report["comparisons"])
-    assert report["notes"] == ["exact refers to one place a forward, the surest first"]
+    assert report["notes"] == ["exact refers to one place per forward pass, the most confident first"]
     lossy = run("check", folder, *asked, "--accelerator", "low_confidence:places_per_step=2")
     assert lossy.exit_code == 1
     assert "lossy by its own account" in lossy.output and "no draft token" not in lossy.output

@@ -26,7 +26,7 @@ ROWS = {
         ("caption assets/images/scene.png --model {tiny} --accelerator auto", "mmspec tune"),
     ],
     "what a model is asked": [
-        ("check /no/such/folder", "folder that holds a checkpoint"),
+        ("check /no/such/folder", "folder with a checkpoint"),
         ("check x --dtype bfloat", "did you mean 'bfloat16'"),
         ("caption zz.png --model {tiny}", "zz.png"),
         ("check {tiny} --guidance 2", "--guidance"),
@@ -42,7 +42,7 @@ ROWS = {
         ("bench {tiny} --html {tmp}/none/page.html", "--html"),
     ],
     "a bench of images": [
-        ("generate a --model {class} --drafter /no/such/folder", "folder that holds a checkpoint"),
+        ("generate a --model {class} --drafter /no/such/folder", "folder with a checkpoint"),
         ("bench {class} --max-new-tokens 12", "an image of this model has 36 tokens"),
         ("bench {class} --task caption", "generate"),
         ("bench {class} --task generat", "did you mean 'generate'"),

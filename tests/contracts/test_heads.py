@@ -117,7 +117,7 @@ def test_another_target_is_refused_and_so_is_none(name: str) -> None:
     ):
         with pytest.raises(InputError, match=named):
             drafter.fit(CausalTarget(other))
-    with pytest.raises(InputError, match="was fitted"):
+    with pytest.raises(InputError, match="fitted to a target first"):
         decode(llama(), PROMPTS, drafter)
 
 

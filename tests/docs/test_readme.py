@@ -1,4 +1,4 @@
-"""README and docs/ against the code and the records."""
+"""The pages agree with the code and with the benchmark records."""
 
 import json
 import re
@@ -19,9 +19,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text(encoding="utf-8")
 ACCELERATORS = (ROOT / "docs" / "reference" / "accelerators.md").read_text(encoding="utf-8")
 STRUCTURES = (ROOT / "docs" / "explanation" / "structures.md").read_text(encoding="utf-8")
+PUBLISHED = r"^\*\*As published\.\*\*.*?(?=\n\n|\Z)"  # a paragraph
 
 
-def test_built_parts_of_pages_are_what_would_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_parts_of_pages_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["docs/build.py", "--check"])
     with pytest.raises(SystemExit) as done:
         runpy.run_path(str(ROOT / "docs" / "build.py"), run_name="__main__")
@@ -39,8 +40,8 @@ def test_every_method_has_a_page_with_its_idea_formula_and_use() -> None:
 def test_the_published_values_that_pages_name_are_options() -> None:
     named = []
     for page in (ROOT / "docs" / "methods").glob("*.md"):
-        told = re.findall(r"^\*\*As published\.\*\*.*", page.read_text(encoding="utf-8"), re.MULTILINE)
-        named += re.findall(r"`(\w+(?::\w+=\w+)+)`", "".join(told))
+        paragraphs = re.findall(PUBLISHED, page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        named += re.findall(r"`(\w+(?::\w+=\w+)+)`", "".join(paragraphs))
     assert len(named) >= 8
     for text in named:
         choice = parse_choice(text)
@@ -81,7 +82,7 @@ def recorded(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "assets" / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def test_the_figures_of_the_readme_are_the_recorded_ones() -> None:
+def test_the_figures_of_draft_models_are_the_recorded_ones() -> None:
     names = [path.stem for path in (ROOT / "assets" / "benchmarks").glob("bench-*-cpu.json")]
     assert names
     for found in map(recorded, names):
@@ -105,10 +106,10 @@ def test_the_table_of_drafters_is_the_recorded_one() -> None:
             for row in rows
         )
         assert f"| `{name}` | {weights} | {' | '.join(cells)} |" in BENCHMARKS
-    assert all(row["identical"] == 1.0 for row in records), "the README says so of all"
+    assert all(row["identical"] == 1.0 for row in records), "the page states that all outputs are identical"
 
 
-def test_what_blocks_and_compression_bring_is_the_recorded_one() -> None:
+def test_the_speed_up_of_blocks_and_compression_is_the_recorded_one() -> None:
     records = recorded("drafters-flash-cpu")["records"]
     found = {(row["accelerator"], row["category"]): row["decode_speedup"] for row in records}
     whole = "flash:drafter=flash-identity"

@@ -132,7 +132,7 @@ def test_other_files_are_refused(tmp_path):
     for how in ("cut", "empty", "text", "list", "no tensors", "another model", "gone"):
         path = tmp_path / ("checkpoint.safetensors" if how in ("text", "gone") else "checkpoint.pt")
         damaged(path, how)
-        with pytest.raises(CheckpointError, match=r"^checkpoint: got '"):
+        with pytest.raises(CheckpointError, match=r"^checkpoint (must|is|has) "):
             convert_checkpoint(path, tmp_path / "out", image_size=IMAGE_SIZE)
         assert not (tmp_path / "out").exists(), how
 

@@ -188,5 +188,5 @@ def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("score_function", "softmax"), ("use_bias", True)])
 def test_another_router_is_refused(name: str, value: object, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"a LLaDA2 with {name} {value!r}"):
+    with pytest.raises(CheckpointError, match=f"LLaDA2 with {name} {value!r} is not supported"):
         load_config(write(tmp_path, **{name: value}))

@@ -127,7 +127,7 @@ def test_the_command_knows_official_files(tmp_path):
         "convert", tmp_path, "--out", tmp_path / "out", "--vae", vae_file, "--heads", HEADS, "--json"
     )
     assert json.loads(written.stdout)["kind"] == "mar" and (tmp_path / "out/vae/config.json").is_file()
-    with pytest.raises(InputError, match="goes with a MAR"):
+    with pytest.raises(InputError, match="applies to MAR alone"):
         run("convert", vae_file, "--out", tmp_path / "other", "--vae", vae_file)
 
 

@@ -160,7 +160,7 @@ def test_a_saved_llada_has_the_published_keys(tmp_path: Path) -> None:
 )
 def test_what_no_llama_has_is_refused(name: str, value: object, tmp_path: Path) -> None:
     source = write(tmp_path, {"none": torch.zeros(1)}, **{name: value})
-    with pytest.raises(CheckpointError, match=f"a LLaDA with {name} {value!r}, which no Llama has"):
+    with pytest.raises(CheckpointError, match=f"LLaDA with {name} {value!r} is not supported"):
         load_config(source)
 
 

@@ -122,7 +122,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
     adopted: Any = load_head("assistant", tiny_assistant(target.model), *where)
     assert isinstance(adopted, AssistantHead)
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(CheckpointError, match="a whole assistant"):
+    with pytest.raises(CheckpointError, match="a complete assistant"):
         load_head("assistant", tmp_path, *where)
     target.model.save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match="gemma4"):

@@ -71,7 +71,7 @@ def test_models_that_decide_from_left_to_right_keep_that_order(sampler: Sampler)
     fast = run_of(target, StatesDrafter(), sampler, rows)
     assert fast.outputs == plain.outputs == by_hand.outputs
     assert plain.outputs != run_of(sdar(), NoDrafter(), sampler, rows).outputs
-    assert StatesDrafter().fit(target).keeps == "one place a forward, from left to right"
+    assert StatesDrafter().fit(target).keeps == "one place per forward pass, from left to right"
     made = build_accelerator("low_confidence").fit(target)
     assert made.exactness == "lossy" and build_accelerator("freedave").fit(target).exactness == "exact"
 

@@ -138,7 +138,7 @@ def test_drafters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             classes,
             {},
             {"input_type": "t2i"},
-            "input_type 't2i': for a LlamaGen that",
+            "input_type 't2i' needs a LlamaGen that",
         ),
         (captions, {}, {"input_type": "c2i"}, "conditioned on a class"),
         (captions, {}, {"intermediate_size": 41}, "wrong shapes: decoder.layers.0.mlp"),

@@ -61,9 +61,9 @@ def test_a_folder_that_is_missing_matters_only_when_it_is_asked_for(model: Path)
     with pytest.raises(CheckpointError) as caught:
         own.source_for("flash")
     message = str(caught.value)
-    assert message.startswith(f"{model / 'drafters.json'}: flash: drafter: got '../scenes-flash'")
-    assert str(model.parent / "scenes-flash") in message
-    assert "no reference model here is called 'scenes-flash'" in message
+    assert message.startswith(f"{model / 'drafters.json'}: flash: drafter must be a folder that exists")
+    assert f"there is no {model.parent / 'scenes-flash'}" in message
+    assert message.endswith("no reference model named 'scenes-flash'; got '../scenes-flash'")
 
 
 def test_a_hub_id_is_no_folder_and_is_passed_on_when_it_is_asked_for(model: Path) -> None:
@@ -76,13 +76,13 @@ def test_a_hub_id_is_no_folder_and_is_passed_on_when_it_is_asked_for(model: Path
 
 def test_a_file_that_cannot_be_used_is_named_with_what_is_allowed(model: Path) -> None:
     cases: list[Any] = [
-        ("{", "drafters.json", "valid JSON"),
-        ([], "drafters.json", "an object of labels"),
+        ("{", "drafters.json", "must be valid JSON"),
+        ([], "drafters.json", "must be an object of labels"),
         ({"flash": {**entry("flash", "a"), "depth": 3}}, "drafters.json: flash", "keys 'accelerator' and"),
         ({"flash": entry("flahs", "a")}, "drafters.json: flash: accelerator", "did you mean 'flash'?"),
         ({"mine": entry("copy", "../flash")}, "drafters.json: mine: accelerator", "flash"),
         ({"mine": {"accelerator": ["flash"], "drafter": "a"}}, "drafters.json: mine: accelerator", "flash"),
-        ({"flash": entry("flash", "")}, "drafters.json: flash: drafter", "a folder relative to this one"),
+        ({"flash": entry("flash", "")}, "drafters.json: flash: drafter", "a folder relative to the model's"),
         ({"copy": entry("flash", "../flash")}, "drafters.json: copy", "no accelerator's name"),
         ({"default": "flahs", "flash": entry("flash", "a")}, "drafters.json: default", "mean 'flash'?"),
     ]

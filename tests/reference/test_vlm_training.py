@@ -55,7 +55,7 @@ def test_a_trained_folder_loads_as_any_other_and_scores_and_card_come_from_it_al
     card = write_vlm_card(folder, scores, "python -m reference evaluate vlm tiny").read_text()
     record = json.loads((folder / "training.json").read_text())
     assert record["stages"][1]["steps"] == 30
-    assert "| short captions right to the word | 0.0 % |" in card and record["command"] in card
+    assert "| captions without an error | 0.0 % |" in card and record["command"] in card
 
 
 @pytest.mark.parametrize("size", ["tiny", "tiny-hybrid"])

@@ -10,7 +10,7 @@ LUMINA_CLASS = "ChameleonXLLMX"
 
 
 def is_lumina(config: PreTrainedConfig) -> bool:
-    """Whether a Chameleon is a Lumina-mGPT, which differs from it only in its class or its folder."""
+    """Whether a Chameleon is a Lumina-mGPT, which only its class or its folder's name shows."""
     by_class = any(name.startswith(LUMINA_CLASS) for name in config.architectures or [])
     return by_class or "lumina" in Path(config.name_or_path or "").name.lower()
 
@@ -33,10 +33,10 @@ FAMILIES = (
             "mmspec.families.chameleon.norms:convert_chameleon",
             "mmspec.families.chameleon.norms:is_chameleon",
             {
-                "control_resize": "it goes with a ControlAR",
-                "vae": "it goes with a MAR",
-                "image_size": "the config of a Chameleon says it",
-                "num_heads": "the config of a Chameleon says it",
+                "control_resize": "it applies to ControlAR alone",
+                "vae": "it applies to MAR alone",
+                "image_size": "it is read from the config of a Chameleon",
+                "num_heads": "it is read from the config of a Chameleon",
             },
         ),
         draws="tokens",

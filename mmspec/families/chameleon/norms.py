@@ -1,7 +1,7 @@
-"""Lumina-mGPT's folders in the shapes that transformers loads.
+"""Conversion of Lumina-mGPT's folders to the shapes that transformers loads.
 
-Its code keeps one norm of queries and keys for each part of a model-parallel group, [parts, head_dim] with
-one part for 7B and four for 34B, and repeats it at run time; transformers has one for each head.
+The official code has one norm of queries and keys for each part of a model-parallel group, [parts, head_dim]
+with one part for 7B and four for 34B, and repeats it at run time; transformers has one for each head.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def is_chameleon(folder: Path) -> bool:
 
 
 def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None) -> Json:
-    """Write a folder whose norms have one row for each head; shard after shard, all other files as they are.
+    """Write a copy of a folder whose norms have one row for each head.
 
     Args:
-        folder: with `config.json` and safetensors.
+        folder: folder with `config.json` and safetensors.
         out: folder to write; it appears complete or not at all.
-        dtype: of the weights written; None keeps the file's.
+        dtype: number format of the written weights; None keeps the file's.
 
     Returns:
         What was written: `path`, `kind`, `norms` repeated, `parameters`, `dtype`.
 
     Raises:
-        CheckpointError: there are no safetensors, the config lacks its heads, or a norm is of no shape
-            that can be repeated.
+        CheckpointError: there are no safetensors, the config lacks the number of heads, or the shape of a
+            norm cannot be repeated.
         InputError: `out` is not empty.
     """
     config = read_config(folder)
@@ -55,8 +55,8 @@ def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None)
     heads: dict[str, int] = {"q": queries, "k": config.get("num_key_value_heads") or queries}
     shards = sorted(folder.glob("*.safetensors"))
     if not shards or not all(isinstance(count, int) and count > 0 for count in heads.values()):
-        allowed = "a folder of safetensors, whose config.json has num_attention_heads"
-        raise CheckpointError("checkpoint", str(folder), allowed)
+        rule = "must be a folder of safetensors whose config.json has num_attention_heads"
+        raise CheckpointError("checkpoint", str(folder), rule)
     for shard in shards:
         _check_norms(shard, heads)
     norms = parameters = size = 0
@@ -93,19 +93,19 @@ def convert_chameleon(folder: Path, out: Path, dtype: torch.dtype | None = None)
 
 
 def _check_norms(shard: Path, heads: dict[str, int]) -> None:
-    """Raise CheckpointError unless the rows of all norms of a shard divide the heads."""
+    """Raise CheckpointError unless the number of rows of each norm divides the number of heads."""
     try:
         with safe_open(shard, framework="pt") as file:
             found = [norm for name in file.keys() if (norm := NORM.fullmatch(name))]  # noqa: SIM118
             shapes = {norm: tuple(file.get_slice(norm.string).get_shape()) for norm in found}
-    except Exception as error:  # safetensors raises its own, and the system's
-        allowed = f"a whole safetensors file ({error})"[:200]
-        raise CheckpointError("checkpoint", str(shard), allowed) from error
+    except Exception as error:  # safetensors raises errors of its own and of the system
+        rule = f"must be a complete safetensors file ({error})"[:200]
+        raise CheckpointError("checkpoint", str(shard), rule) from error
     wrong = [
         f"{norm.string} is {shape}"
         for norm, shape in shapes.items()
         if len(shape) != 2 or not shape[0] or heads[norm["side"]] % shape[0]
     ]
     if wrong:
-        allowed = f"norms whose rows divide the {heads['q']} heads of queries and {heads['k']} of keys"
-        raise CheckpointError("checkpoint", str(shard), f"{allowed}; {', '.join(wrong[:MAX_NAMED_KEYS])}")
+        rule = f"must have norms whose rows divide the {heads['q']} query and {heads['k']} key heads"
+        raise CheckpointError("checkpoint", str(shard), f"{rule}; {', '.join(wrong[:MAX_NAMED_KEYS])}")

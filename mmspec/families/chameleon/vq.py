@@ -1,8 +1,8 @@
-"""The image tokenizers of Chameleon and Emu3.5, in the layout of taming-transformers (2012.09841).
+"""Image tokenizers of Chameleon and Emu3.5, in the layout of taming-transformers (2012.09841).
 
-They stand in Meta's `vqgan.ckpt` and, behind `model.vqmodel.`, in checkpoints that draw, such as Anole.
-Chameleon's is tested on random files, against the encoder of transformers and another decoder; not on the
-published weights.
+Meta's `vqgan.ckpt` holds Chameleon's, as do checkpoints that draw images, such as Anole, under the prefix
+`model.vqmodel.`. Chameleon's is tested on random files, against the encoder of transformers and an
+independent decoder, not on the published weights.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ def load_chameleon(found: ModelSource) -> Keywords:
     """Load a model and its image tokenizer; see `Family`."""
     check_parts(found, VQ)
     loaded = load_whole(found._replace(parts={}))
-    # the tokenizer may lie among the weights of the model, which are here by now
+    # the tokenizer may be among the model's weights, which are downloaded by now
     return {**loaded, "vq": load_chameleon_tokenizer(found.source, found.parts.get(VQ), **found.where)}
 
 
 def load_chameleon_tokenizer(source: str, vq: str | Path | None = None, **where: Any) -> VQModel:
-    """The image tokenizer of a Chameleon, in single precision.
+    """Load the image tokenizer of a Chameleon, in single precision.
 
-    It is in a subfolder of the model's or among its weights (Anole), or in `vq`: Meta's `vqgan.ckpt`, a
-    folder of such weights, or one of diffusers.
+    Args:
+        source: the model's folder or hub id; the tokenizer is in a subfolder or among the weights (Anole).
+        vq: another place of the tokenizer: Meta's `vqgan.ckpt`, a folder of such weights, or of diffusers.
+        where: keywords of transformers.
 
     Raises:
         CheckpointError: there is none with a decoder, or it is damaged.
@@ -50,20 +52,20 @@ def load_chameleon_tokenizer(source: str, vq: str | Path | None = None, **where:
     if (saved / SAFETENSORS_WEIGHTS_NAME).is_file():
         loaded: VQModel = load_vq(source, vq, **where)
         return loaded
-    if vq is None and not place.is_dir():  # a hub id, whose files are in the cache
+    if vq is None and not place.is_dir():  # the files of a hub id are in the cache
         place = Path(str(cached_file(source, "config.json", **where))).parent
     model: VQModel = load_chameleon_vq(place).float().eval()
     return model
 
 
 def load_chameleon_vq(path: str | Path) -> VQModel:
-    """The image tokenizer of a file or folder.
+    """Load the image tokenizer of a file or folder.
 
     Args:
-        path: Meta's `vqgan.ckpt`, or a folder of safetensors that holds the tokenizer with its decoder.
+        path: Meta's `vqgan.ckpt`, or a folder of safetensors with the tokenizer and its decoder.
 
     Raises:
-        CheckpointError: there is none, or keys are missing, unknown, or of another shape.
+        CheckpointError: there is none, or keys are missing, unknown, or have wrong shapes.
     """
     path = Path(path)
     if path.is_dir():
@@ -74,7 +76,7 @@ def load_chameleon_vq(path: str | Path) -> VQModel:
 
 
 def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
-    """The tokenizer of a state dict of Chameleon; `path` names the file in messages."""
+    """Build the tokenizer of a state dict of Chameleon; `path` names the file in messages."""
     widths, attends, layers = measure_levels(path, tensors)
     settings = vq_settings(path, tensors, widths, attends) | {"layers_per_block": layers}
     vq: VQModel = build_autoencoder(
@@ -84,7 +86,7 @@ def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
-    """The tensors behind `model.vqmodel.` in a folder's safetensors files."""
+    """The tensors under `model.vqmodel.` in a folder's safetensors files, without this prefix."""
     tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -92,7 +94,9 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
                 names = [name for name in content.keys() if name.startswith(PREFIX)]  # noqa: SIM118
                 tensors.update({name.removeprefix(PREFIX): content.get_tensor(name) for name in names})
         except (OSError, SafetensorError) as error:
-            raise CheckpointError("vq", str(file), f"a complete safetensors file ({error})") from error
+            raise CheckpointError(
+                "vq", str(file), f"must be a complete safetensors file ({error})"
+            ) from error
     if not tensors:
-        raise CheckpointError("vq", str(folder), f"a folder whose safetensors files hold {PREFIX}*")
+        raise CheckpointError("vq", str(folder), f"must be a folder whose safetensors files hold {PREFIX}*")
     return tensors

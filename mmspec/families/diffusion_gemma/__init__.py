@@ -1,4 +1,4 @@
-"""DiffusionGemma, a model of canvases of noise."""
+"""DiffusionGemma, a text diffusion model that denoises blocks of tokens (canvases)."""
 
 from mmspec.plugins import Family
 

@@ -1,4 +1,4 @@
-"""Canvases of noise, proposed step after step (DiffusionGemma)."""
+"""Drafter of DiffusionGemma: drafts the whole canvas of a row in every denoising step."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ OWN_STEPS = "the checkpoint's own steps"
 
 
 class NoiseCanvasSession(DraftSession):
-    """Canvases of a batch, each at a step of its own.
+    """Canvases of a batch, each at its own step.
 
     Attributes:
-        tokens: [B, L] of the next step.
-        steps: [B] that are left.
+        tokens: [B, L] tokens of the next step.
+        steps: [B] steps that are left.
         past: [B, H, L] likeliest tokens of the last steps, the newest first.
-        begins: output index of each row's canvas; -1 before the first.
+        begins: output index at which each row's canvas begins; -1 before the first canvas.
     """
 
     def __init__(self, drafter: NoiseCanvasDrafter, batch: PromptBatch) -> None:
@@ -64,7 +64,7 @@ class NoiseCanvasSession(DraftSession):
         return begin[:, None] + torch.arange(self.drafter.length, device=begin.device)
 
     def block(self, canvas: Canvas, count: int) -> CanvasBlock:
-        """The first so many places of the canvases, as they stand."""
+        """The draft of the first `count` places of the canvases."""
         places = self.places[:, :count]
         nothing = torch.zeros(len(places), 1, dtype=torch.long, device=places.device)
         going = zip(canvas.finish_reasons, self.begins, strict=True)
@@ -87,12 +87,13 @@ class NoiseCanvasSession(DraftSession):
 
 
 class NoiseCanvasDrafter(PlacesDrafter):
-    """Proposes the canvas of each row, which the rule `renoise` draws anew in every step.
+    """Drafts the canvas of each row, which the rule `renoise` redraws in every step.
 
     Attributes:
-        length, vocabulary: of the target's canvases.
-        steps: of a canvas, at most.
-        memory: steps whose likeliest tokens are remembered.
+        length: places of a canvas.
+        vocabulary: size of the target's vocabulary.
+        steps: most steps per canvas.
+        memory: number of steps whose likeliest tokens are stored.
     """
 
     judged_by = Renoise
@@ -108,7 +109,7 @@ class NoiseCanvasDrafter(PlacesDrafter):
 
     def fit(self, target: AnyTarget) -> NoiseCanvasDrafter:
         if not isinstance(target, DiffusionGemmaTarget):
-            raise InputError("accelerator", "renoise", "a model of canvases of noise, as DiffusionGemma is")
+            raise InputError("accelerator", "renoise", "needs a model that denoises canvases: DiffusionGemma")
         fitted, own = copy.copy(self), self.rule.fit(target).settled
         fitted.length, fitted.vocabulary = target.canvas_length, target.vocabulary
         fitted.steps, fitted.memory = own["denoising_steps"], own["stability_threshold"]

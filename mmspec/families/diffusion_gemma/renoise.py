@@ -1,4 +1,4 @@
-"""Entropy-bound sampling on uniform noise: what is sure is kept for a step, all else becomes noise again."""
+"""Entropy-bounded sampling from uniform noise: confident tokens are kept for a step, others are redrawn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mmspec.validation import is_integer, require_number
 
 __all__ = ["Renoise", "uniform_tokens"]
 
-#: Of DiffusionGemma, where neither the caller nor the checkpoint says otherwise.
+#: DiffusionGemma's settings, where neither the caller nor the checkpoint has others.
 DEFAULTS = {
     "entropy_bound": 0.1,
     "denoising_steps": 48,
@@ -35,21 +35,21 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Renoise(Rule[CanvasBlock]):
-    """Decode a canvas of noise in steps, as DiffusionGemma does (its `EntropyBoundSampler` in transformers).
+    """Denoise a canvas in steps, as DiffusionGemma does (its `EntropyBoundSampler` in transformers).
 
-    In each step a token is drawn at every place, at a temperature that falls. Those of the lowest entropies
-    are kept, as long as the entropies of the ones before each sum to at most a bound (EB-Sampler,
-    2505.24857); all other places become uniform noise. When the likeliest tokens stay the same and are sure,
-    or no step is left, these are the canvas. With the checkpoint's settings this is its plain decoding.
+    Each step draws a token at every place, at a falling temperature. The tokens of lowest entropy are kept,
+    as long as the entropies of those ranked before each sum to at most a bound (EB-Sampler, 2505.24857); all
+    other places become uniform noise. The canvas ends with the likeliest tokens once these are stable and
+    confident, or no step is left. With the checkpoint's settings this is its plain decoding.
 
     Args:
-        entropy_bound: in nats.
+        entropy_bound: bound in nats.
         denoising_steps: most steps of a canvas.
         t_min, t_max: temperature of the last and, nearly, of the first step.
-        stability_threshold: steps before in which the likeliest tokens were the same.
-        confidence_threshold: mean entropy below which a canvas is sure.
+        stability_threshold: previous steps in which the likeliest tokens must have been the same.
+        confidence_threshold: mean entropy below which a canvas is confident.
 
-    All are the checkpoint's if None.
+    None stands for the checkpoint's value.
 
     Raises:
         InputError: a value outside its range.
@@ -73,11 +73,11 @@ class Renoise(Rule[CanvasBlock]):
     def __post_init__(self) -> None:
         for name in ("entropy_bound", "t_min", "t_max", "confidence_threshold"):
             if (value := getattr(self, name)) is not None:
-                require_number(name, value, 0.0, 1e6, "above 0", open_below=True)
+                require_number(name, value, 0.0, 1e6, "must be above 0, and at most 1000000", open_below=True)
         for name, least in (("denoising_steps", 1), ("stability_threshold", 0)):
             value = getattr(self, name)
             if value is not None and (not is_integer(value) or value < least):
-                raise InputError(name, value, f"an integer of {least} or more")
+                raise InputError(name, value, f"must be an integer of at least {least}")
 
     def fit(self, target: AnyTarget) -> Renoise:
         fitted, own = copy.copy(self), {**DEFAULTS, **getattr(target, "published", {})}
@@ -112,6 +112,6 @@ class Renoise(Rule[CanvasBlock]):
 
 
 def uniform_tokens(random: RandomStream, places: Tensor, vocabulary: int) -> Tensor:
-    """[T] tokens of uniform noise at output indices [T], one for each row of the stream."""
+    """Draw uniform tokens [T] at output indices [T], one for each row of the stream."""
     u = random.uniform(places[:, None], Purpose.DRAFT, 1, torch.float64)
     return (u.flatten() * vocabulary).long()

@@ -1,4 +1,4 @@
-"""DiffusionGemma as a target: an encoder keeps keys of what is decided, a decoder reads canvases of noise."""
+"""Target of DiffusionGemma: an encoder caches decided tokens, and a decoder denoises canvases."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ SETTINGS = {
 
 @dataclass
 class DiffusionGemmaState(TargetState):
-    """Keys of a batch, and what the steps of its canvases say to each other.
+    """State of a batch: caches, and the logits for self-conditioning.
 
     Attributes:
-        caches: of each row, of its prompt and its decided canvases.
-        prompts: tokens of each prompt.
-        encoded: output tokens of each row whose keys are there.
-        canvas: [B, L] the canvas that was decided last; its keys are computed with the next draft.
-        told: [B, L, V] logits of the last step, and [B] whether they are of the canvas that is decoded.
+        caches: cache of each row, with its prompt and its decided canvases.
+        prompts: number of tokens of each prompt.
+        encoded: number of output tokens of each row whose keys are cached.
+        canvas: [B, L] canvases that were decided last; their keys are computed with the next draft.
+        previous: [B, L, V] logits of the last step, and [B] whether they belong to the current canvas.
     """
 
     caches: list[DynamicCache]
     prompts: list[int]
     encoded: list[int]
     canvas: Tensor | None = None
-    told: tuple[Tensor, Tensor] | None = None
+    previous: tuple[Tensor, Tensor] | None = None
 
     def nbytes(self) -> int:
         layers: Any = (layer for cache in self.caches for layer in cache.layers)
@@ -55,21 +55,21 @@ class DiffusionGemmaState(TargetState):
 class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
     """Adapter from a DiffusionGemma of transformers to the Target interface.
 
-    Rows are read one by one, never padded, so that each gets what it gets alone.
+    Rows are read one by one and never padded, so that the output of a row does not depend on the others.
 
     Args:
         model: a loaded model, on its device, in eval mode.
 
     Attributes:
-        canvas_length: L.
-        published: settings of its plain decoding, as of `Renoise`.
+        canvas_length: number of tokens L of a canvas.
+        published: settings of plain decoding, as of `Renoise`.
     """
 
     by_blocks = True
     prefix_cache = None
 
     def plain_decoding(self) -> tuple[Drafter, Rule[CanvasBlock]]:
-        from mmspec.families.diffusion_gemma.canvas import NoiseCanvasDrafter  # which reads this target
+        from mmspec.families.diffusion_gemma.canvas import NoiseCanvasDrafter  # which imports this module
         from mmspec.families.diffusion_gemma.renoise import Renoise
 
         rule = Renoise()
@@ -89,23 +89,23 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
         self.published: Keywords = {name: one for name, one in found.items() if one is not None}
 
     def compile(self) -> None:
-        """Compiled steps are not there yet.
+        """Raise InputError: compilation is not supported.
 
         Raises:
             InputError: always.
         """
-        raise InputError("compile", True, "nothing: steps of canvases are not compiled yet")
+        raise InputError("compile", True, "is not supported for DiffusionGemma")
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[DiffusionGemmaState, PromptOutput]:
-        """Read the prompts, images included. Returns the state and logits [R, 0, V]: of no place.
+        """Prefill the prompts, images included. Returns the state and empty logits [R, 0, V].
 
         Raises:
-            InputError: hidden states are asked for.
+            InputError: `taps` is not empty.
         """
         if taps:
-            raise InputError("taps", tuple(taps), "none: a canvas is decoded by no head")
+            raise InputError("taps", tuple(taps), "must be empty: no head drafts for DiffusionGemma")
         caches = [DynamicCache(config=self.config.get_text_config(decoder=True)) for _ in prompts]
         for cache, prompt in zip(caches, prompts, strict=True):
             self._encode(cache, prompt)
@@ -114,7 +114,7 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
         return DiffusionGemmaState(caches, lengths, [0] * len(prompts)), PromptOutput(logits)
 
     def _encode(self, cache: DynamicCache, prompt: Mapping[str, Tensor]) -> None:
-        """Keep the keys of tokens [1, n] behind those that are there."""
+        """Append the keys of tokens [1, n] to a cache."""
         inputs = to_device(prompt, self.device)
         tokens = inputs.pop("input_ids")
         inputs.pop("attention_mask", None)
@@ -132,7 +132,7 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
         encoder(input_ids=tokens, attention_mask=masks, **{CACHE: cache}, position_ids=positions, **inputs)
 
     def score(self, state: DiffusionGemmaState, draft: CanvasBlock) -> TargetOutput:
-        """Score the canvas of each row; a canvas that was decided before is read first."""
+        """Score the canvas of each row, after encoding the canvas that was decided before it."""
         tokens = draft.tokens[:, :, 0]
         logits = torch.zeros(*tokens.shape, self.vocabulary, dtype=torch.float32, device=self.device)
         for row, begin in enumerate(draft.begins):
@@ -141,8 +141,8 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
             if state.canvas is not None and state.encoded[row] < begin:
                 self._encode(state.caches[row], {"input_ids": state.canvas[row : row + 1]})
                 state.encoded[row] = begin
-            told = None if state.told is None else [each[row : row + 1] for each in state.told]
-            logits_before, known = told or (None, None)
+            previous = None if state.previous is None else [each[row : row + 1] for each in state.previous]
+            logits_before, known = previous or (None, None)
             length = state.prompts[row] + begin
             output = self.model(
                 decoder_input_ids=tokens[row : row + 1],
@@ -155,8 +155,8 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
         return TargetOutput(logits)
 
     def commit(self, state: DiffusionGemmaState, draft: Draft, verdict: CanvasFill, active: Tensor) -> None:
-        """Keep the canvases that were decided, and tell the next step of the others what this one said."""
+        """Store the decided canvases, and the logits that condition the next step of the others."""
         done = verdict.decided.all(-1, keepdim=True)
         state.canvas = verdict.values if state.canvas is None else verdict.values.where(done, state.canvas)
         embeddings = self.model.get_input_embeddings().weight
-        state.told = verdict.logits.to(embeddings.dtype), ~done[:, 0]
+        state.previous = verdict.logits.to(embeddings.dtype), ~done[:, 0]

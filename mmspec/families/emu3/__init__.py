@@ -1,4 +1,4 @@
-"""Emu3 and Emu3.5; the auto classes of transformers then know the folders of the latter."""
+"""Emu3 and Emu3.5; importing it registers Emu3.5 with the auto classes of transformers."""
 
 import mmspec.families.emu3.emu3_5  # noqa: F401
 from mmspec.plugins import Family

@@ -1,4 +1,4 @@
-"""GLM-Image as diffusers keeps it, and prompts as its `GlmImagePipeline` writes them."""
+"""Loading of GLM-Image from diffusers' layout, and prompts as in its `GlmImagePipeline`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 1024
 
 
 def load_glm_image(found: ModelSource) -> Keywords:
-    """Load a model, and its processor, which lies beside it; see `Family`.
+    """Load a model, and the processor in the folder beside it; see `Family`.
 
     Raises:
         CheckpointError: one of them cannot be read.
@@ -28,7 +28,8 @@ def load_glm_image(found: ModelSource) -> Keywords:
     try:
         processor = AutoProcessor.from_pretrained(beside if beside.is_dir() else found.source)
     except (OSError, ValueError) as error:
-        raise CheckpointError("target", found.source, f"a processor beside it ({error})"[:300]) from error
+        rule = f"needs a processor in a folder beside it ({error})"[:300]
+        raise CheckpointError("target", found.source, rule) from error
     kind: Keywords = {"argument": "target", "model_class": GlmImageForConditionalGeneration}
     return {"processor": processor, "model": load_model(found.source, found.config, **kind, **found.how)}
 
@@ -36,7 +37,7 @@ def load_glm_image(found: ModelSource) -> Keywords:
 def image_prompts(
     target: GlmImageTarget, processor: Processor, texts: Sequence[str], height: int | None, width: int | None
 ) -> tuple[list[Request], Sampler, int]:
-    """Requests of images without a source image, how they are sampled, and tokens of each; see `Family`."""
+    """Return text-to-image requests, their sampler, and the tokens of each; see `Family`."""
     size = {"target_h": height or SIZE, "target_w": width or SIZE}
     requests = []
     for text in texts:
@@ -47,5 +48,5 @@ def image_prompts(
         requests.append(Request(dict(inputs)))
     config = target.model.generation_config
     sampler = Sampler(config.temperature or 1.0, top_k=config.top_k, top_p=config.top_p)
-    tokens = target.layout_for(requests[0].inputs).length  # of preview and image; a mark ends them
+    tokens = target.layout_for(requests[0].inputs).length  # of preview and image; an end token follows
     return requests, sampler, tokens + 1

@@ -1,8 +1,7 @@
-"""The autoregressive half of GLM-Image as a target: a small preview of an image, then the image itself.
+"""Target of GLM-Image's autoregressive half, which draws a small preview of an image, then the image.
 
-Its head is narrower than its vocabulary: codes, and the marks of an image's beginning and end, whose ids are
-the lowest, so that outputs are counted as the model counts them. Positions have three axes and follow the
-grids: those of a token of the output are looked up by its index.
+Its output matrix covers the lowest ids of its vocabulary: the codes, and the begin and end token of an image.
+Positions have three axes that follow the grids; those of an output token are looked up by its index.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class GlmImageState(CausalState):
     """State of a batch: its cache, and the positions of its outputs.
 
     Attributes:
-        table: [R, n, 3] positions by index of the output; the last one stands for all beyond the image.
+        table: [R, n, 3] positions by output index; the last one stands for all indices beyond the image.
     """
 
     row_fields = named(RowField("table", fill=None))
@@ -49,8 +48,8 @@ class GlmImageTarget(VisionLanguageTarget):
         model: a loaded model.
 
     Attributes:
-        vocabulary: width of the head, codes and marks.
-        codebook: [K, d] code vectors of the image tokenizer; its codes are the first tokens.
+        vocabulary: width of the output matrix: codes, begin and end token.
+        codebook: [K, d] code vectors of the image tokenizer; the codes are the first tokens.
     """
 
     codebook: Tensor
@@ -64,7 +63,7 @@ class GlmImageTarget(VisionLanguageTarget):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[GlmImageState, PromptOutput]:
-        """Read the prompts, and keep the positions of their outputs."""
+        """Prefill the prompts, and store the positions of their outputs."""
         tables = [self._rope(to_device(prompt, self.device))[1] for prompt in prompts]
         state, output = super().prefill(prompts, capacity, taps)
         longest = max(table.shape[1] for table in tables)
@@ -72,16 +71,16 @@ class GlmImageTarget(VisionLanguageTarget):
         return GlmImageState(**vars(state), table=table), output
 
     def layout_for(self, inputs: Mapping[str, Tensor]) -> GridSequence:
-        """Layout of the output: the grids that no image of the prompt fills, the last (a preview) first.
+        """Layout of the output: the grids that no prompt image fills, the last (a preview) first.
 
-        The mark of the end is not in it: no grammar forces it.
+        It excludes the end token, which the grammar does not force.
         """
         given = int((inputs["input_ids"] == self.config.image_end_token_id).sum())
         sides = inputs["image_grid_thw"][given:, 1:].flip(0).tolist()
         return GridSequence(tuple(ImageGrid(rows, columns, len(self.codebook)) for rows, columns in sides))
 
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-        """Position ids of a prompt [3, 1, L]; what follows it is looked up, so that there is no offset."""
+        """Position ids of a prompt [3, 1, L]; there is no offset, since later ones are looked up."""
         return self._rope(inputs)[0], 0
 
     def next_positions(self, state: GlmImageState, nodes: Nodes) -> Tensor:
@@ -94,13 +93,14 @@ class GlmImageTarget(VisionLanguageTarget):
         """Position ids of a prompt [3, 1, L], and those of its output [1, n, 3].
 
         Raises:
-            InputError: the prompt does not say which grids are to be drawn.
+            InputError: the prompt lacks the grids of the images.
         """
         if inputs.get("image_grid_thw") is None:
-            raise InputError("inputs", sorted(inputs), "`image_grid_thw`, as the processor returns it")
+            rule = "must include `image_grid_thw`, as the processor returns it"
+            raise InputError("inputs", sorted(inputs), rule)
         module = self.model.model
         grids = {name: inputs[name] for name in GRIDS if inputs.get(name) is not None}
         positions, _ = module.get_rope_index(inputs["input_ids"], **grids)
-        # kept on the module until the next prompt is read; a copy belongs to the request
+        # the module overwrites it for the next prompt, so that each request needs a copy
         table: Tensor = module._cached_decode_position_ids
         return positions, table.transpose(1, 2).clone()

@@ -1,4 +1,4 @@
-"""Janus by its own `generate`, which measurements compare with."""
+"""Image generation of Janus with `generate` of transformers, as a baseline of measurements."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mmspec.open_types import Keywords
 
 
 def generate_keywords(target: JanusTarget, request: Request, scale: float) -> tuple[nn.Module, int, Keywords]:
-    """Keywords that draw an image, by a model that guides itself; see `Family`."""
-    ids = request.inputs["input_ids"].to(target.device) - target.vocabulary  # its tokenizer's
+    """Return the keywords of `generate` for an image; the model applies guidance itself; see `Family`."""
+    ids = request.inputs["input_ids"].to(target.device) - target.vocabulary  # ids of its tokenizer
     inputs = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
     return (
         target.model.model.language_model,

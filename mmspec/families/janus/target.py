@@ -1,4 +1,4 @@
-"""Janus and Janus-Pro as targets (2410.13848, 2501.17811): image tokens have their own table and head."""
+"""Target of Janus and Janus-Pro (2410.13848, 2501.17811); image tokens have their own table and head."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BEGIN_OF_IMAGE = "<begin_of_image>"
 
 
 class JanusTarget(TextPromptTarget):
-    """Adapter from `JanusForConditionalGeneration`, which holds its image tokenizer, to the Target interface.
+    """Adapter from `JanusForConditionalGeneration`, with its image tokenizer, to the Target interface.
 
     Args:
         model: a loaded Janus or Janus-Pro.
-        vq: None; the model brings its own.
-        codebook: [K, d]; that of the model if None.
+        vq: must be None.
+        codebook: [K, d]; None for that of the model.
     """
 
     only_size = "the only size that Janus draws"
@@ -34,7 +34,8 @@ class JanusTarget(TextPromptTarget):
         self, model: JanusForConditionalGeneration, vq: AnyVQ = None, codebook: Tensor | None = None
     ) -> None:
         if vq is not None:
-            raise InputError("vq", type(vq).__name__, "None: a Janus checkpoint holds its image tokenizer")
+            rule = "must be None: a Janus checkpoint contains its image tokenizer"
+            raise InputError("vq", type(vq).__name__, rule)
         own = model.model.vqmodel
         config = own.config
         grid = ImageGrid(config.num_patches, config.num_patches, config.num_embeddings)
@@ -42,7 +43,7 @@ class JanusTarget(TextPromptTarget):
         super().__init__(model, grid, stride=stride, vq=own, codebook=codebook)
 
     def prompt_ids(self, text: str, negative: str | None, grid: ImageGrid, tokenizer: Processor) -> IdsPair:
-        """A turn, then begin-of-image; the unconditional prompt is as many visible paddings."""
+        """A turn, then begin-of-image; the unconditional prompt has as many padding tokens, unmasked."""
         newer = "<|User|>" in tokenizer.get_vocab()
         user, assistant = ("<|User|>", "<|Assistant|>") if newer else ("User", "Assistant")
         begin, image = special_ids(tokenizer, tokenizer.bos_token, BEGIN_OF_IMAGE)
@@ -57,7 +58,7 @@ class JanusTarget(TextPromptTarget):
         return ids, [token if token in (begin, image) else padding for token in ids]
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed words by the language model's table, and codes by the projected table of codes."""
+        """Embed words with the language model's table, and codes with the projected table of codes."""
         words = self.model.get_input_embeddings()((tokens - self.vocabulary).clamp(min=0))
         codes = self.model.prepare_embeddings_for_image_generation(tokens.clamp(max=self.vocabulary - 1))
         return torch.where((tokens >= self.vocabulary)[..., None], words, codes)

@@ -1,6 +1,6 @@
-"""LlamaGen: a Llama over image tokens, drawn in raster order (Sun et al., 2406.06525).
+"""LlamaGen: a Llama over image tokens in raster order (Sun et al., 2406.06525).
 
-Importing it makes the auto classes of transformers know the folders that `mmspec convert` writes.
+Importing it registers the folders that `mmspec convert` writes with the auto classes of transformers.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from mmspec.plugins import Converter, Family
 
 
 def kin(model: type[LlamaGenForCausalLM], target: str, **record: Any) -> Family:
-    """Register the models of a family with transformers, and make its record.
+    """Register the models of a LlamaGen-like family with transformers, and return its record.
 
     Args:
-        model: a LlamaGen, or of a class that is made of its parts.
-        target, record: as of `Family`, but for what LlamaGen has in common with its kin.
+        model: LlamaGen, or a class built from its parts.
+        target, record: fields of `Family`; these families have the others in common.
     """
     config, decoder = model.config_class, model.decoder_class
     AutoConfig.register(config.model_type, config, exist_ok=True)
@@ -25,6 +25,7 @@ def kin(model: type[LlamaGenForCausalLM], target: str, **record: Any) -> Family:
     shared = {
         "vq": "diffusers.models.autoencoders.vq_model:VQModel",
         "load": "mmspec.families.llamagen.parts:load_llamagen",
+        "reader": "mmspec.families.llamagen.parts:PromptReader",
     }
     return Family(config.model_type, target, draws="tokens", answers=False, **{**shared, **record})
 
@@ -34,7 +35,8 @@ FAMILIES = (
         LlamaGenForCausalLM,
         "mmspec.families.llamagen.target:LlamaGenTarget",
         converter=Converter(
-            "mmspec.families.llamagen.conversion:convert_checkpoint", refuses={"vae": "it goes with a MAR"}
+            "mmspec.families.llamagen.conversion:convert_checkpoint",
+            refuses={"vae": "it applies to MAR alone"},
         ),
         generate="mmspec.families.llamagen.generation:generate_keywords",
     ),

@@ -1,4 +1,4 @@
-"""The shape of a LlamaGen transformer, and the sizes that were published."""
+"""Config of a LlamaGen transformer, and the published sizes."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from mmspec.transformers_versions import CACHE_NAMES
 __all__ = ["CONTROLLED_LAYERS", "RESIZES", "SIZES", "LlamaGenConfig", "Size", "swiglu_width"]
 
 
-CONTROLLED_LAYERS = 3  # to whose inputs the control of an image is added: 0, n / 3 and 2 n / 3 of n layers
+CONTROLLED_LAYERS = 3  # layers whose inputs get the control: 0, n / 3 and 2 n / 3 of n layers
 RESIZES = ("nearest", "bicubic")
 
 
@@ -37,7 +37,7 @@ SIZES = {
 
 
 def swiglu_width(width: int, multiple_of: int = 256, multiplier: float | None = None) -> int:
-    """Hidden width of the feed-forward: two thirds of four times the width, rounded up."""
+    """Hidden width of the feed-forward network: two thirds of four times the width, rounded up."""
     hidden = int(2 * (4 * width) / 3)
     if multiplier is not None:
         hidden = int(multiplier * hidden)
@@ -46,22 +46,22 @@ def swiglu_width(width: int, multiple_of: int = 256, multiplier: float | None = 
 
 @strict
 class LlamaGenConfig(PreTrainedConfig):
-    """The shape of a LlamaGen transformer.
+    """Config of a LlamaGen transformer.
 
     Attributes:
-        vocab_size: entries of the image codebook V. Ids from V on are condition slots.
+        vocab_size: entries V of the image codebook. Ids from V on are condition slots.
         intermediate_size: width of the SwiGLU; None computes it from `multiple_of` and `ffn_dim_multiplier`.
         num_key_value_heads: None for as many as attention heads, as in every published size.
         grid_size: image tokens per side g; 16, 24 or 32 for 256, 384 or 512 pixels. The rotation of a
-            token depends on it, so a checkpoint fits the one grid that it was trained for.
+            token depends on it, so that a checkpoint fits only the grid that it was trained for.
         condition_type: "class" (one slot holds a label) or "caption" (slots hold text features).
-        num_classes: labels; one more row, `num_classes`, is the null class.
+        num_classes: number of labels; one more row, `num_classes`, is the null class.
         caption_length, caption_dim: slots and width of the text features.
         rope_base: base of the rotary frequencies.
-        control_config: shape of the DINOv2 that reads control images (ControlAR, 2410.02705); None for a
+        control_config: config of the DINOv2 that encodes control images (ControlAR, 2410.02705); None for a
             model without control.
-        control_resize: how a control image gets a patch for each cell: "nearest" (published for Canny edges
-            and segmentations) or "bicubic".
+        control_resize: interpolation that resizes a control image to one patch per cell: "nearest" (published
+            for Canny edges and segmentations) or "bicubic".
 
     Example:
         >>> LlamaGenConfig.from_size("XL", grid_size=24).intermediate_size
@@ -71,7 +71,7 @@ class LlamaGenConfig(PreTrainedConfig):
     model_type = "llamagen"
     sub_configs = {"control_config": Dinov2Config}
     keys_to_ignore_at_inference = list(CACHE_NAMES)
-    frames = 1  # a field of models of clips
+    frames = 1  # models of clips have it as a field
 
     vocab_size: int = 16384
     hidden_size: int = 768
@@ -110,62 +110,59 @@ class LlamaGenConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Refuse what cannot be built; called by `strict`."""
+        """Raise ValueError for impossible sizes; called by `strict`."""
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
         if self.condition_type not in ("class", "caption"):
-            raise ValueError(f"condition_type: got {self.condition_type!r}; 'class' or 'caption'")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size: got {self.hidden_size}; a multiple of the {self.num_attention_heads} heads"
-            )
-        if self.num_attention_heads % (self.num_key_value_heads or self.num_attention_heads):
-            raise ValueError(
-                f"num_key_value_heads: got {self.num_key_value_heads}; a divisor of the "
-                f"{self.num_attention_heads} heads"
-            )
+            raise ValueError(f"condition_type must be 'class' or 'caption'; got {self.condition_type!r}")
+        if self.hidden_size % heads:
+            raise ValueError(f"hidden_size must be a multiple of the {heads} heads; got {self.hidden_size}")
+        if heads % (groups or heads):
+            raise ValueError(f"num_key_value_heads must be a divisor of the {heads} heads; got {groups}")
         if self.head_dim % 4:
             raise ValueError(
-                f"hidden_size / heads: got {self.head_dim}; a multiple of 4: rows and columns take half "
-                "the pairs each"
+                "hidden_size / heads must be a multiple of 4, as rows and columns rotate half of the pairs; "
+                f"got {self.head_dim}"
             )
 
     def validate_control(self) -> None:
-        """Refuse a control that cannot be added; called by `strict`."""
+        """Raise ValueError for control that such a model cannot have; called by `strict`."""
         if self.control_resize not in RESIZES:
-            raise ValueError(f"control_resize: got {self.control_resize!r}; 'nearest' or 'bicubic'")
+            raise ValueError(f"control_resize must be 'nearest' or 'bicubic'; got {self.control_resize!r}")
         if self.control_config is None:
             return
         if self.model_type != "llamagen":
-            raise ValueError(f"control_config: got {self.control_config!r}; None: for raster order alone")
+            raise ValueError(f"control_config must be None except for llamagen; got {self.control_config!r}")
         if self.num_hidden_layers % CONTROLLED_LAYERS:
-            raise ValueError(f"num_hidden_layers: got {self.num_hidden_layers}; with control a multiple of 3")
+            got = self.num_hidden_layers
+            raise ValueError(f"num_hidden_layers must be a multiple of 3 for a model with control; got {got}")
 
     @classmethod
     def from_size(cls, size: str, **settings: Any) -> "LlamaGenConfig":
-        """The config of a published size, by its name in `SIZES`."""
+        """Return the config of a published size, by its name in `SIZES`."""
         layers, heads, width = SIZES[size]
         return cls(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, **settings)
 
     @property
     def attention_bias(self) -> bool:
-        """Whether queries, keys, values and outputs of attention have biases: no LlamaGen has any."""
+        """Whether queries, keys, values and outputs of attention have biases: never in LlamaGen."""
         return False
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head; 100 in the 3B, which kernels have to pad."""
+        """Width of one attention head; 100 in the 3B, which kernels must pad."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def prefix_length(self) -> int:
-        """Condition slots C before the image: 1 label, or the caption."""
+        """Condition slots C before the image: one for a label, or those of a caption."""
         return 1 if self.condition_type == "class" else self.caption_length
 
     @property
     def image_tokens(self) -> int:
-        """Tokens of one image, g * g."""
+        """Tokens of an image, g * g."""
         return self.grid_size**2
 
     @property
     def max_position_embeddings(self) -> int:
-        """Positions of prefix and image; drafts may point further, to places without rotation."""
+        """Positions of prefix and image; drafts may reach positions beyond, which have no rotation."""
         return self.prefix_length + self.image_tokens

@@ -1,8 +1,8 @@
-"""Control of ControlAR (2410.02705): vectors that an image of edges or depths adds to hidden states.
+"""Image control of ControlAR (2410.02705): vectors of an edge or depth image, added to hidden states.
 
-The vectors of a cell are added where it is predicted: to the token of the cell before it, or to the last
-condition slot. Which token that is follows from the token's position alone, never from how many tokens a
-forward reads, so that windows and trees are controlled as single tokens are.
+The vectors of a cell are added to the token that predicts it: the token of the previous cell, or the last
+condition slot. The token's position alone determines its vectors, not the number of tokens in a forward pass,
+so that windows and trees are controlled in the same way as single tokens.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ __all__ = ["ControlEncoder", "control_of_tokens", "two_layers"]
 
 
 def two_layers(inputs: int, width: int) -> nn.Sequential:
-    """Two linear layers without biases, `fc1` and `fc2`, and the tanh form of GELU between: 0 stays 0."""
+    """Two linear layers `fc1` and `fc2` without biases, with the tanh form of GELU between; maps 0 to 0."""
     parts = OrderedDict[str, nn.Module](fc1=nn.Linear(inputs, width, bias=False), act=nn.GELU("tanh"))
     parts["fc2"] = nn.Linear(width, width, bias=False)
     return nn.Sequential(parts)
 
 
 class ControlEncoder(nn.Module):
-    """DINOv2 over the control image, and the layers that make of its patches what is added to cells.
+    """DINOv2 of the control image, and the layers that map its patches to the vectors of cells.
 
     Args:
-        config: with a `control_config`.
+        config: a config with a `control_config`.
     """
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         vision: Any = config.control_config
         self.adapter = Dinov2Model(vision)
-        self.side = config.grid_size * vision.patch_size  # one patch a cell
+        self.side = config.grid_size * vision.patch_size  # one patch per cell
         self.resize = config.control_resize
         width = config.hidden_size
         self.projection = two_layers(vision.hidden_size, width)
@@ -46,7 +46,7 @@ class ControlEncoder(nn.Module):
         self.layers = nn.ModuleList(two_layers(width, width) for _ in range(CONTROLLED_LAYERS))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images [B, 3, H, W] in [-1, 1] to [B, 3, N, D]: for each controlled layer, of each cell."""
+        """Encode images [B, 3, H, W] in [-1, 1] to [B, 3, N, D], a vector per controlled layer and cell."""
         corners = None if self.resize == "nearest" else True
         resized = interpolate(pixels.float(), (self.side, self.side), mode=self.resize, align_corners=corners)
         patches = self.adapter(resized.to(self.adapter.dtype)).last_hidden_state[:, 1:]
@@ -55,12 +55,12 @@ class ControlEncoder(nn.Module):
 
 
 def control_of_tokens(control: Tensor, position_ids: Tensor, config: LlamaGenConfig) -> tuple[Tensor, ...]:
-    """Find what is added to tokens: the control of the cell that each predicts, 0 where there is none.
+    """Return the vectors to add to tokens: the control of the cell that each predicts, or 0 without a cell.
 
     Args:
-        control: [B, 3, N, D] of all cells.
-        position_ids: [B or 1, T] places in the sequence, the first condition slot being 0.
-        config: says where the image begins.
+        control: [B, 3, N, D] control of all cells.
+        position_ids: [B or 1, T] positions in the sequence; the first condition slot is 0.
+        config: config of the model, which determines where the image begins.
 
     Returns:
         [B, T, D] for each controlled layer.

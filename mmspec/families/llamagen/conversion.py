@@ -1,10 +1,10 @@
-"""Conversion of official checkpoints of LlamaGen and its kin to folders that `from_pretrained` loads.
+"""Conversion of official checkpoints of LlamaGen and related models to folders that `from_pretrained` loads.
 
-Everything is read from the shapes but two numbers: the heads, looked up by width and depth, and the grid,
-which the file name tells (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`), or an LPD's positions; of a VAR heads and
-scales stand in the file. Folders of LANTERN (2410.03355) hold LlamaGen under the key names of Llama; their
-config claims `LlamaForCausalLM`, which would load them without raster positions and without the condition,
-but the embedding of the condition gives them away.
+All sizes are read from the shapes, except two. The number of heads is looked up by width and depth. The grid
+is read from the file name (`c2i_B_256.pt`, `t2i_XL_stage2_512.pt`), or from an LPD's positions. Files of VAR
+contain heads and scales. Folders of LANTERN (2410.03355) hold LlamaGen under the key names of Llama. Their
+config names `LlamaForCausalLM`, which would load them without raster positions and without the condition; the
+embedding of the condition identifies them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from mmspec.open_types import Json
 from mmspec.plugins import FAMILIES, load
 
 CONDITIONS = {"c2i": "class", "t2i": "caption"}
-# fields that their config has under our names, where it has them
+# fields of LANTERN's config that have the same names here
 FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "rms_norm_eps", "rope_base", "num_classes", "caption_dim"),
@@ -51,12 +51,12 @@ FIELDS = (
 CONTAINERS = ("model", "module", "state_dict")
 CONTROL = ("adapter.", "adapter_mlp.", "condition_layers.", "condition_mlp.cap_proj.")
 HEAD_WIDTH = 64  # of every published DINOv2
-# how the authors resize a control image, by what the file name says of its kind
+# how the authors resize a control image, by the kind of control in the file name
 RESIZE_OF = (("canny_base|edge|hed|lineart|depth", "bicubic"), ("canny|seg", "nearest"))
 
-# the part of a name -> the official one, and for q, k and v the one tensor in which they are stacked
+# the part of a name -> the official one; q, k and v are stacked in one official tensor
 RENAMES = (
-    # DINOv2 has the names of older versions of transformers in official files
+    # official files name the parts of DINOv2 as older versions of transformers do
     (r"\.attention\.q_proj\.", ".attention.attention.query."),
     (r"\.attention\.k_proj\.", ".attention.attention.key."),
     (r"\.attention\.v_proj\.", ".attention.attention.value."),
@@ -89,7 +89,7 @@ def is_controlled(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def config_from_lantern(path: Path) -> LlamaGenConfig:
-    """The config that stands beside the weights."""
+    """Read the config of LANTERN beside the weights."""
     stored = read_config(path.parent)
     try:
         grid_size = math.isqrt(stored["block_size"])
@@ -99,8 +99,8 @@ def config_from_lantern(path: Path) -> LlamaGenConfig:
             settings["caption_length"] = stored["cls_token_num"]
         return LlamaGenConfig(condition_type=condition, grid_size=grid_size, **settings)
     except (KeyError, TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
-        allowed = f"a LlamaGen config with block_size, input_type (c2i or t2i) and sizes ({error})"
-        raise CheckpointError("checkpoint", str(path.parent / "config.json"), allowed) from error
+        rule = f"must be a LlamaGen config with block_size, input_type (c2i or t2i) and sizes ({error})"
+        raise CheckpointError("checkpoint", str(path.parent / "config.json"), rule) from error
 
 
 def convert_checkpoint(
@@ -112,18 +112,17 @@ def convert_checkpoint(
     control_resize: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Json:
-    """Write a safetensors folder of an official transformer or image tokenizer (VQ-8, VQ-16, VAR's).
+    """Convert an official transformer or image tokenizer (VQ-8, VQ-16, VAR's) to a safetensors folder.
 
-    Transformers are LlamaGen's (c2i, t2i), also under the control of an image (ControlAR), and those of LPD,
-    NAR, PAR and VAR.
+    Transformers are LlamaGen (c2i, t2i), also with image control (ControlAR), LPD, NAR, PAR and VAR.
 
     Args:
         checkpoint: the official file, or a folder with the `config.json` and `model.safetensors` of LANTERN.
         out: folder to write; it appears complete or not at all.
-        image_size: pixels per side that the transformer was trained for, where the file name does not say.
-        num_heads: attention heads, where width and depth are those of no published size.
-        control_resize: "nearest" or "bicubic", of control images, where the file name does not say which.
-        dtype: of the weights written; None keeps the file's.
+        image_size: pixels per side that the transformer was trained for, if the file name lacks them.
+        num_heads: attention heads, if width and depth are not those of a published size.
+        control_resize: "nearest" or "bicubic", of control images, if the file name lacks the kind of control.
+        dtype: number format of the written weights; None keeps the file's.
 
     Returns:
         What was written: `path`, `kind`, `parameters`, `dtype`, and `grid_size` or `stride`.
@@ -136,9 +135,11 @@ def convert_checkpoint(
     if path.is_dir():
         path /= "model.safetensors"
     content = open_checkpoint(path)
-    tensors = find_tensors(path, content, (*CONTAINERS, "ema"), parts=False)  # LANTERN's are known by theirs
+    # without `parts`, the prefixes that identify LANTERN are kept
+    tensors = find_tensors(path, content, (*CONTAINERS, "ema"), parts=False)
     if control_resize is not None and not is_controlled(tensors):
-        raise InputError("control_resize", control_resize, "None: this model is not controlled by an image")
+        rule = "must be None: this model is not controlled by an image"
+        raise InputError("control_resize", control_resize, rule)
     model: AnyModel
     if is_vq(tensors):
         model, codebook = vq_from_official(path, find_tensors(path, content, ("ema", *CONTAINERS)))
@@ -173,7 +174,7 @@ def convert_checkpoint(
 def model_of_kin(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
 ) -> AnyModel | None:
-    """The model, or image tokenizer, of another family of the layout, by its `official`; None of LlamaGen."""
+    """Build the model or image tokenizer of a related family, by its `official`; None for LlamaGen."""
     readers = (load(family.official) for family in FAMILIES.values() if family.official)
     read = (reader(path, tensors, image_size, num_heads) for reader in readers)
     return next((model for model in read if model is not None), None)
@@ -186,7 +187,7 @@ def llamagen_from_official(
     num_heads: int | None = None,
     control_resize: str | None = None,
 ) -> LlamaGenForCausalLM:
-    """The model of an official state dict; `path` gives the image size, and names the file in messages."""
+    """Build the model of an official state dict; `path` gives the image size, and the name in messages."""
     control = _control(path, tensors, control_resize) if is_controlled(tensors) else {}
     return from_layout(path, tensors, image_size, num_heads, LlamaGenForCausalLM, **control)
 
@@ -200,7 +201,7 @@ def from_layout(
     renames: Sequence[tuple[str, str]] = (),
     **settings: Any,
 ) -> LlamaGenForCausalLM:
-    """The model of a state dict in LlamaGen's layout; `renames` are of what LlamaGen itself lacks."""
+    """Build the model of a state dict in LlamaGen's layout; `renames` are for parts that LlamaGen lacks."""
     grid_size = grid_size_of(path, image_size)
     config = infer_config(path, tensors, grid_size, num_heads, kind.config_class, **settings)
     return build(path, tensors, kind, config, partial(renamed, (*renames, *RENAMES)))
@@ -215,22 +216,22 @@ def infer_config(
     further_layers: int = 0,
     **settings: Any,
 ) -> LlamaGenConfig:
-    """The config of a state dict with `further_layers` more than its size says, of that kind."""
+    """Infer the config of a state dict, which has `further_layers` more layers than its published size."""
     layers = {int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d+)\.attention\.", name))}
     if not layers:
-        allowed = "an official LlamaGen transformer (keys layers.0.attention.*) or image tokenizer"
-        raise CheckpointError("checkpoint", str(path), allowed)
+        rule = "must be an official LlamaGen transformer (keys layers.0.attention.*) or image tokenizer"
+        raise CheckpointError("checkpoint", str(path), rule)
     depth = len(layers)
     if layers != {*range(depth)}:
         gap = min({*range(depth)} - layers)
-        raise CheckpointError("checkpoint", str(path), f"missing keys: layers.{gap}.attention.*")
+        raise CheckpointError("checkpoint", str(path), f"has missing keys: layers.{gap}.attention.*")
     width = measure(path, tensors, r"(layers\.\d+\.(attention|ffn)_norm|norm)\.weight")
     heads = heads_of(path, depth - further_layers, width, num_heads)
     head_dim = width // heads
     stacked = measure(path, tensors, r"layers\.\d+\.attention\.wqkv\.weight") - width
     key_value_heads, rest = divmod(stacked, 2 * head_dim)
     if rest or key_value_heads < 1 or heads % key_value_heads:
-        key_value_heads = heads  # then the shape of wqkv is wrong, which is said with its name
+        key_value_heads = heads  # the shape of wqkv is wrong; `build` reports it with its name
     return config_of(
         path,
         kind,
@@ -258,13 +259,15 @@ def _condition(path: Path, tensors: Mapping[str, Tensor]) -> Json:
 
 
 def _control(path: Path, tensors: Mapping[str, Tensor], resize: str | None) -> Json:
-    """The fields of a ControlAR: its DINOv2, and how it resizes control images."""
+    """Config fields of a ControlAR: its DINOv2, and how it resizes control images."""
     if resize is None:
         found = (how for kinds, how in RESIZE_OF if re.search(kinds, path.stem.lower()))
         resize = next(found, None)
     if resize not in RESIZES:
-        allowed = "'nearest' for Canny edges and segmentations, 'bicubic' for others (--control-resize)"
-        raise InputError("control_resize", resize, allowed)
+        rule = (
+            "must be 'nearest' for Canny edges and segmentations, or 'bicubic' for others (--control-resize)"
+        )
+        raise InputError("control_resize", resize, rule)
     of = partial(measure, path, tensors)
     part = r"adapter\.model\."
     width, patch = of(part + r"layernorm\.weight"), of(part + r"embeddings\.patch.*weight", axis=2)

@@ -1,4 +1,4 @@
-"""LlamaGen by `generate` of transformers, which measurements compare with."""
+"""Image generation of LlamaGen with `generate` of transformers, as a baseline of measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmspec.open_types import Keywords
 
 
 class GuidedHalves(LogitsProcessor):
-    """Classifier-free guidance u + s (c - u) of rows with a prompt, then without: one token for both."""
+    """Classifier-free guidance u + s (c - u) of two halves of a batch, with and without the prompt."""
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
@@ -26,7 +26,7 @@ class GuidedHalves(LogitsProcessor):
 def generate_keywords(
     target: LlamaGenTarget, request: Request, scale: float
 ) -> tuple[PreTrainedModel, int, Keywords]:
-    """Keywords that draw an image, a guided pair as two rows of a batch; see `Family`."""
+    """Return the keywords of `generate` for an image; guidance uses two rows of a batch; see `Family`."""
     halves = (
         [request.inputs] if request.negative_inputs is None else [request.inputs, request.negative_inputs]
     )
@@ -38,7 +38,7 @@ def generate_keywords(
         inputs["input_ids"].shape[1],
         {
             **inputs,
-            "guidance_scale": 1.0,  # its own would run a second forward for every token
+            "guidance_scale": 1.0,  # generate's own guidance needs a second forward pass for every token
             "logits_processor": guidance,
             "max_new_tokens": (request.layout or target.grid).length,
         },

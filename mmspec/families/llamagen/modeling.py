@@ -1,9 +1,9 @@
-"""The LlamaGen transformer with the seams of any transformers decoder: Cache, 4-D mask, position_ids.
+"""The LlamaGen transformer, with the interface of any transformers decoder: Cache, 4-D mask, position_ids.
 
-It differs from Llama in two things: positions are those of a raster, and the sequence begins with condition
-slots. A condition is part of `input_ids`, so that a prompt has a length like any other: ids from `vocab_size`
-on are condition slots. Under classifier-free guidance the null prompts are the negative ones. Norms,
-feed-forward, masks and attention kernels are those of transformers.
+It differs from Llama in two ways: positions are those of a raster, and the sequence begins with condition
+slots. The condition is part of `input_ids`, where ids from `vocab_size` on are condition slots, so that a
+prompt has a length as usual. Classifier-free guidance uses null prompts as negative prompts. Norms,
+feed-forward networks, masks and attention kernels are those of transformers.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ logger = logging.getLogger(__name__)
 
 
 class ClassEmbedding(nn.Module):
-    """Labels to vectors; the last row is the null class."""
+    """Embedding of class labels; the last row is the null class."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         self.embedding_table = nn.Embedding(config.num_classes + 1, config.hidden_size)
 
     def embed(self, input_ids: Tensor, features: Tensor) -> Tensor:
-        """Refuse features: labels come as ids."""
-        raise InputError("caption_features", features, "None: this checkpoint is conditioned on classes")
+        """Raise InputError: labels are ids, and not features."""
+        rule = "must be None: this checkpoint is conditioned on classes"
+        raise InputError("caption_features", features, rule)
 
 
 class CaptionEmbedding(nn.Module):
-    """Text features to vectors, and the features of no caption, which are a buffer in official files."""
+    """Projection of text features, and the features of no caption, which are a buffer in official files."""
 
     uncond_embedding: Tensor
 
@@ -64,30 +65,30 @@ class CaptionEmbedding(nn.Module):
         """Vectors [B, n, D] of the features [B, n, caption_dim] of the first n slots.
 
         Raises:
-            InputError: there are fewer slots in `input_ids` than features, or they have another width.
+            InputError: there are more features than slots in `input_ids`, or they have another width.
         """
         expected = self.uncond_embedding.shape[1]
         if features.dim() != 3 or features.shape[2] != expected or features.shape[1] > input_ids.shape[1]:
-            allowed = f"[B, n, {expected}] features of the n slots that input_ids begins with"
-            raise InputError("caption_features", features, allowed)
+            rule = f"must be [B, n, {expected}], for the n slots at the beginning of input_ids"
+            raise InputError("caption_features", features, rule)
         vectors: Tensor = self.cap_proj(features.to(self.uncond_embedding.dtype))
         return vectors
 
 
 def raster_rotation(position_ids: Tensor, config: LlamaGenConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions (2406.06525, official `precompute_freqs_cis_2d`).
+    """Return cosines and sines of positions (2406.06525, official `precompute_freqs_cis_2d`).
 
     Position C + k is raster cell k. Condition slots and positions beyond the image have cos = sin = 0,
-    not cos = 1: that makes their queries and keys zero, so every query weighs all the condition slots that
-    it sees alike. Computed afresh in double precision, because a table would be one more buffer for `meta`
-    devices and casts to spoil.
+    not cos = 1. This makes their queries and keys zero, so that a query gives all visible condition slots the
+    same weight. The values are computed in double precision in each forward pass; a buffer would be affected
+    by `meta` devices and casts.
 
     Args:
-        position_ids: [B, T] places in the sequence, the first condition slot being 0.
-        config: says where the image begins and how wide it is.
+        position_ids: [B, T] positions in the sequence; the first condition slot is 0.
+        config: config of the model, with the begin and the width of the image.
 
     Returns:
-        Two tensors [B, T, head_dim / 2], float64 on devices that have it, else float32.
+        Two tensors [B, T, head_dim / 2], float64 on devices that support it, else float32.
     """
     pairs = config.head_dim // 4  # for the row, and as many for the column
     dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
@@ -101,7 +102,7 @@ def raster_rotation(position_ids: Tensor, config: LlamaGenConfig) -> tuple[Tenso
 
 
 def rotate_pairs(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the adjacent pairs (2m, 2m + 1) of heads [B, heads, T, head_dim], in float32 at least."""
+    """Rotate the adjacent pairs (2m, 2m + 1) of heads [B, heads, T, head_dim], in float32 or better."""
     even, odd = states.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = cos[:, None], sin[:, None]
     turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
@@ -138,7 +139,7 @@ class LlamaGenAttention(LlamaAttention):
     def place(
         self, queries: Tensor, keys: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Turn queries and keys [B, heads, T, head_dim] by their positions, if these are any."""
+        """Rotate queries and keys [B, heads, T, head_dim] by their positions; None leaves them unchanged."""
         if rotation is None:
             return queries, keys
         return rotate_pairs(queries, *rotation), rotate_pairs(keys, *rotation)
@@ -162,7 +163,7 @@ class LlamaGenDecoderLayer(GradientCheckpointingLayer):
 
 
 class LlamaGenPreTrainedModel(PreTrainedModel):
-    """Base of both classes below: what transformers has to know of them."""
+    """Base of both classes below, with the class attributes that transformers reads."""
 
     config: LlamaGenConfig
     config_class = LlamaGenConfig
@@ -179,7 +180,7 @@ class LlamaGenPreTrainedModel(PreTrainedModel):
 
 
 class LlamaGenModel(LlamaGenPreTrainedModel):
-    """The transformer without its head."""
+    """The transformer without its output matrix."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__(config)
@@ -248,13 +249,13 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
         return BaseModelOutputWithPast(**kept)
 
     def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines of positions [B, T], see `raster_rotation`; None where nothing is turned."""
+        """Cosines and sines of positions [B, T], see `raster_rotation`; None without rotation."""
         return raster_rotation(position_ids, self.config)
 
     def run(self, hidden_states: Tensor, *, control: Sequence[Tensor] = (), **how: Any) -> Tensor:
         """Run the layers, each with the arguments `how`: [B, T, D] -> normed states [B, T, D].
 
-        `control` [B, T, D] is added to what enters the first layer of each third.
+        `control` has [B, T, D] for each third of the layers, added to the input of its first layer.
         """
         for index, layer in enumerate(self.layers):
             third, rest = divmod(index * CONTROLLED_LAYERS, len(self.layers))
@@ -266,11 +267,11 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
 
 
 class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
-    """LlamaGen: the next image token, given a condition and the tokens before it.
+    """LlamaGen: predicts the next image token, given a condition and the tokens before it.
 
-    `ForCausalLM`, as in MusicGen of transformers, because it is the decoder alone; a class named
-    `ForConditionalGeneration` would hold the text encoder and the image tokenizer as well. Prompts are made
-    by `class_prompt`, `caption_prompt` and `null_caption_prompt` of this package.
+    The name has `ForCausalLM`, as MusicGen's in transformers, because the class is the decoder alone; a
+    `ForConditionalGeneration` would include the text encoder and the image tokenizer. `class_prompt`,
+    `caption_prompt` and `null_caption_prompt` of this module make prompts.
 
     Example:
         >>> config = LlamaGenConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, vocab_size=64)
@@ -279,7 +280,7 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         torch.Size([1, 1, 64])
 
     Attributes:
-        control_encoder: makes `control` of an image, where the config has a `control_config`; else None.
+        control_encoder: encodes an image to `control`, if the config has a `control_config`; else None.
     """
 
     decoder_class: ClassVar[type[LlamaGenModel]] = LlamaGenModel
@@ -288,7 +289,7 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = self.decoder_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # not in the decoder, whose parts are looked into for how they attend
+        # outside the decoder, whose modules are checked for how they attend
         self.control_encoder = None if config.control_config is None else ControlEncoder(config)
         self.post_init()
 
@@ -335,7 +336,7 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
         )
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Keywords:
-        """As in any model, but the caption is read once, and padded slots count as positions."""
+        """As in any model, except that the caption is read once, and padded slots count as positions."""
         inputs: Keywords = super().prepare_inputs_for_generation(*args, **kwargs)
         inputs.pop("position_ids", None)
         if not kwargs.get("is_first_iteration", False) and kwargs.get("use_cache", True):
@@ -344,27 +345,28 @@ class LlamaGenForCausalLM(LlamaGenPreTrainedModel, GenerationMixin):
 
 
 def class_prompt(config: LlamaGenConfig, labels: Sequence[int | None]) -> dict[str, Tensor]:
-    """Prompts [B, 1] of class labels, None for the null class: `vocab_size` plus the label."""
+    """Make prompts [B, 1] of class labels, None for the null class: `vocab_size` plus the label."""
     if config.condition_type != "class":
-        raise InputError("class_labels", list(labels), "nothing: this checkpoint is conditioned on captions")
+        rule = "must be left out: this checkpoint is conditioned on captions"
+        raise InputError("class_labels", list(labels), rule)
     ids = []
     for index, label in enumerate(labels):
         if label is None:
             label = config.num_classes
         elif not is_integer(label) or not 0 <= label < config.num_classes:
-            allowed = f"an integer from 0 to {config.num_classes - 1}, or None for no class"
-            raise InputError(f"class_labels[{index}]", label, allowed)
+            rule = f"must be an integer from 0 to {config.num_classes - 1}, or None for no class"
+            raise InputError(f"class_labels[{index}]", label, rule)
         ids.append([config.vocab_size + label])
     return {"input_ids": torch.tensor(ids, dtype=torch.long, device="cpu").reshape(-1, 1)}
 
 
 def caption_prompt(config: LlamaGenConfig, features: Tensor) -> dict[str, Tensor]:
-    """Prompts of text features.
+    """Make prompts of text features.
 
     Args:
-        config: of a model that is conditioned on captions.
-        features: [B, n, caption_dim] of n text tokens, padding left out or masked by the caller (on the
-            left, with a 2-D `attention_mask` of all slots and image tokens).
+        config: config of a model that is conditioned on captions.
+        features: [B, n, caption_dim] features of n text tokens. The caller leaves out padding, or masks it
+            on the left with a 2-D `attention_mask` of all slots and image tokens.
 
     Returns:
         `input_ids` [B, n], all `vocab_size`, and `caption_features`. With fewer than `caption_length`
@@ -374,12 +376,13 @@ def caption_prompt(config: LlamaGenConfig, features: Tensor) -> dict[str, Tensor
         InputError: the model is conditioned on classes, or the features do not fit it.
     """
     if config.condition_type != "caption":
-        raise InputError("caption_features", features, "nothing: this checkpoint is conditioned on classes")
-    allowed = f"[B, 1 to {config.caption_length}, {config.caption_dim}] features"
+        rule = "must be left out: this checkpoint is conditioned on classes"
+        raise InputError("caption_features", features, rule)
+    rule = f"must be [B, n, {config.caption_dim}], with n from 1 to {config.caption_length}"
     if features.dim() != 3 or features.shape[2] != config.caption_dim:
-        raise InputError("caption_features", features, allowed)
+        raise InputError("caption_features", features, rule)
     if not 1 <= features.shape[1] <= config.caption_length:
-        raise InputError("caption_features", features, allowed)
+        raise InputError("caption_features", features, rule)
     ids = torch.full(features.shape[:2], config.vocab_size, dtype=torch.long, device=features.device)
     return {"input_ids": ids, "caption_features": features}
 
@@ -388,19 +391,20 @@ def caption_prompt(config: LlamaGenConfig, features: Tensor) -> dict[str, Tensor
 def encode_caption(
     config: LlamaGenConfig, text: str, tokenizer: PreTrainedTokenizerBase, text_encoder: PreTrainedModel
 ) -> dict[str, Tensor]:
-    """Encode a caption, alone and without padding; one that is too long is cut, with a warning.
+    """Encode a single caption without padding; a caption that is too long is cut, with a warning.
 
-    Lower case and single spaces; the official cleaning of web captions (HTML, addresses) is left out.
+    The text is lower-cased and its spaces are collapsed. The official cleaning of web captions (HTML,
+    addresses) is left out.
     """
     text = " ".join(text.lower().split())
     whole = tokenizer(text).input_ids
     kept = tokenizer(text, truncation=True, max_length=config.caption_length).input_ids
     if not kept:
-        raise InputError("prompt", text, "at least one token; give it some text")
+        raise InputError("prompt", text, "must have at least one token")
     if len(whole) > len(kept):
         same = sum(token == own for token, own in zip(whole, kept, strict=False))  # the end token is kept
         logger.warning(
-            "the text encoder reads %d tokens; this part of the prompt was cut off: %r",
+            "the text encoder reads at most %d tokens; this part of the prompt was cut off: %r",
             config.caption_length,
             tokenizer.decode(whole[same:], skip_special_tokens=True),
         )
@@ -413,18 +417,18 @@ def encode_caption(
 def null_caption_prompt(
     model: LlamaGenForCausalLM, num_text_tokens: int | None = None, batch: int = 1
 ) -> dict[str, Tensor]:
-    """The learned features of no caption.
+    """Make prompts of the learned features of no caption.
 
     Args:
-        model: holds them, in the buffer `uncond_embedding` [caption_length, caption_dim].
-        num_text_tokens: length of the prompt that it is the negative of. The official sampler masks both
-            halves alike, so that only the last rows are seen; None takes all of them.
-        batch: rows.
+        model: model with the buffer `uncond_embedding` [caption_length, caption_dim].
+        num_text_tokens: length of the conditional prompt. The official sampler masks both halves alike, so
+            that only the last rows are seen; None takes all rows.
+        batch: number of prompts.
     """
     features = getattr(model.model.cls_embedding, "uncond_embedding", None)
     if features is None:
-        raise InputError("model", type(model).__name__, "one that is conditioned on captions")
+        raise InputError("model", type(model).__name__, "must be conditioned on captions")
     count = features.shape[0] if num_text_tokens is None else num_text_tokens
     if not 1 <= count <= features.shape[0]:
-        raise InputError("num_text_tokens", count, f"an integer from 1 to {features.shape[0]}")
+        raise InputError("num_text_tokens", count, f"must be an integer from 1 to {features.shape[0]}")
     return caption_prompt(model.config, features[-count:].expand(batch, -1, -1))

@@ -1,4 +1,4 @@
-"""LlamaGen (2406.06525) as a target: its own vocabulary is the compact one, without syntax tokens."""
+"""Target of LlamaGen (2406.06525), whose vocabulary has the codes alone, without syntax tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from mmspec.targets.image_tokens import (
 
 __all__ = ["CONTROL", "ControlledState", "LlamaGenTarget"]
 
-CONTROL = "control"  # of a prompt: [1, 3, N, D] what is added to the tokens of its image
+CONTROL = "control"  # input of a prompt: [1, 3, N, D] vectors that are added to the tokens of its image
 STRIDE = 16  # of the tokenizer of every published transformer
 PUBLISHED = {
     "class": {"guidance_scale": 4.0, "top_k": 2000},
@@ -45,10 +45,10 @@ PUBLISHED = {
 
 @dataclass
 class ControlledState(ImageState):
-    """State of a batch of images that others control (ControlAR, 2410.02705).
+    """State of a batch with image control (ControlAR, 2410.02705).
 
     Attributes:
-        control: [R, 3, N, D] what is added to the token before each cell; 0 in rows of unconditional prompts.
+        control: [R, 3, N, D] vectors added to the token before each cell; 0 for unconditional prompts.
     """
 
     row_fields = named("control")
@@ -60,10 +60,10 @@ class LlamaGenTarget(ImageTokenTarget):
     """Adapter from a LlamaGen transformer to the Target interface.
 
     Args:
-        model: of classes or captions.
-        vq: its image tokenizer, a diffusers `VQModel` with a normalised codebook, as `mmspec convert` writes.
-        codebook: [K, d] the code vectors as they were trained, for rules that measure distances between them;
-            those of `vq` if None.
+        model: a loaded model of classes or captions.
+        vq: image tokenizer, a diffusers `VQModel` with a normalised codebook, as `mmspec convert` writes.
+        codebook: [K, d] unnormalised code vectors, for rules that measure distances between them; None for
+            those of `vq`.
 
     Raises:
         CheckpointError: tokenizer and transformer have codebooks of different sizes.
@@ -91,14 +91,14 @@ class LlamaGenTarget(ImageTokenTarget):
         tokenizer: Processor,
         text_encoder: TextEncoder = None,
     ) -> PromptPair:
-        """Encode a label or a caption. The null caption is cut to the length of the caption, from its end.
+        """Encode a label or a caption, and the null prompt: as many last rows as the caption has tokens.
 
-        The official sampler masks both halves alike, so of the null caption those rows alone are seen.
+        The official sampler masks both halves alike, so that only these rows of the null caption are seen.
         """
         if self.classes is not None:
             return class_prompt(self.config, [asked]), class_prompt(self.config, [None])
         if text_encoder is None:
-            raise InputError("text_encoder", None, "the T5 encoder that the model was trained with")
+            raise InputError("text_encoder", None, "must be the T5 encoder that the model was trained with")
         inputs = encode_caption(self.config, asked, tokenizer, text_encoder)
         if negative is not None:
             return inputs, encode_caption(self.config, negative, tokenizer, text_encoder)
@@ -106,17 +106,18 @@ class LlamaGenTarget(ImageTokenTarget):
 
     @torch.no_grad()
     def encode_control(self, pixels: Tensor, strength: float = 1.0) -> dict[str, Tensor]:
-        """Encode an image [1, 3, H, W] in [-1, 1] to what a prompt holds of it, times the strength.
+        """Encode a control image [1, 3, H, W] in [-1, 1] to an input of a prompt, times the strength.
 
         Raises:
             InputError: the model is not controlled by an image.
         """
         if self.model.control_encoder is None:
-            raise InputError("control_image", pixels, "None: this model is not controlled by an image")
+            rule = "must be None: this model is not controlled by an image"
+            raise InputError("control_image", pixels, rule)
         return {CONTROL: strength * self.model.control_encoder(pixels.to(self.device))}
 
     def no_control(self) -> dict[str, Tensor]:
-        """Zeros for a prompt without a control image, or nothing if the model is controlled by none."""
+        """Zeros for a prompt without a control image; empty for a model without control."""
         if not self.is_controlled:
             return {}
         zero = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
@@ -125,7 +126,7 @@ class LlamaGenTarget(ImageTokenTarget):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[AnyState, PromptOutput]:
-        """Prefill the prompts, and keep what controls their images."""
+        """Prefill the prompts, and store the control of their images."""
         state, output = super().prefill(prompts, capacity, taps)
         if not self.is_controlled:
             return state, output
@@ -133,13 +134,13 @@ class LlamaGenTarget(ImageTokenTarget):
         return ControlledState(**vars(state), control=torch.cat(control)), output
 
     def further_inputs(self, state: AnyState, nodes: Nodes) -> Keywords:
-        """The control of all cells, of which the model finds that of each node by its position."""
+        """The control of all cells; the model selects that of each node by its position."""
         return {CONTROL: state.control} if self.is_controlled else {}
 
     def positions(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-        """Position ids of a prompt, counted back from the image: captions of any length end where it begins.
+        """Position ids of a prompt, counted back from the image, so that it ends where the image begins.
 
-        `position_ids` [1, L] are taken as they are, as of prompts that hold a part of the image already.
+        `position_ids` [1, L] of the inputs are used unchanged, as for prompts with a part of the image.
         """
         length = inputs["input_ids"].shape[1]
         given = inputs.get("position_ids")
@@ -149,7 +150,7 @@ class LlamaGenTarget(ImageTokenTarget):
         return offset + torch.arange(length, device=self.device)[None], offset
 
     def joinable(self, inputs: Keywords) -> Keywords:
-        """Vectors in place of ids and captions, which differ in length where the rest does not."""
+        """Replace ids and captions, which may differ in length, by vectors, so that prompts can be joined."""
         rest = dict(inputs)
         ids, features = rest.pop("input_ids"), rest.pop("caption_features", None)
         return {**rest, EMBEDDINGS: self.model.model.embed(ids, features)}

@@ -1,7 +1,7 @@
-"""The image tokenizer of LlamaGen (2406.06525), read from its authors' file.
+"""The image tokenizer of LlamaGen (2406.06525), built from the official file.
 
-It is a `VQModel` whose codebook is normalised on every use: here it is stored normalised, with which the same
-indices and images come out of the class as it is.
+It is a `VQModel` whose codebook the official code normalises on every use. Here the codebook is stored
+normalised, so that diffusers' unchanged class gives the same indices and images.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ VQ_RENAMES = (
 
 
 def is_vq(tensors: Mapping[str, Tensor]) -> bool:
-    """True if this is an image tokenizer of LlamaGen."""
+    """True if these are the weights of an image tokenizer of LlamaGen."""
     return any(name.startswith(("encoder.conv_blocks.", "decoder.conv_blocks.")) for name in tensors)
 
 
 def vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> tuple[VQModel, Tensor]:
-    """The tokenizer of a state dict of LlamaGen, and the codebook [entries, width] as it was trained."""
+    """Build the tokenizer of a state dict; return it and the unnormalised codebook [entries, width]."""
     widths = measure_widths(path, tensors, r"\w+\.conv_blocks", r"encoder\.conv_blocks\.{}\.res")
     attends = [level == len(widths) - 1 for level in range(len(widths))]  # the last level alone
     settings = vq_settings(path, tensors, widths, attends) | {"layers_per_block": 2}
@@ -46,7 +46,7 @@ def vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> tuple[VQModel
 
 
 def vq_name(name: str) -> str:
-    """LlamaGen's name of a weight that diffusers calls so."""
+    """LlamaGen's name of a weight of diffusers."""
     for pattern, replacement in (*VQ_RENAMES, *RENAMES):
         name = re.sub(pattern, replacement, name)
     return name

@@ -1,4 +1,4 @@
-"""LPD: images whose cells are asked for by learned queries, in any order (2507.01957)."""
+"""LPD: image models that predict any cells in parallel, by learned queries (2507.01957)."""
 
 from mmspec.families.llamagen import kin
 from mmspec.families.lpd.modeling import LPDForCausalLM

@@ -1,4 +1,4 @@
-"""Models of official LPD checkpoints, whose layout is not LlamaGen's."""
+"""Conversion of official LPD checkpoints, whose layout is not LlamaGen's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NULL = "fake_latent"  # the null class
 def lpd_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
 ) -> LlamaGenForCausalLM | None:
-    """The LPD of an official state dict; None of another."""
+    """Build the LPD of an official state dict; None for another model's."""
     if NULL not in tensors:
         return None
     width = measure(path, tensors, r"(z_proj_ln|norm)\.weight")
@@ -45,7 +45,7 @@ def lpd_from_official(
     grid = math.isqrt(places - 1)
     check_size(image_size, grid)
     own = dict(tensors)
-    # the null class is the last one here, and vectors of positions have no batch
+    # here the null class is the last one, and vectors of positions have no batch axis
     for name in ("mask_token", "pos_embed"):
         if name in own and own[name].dim() == 3:
             own[name] = own[name][0]

@@ -1,6 +1,6 @@
-"""LPD (2507.01957): LlamaGen's transformer, asked for any cells by queries.
+"""LPD (2507.01957): LlamaGen's transformer with queries that predict any cells.
 
-A query is a learned mask token, and the position of a cell. Which cells a forward decides is not known here.
+A query is a learned mask token at the position of a cell. The draft chooses the cells of a forward pass.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ VIT_EPS = 1e-6
 
 @strict
 class LPDConfig(LlamaGenConfig):
-    """The shape of a model whose cells are asked for by learned queries (LPD, 2507.01957).
+    """Config of a model with learned queries for cells (LPD, 2507.01957).
 
     Attributes:
         body: "llamagen", or "vit" for that of the published checkpoints: layer norms, biases, a GELU between
-            two layers, and no rotation.
-        generation_steps: forwards of an image in plain decoding; None is the published number for its size.
-        repulsion_threshold: largest distance of cells, the larger one of rows and columns, that are not
-            decided together in plain decoding; None is the published one of a checkpoint of this shape,
-            or 2.
+            two linear layers, and no rotation.
+        generation_steps: forward passes per image in plain decoding; None for the published number of its
+            size.
+        repulsion_threshold: largest distance (the larger of rows and columns) at which plain decoding does
+            not decide two cells together; None for the published one of a checkpoint of this size, or 2.
     """
 
     model_type = "lpd"
@@ -46,13 +46,13 @@ class LPDConfig(LlamaGenConfig):
         return self.body == "vit"
 
     def validate_body(self) -> None:
-        """Refuse an unknown body; called by `strict`."""
+        """Raise ValueError for an unknown body; called by `strict`."""
         if self.body not in BODIES:
-            raise ValueError(f"body: got {self.body!r}; {' or '.join(map(repr, BODIES))}")
+            raise ValueError(f"body must be {' or '.join(map(repr, BODIES))}; got {self.body!r}")
 
 
 class LPDLayer(LlamaGenDecoderLayer):
-    """Layer of the published LPD: that of a vision transformer."""
+    """Layer of the published LPD, as in a vision transformer."""
 
     def __init__(self, config: LPDConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -67,8 +67,8 @@ class LPDModel(LlamaGenModel):
     """LlamaGen's transformer, or a vision transformer, with an embedding of every position.
 
     Attributes:
-        mask_token: [1, D] what a query holds beside its position.
-        position_embedding: of the condition slots and of the cells, added to whatever stands there.
+        mask_token: [1, D] vector of a query, without its position.
+        position_embedding: embedding of the condition slots and cells, added to tokens and queries.
     """
 
     config: LPDConfig
@@ -94,16 +94,16 @@ class LPDModel(LlamaGenModel):
         caption_features: Tensor | None = None,
         **kwargs: object,
     ) -> BaseModelOutputWithPast:
-        """Read tokens, or vectors such as queries, at `position_ids` [B, T].
+        """Run the model on tokens, or vectors such as queries, at `position_ids` [B, T].
 
         Raises:
-            ValueError: no positions: what a cell is asked by cannot be told from its place in the sequence.
+            ValueError: `position_ids` is None.
         """
         if position_ids is None:
-            raise ValueError("position_ids are needed: cells come in any order")
+            raise ValueError("position_ids must be passed, since cells may be in any order")
         if inputs_embeds is None and input_ids is not None:
             inputs_embeds = self.embed(input_ids, caption_features)
-        # places of a draft that are beyond the image say nothing, and nothing is kept of them
+        # places of a draft beyond the image are ignored and never committed
         where = position_ids.clamp_max(self.config.max_position_embeddings - 1)
         placed = self.embedding_norm(inputs_embeds + self.position_embedding(where))
         read: BaseModelOutputWithPast = super().forward(
@@ -116,7 +116,7 @@ class LPDModel(LlamaGenModel):
 
 
 class LPDForCausalLM(LlamaGenForCausalLM):
-    """LPD: the tokens of any cells, given a condition and the tokens of any others.
+    """LPD: predicts the tokens of any cells, given a condition and the tokens of any others.
 
     Example:
         >>> config = LPDConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, vocab_size=64)

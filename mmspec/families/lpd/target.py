@@ -1,4 +1,4 @@
-"""LPD (2507.01957) as a target: learned queries ask for any cells of an image."""
+"""Target of LPD (2507.01957), which predicts any cells of an image by learned queries."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mmspec.targets.image_tokens import AnyVQ
 
 __all__ = ["CellStates", "LPDState", "LPDTarget"]
 
-UNREAD = torch.iinfo(torch.long).max  # turn of cells that nothing sees
+UNREAD = torch.iinfo(torch.long).max  # turn of cells that no node sees
 
 
 # Guidance scale, which rises with the image, and repulsion threshold of published checkpoints
 # of github.com/mit-han-lab/lpd, by layers, width and cells: --cfg and --lpd_order_file of
-# scripts/eval/lpd_{l,xl,xxl}_res{256,512}_steps{20,48}.sh; orders/run_lpd_order.sh makes the orders of that
-# name. Layers and widths are those of models/lpd.py.
+# scripts/eval/lpd_{l,xl,xxl}_res{256,512}_steps{20,48}.sh; orders/run_lpd_order.sh makes these orders.
+# Layers and widths are those of models/lpd.py.
 LPD = {
     (24, 1024, 256): (4.8, 2),  # L
     (36, 1280, 256): (4.9, 2),  # XL
@@ -38,16 +38,17 @@ OTHER_LPD = (4.8, 2)
 
 @dataclass(frozen=True)
 class CellStates(CellGroup):
-    """Groups of cells that follow each other, each asked for in the state that the guesses before it make.
+    """Several consecutive groups of cells, each predicted given the draft tokens of the groups before it.
 
-    What is fresh ends in guesses. A token sees those of its own turn and of turns before. A query sees those
-    as well, and the queries of its own turn: none of a guess of its own group, nor of one behind.
+    The last of the fresh tokens are draft tokens. A token sees the tokens of its own turn and of earlier
+    turns. A query sees these too, and the queries of its own turn; it sees no draft token of its own group or
+    of later groups.
 
     Attributes:
-        tokens: [B, L, 1] what is guessed at each cell.
-        turns: [B, L] groups between the first that is not decided and that of each cell.
-        turns_of_fresh: [B, k] turns of the queries that see each token first: 0 for those that are decided.
-        states: turns below states - 1 are guessed.
+        tokens: [B, L, 1] draft token of each cell.
+        turns: [B, L] number of groups between the first undecided one and that of each cell.
+        turns_of_fresh: [B, k] first turn whose queries see each token; 0 for decided tokens.
+        states: turns below states - 1 have draft tokens.
     """
 
     turns: Tensor
@@ -56,7 +57,7 @@ class CellStates(CellGroup):
 
     @property
     def is_guessed(self) -> Tensor:
-        """[B, L] whether a later state holds what is guessed at a cell."""
+        """[B, L] whether a later state contains the draft token of a cell."""
         return self.valid[:, :, 0] & (self.turns < self.states - 1)
 
     @property
@@ -66,26 +67,26 @@ class CellStates(CellGroup):
 
 @dataclass
 class LPDState(CausalState):
-    """State of a batch of images that are asked for by queries.
+    """State of a batch of images that are predicted by queries.
 
     Attributes:
-        unread: [R, P] prompts, as query nodes, before the first forward, which reads them; [R, 0] after it.
-        lanes: queries of the forward at work.
+        unread: [R, P] prompts, as query nodes, until the first forward pass reads them; [R, 0] afterwards.
+        lanes: number of queries of the current forward pass.
     """
 
     unread: Tensor
     lanes: int = 0
 
     def tighten(self, emitted: Sequence[int]) -> None:
-        """Do nothing: lengths are those of the prompts, whatever is decided."""
+        """Do nothing: the lengths are those of the prompts throughout."""
 
 
 class LPDTarget(ParallelImageTarget):
-    """Adapter from a model whose cells are asked for by learned queries (LPD, 2507.01957).
+    """Adapter from a model with learned queries for cells (LPD, 2507.01957) to the Target interface.
 
-    A forward reads the tokens decided in the last one, and a query for each cell of the group. Queries see
-    each other and all tokens; tokens see no query, so that keys of queries are never seen again. The first
-    forward reads the prompts, whose slots stand in their order before the image.
+    A forward pass reads the tokens decided in the previous one, and a query for each cell of the group.
+    Queries see each other and all tokens. Tokens see no query, so that the keys of queries are used once. The
+    first forward pass also reads the prompts, whose slots precede those of the image.
     """
 
     model: LPDForCausalLM
@@ -107,7 +108,7 @@ class LPDTarget(ParallelImageTarget):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[LPDState, PromptOutput]:
-        """Keep the prompts, embedded; see `unread`."""
+        """Store the embedded prompts, without a forward pass; see `unread`."""
         decoder = self.model.model
         queries, ids, offsets = list[Tensor]([decoder.mask_token]), list[Tensor](), list[int]()
         count = self.vocabulary + 1
@@ -162,9 +163,9 @@ class LPDTarget(ParallelImageTarget):
 
 
 def nodes_of_states(draft: CellStates, query: int) -> Nodes:
-    """Build the nodes of states: tokens in the slots of their cells, and queries, of an id, behind all."""
+    """Build the nodes of states: tokens in the slots of their cells, and queries of the id `query` after."""
     kept, queries = draft.kept, torch.full_like(draft.starts, query)
-    read = torch.full_like(draft.depths, UNREAD).masked_fill(kept, -1)  # turn from which a cell is seen
+    read = torch.full_like(draft.depths, UNREAD).masked_fill(kept, -1)  # first turn that sees a cell
     read = read.scatter(1, draft.fresh, draft.turns_of_fresh)
     read[:, -1] = UNREAD
     turns = torch.cat([draft.turns_of_fresh, draft.turns], 1)
@@ -177,12 +178,12 @@ def nodes_of_states(draft: CellStates, query: int) -> Nodes:
 
 
 def behind(state: LPDState, nodes: Nodes) -> Nodes:
-    """Put the prompts of a state before the nodes [R, n] of the first forward, by the causal mask."""
+    """Put the prompts of a state, with a causal mask, before the nodes [R, n] of the first forward pass."""
     (rows, longest), length = state.unread.shape, state.starts[:, None]
     extent = longest + nodes.extent
     column = torch.arange(extent, device=length.device).expand(rows, -1)
     place = column[:, :longest]
-    own = place.where(place < length, extent - 1)  # padding goes where nothing of its row stands
+    own = place.where(place < length, extent - 1)  # padding is written to an unused slot
     is_prompt, cell = column < length, (column - length).clamp(0, nodes.extent - 1)
     inside = is_prompt | (column < length + nodes.extent)
     seen = nodes.visible.gather(2, cell[:, None].expand(-1, nodes.visible.shape[1], -1))

@@ -18,7 +18,10 @@ FAMILIES = (
         converter=Converter(
             "mmspec.families.mar.conversion:convert_mar",
             "mmspec.families.mar.conversion:is_mar",
-            {"control_resize": "it goes with a ControlAR", "image_size": "the weights of a MAR say it"},
+            {
+                "control_resize": "it applies to ControlAR alone",
+                "image_size": "it is read from the weights of a MAR",
+            },
         ),
         presets={"none": "masked"},
     ),

@@ -1,7 +1,7 @@
-"""Cells of an image in an order of their own: of a masked autoregressive model, and drafts by a smaller one.
+"""Drafters of MAR: plain decoding in its own order of cells, and drafts of cells by a smaller MAR.
 
-MAR (2406.11838) decides several cells in a forward, in an order of its own. Its cells are drafted one after
-another by a smaller masked model as in CSpD (2411.11925).
+MAR (2406.11838) decides several cells in a forward pass, in an order of its own. A smaller masked model
+drafts its cells one after another, as in CSpD (2411.11925).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from mmspec.vectors.denoising_head import StepAnnealing
 __all__ = ["ONE_BY_ONE", "CellModelDrafter", "CellOrderDrafter"]
 
 ORDERS = ("random", "checkerboard")
-#: The distributions that a MAR's images are drawn from: they differ, as the cells of one forward are drawn
-#: without knowing of each other.
-TOGETHER = "the published iterations, cells of one forward independent of each other"
-ONE_BY_ONE = "one cell a forward, each given all before it"
+#: The two reference distributions of a MAR. They differ, because the cells of one forward pass are drawn
+#: independently of each other.
+TOGETHER = "the published iterations, with the cells of a forward pass drawn independently"
+ONE_BY_ONE = "one cell per forward pass, each given all before it"
 
 
 class CellOrderSession(OrderSession):
-    """Order of a batch of images, whose groups are the cells of one forward.
+    """Decoding order of a batch of images, whose groups are the cells of a forward pass.
 
     Attributes:
-        counts: cells of each forward.
+        counts: number of cells of each forward pass.
     """
 
     def __init__(self, drafter: CellOrderDrafter, batch: PromptBatch) -> None:
@@ -70,7 +70,7 @@ class CellOrderSession(OrderSession):
         return made
 
     def _cells(self, cells: Tensor, canvas: Canvas, before: int | Tensor, after: int | Tensor) -> CellBlock:
-        """Each cell [B, k] alone in a lane that predicts it; `before` and `after` as of `CellBlock`."""
+        """A block with one lane for each cell [B, k]; `before` and `after` as of `CellBlock`."""
         return CellBlock.single(
             torch.zeros_like(canvas.tokens[:, :1]).expand(*cells.shape, -1),
             cells,
@@ -87,10 +87,10 @@ class CellOrderSession(OrderSession):
 
 
 class CellModelSession(CellOrderSession):
-    """Draft model of a batch of images: it knows what the canvas has, and what it drafted itself.
+    """Draft model of a batch of images, which reads the decided cells and its own draft.
 
-    A cell is drafted with noise of its own place. One that a round left open meets the same candidate again,
-    and one that was given up has noise that nothing was decided by.
+    A cell is drafted with the noise of its place. A cell that a round leaves open is drafted with the same
+    noise again; that is valid, because no decision has used this noise.
     """
 
     def __init__(self, drafter: CellModelDrafter, batch: PromptBatch) -> None:
@@ -105,8 +105,8 @@ class CellModelSession(CellOrderSession):
     def propose(self, canvas: Canvas) -> Draft:
         known = canvas.decided[:, : self.cells]
         is_known = known.gather(1, self.order)
-        self.decided = known.sum(1)  # [B]: images differ by what was refused
-        cells = self.order.gather(1, is_known.long().argsort(dim=1, stable=True))  # those that are open first
+        self.decided = known.sum(1)  # [B]: images differ after rejections
+        cells = self.order.gather(1, is_known.long().argsort(dim=1, stable=True))  # open cells first
         if self.forwards < self.alone:
             draft = self._cells(cells[:, :1], canvas, *self._progress(self.lanes[:1]))
         else:
@@ -115,7 +115,7 @@ class CellModelSession(CellOrderSession):
         return draft
 
     def _draft(self, cells: Tensor, canvas: Canvas) -> CellBlock:
-        """Draw a candidate for each cell [B, L], behind those before it."""
+        """Draw a candidate for each cell [B, L], given those before it."""
         known, lanes = canvas.decided[:, : self.cells], cells.shape[1]
         self.state.known.zero_()
         self.state.write(self.place.where(known, self.cells), canvas.tokens[:, : self.cells])
@@ -152,12 +152,12 @@ class CellModelSession(CellOrderSession):
         )
 
     def _progress(self, ahead: Tensor) -> tuple[Tensor, Tensor]:
-        """Cells decided before and after lanes that stand behind so many cells of the draft, [L] numbers."""
+        """Cells decided before and after lanes that follow `ahead` [L] cells of the draft."""
         before = (self.decided[:, None] + ahead).float().reshape(-1, 1, 1)
         return before, before + 1
 
     def _candidate(self, cell: Tensor, lane: int, canvas: Canvas) -> tuple[Tensor, Denoising]:
-        """Draw a vector [B, d] for one cell [B] of each image, with the chains that drew it."""
+        """Draw a vector [B, d] for one cell [B] of each image, and return it with its denoising chain."""
         self.passes += 1
         one = self._cells(cell[:, None], canvas, *self._progress(self.lanes[lane : lane + 1]))
         conditions = self.drafter.model.score(self.state, one).logits
@@ -170,18 +170,19 @@ class CellModelSession(CellOrderSession):
 
 
 class CellOrderDrafter(SessionDrafter):
-    """Decides the cells of an image in an order of their own, few in the first forwards and more later.
+    """Decides the cells of an image in MAR's order: few in the first forward passes, and more in later ones.
 
-    The cells of one forward are drawn independently of each other, as the model was trained for; with as many
-    forwards as cells, each is drawn given all before it.
+    The cells of a forward pass are drawn independently of each other, as the model was trained for. With as
+    many forward passes as cells, each cell is drawn given all before it.
 
     Args:
-        iterations: forwards of an image; None is the published 64, or one for each cell if there are fewer.
-        order: "random", or "checkerboard": the cells of one colour of a chessboard first, which fix the
-            structure, then the others, which have neighbours on all sides (GtR, 2510.17171). Random within.
-        last_steps: steps of the denoising head in the last forward, to which they fall from the first on
-            (DiSA, 2505.20297); None for as many in all.
-        annealing: how they fall: "linear", "cosine" or "two-stage".
+        iterations: forward passes per image; None for the published 64, or one per cell if there are fewer.
+        order: "random"; or "checkerboard": the cells of one colour of a chessboard first, which fix the
+            structure, then the others, which have neighbours on all sides (GtR, 2510.17171). Both colours
+            are in random order.
+        last_steps: steps of the denoising head in the last forward pass, to which they decrease from the
+            first one on (DiSA, 2505.20297); None for equally many in all.
+        annealing: shape of the decrease: "linear", "cosine" or "two-stage".
 
     Raises:
         InputError: a value outside its range.
@@ -189,7 +190,7 @@ class CellOrderDrafter(SessionDrafter):
 
     kind = DraftKind.POINT
     distribution = Continuous
-    max_nodes = 0  # beside the cells of the image
+    max_nodes = 0  # besides the cells of the image
     session: Callable[..., CellOrderSession] = CellOrderSession
 
     def __init__(
@@ -200,7 +201,7 @@ class CellOrderDrafter(SessionDrafter):
         annealing: str = "linear",
     ) -> None:
         if iterations is not None and (not is_integer(iterations) or iterations < 1):
-            raise InputError("iterations", iterations, "a positive integer")
+            raise InputError("iterations", iterations, "must be a positive integer")
         if order not in ORDERS:
             raise InputError("order", order, did_you_mean(order, ORDERS))
         self.iterations, self.order = iterations, order
@@ -211,41 +212,43 @@ class CellOrderDrafter(SessionDrafter):
 
     def check(self, target: AnyTarget) -> None:
         if target.grid is None or not target.any_order:
-            raise InputError("accelerator", "masked", "a masked autoregressive model of images (MAR)")
+            raise InputError("accelerator", "masked", "needs a masked autoregressive image model (MAR)")
 
     def admit(self, requests: Sequence[Request], sampler: MARSampler, stopping: Stopping) -> None:
         lengths = {require_grid(request.layout, "masked").length for request in requests}
         if len(lengths) != 1:
-            raise InputError("requests", sorted(lengths), "images of one size")
+            raise InputError("requests", sorted(lengths), "must have images of one size")
         if self.iterations is not None and self.iterations > min(lengths):
-            raise InputError("iterations", self.iterations, f"1 to {min(lengths)}, the cells of the image")
+            rule = f"must be between 1 and {min(lengths)}, the cells of the image"
+            raise InputError("iterations", self.iterations, rule)
 
 
 class CellModelDrafter(ModelDrafter, CellOrderDrafter):
-    """Drafts cells of an image with a smaller masked autoregressive model, each behind those before it.
+    """Drafts cells of an image with a smaller masked autoregressive model, each given those before it.
 
     The order of the cells is that of `CellOrderDrafter`. Each cell is a chain of its own, whose root predicts
-    it: the target is asked for all of them in one forward, with one state of masks for each, because its
-    attention goes both ways. Candidates behind a refused one are drafted anew.
+    it. The target scores all of them in one forward pass, with one set of known cells for each, because its
+    attention is bidirectional. Candidates after a rejected one are drafted again.
 
-    The draft model draws with its own head; give it the target's (`draft.diffloss = target.diffloss`) where
-    both have one width, and the chains differ by their conditions alone.
+    The draft model draws with its own denoising head. If target and draft model have the same width, assign
+    the target's head to it (`draft.diffloss = target.diffloss`); the chains then differ by their conditions
+    alone.
 
     Args:
         model: the draft model behind the Target interface.
         num_draft_tokens: cells of a draft.
-        prefill: share of the cells that the target decides alone, one in each forward, before any is drafted:
-            two models agree least where hardly anything is known.
+        prefill: share of the cells that the target decides alone, one per forward pass, before the first
+            draft; the two models agree least when few cells are known.
         order: "random" or "checkerboard", as of `CellOrderDrafter`.
-        see_drafts: whether the target sees the candidates before each cell. False asks for all cells given
-            the known ones alone, as the released code does; lossy.
-        last_noise: whether candidates have the noise of the last step. False ends their chains in its mean,
-            as the released code does; lossy.
-        shared_guidance: whether the target takes the guidance scale of the last cell of a draft for all of
-            them, as the released code does where the scale grows with the image; lossy.
-        rollback: whether candidates that were drafted behind a refused one are given up. False replaces the
-            refused one and keeps them, as the released code does, so that speed does not depend on
-            acceptance; lossy.
+        see_drafts: whether the target sees the candidates before each cell. With False the target predicts
+            all cells given the known ones alone, as in the released code; lossy.
+        last_noise: whether candidates have the noise of the last step. With False their chains end in the
+            mean of that step, as in the released code; lossy.
+        shared_guidance: whether the target uses the guidance scale of a draft's last cell for all its cells,
+            as the released code does where the scale grows with the image; lossy.
+        rollback: whether candidates drafted after a rejected one are discarded. With False the rejected one
+            is replaced and the others are kept, as in the released code, so that the speed does not depend
+            on acceptance; lossy.
 
     Raises:
         InputError: a value outside its range.
@@ -267,9 +270,9 @@ class CellModelDrafter(ModelDrafter, CellOrderDrafter):
     ) -> None:
         super().__init__(order=order)
         if not isinstance(rollback, bool):
-            raise InputError("rollback", rollback, "True or False")
+            raise InputError("rollback", rollback, "must be True or False")
         self.model, self.num_draft_tokens = model, check_draft_tokens(num_draft_tokens)
-        require_number("prefill", prefill, 0.0, 1.0, "0 (none) to 1 (all cells)")
+        require_number("prefill", prefill, 0.0, 1.0, "must be between 0 (none) and 1 (all cells)")
         self.prefill = prefill
         self.see_drafts, self.last_noise = see_drafts, last_noise
         self.shared_guidance, self.rollback = shared_guidance, rollback
@@ -281,5 +284,5 @@ class CellModelDrafter(ModelDrafter, CellOrderDrafter):
         super().check(target)
         ours, theirs = ((each.vector_size, each.grid) for each in (self.model, target))
         if ours != theirs:
-            allowed = f"a model of vectors of size {theirs[0]} for {theirs[1]}, as the target's"
-            raise InputError("drafter", f"vectors of size {ours[0]} for {ours[1]}", allowed)
+            rule = f"must draw vectors of size {theirs[0]} for {theirs[1]}, as the target does"
+            raise InputError("drafter", f"vectors of size {ours[0]} for {ours[1]}", rule)

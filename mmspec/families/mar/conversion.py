@@ -1,6 +1,6 @@
-"""Opening MAR: official pickles and autoencoder, and the folder that both are converted to.
+"""Loading and conversion of MAR: official pickles and autoencoders, and converted folders.
 
-Sizes are read from the shapes; the number of heads, which no shape tells, is looked up by the width.
+Sizes are read from the shapes; the number of heads, which is not in the shapes, is looked up by the width.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmspec.models.checkpoint import AnyModel, check_folder, load_checked
 from mmspec.models.official_files import build, count, find_tensors, measure, open_checkpoint
 from mmspec.open_types import Json, Keywords
 
-if TYPE_CHECKING:  # diffusers takes seconds, and no model needs it
+if TYPE_CHECKING:  # importing diffusers takes seconds, and the model does not need it
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
 __all__ = ["convert_mar", "is_mar", "load_mar", "mar_from_official"]
@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 AVERAGED, TRAINED = "model_ema", ("model", "state_dict")
 OFFICIAL_FILE = "checkpoint-last.pth"
-OWN_KEY = "diffusion_pos_embed_learned"  # that no other model has
+OWN_KEY = "diffusion_pos_embed_learned"  # no other model has this key
 VAE = "vae"
-SCALING_FACTOR = 0.2325  # of KL-16: latents times this are about of unit variance
+SCALING_FACTOR = 0.2325  # of KL-16: latents times this factor have about unit variance
 
 
 def convert_mar(
@@ -46,14 +46,14 @@ def convert_mar(
     num_heads: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Json:
-    """Write a safetensors folder of an official MAR and of its image tokenizer.
+    """Convert an official MAR and its image tokenizer to a safetensors folder.
 
     Args:
-        checkpoint: the official file, or the folder that holds it.
+        checkpoint: the official file, or the folder that contains it.
         out: folder to write; it appears complete or not at all. The tokenizer is in its subfolder vae.
-        vae: the official `kl16.ckpt`, or a folder of diffusers; None to write none.
-        num_heads: attention heads, where the width is that of no published size.
-        dtype: of the weights of MAR; None keeps the file's.
+        vae: the official `kl16.ckpt`, or a folder of diffusers; None to write no tokenizer.
+        num_heads: attention heads, if the width is not that of a published size.
+        dtype: number format of MAR's weights; None keeps the file's.
 
     Returns:
         What was written: `path`, `kind`, `parameters`, `dtype`, `grid_size`.
@@ -80,10 +80,10 @@ def convert_mar(
 
 
 def is_mar(checkpoint: str | Path) -> bool:
-    """True for an official file of MAR, or the folder that holds it.
+    """True for an official file of MAR, or the folder that contains it.
 
     Raises:
-        CheckpointError: the file is damaged, or in need of code.
+        CheckpointError: the file is damaged, or needs code.
     """
     path = _official_file(Path(checkpoint))
     if not path.is_file():
@@ -102,16 +102,16 @@ def load_parts(found: ModelSource) -> Keywords:
 def load_mar(
     source: str | Path, vae: str | Path | None = None, *, num_heads: int | None = None, **where: Any
 ) -> tuple[MARForImageGeneration, AutoencoderKL | None]:
-    """The model and its image tokenizer, in eval mode.
+    """Load a MAR and its image tokenizer, in eval mode.
 
     Args:
-        source: a folder that `convert_mar` wrote; or an official file, or the folder that holds it.
+        source: a folder that `convert_mar` wrote, an official file, or the folder that contains it.
         vae: the official `kl16.ckpt`, or a folder of diffusers; None for the subfolder vae, if there is one.
         num_heads: as of `convert_mar`, for official files.
-        where: passed through to transformers, for converted folders: `dtype`, `device_map`.
+        where: passed on to transformers, for converted folders: `dtype`, `device_map`.
 
     Returns:
-        The model, and the tokenizer in single precision; None where there is none.
+        The model, and the tokenizer in single precision, or None if there is none.
 
     Raises:
         CheckpointError, InputError: as `convert_mar`.
@@ -128,19 +128,19 @@ def load_mar(
 def mar_from_official(
     path: Path, tensors: Mapping[str, Tensor], num_heads: int | None = None
 ) -> MARForImageGeneration:
-    """The model of an official state dict; `path` names the file in messages, and its size is checked."""
+    """Build the model of an official state dict; `path` names the file in messages, and must fit the size."""
     config = _infer_config(path, tensors, num_heads)
     return build(path, tensors, partial(MARForImageGeneration, config), lambda name: name)
 
 
 def _open_official(path: Path, num_heads: int | None) -> MARForImageGeneration:
-    """The model of an official file, of averaged weights where it has any."""
+    """Build the model of an official file, with its averaged weights if it has any."""
     content = open_checkpoint(path)
     if AVERAGED not in content:
         if any(name in content for name in TRAINED):
-            logger.warning("%s holds no %s: weights that were not averaged draw worse", path, AVERAGED)
+            logger.warning("%s has no %s; weights that are not averaged draw worse images", path, AVERAGED)
         else:
-            logger.warning("%s does not tell whether its weights were averaged (EMA)", path)
+            logger.warning("it is unknown whether the weights in %s are averaged (EMA)", path)
     return mar_from_official(path, find_tensors(path, content, (AVERAGED, *TRAINED)), num_heads)
 
 
@@ -168,11 +168,12 @@ def _infer_config(path: Path, tensors: Mapping[str, Tensor], num_heads: int | No
     inner = measure(path, tensors, r"(encoder|decoder)_blocks\.\d+\.mlp\.fc1\.weight")
     side = math.isqrt(cells)
     if side**2 != cells or places < cells:
-        raise CheckpointError("checkpoint", str(path), f"a square image; it has {cells} of {places} places")
+        rule = f"must have a square image; its shapes have {cells} image places of {places}"
+        raise CheckpointError("checkpoint", str(path), rule)
     _check_name(path, width)
     heads = num_heads if num_heads is not None else _published_heads(path, width)
     if heads < 1 or width % heads:
-        raise InputError("num_heads", heads, f"a divisor of the width {width}")
+        raise InputError("num_heads", heads, f"must be a divisor of the width {width}")
     return MARConfig(
         hidden_size=width,
         encoder_layers=count(tensors, r"encoder_blocks\.(\d+)\."),
@@ -189,16 +190,16 @@ def _infer_config(path: Path, tensors: Mapping[str, Tensor], num_heads: int | No
 
 
 def _check_name(path: Path, width: int) -> None:
-    """Raise CheckpointError where file or folder are named after another published size."""
+    """Raise CheckpointError if the file or folder is named after another published size."""
     for name, size in SIZES.items():
         if re.search(name.replace("_", "[_-]"), f"{path.parent.name}/{path.name}") and size.width != width:
-            allowed = f"a width of {size.width}, as its name says; it has {width}"
-            raise CheckpointError("checkpoint", str(path), allowed)
+            rule = f"must have the width {size.width} of its name; it has {width}"
+            raise CheckpointError("checkpoint", str(path), rule)
 
 
 def _published_heads(path: Path, width: int) -> int:
     for size in SIZES.values():
         if size.width == width:
             return size.heads
-    allowed = f"a published size; {width} is the width of none: say num_heads"
-    raise CheckpointError("checkpoint", str(path), allowed)
+    rule = f"has the width {width}, which is not that of a published size; pass num_heads"
+    raise CheckpointError("checkpoint", str(path), rule)

@@ -1,4 +1,4 @@
-"""MAR: a masked autoencoder that conditions a diffusion of every token on the known ones (2406.11838)."""
+"""MAR: a masked autoencoder that conditions the diffusion of each token on known tokens (2406.11838)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INITIAL_STD = 0.02
 
 
 class Size(NamedTuple):
-    """Layers of encoder and decoder each, attention heads and width; depth and width of the head."""
+    """Layers of the encoder (and of the decoder), attention heads, width; depth and width of the head."""
 
     layers: int
     heads: int
@@ -40,19 +40,19 @@ SIZES = {
 
 @strict
 class MARConfig(PreTrainedConfig):
-    """The shape of a MAR.
+    """Config of a MAR.
 
     Attributes:
-        hidden_size: D, of encoder and decoder.
+        hidden_size: width D of encoder and decoder.
         encoder_layers, decoder_layers: blocks of each.
-        num_attention_heads: of a block.
-        mlp_ratio: inner width of the feed-forward, as a multiple of D.
-        token_size: numbers d of a token; the channels of a latent, which is one token.
+        num_attention_heads: attention heads of a block.
+        mlp_ratio: inner width of the feed-forward network, as a multiple of D.
+        token_size: size d of a token, which is one latent: its channels.
         grid_size: tokens per side of the image, 16 for 256 pixels.
         buffer_size: tokens of the class before those of the image.
-        num_classes: labels; `num_classes` itself is the null class.
-        head_width, head_depth: of the diffusion head.
-        scaling_factor: of the latents that it was trained on, where no autoencoder lies beside it.
+        num_classes: number of labels; `num_classes` itself is the null class.
+        head_width, head_depth: width and residual blocks of the diffusion head.
+        scaling_factor: factor of the latents in training, for a model without an autoencoder beside it.
 
     Example:
         >>> MARConfig.from_size("mar_large").hidden_size
@@ -75,15 +75,14 @@ class MARConfig(PreTrainedConfig):
     scaling_factor: float | None = None
 
     def validate_architecture(self) -> None:
-        """Refuse what cannot be built; called by `strict`."""
+        """Raise ValueError for impossible sizes; called by `strict`."""
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size: got {self.hidden_size}; a multiple of the {self.num_attention_heads} heads"
-            )
+            rule = f"must be a multiple of the {self.num_attention_heads} heads"
+            raise ValueError(f"hidden_size {rule}; got {self.hidden_size}")
 
     @classmethod
     def from_size(cls, size: str) -> MARConfig:
-        """The config of a published size, by its name in `SIZES`."""
+        """Return the config of a published size, by its name in `SIZES`."""
         layers, heads, width, head_depth, head_width = SIZES[size]
         return cls(
             hidden_size=width,
@@ -96,23 +95,23 @@ class MARConfig(PreTrainedConfig):
 
     @property
     def condition_type(self) -> str:
-        """Kind of condition: "class", under the name that a LlamaGen's config has for it."""
+        """Kind of condition: "class"; the name is that of LlamaGen's config."""
         return "class"
 
     @property
     def image_tokens(self) -> int:
-        """Tokens N of one image."""
+        """Tokens N of an image."""
         return self.grid_size**2
 
 
 class MARForImageGeneration(PreTrainedModel):
     """MAR with the names of its published weights.
 
-    Attention is bidirectional, so no cache is exact: what is known may stand anywhere, and every new token
-    changes the conditions of all others.
+    Attention is bidirectional, so that no cache is exact: every new token changes the conditions of all
+    others.
 
     Args:
-        config: its shape.
+        config: config of the model.
 
     Attributes:
         diffloss: the denoising head, of kind "ddpm".
@@ -153,10 +152,10 @@ class MARForImageGeneration(PreTrainedModel):
             DenoisingHeadConfig(config.token_size, width, config.head_width, config.head_depth, "ddpm")
         )
         self.post_init()
-        self.diffloss.net.initialize()  # its layers are not drawn like the others
+        self.diffloss.net.initialize()  # its layers are initialised differently
 
     def _init_weights(self, module: nn.Module) -> None:
-        """As published: Xavier for layers, and normal numbers for whatever is looked up."""
+        """As published: Xavier for linear layers, and a normal distribution for embeddings."""
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             nn.init.zeros_(module.bias)
@@ -170,21 +169,21 @@ class MARForImageGeneration(PreTrainedModel):
                 nn.init.normal_(weight, std=INITIAL_STD)
 
     def forward(self, tokens: Tensor, known: Tensor, labels: Tensor) -> Tensor:
-        """As `conditions`."""
+        """Return the conditions of all tokens; see `conditions`."""
         return self.conditions(tokens, known, labels)
 
     def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, count: int | None = None) -> Tensor:
-        """Read the known tokens and give the conditions of all.
+        """Read the known tokens and return the conditions of all.
 
-        Rows may know different numbers of tokens; each gets what it gets alone. The encoder sees no unknown
-        token, so its length depends on the numbers; where the caller does not know them, they are read from
-        the device, once a call.
+        Rows may have different numbers of known tokens; the result of a row does not depend on the others.
+        The encoder reads known tokens alone, so that its length depends on their number. Without `count` the
+        numbers are read from the device, once per call.
 
         Args:
-            tokens: [B, N, d]; what stands at unknown places is never read.
+            tokens: [B, N, d] tokens; values at unknown places are never read.
             known: [B, N] bool.
             labels: [B] classes; `config.num_classes` for the null class.
-            count: known tokens of every row that matters, where all know as many.
+            count: number of known tokens, if it is the same in all rows whose result is used.
 
         Returns:
             [B, N, D] conditions of the head, at known places too.
@@ -218,23 +217,23 @@ class MARForImageGeneration(PreTrainedModel):
         return hidden
 
     def key_mask(self, is_seen: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B, 1, 1, buffer + n] what encoder blocks add to attention scores: tokens not seen [B, n] get -inf.
+        """Additive mask [B, 1, 1, buffer + n] of the encoder's attention: -inf at tokens that are not seen.
 
-        Additive, because timm's unfused attention reads masks so.
+        It is additive, as timm's unfused attention requires.
         """
         is_padding = torch.cat([is_seen.new_zeros(len(is_seen), self.config.buffer_size), ~is_seen], dim=1)
         zeros = torch.zeros_like(is_padding, dtype=dtype)
         return zeros.masked_fill(is_padding, float("-inf"))[:, None, None]
 
     def features(self, hidden: Tensor) -> Tensor:
-        """Give the encoder's tokens as the decoder reads them, from hidden states after the last block."""
+        """Decoder inputs of the encoder's tokens, from hidden states after its last block."""
         features: Tensor = self.decoder_embed(self.encoder_norm(hidden))
         return features
 
     def decoder_inputs(self, features: Tensor, order: Tensor, is_seen: Tensor) -> Tensor:
-        """[B, buffer + N, D] of features [B, buffer + n, D], with mask tokens wherever none is seen.
+        """[B, buffer + N, D] of features [B, buffer + n, D], with mask tokens at all other places.
 
-        Those behind the buffer stand at `order` [B, n].
+        Features after the buffer are at the places `order` [B, n].
         """
         buffer, count = self.config.buffer_size, self.config.image_tokens
         mask_token = self.mask_token.to(features.dtype)
@@ -251,13 +250,13 @@ class MARForImageGeneration(PreTrainedModel):
     def unpatchify(self, tokens: Tensor, rows: int | None = None, columns: int | None = None) -> Tensor:
         """Latents [B, d, g, g] of image tokens [B, g * g, d], for the autoencoder after its scaling.
 
-        `rows` and `columns` are g where they are given.
+        `rows` and `columns` are ignored: the image is a square of side g.
         """
         return rearrange(tokens, "b (h w) c -> b c h w", h=self.config.grid_size)
 
 
 def known_first(known: Tensor, counts: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """[B, most] places of each row's known tokens [B, N] and then of others, and which of them are known."""
+    """[B, most] places of each row, known ones first, and which of them are known."""
     order = (~known).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
     return order, torch.arange(most, device=known.device) < counts[:, None]
 

@@ -1,4 +1,4 @@
-"""Masked autoregressive image models as targets (MAR, 2406.11838): any cell, given any others."""
+"""Target of masked autoregressive image models (MAR, 2406.11838), which predict any cell given any others."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from mmspec.vectors.sampling import DenoisingSampler
 
 __all__ = ["CellBlock", "ConditionReader", "MARSampler", "MARState", "MARTarget"]
 
-#: Of github.com/LTH14/mar, README.md, by the width of mar_base, mar_large and mar_huge.
+#: Guidance scales of github.com/LTH14/mar, README.md, by the width of mar_base, mar_large and mar_huge.
 GUIDANCE = {768: 2.9, 1024: 3.0, 1280: 3.2}
 
 
 @dataclass(frozen=True)
 class CellBlock(Block):
-    """Cells of a MAR's images, and how far the images are.
+    """Cells of a MAR's images, and the progress of the images.
 
     Attributes:
-        iteration, iterations: forwards before this one, and of the whole image.
-        before, after: cells that are decided before and after this round; [T, 1, 1] where lanes differ.
-        annealing: of the steps of the denoising head; None for as many in every forward.
-        rolls_back: whether each lane was drafted behind the candidates of those before it, and falls with
-            the first that is refused.
+        iteration, iterations: forward passes before this one, and of the whole image.
+        before, after: cells that are decided before and after this round; [T, 1, 1] if lanes differ.
+        annealing: annealing of the denoising head's steps; None for equally many in every forward pass.
+        rolls_back: whether each lane was drafted given the candidates before it, and is rejected with the
+            first rejected one.
     """
 
     iteration: int
@@ -61,7 +61,7 @@ class CellBlock(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class MARSampler(DenoisingSampler):
-    """Sampling settings of a MAR: steps and guidance follow how much of the image is decided."""
+    """Sampling settings of a MAR: steps and guidance depend on the decided share of the image."""
 
     def schedule_of(self, draft: CellBlock) -> StepSchedule:
         if draft.annealing is None:
@@ -74,13 +74,13 @@ class MARSampler(DenoisingSampler):
 
 
 class ConditionReader(Protocol):
-    """Computes conditions of a batch of images in place of their model, from one forward to the next."""
+    """Computes the conditions of a batch of images in place of their model, with state between calls."""
 
     def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
-        """[R, N, D] conditions; arguments as of the model, and the cells [B, k] that are wanted."""
+        """[R, N, D] conditions; arguments as of the model, and the required cells [B, k]."""
 
     def nbytes(self) -> int:
-        """Bytes that it keeps."""
+        """Bytes of its state."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class MARState(TargetState):
     """Known cells of a batch of images.
 
     Attributes:
-        tokens: [R, N + 1, d] vectors of the cells; junk at N.
+        tokens: [R, N + 1, d] vectors of the cells; index N is unused.
         known: [R, N + 1] whether each is decided.
         labels: [R] classes; R is B, or 2B under guidance.
         reader: computes conditions in place of the model, if a session attached one.
@@ -100,7 +100,7 @@ class MARState(TargetState):
     reader: ConditionReader | None = None
 
     def write(self, cells: Tensor, values: Tensor) -> None:
-        """Decide cells [B, k] of each image, the junk cell N among them, with values [B, k, d]."""
+        """Write values [B, k, d] at cells [B, k] of each image; index N is ignored."""
         copies = len(self.labels) // len(cells)
         put(self.tokens, cells.repeat(copies, 1), values.to(self.tokens.dtype).repeat(copies, 1, 1))
         self.known.scatter_(1, cells.repeat(copies, 1), True)
@@ -113,12 +113,12 @@ class MARState(TargetState):
 class MARTarget(ModelTarget[MARState]):
     """Adapter from a MAR to the Target interface.
 
-    What the interface calls logits are conditions of the denoising head, [R, n, D]. Every forward reads all
-    known cells anew, since attention goes both ways; nothing is cached.
+    The interface's logits are conditions of the denoising head, [R, n, D]. Every forward pass reads all known
+    cells, since attention is bidirectional; nothing is cached.
 
     Args:
         model: a loaded model in eval mode. A prompt is `input_ids` [1, 1], the class; the number of classes
-            stands for none.
+            stands for no class.
 
     Attributes:
         any_order: True; cells are predicted in any order.
@@ -157,7 +157,7 @@ class MARTarget(ModelTarget[MARState]):
         return {"input_ids": own}, {"input_ids": none}
 
     def compile(self) -> None:
-        """Compile the forwards of the transformer, each when it is first met."""
+        """Compile the forward passes of the transformer, each at its first call."""
         self.steps = CompiledForward(type(self.model).__name__, self.model.conditions)
 
     @property
@@ -167,19 +167,19 @@ class MARTarget(ModelTarget[MARState]):
 
     @property
     def denoiser(self) -> DenoisingHead:
-        """Head that draws a token, given a condition."""
+        """Denoising head, which draws a token given a condition."""
         return self.model.diffloss
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[MARState, PromptOutput]:
-        """Keep the classes, without a forward. Returns the state and conditions [R, 0, D]: of no cell.
+        """Store the classes, without a forward pass. Returns the state and empty conditions [R, 0, D].
 
         Raises:
-            InputError: hidden states are asked for.
+            InputError: `taps` is not empty.
         """
         if taps:
-            raise InputError("taps", tuple(taps), "none: a MAR has no state of a prompt alone")
+            raise InputError("taps", tuple(taps), "must be empty: MAR has no hidden states of a prompt alone")
         labels = torch.cat([prompt["input_ids"].flatten() for prompt in prompts]).to(self.device)
         tokens = torch.zeros(
             len(labels), self.grid.cells + 1, self.vector_size, dtype=self.dtype, device=self.device
@@ -192,8 +192,8 @@ class MARTarget(ModelTarget[MARState]):
     def score(self, state: MARState, draft: CellBlock) -> TargetOutput:
         """Conditions [R, n, D] of the cells of a draft.
 
-        Where its lanes do not all see the same cells, each is read in a row of its own: a mask of one lane
-        is a known cell to another, and attention goes both ways.
+        If its lanes see different cells, each lane is read in a row of its own: a cell may be masked for one
+        lane and known to another, and attention is bidirectional.
         """
         nodes = draft.nodes
         copies = len(state.labels) // len(nodes.slots)
@@ -202,7 +202,7 @@ class MARTarget(ModelTarget[MARState]):
         if lanes == 1:
             conditions = self._conditions(state, nodes.slots, draft)
         else:
-            seen = nodes.visible[:, ::size]  # [B, L, N] of the first node of each lane: no other is a mask
+            seen = nodes.visible[:, ::size]  # [B, L, N] of the first node of each lane, the only mask
             candidates = replace(state, tokens=state.tokens.clone(), known=state.known.clone())
             drafted = draft.valid.clone()
             drafted[..., 0] = False
@@ -223,10 +223,10 @@ class MARTarget(ModelTarget[MARState]):
         state.write(verdict.places.where(decided, self.grid.cells), verdict.values)
 
     def _conditions(self, state: MARState, cells: Tensor, draft: CellBlock) -> Tensor:
-        """[R, N, D] conditions, of which those of `cells` [B, n] are wanted."""
+        """[R, N, D] conditions, which are valid at `cells` [B, n]."""
         tokens, known, labels = state.tokens[:, :-1], state.known[:, :-1], state.labels
         if state.reader is not None:
             return state.reader.conditions(tokens, known, labels, cells)
-        # rows that ended in an error know fewer, and nothing is read from them any more
+        # rows that ended in an error have fewer known cells, but their results are not used
         count = draft.before if isinstance(draft.before, int) else None
         return self.read(tokens, known, labels, count)

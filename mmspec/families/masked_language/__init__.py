@@ -1,4 +1,4 @@
-"""Masked language models: LLaDA, Dream, SDAR, LLaDA2."""
+"""Masked (diffusion) language models: LLaDA, Dream, SDAR, LLaDA2."""
 
 from mmspec.families.masked_language.modeling import MASKED_MODELS
 from mmspec.plugins import Family

@@ -1,22 +1,22 @@
 """Masked language models that transformers lacks: LLaDA, SDAR, Dream and LLaDA2.
 
-Layer for layer they are a Llama, a Qwen3, a Qwen2 and a GLM-4 with experts.
+Their layers are those of Llama (LLaDA), Qwen3 (SDAR), Qwen2 (Dream) and GLM-4 with experts (LLaDA2).
 
-What they are trained for is not the next token: places that are not decided hold a mask token, and the logits
-are of what stands there. Importing this makes the auto classes of transformers know the published folders
-without their remote code. Tested on small random checkpoints with their configs and keys, not on published
-weights. Dream's tokenizer is remote code, which the user must allow or convert.
+They do not predict the next token: undecided places hold a mask token, and the model predicts their tokens.
+Importing this module registers the published folders with the auto classes of transformers, without their
+remote code. Tested on small random checkpoints with their configs and keys, not on published weights. Dream's
+tokenizer is remote code, which you must allow or convert.
 
-Attributes of each config, which the target reads (a saved one may set all but the first two itself):
-    mask_token_id: the token of a place that is not decided.
-    block_length: places p and q of one block, p // block_length, see each other, and blocks those before
-        them; None: all places see each other.
-    predicts: "own" if the logits at a place are of that place, "next" if they are of the place behind it.
+The target reads these attributes of each config (a saved config may set all but the first two):
+    mask_token_id: token of an undecided place.
+    block_length: places p of one block, p // block_length, see each other and the blocks before them; None:
+        all places see each other.
+    predicts: "own" if the logits at a place are of that place, "next" if they are of the following place.
     masks_unconditional: True if the unconditional prompt of guidance is the prompt with all tokens masked.
-    whole_blocks: of models with blocks, True, the default, if the last one of an output is filled whole and
-        cut; False if it ends where the output does.
+    whole_blocks: for models with blocks: True, the default, if the last block of an output is decoded whole
+        and then cut; False if it ends with the output.
     confidence: "own" if a token's confidence is its probability in the model's own distribution, as in the
-        `generate.py` of LLaDA; "promised", the default, if it is that behind temperature and truncation.
+        `generate.py` of LLaDA; "promised", the default, if it is that after temperature and truncation.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ SETTINGS = {
     "max_sequence_length": "max_position_embeddings",
     "weight_tying": "tie_word_embeddings",
     "init_std": "initializer_range",
-    "embedding_size": "vocab_size",  # the rows that there are; some may be spare
+    "embedding_size": "vocab_size",  # the rows of the table; some may be unused
 }
-#: What its code can be set to besides, and what of that a Llama is.
+#: Other settings of LLaDA's code, and the values for which the model is a Llama.
 ALLOWED: dict[str, tuple[object, ...]] = {
     "block_type": ("llama",),
     "layer_norm_type": ("rms",),
@@ -92,8 +92,8 @@ ALLOWED: dict[str, tuple[object, ...]] = {
     "include_qkv_bias": (False,),
     "scale_logits": (False,),
 }
-SHAPE = ("d_model", "n_heads", "n_layers")  # by which its config is known from one that was saved here
-#: Keys of its weights -> Llama's; in saved folders they are its own again.
+SHAPE = ("d_model", "n_heads", "n_layers")  # fields that only the official config has
+#: Keys of its weights -> Llama's; saved folders have the official keys.
 BLOCK = r"^model\.transformer\.blocks\.(\d+)\."
 KEYS = {
     r"^model\.transformer\.wte\.": "model.embed_tokens.",
@@ -111,7 +111,7 @@ KEYS = {
 }
 
 
-#: LLaDA2's names of settings -> GLM-4's; what it may be set to besides; and keys of its weights.
+#: LLaDA2's names of settings -> GLM-4's; the supported values of other settings; and keys of its weights.
 LLADA2_SETTINGS = {
     "num_experts": "n_routed_experts",
     "num_shared_experts": "n_shared_experts",
@@ -129,10 +129,10 @@ LLADA2_KEYS = {
 
 
 class LLaDAConfig(LlamaConfig):
-    """Config of a LLaDA (2502.09992): that of Llama, also by the names that its folders have.
+    """Config of LLaDA (2502.09992): Llama's, which also accepts the official names of settings.
 
     Raises:
-        ValueError: it has something that Llama has not, such as ALiBi or another norm.
+        ValueError: it has a feature that Llama lacks, such as ALiBi or another norm.
     """
 
     model_type = "llada"
@@ -150,7 +150,7 @@ class LLaDAConfig(LlamaConfig):
             others = {name: kwargs.pop(name, allowed[0]) for name, allowed in ALLOWED.items()}
             wrong = [f"{name} {got!r}" for name, got in others.items() if got not in ALLOWED[name]]
             if wrong:
-                raise ValueError(f"a LLaDA with {', '.join(wrong)}, which no Llama has")
+                raise ValueError(f"LLaDA with {', '.join(wrong)} is not supported, because Llama lacks it")
             if kwargs.get("mlp_hidden_size") is None:
                 kwargs["mlp_hidden_size"] = kwargs.get("mlp_ratio", 4) * kwargs["d_model"]
             for theirs, own in SETTINGS.items():
@@ -160,7 +160,7 @@ class LLaDAConfig(LlamaConfig):
 
 
 class SDARConfig(Qwen3Config):
-    """Config of an SDAR (2510.06303): that of Qwen3, and its blocks; `block_size` is its own name of them."""
+    """Config of SDAR (2510.06303): Qwen3's, with blocks of the official setting `block_size`."""
 
     model_type = "sdar"
     attribute_map = {"block_length": "block_size"}
@@ -170,16 +170,16 @@ class SDARConfig(Qwen3Config):
     block_size: int = 4
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if kwargs.get("attn_implementation") == "flex_attention":  # of its training, in published configs
+        if kwargs.get("attn_implementation") == "flex_attention":  # published configs have that of training
             del kwargs["attn_implementation"]
         super().__post_init__(**kwargs)
 
 
 class DreamConfig(Qwen2Config):
-    """Config of a Dream (2508.15487), or DiffuCoder: that of Qwen2, whose shift it keeps.
+    """Config of Dream (2508.15487) and DiffuCoder: Qwen2's; the logits at a place predict the next place.
 
     Raises:
-        ValueError: it has blocks, as later models of that name, which read their own places.
+        ValueError: it has blocks, as later models of that name, whose logits are of their own places.
     """
 
     model_type = "Dream"
@@ -191,15 +191,15 @@ class DreamConfig(Qwen2Config):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if kwargs.get("block_size") is not None:
-            raise ValueError(f"a Dream with block_size {kwargs['block_size']!r}, which Dream 7B has not")
+            raise ValueError(f"Dream with block_size {kwargs['block_size']!r} is not supported")
         super().__post_init__(**kwargs)
 
 
 class LLaDA2Config(Glm4MoeConfig):
-    """Config of a LLaDA2 (2512.15745): that of GLM-4's experts, also by the names that its folders have.
+    """Config of LLaDA2 (2512.15745): GLM-4 MoE's, which also accepts the official names of settings.
 
     Raises:
-        ValueError: it has something that those have not, such as another router.
+        ValueError: it has a feature that GLM-4 MoE lacks, such as another router.
     """
 
     model_type = "llada2_moe"
@@ -216,7 +216,7 @@ class LLaDA2Config(Glm4MoeConfig):
             if kwargs.get(name, allowed) != allowed
         ]
         if wrong:
-            raise ValueError(f"a LLaDA2 with {', '.join(wrong)}, which GLM-4's experts have not")
+            raise ValueError(f"LLaDA2 with {', '.join(wrong)} is not supported, because GLM-4 MoE lacks it")
         for theirs, own in LLADA2_SETTINGS.items():
             if (value := kwargs.pop(theirs, None)) is not None:
                 setattr(self, own, value)
@@ -229,7 +229,7 @@ class LLaDA2Config(Glm4MoeConfig):
 
 
 class MaskedModel(PreTrainedModel):
-    """Base of all: without a mask all places are seen, and there is no next token."""
+    """Base of masked models: no causal mask by default, and no generation by the next token."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
@@ -237,14 +237,14 @@ class MaskedModel(PreTrainedModel):
             layer.self_attn.is_causal = getattr(config, "is_causal", True)
 
     def generate(self, *args: Any, custom_generate: Any = None, **kwargs: Any) -> Any:
-        """Generate by `custom_generate` alone.
+        """Generate by `custom_generate`, which is required.
 
         Raises:
-            UnsupportedModelError: there is none.
+            UnsupportedModelError: `custom_generate` is None.
         """
         if custom_generate is None:
             raise UnsupportedModelError(
-                f"{type(self).__name__} decides masked places and has no next token: decode it by "
+                f"{type(self).__name__} predicts masked places and has no next token. Decode it with "
                 "MMSpecPipeline, or pass custom_generate=mmspec.accelerate(...)"
             )
         return super().generate(*args, custom_generate=custom_generate, **kwargs)  # type: ignore[misc]
@@ -269,24 +269,24 @@ class LLaDAForMaskedLM(MaskedModel, LlamaForCausalLM):
 
 
 class SDARForMaskedLM(MaskedModel, Qwen3ForCausalLM):
-    """SDAR: Qwen3, causal over blocks of places that see each other; its mask has to be given."""
+    """SDAR: Qwen3 with attention that is causal over blocks; the caller must pass the mask."""
 
     config_class = SDARConfig
 
 
 class DreamForMaskedLM(MaskedModel, Qwen2ForCausalLM):
-    """Dream: Qwen2 without the causal mask, whose logits are still of the next place."""
+    """Dream: Qwen2 without the causal mask, whose logits are of the next place."""
 
     config_class = DreamConfig
 
 
 class LLaDA2ForMaskedLM(MaskedModel, Glm4MoeForCausalLM):
-    """LLaDA2: GLM-4 with experts, causal over blocks; its mask has to be given."""
+    """LLaDA2: GLM-4 with experts and attention that is causal over blocks; the caller must pass the mask."""
 
     config_class = LLaDA2Config
 
 
-#: Config -> model, of all that are known.
+#: Config -> model of all masked language models.
 MASKED_MODELS: dict[type[PreTrainedConfig], type[MaskedModel]] = {
     LLaDAConfig: LLaDAForMaskedLM,
     SDARConfig: SDARForMaskedLM,
@@ -304,7 +304,7 @@ register_checkpoint_conversion_mapping(LLaDAConfig.model_type, renamings, overwr
 
 
 def register_llada2() -> None:
-    """Let transformers read LLaDA2's folders, where it can split a matrix by the sizes of its parts."""
+    """Register LLaDA2's layout with transformers, if its version can split a matrix by the sizes of parts."""
     split = getattr(core_model_loading, "Split", None)
     if split is None:  # transformers before 5.22
         return

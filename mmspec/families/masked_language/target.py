@@ -1,8 +1,8 @@
-"""Masked language models as targets: any place of a block, given what is decided and masks elsewhere.
+"""Target of masked language models, which predict any place of a block, given decided tokens and masks.
 
-Such a model is a decoder-only architecture trained without the causal mask, or with one of blocks; places
-that are not decided hold a mask token. Keys of what is read stay in the cache at the places of their tokens,
-and are written over when the places are read again.
+Such a model is a decoder-only architecture trained without a causal mask, or with a block-causal one;
+undecided places hold a mask token. The cache has the keys of tokens at their places, and a later forward pass
+over the same places overwrites them.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ CONFIDENCES = ("promised", "own")
 
 @dataclass(frozen=True)
 class MaskedBlock(Block):
-    """Places of one block of each row, as lanes of one node; in the slots behind the output, of other states.
+    """Places of one block of each row, as lanes of one node.
 
-    Lanes stand in the order of their places. Other states of the block are further lanes at the same places,
-    whose nodes see each other in place of those of the first state; context that is read in the same forward
-    sees the first state alone.
+    Lanes are in the order of their places. Other states of the block are further lanes at the same places,
+    in slots after the output. Their nodes see each other instead of those of the first state; context in the
+    same forward pass sees the first state alone.
 
     Attributes:
         groups: begin and end of each row's block, as output indices known to the host.
-        length: places of the output, those behind the end of it in a last block that is filled whole
-            included; slots from there on belong to no place.
-        asked: tokens that the output may have.
-        cache: what is kept from one forward to the next where all places see each other, a change of the
-            model's distribution: "none", exactly nothing; "prefix", what stands before the block, as it was
-            read when the block began; "dual", what stands behind it as well (Fast-dLLM, 2505.22618). Ignored
-            by block-causal models, whose finished blocks do not change.
+        length: places of the output, including those after its end in a last block that is decoded whole;
+            slots from there on belong to no place.
+        asked: most tokens of the output.
+        cache: what stays cached between forward passes of a model in which all places see each other: "none",
+            nothing, which is exact; "prefix", the keys before the block, as computed when the block began;
+            "dual", those after the block as well (Fast-dLLM, 2505.22618). The last two change the
+            distribution. Block-causal models ignore it, because their finished blocks do not change.
         ends: tokens that end an output.
         judges_own: whether the confidence of a token is its probability in the model's own distribution, not
             in the promised one.
@@ -71,7 +71,7 @@ class MaskedBlock(Block):
 
     @property
     def before(self) -> Tensor:
-        """[B, L] lane at the place before each lane's, counted from 1; 0 is the place before the block."""
+        """[B, L] lane of the place before each lane's, counted from 1; 0 for the place before the block."""
         lane = torch.arange(self.starts.shape[1], device=self.starts.device)
         return lane.where(self.starts > self.starts[:, :1], 0)
 
@@ -81,10 +81,10 @@ class MaskedState(CausalState):
     """State of a batch: its cache, and the tokens at all places of each of R rows.
 
     Attributes:
-        tokens: [R, P + N + 1] a prompt, decided tokens behind it, and masks at all other places; junk at the
-            end. [R, P] before the first draft.
-        stored: tokens of each row whose keys stand for good, or until the row's block ends.
-        lanes: of the draft that is scored.
+        tokens: [R, P + N + 1] prompt, decided tokens, and masks at all other places; the last index is
+            unused. [R, P] before the first draft.
+        stored: number of tokens of each row whose keys are final, or stay until the row's block ends.
+        lanes: number of lanes of the current draft.
     """
 
     tokens: Tensor
@@ -95,38 +95,40 @@ class MaskedState(CausalState):
 class MaskedTarget(CausalTarget):
     """Adapter from a masked language model to the Target interface.
 
-    LLaDA (2502.09992), where all places see each other: exactly, every forward reads everything anew; and
-    block-causal ones (SDAR, 2510.06303), where a place sees its block and those before. There a finished
-    block is read once more, clean, together with the next one, and its keys are final. Blocks are counted
-    from the first token of the prompt, so that the first of the output may begin inside it.
+    There are two kinds. In LLaDA (2502.09992) all places see each other; exact decoding reads everything in
+    every forward pass. In block-causal models (SDAR, 2510.06303) a place sees its block and those before. A
+    finished block is read again, without masks, together with the next one, and its keys are then final.
+    Blocks are counted from the first token of the prompt, so that the first block of the output may begin
+    inside the prompt.
 
     The mask is a query node: the id V, with the embedding of the mask token, which is never predicted (zero
     masking probabilities, MDLM, 2406.07524). Images of a prompt are embedded once and are query nodes too.
 
     Args:
         model: a loaded model with an LM head, on its device, in eval mode.
-        mask_token_id: the token of a place that is not decided; None is the config's.
-        block_length: of a block-causal model, None where all places see each other; by default the config's.
-        predicts: "own" where the logits at a place are of that place, "next" where of the place behind it
-            (Dream, 2508.15487); None is the config's, or "own".
-        order: in which plain decoding decides the places of a block: "confidence", the surest first (LLaDA),
-            or "left_to_right" (`sequential` of SDAR); None is the config's, or "confidence".
-        confidence: the distribution in which a token's probability says how sure its place is: "promised",
-            that which the token is drawn from (SDAR, Dream, LLaDA2), or "own", the model's at temperature 1
-            and before truncation (LLaDA); None is the config's, or "promised".
+        mask_token_id: token of an undecided place; None for the config's.
+        block_length: places per block of a block-causal model; None for the config's, which is None if all
+            places see each other.
+        predicts: "own" if the logits at a place are of that place, "next" if they are of the following place
+            (Dream, 2508.15487); None for the config's, or "own".
+        order: order in which plain decoding decides the places of a block: "confidence", the most confident
+            first (LLaDA), or "left_to_right" (`sequential` of SDAR); None for the config's, or "confidence".
+        confidence: distribution in which a token's probability is its confidence: "promised", the one that
+            the token is drawn from (SDAR, Dream, LLaDA2), or "own", the model's at temperature 1 and before
+            truncation (LLaDA); None for the config's, or "promised".
 
     Attributes:
         mask_token_id, block_length, predicts, order, confidence: as passed.
-        masks_unconditional: the config's, or False: whether the unconditional prompt of guidance is the
-            prompt with all tokens masked (LLaDA).
-        whole_blocks: of a block-causal model, the config's or True: whether the last block of an output is
-            filled whole and cut (SDAR), so that a limit does not change the text before it; else it ends
-            where the output does (LLaDA2 in diffusers). False where all places see each other: there the
-            limit says how many are read.
+        masks_unconditional: whether the unconditional prompt of guidance is the prompt with all tokens masked
+            (LLaDA); the config's, or False.
+        whole_blocks: whether the last block of an output of a block-causal model is decoded whole and then
+            cut (SDAR), so that a limit does not change the text before it; else it ends with the output
+            (LLaDA2 in diffusers). The config's, or True. False if all places see each other: the limit is
+            then the number of places.
 
     Raises:
-        UnsupportedModelError: the architecture cannot be told what its tokens see; the message says why.
-        InputError: the mask token is none of the vocabulary, or another argument is out of its range.
+        UnsupportedModelError: the model cannot mask its attention as required; the message has the reason.
+        InputError: the mask token is not in the vocabulary, or another argument is out of its range.
     """
 
     by_blocks = True
@@ -134,7 +136,7 @@ class MaskedTarget(CausalTarget):
     compared = ("none", "freedave", "low_confidence:places_per_step=2", "threshold", "entropy_bound")
 
     def plain_decoding(self) -> tuple[Drafter, PlaceRule]:
-        from mmspec.families.masked_language.unmasking import plain_unmasking  # which reads this target
+        from mmspec.families.masked_language.unmasking import plain_unmasking  # which imports this module
 
         return plain_unmasking(self)
 
@@ -153,7 +155,7 @@ class MaskedTarget(CausalTarget):
         if narrow:
             raise refusal(model, f"has layers of type {', '.join(narrow)}, which do not see the whole output")
         if hasattr(getattr(model, "model", None), "get_rope_index"):
-            raise refusal(model, "counts positions by the grids of images, which masked models do not yet")
+            raise refusal(model, "counts positions by image grids, which is not supported for masked models")
         self.mask_token_id: int = text.mask_token_id if mask_token_id is None else mask_token_id
         self.block_length: int | None = block_length or getattr(text, "block_length", None)
         self.predicts = getattr(text, "predicts", "own") if predicts is None else predicts
@@ -163,15 +165,15 @@ class MaskedTarget(CausalTarget):
         self.whole_blocks = self.block_length is not None and bool(getattr(text, "whole_blocks", True))
         last = self.vocabulary - 1
         if not is_integer(self.mask_token_id) or not 0 <= self.mask_token_id <= last:
-            raise InputError("mask_token_id", self.mask_token_id, f"a token id from 0 to {last}")
+            raise InputError("mask_token_id", self.mask_token_id, f"must be a token id from 0 to {last}")
         if self.block_length is not None and (not is_integer(self.block_length) or self.block_length < 1):
-            raise InputError("block_length", self.block_length, "a positive integer, or None")
+            raise InputError("block_length", self.block_length, "must be a positive integer, or None")
         if self.predicts not in PREDICTS:
-            raise InputError("predicts", self.predicts, " or ".join(PREDICTS))
+            raise InputError("predicts", self.predicts, f"must be {' or '.join(map(repr, PREDICTS))}")
         if self.order not in ORDERS:
-            raise InputError("order", self.order, " or ".join(ORDERS))
+            raise InputError("order", self.order, f"must be {' or '.join(map(repr, ORDERS))}")
         if self.confidence not in CONFIDENCES:
-            raise InputError("confidence", self.confidence, " or ".join(CONFIDENCES))
+            raise InputError("confidence", self.confidence, f"must be {' or '.join(map(repr, CONFIDENCES))}")
 
     def unconditional(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         if not self.masks_unconditional or set(inputs) - {*TOKENS, "attention_mask"}:
@@ -179,7 +181,7 @@ class MaskedTarget(CausalTarget):
         return {**inputs, "input_ids": torch.full_like(inputs["input_ids"], self.mask_token_id)}
 
     def embed_prompt(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Embed a prompt, [L, d], with its images where it has any."""
+        """Embed a prompt, [L, d], with its images if it has any."""
         if not set(inputs) - {*TOKENS, "attention_mask"}:
             return self.embed(inputs["input_ids"][0].to(self.device))
         return self.read([inputs], (0,))[0][0]
@@ -187,13 +189,14 @@ class MaskedTarget(CausalTarget):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[MaskedState, PromptOutput]:
-        """Keep the prompts, whose images are embedded. Returns the state and logits [R, 0, V]: of no place.
+        """Store the prompts, with embedded images. Returns the state and empty logits [R, 0, V].
 
         Raises:
-            InputError: hidden states are asked for, or more than tokens and images is passed.
+            InputError: `taps` is not empty, or a prompt has inputs besides tokens and images.
         """
         if taps:
-            raise InputError("taps", tuple(taps), "none: a masked model has no state of a prompt alone")
+            rule = "must be empty: a masked model has no hidden states of a prompt alone"
+            raise InputError("taps", tuple(taps), rule)
         mask = torch.tensor([self.mask_token_id], device=self.device)
         rows, queries, count = list[Tensor](), [self.embed(mask)], 1
         for prompt in prompts:
@@ -201,7 +204,8 @@ class MaskedTarget(CausalTarget):
             if more := sorted(set(prompt) - {*TOKENS, "attention_mask"}):
                 spans = find_images(self.config, prompt)
                 if not spans:
-                    raise InputError("inputs", more, "input_ids alone: this prompt has no place of an image")
+                    rule = "must be input_ids alone: this prompt has no image tokens"
+                    raise InputError("inputs", more, rule)
                 places = torch.cat(
                     [torch.arange(each.start, each.stop, device=self.device) for each in spans]
                 )
@@ -221,7 +225,7 @@ class MaskedTarget(CausalTarget):
         )
 
     def score(self, state: MaskedState, draft: MaskedBlock) -> TargetOutput:
-        """Score the lanes of a block in one forward, which also reads what they need and is not kept."""
+        """Score the lanes of a block in one forward pass, which also reads required tokens without keys."""
         shift = int(self.predicts == "next")
         if (longest := max(state.prompt_lengths)) == state.tokens.shape[1]:
             check_length(self.model, state.prompt_lengths, draft.asked)
@@ -229,13 +233,13 @@ class MaskedTarget(CausalTarget):
         nodes = self._nodes(state, draft, shift)
         state.lanes = draft.starts.shape[1] + shift
         logits = self.score_nodes(state, nodes).logits[:, -state.lanes :]
-        if shift:  # the node of the place before a lane's says what stands there
+        if shift:  # the node of the place before a lane's place predicts it
             logits = pick(logits, draft.before.repeat(len(logits) // len(draft.starts), 1))
         logits[..., self.mask_token_id] = float("-inf")
         return TargetOutput(logits)
 
     def _nodes(self, state: MaskedState, draft: MaskedBlock, shift: int) -> Nodes:
-        """All nodes of a forward: context, the place before the block where that predicts, and the lanes."""
+        """All nodes of a forward pass: context, the place before the block if it predicts, and the lanes."""
         copies, length = len(state.tokens) // len(draft.valid), draft.length
         slots_of_draft, lanes = draft.depths.shape[1], draft.nodes.repeat_rows(copies)
         bounds = self._bounds(state, draft, copies, shift)
@@ -271,11 +275,11 @@ class MaskedTarget(CausalTarget):
     def _bounds(
         self, state: MaskedState, draft: MaskedBlock, copies: int, shift: int
     ) -> list[tuple[int, int, int, int, int]]:
-        """Bounds of what each row reads in this forward, in tokens from the first of its prompt.
+        """Bounds of the tokens that each row reads in this forward pass, from the first of its prompt.
 
         Returns:
-            R times: the first token that is read; the first and the end of the lanes; the end of what is
-            read; and where slots behind the output begin.
+            R times: the first token read; the begin and end of the lanes; the end of the tokens read; and
+            the begin of the slots after the output.
         """
         bounds, is_causal, size = [], self.block_length is not None, self.block_length or 1
         groups = [*draft.groups] * copies
@@ -290,11 +294,11 @@ class MaskedTarget(CausalTarget):
         return bounds
 
     def further_inputs(self, state: MaskedState, nodes: Nodes) -> Keywords:
-        # the lanes come last
+        # lanes are the last nodes
         return {"logits_to_keep": state.lanes}
 
     def commit(self, state: MaskedState, draft: Draft, verdict: Fill, active: Tensor) -> None:
-        """Write what was decided, and masks where places were opened again."""
+        """Write decided tokens, and masks at places that were opened again."""
         copies, junk = len(state.tokens) // len(active), state.tokens.shape[1] - 1
         changed = ((verdict.decided | verdict.reopened) & active[:, None]).repeat(copies, 1)
         places = (verdict.places.repeat(copies, 1) + state.starts[:, None]).where(changed, junk)

@@ -1,8 +1,7 @@
-"""Blocks of masked models: their places are proposed together, and a rule decides some of them.
+"""Drafter of masked language models: all open places of a block are drafted, and a rule decides some of them.
 
-A model that predicts the next token gives one a forward. A masked one has no next token: plain decoding
-decides one place of the block a forward, that which the model is surest of (LLaDA, 2502.09992, as many steps
-as places).
+Plain decoding decides one place of the block per forward pass: the one of which the model is most confident
+(LLaDA, 2502.09992, with as many steps as places).
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from mmspec.validation import is_integer
 
 __all__ = ["ONE_PLACE", "PlacesDrafter", "UnmaskingDrafter", "UnmaskingSession", "plain_unmasking"]
 
-#: Plain decoding by the model's own order, in words.
+#: Plain decoding in each of the models' own orders, in words.
 ONE_PLACE = {
-    "confidence": "one place a forward, the surest first",
-    "left_to_right": "one place a forward, from left to right",
+    "confidence": "one place per forward pass, the most confident first",
+    "left_to_right": "one place per forward pass, from left to right",
 }
 
 
 class UnmaskingSession(OrderSession):
-    """Blocks of a batch, from left to right. The canvas knows which of their places are open."""
+    """Blocks of a batch, from left to right; the canvas has their open places."""
 
     def __init__(self, drafter: UnmaskingDrafter, batch: PromptBatch) -> None:
         self.drafter, self.requests, self.device = drafter, batch.requests, batch.prefill.logits.device
@@ -92,45 +91,45 @@ class PlacesDrafter(SessionDrafter):
     """Base of drafters of places that are decided together."""
 
     kind = DraftKind.POINT
-    max_nodes = 0  # beside the places of the output
+    max_nodes = 0  # besides the places of the output
     decides_places = True
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
-            allowed = "none: this model's places are not decoded in order"
-            raise InputError("logits_processor", len(sampler.processors), allowed)
+            rule = "must be empty: this model does not decode its places in order"
+            raise InputError("logits_processor", len(sampler.processors), rule)
 
 
 class UnmaskingDrafter(PlacesDrafter):
-    """Proposes the places of the current block of each row (LLaDA, 2502.09992, section 2.4).
+    """Drafts the places of the current block of each row (LLaDA, 2502.09992, section 2.4).
 
-    The output has `max_new_tokens` places from the start. A row is in the block of its first place that is
-    not decided. Which of its places a round decides is up to the rule.
+    The output has `max_new_tokens` places from the start. The current block of a row is that of its first
+    undecided place. The rule chooses the places that a round decides.
 
     Args:
-        block_length: places of a block (semi-autoregressive decoding); None is the model's own, or one block
-            for all where it has none. Blocks that the model has not learnt are another order: lossy.
-        cache: what is kept from one forward to the next, as of `MaskedBlock`; lossy unless "none", for
-            models that are not block-causal.
+        block_length: places per block (semi-autoregressive decoding); None for the model's own, or one block
+            for the whole output if it has none. Blocks that the model was not trained with are lossy.
+        cache: what stays cached between forward passes, as of `MaskedBlock`; lossy unless "none", for models
+            that are not block-causal.
 
     Raises:
-        InputError: a block that is not a positive integer, or no such cache.
+        InputError: a block length that is not a positive integer, or no such cache.
     """
 
     judged_by: ClassVar[type] = PlaceRule
     keeps = ONE_PLACE["confidence"]
     session: Callable[..., DraftSession] = UnmaskingSession
-    mask: int  # of the target that it is fitted to, as a node
-    mask_token_id: int  # of its vocabulary
-    order: str  # of its plain decoding
+    mask: int  # node id of the mask of the fitted target
+    mask_token_id: int  # its id in the target's vocabulary
+    order: str  # order of the target's plain decoding
     judges_own: bool  # as of `MaskedBlock`
     whole_blocks: bool  # as of `MaskedTarget`
-    by_confidence = True  # rules rank places so, whatever the model's own order
-    is_causal: bool  # from block to block
+    by_confidence = True  # whether the rule ranks places by confidence, not by the model's own order
+    is_causal: bool  # whether the target is block-causal
 
     def __init__(self, block_length: int | None = None, cache: str = "none") -> None:
         if block_length is not None and (not is_integer(block_length) or block_length < 1):
-            raise InputError("block_length", block_length, "a positive integer, or None")
+            raise InputError("block_length", block_length, "must be a positive integer, or None")
         if cache not in CACHES:
             raise InputError("cache", cache, did_you_mean(cache, CACHES))
         self.block_length, self.cache = block_length, cache
@@ -139,25 +138,26 @@ class UnmaskingDrafter(PlacesDrafter):
         held = (each.processors if isinstance(each, Lockstep) else each for each in sampler.processors)
         unfit = {type(item).__name__ for row in held for item in row if edges_of(item) is None}
         if unfit or any(isinstance(each, Lockstep) for each in sampler.processors):
-            allowed = (
-                "those of suppress_tokens, begin_suppress_tokens, min_new_tokens and min_length, and of "
-                "bad_words_ids and sequence_bias for single tokens: a masked model's places are not decoded "
-                "in order, so that nothing can look at the tokens before them"
+            rule = (
+                "must be those of suppress_tokens, begin_suppress_tokens, min_new_tokens and min_length, or "
+                "of bad_words_ids and sequence_bias for single tokens: a masked model does not decode its "
+                "places in order, so that no processor can read the tokens before them"
             )
-            raise InputError("logits_processor", sorted(unfit), allowed)
+            raise InputError("logits_processor", sorted(unfit), rule)
         for index, request in enumerate(requests):
             if self.mask_token_id in request.prompt_tokens:
                 place = request.prompt_tokens.index(self.mask_token_id)
-                allowed = f"none with the mask token ({self.mask_token_id}): only places behind it are filled"
-                raise InputError(f"prompt[{index}]", f"the mask token at place {place}", allowed)
+                rule = f"must not have the mask token ({self.mask_token_id}): prompts are not decoded"
+                raise InputError(f"prompt[{index}]", f"the mask token at place {place}", rule)
 
     def fit(self, target: AnyTarget) -> UnmaskingDrafter:
         if not isinstance(target, MaskedTarget):
-            allowed = "a masked model: others predict the next token alone"
-            raise InputError("accelerator", "unmasking", allowed)
+            rule = "needs a masked model: other models predict the next token alone"
+            raise InputError("accelerator", "unmasking", rule)
         own = target.block_length
         if own is not None and self.block_length not in (None, own):
-            raise InputError("block_length", self.block_length, f"{own}, the block that the model has learnt")
+            rule = f"must be {own}, the block length that the model was trained with"
+            raise InputError("block_length", self.block_length, rule)
         fitted = copy.copy(self)
         fitted.mask, fitted.is_causal, fitted.order = target.vocabulary, own is not None, target.order
         fitted.block_length = own or self.block_length
@@ -167,12 +167,12 @@ class UnmaskingDrafter(PlacesDrafter):
         fitted.keeps = ONE_PLACE[target.order]
         another = own is None and (self.block_length is not None or self.cache != "none")
         if another or (self.by_confidence and target.order != "confidence"):
-            fitted.exactness = Level.LOSSY  # another order, or other keys, than those of plain decoding
+            fitted.exactness = Level.LOSSY  # the order or the keys differ from those of plain decoding
         return fitted
 
 
 def plain_unmasking(target: MaskedTarget) -> tuple[UnmaskingDrafter, PlaceRule]:
-    """Plain decoding of a masked model: one place a forward pass, in the model's own blocks and order."""
+    """Plain decoding of a masked model: one place per forward pass, in the model's own blocks and order."""
     drafter = UnmaskingDrafter()
     drafter.by_confidence = False
     return drafter.fit(target), LowConfidence() if target.order == "confidence" else Sequential()

@@ -1,4 +1,4 @@
-"""NAR: images by anti-diagonals (2503.10696)."""
+"""NAR: image models that predict an anti-diagonal of cells per forward pass (2503.10696)."""
 
 from mmspec.families.llamagen import kin
 from mmspec.families.nar.modeling import NARForCausalLM

@@ -1,4 +1,4 @@
-"""Models of official NAR checkpoints, in LlamaGen's layout with a second head."""
+"""Conversion of official NAR checkpoints, in LlamaGen's layout with a second output matrix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RENAMES = (
 def nar_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
 ) -> LlamaGenForCausalLM | None:
-    """The NAR of an official state dict, with one layer more than its size says; None of another."""
+    """Build the NAR of an official state dict, with one layer more than its size; None for other models."""
     if "medusa_norm.weight" not in tensors:
         return None
     how = path, tensors, image_size, num_heads

@@ -1,4 +1,4 @@
-"""NAR (2503.10696): LlamaGen's transformer, with two heads that predict two neighbours of each token."""
+"""NAR (2503.10696): LlamaGen's transformer, with two output matrices for two neighbours of each cell."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["NARConfig", "NARForCausalLM", "NARModel"]
 
 @strict
 class NARConfig(LlamaGenConfig):
-    """The shape of a model that predicts the cells right of and below each (NAR, 2503.10696).
+    """Config of a model that predicts the cells to the right of and below each cell (NAR, 2503.10696).
 
     Attributes:
-        below_layers: last of the `num_hidden_layers`, which the prediction below goes through alone.
+        below_layers: number of last layers, of `num_hidden_layers`, for the prediction below alone.
     """
 
     model_type = "nar"
@@ -26,7 +26,7 @@ class NARConfig(LlamaGenConfig):
 
 
 class NARModel(LlamaGenModel):
-    """LlamaGen's transformer; its last layers are those of the prediction below alone."""
+    """LlamaGen's transformer, whose last layers are for the prediction below alone."""
 
     config: NARConfig
     config_class = NARConfig
@@ -37,7 +37,7 @@ class NARModel(LlamaGenModel):
         self.post_init()
 
     def run(self, hidden_states: Tensor, **how: object) -> Tensor:
-        """Run the layers: [B, T, D] -> [B, T, 2 D] normed states for the cell right of and below each."""
+        """Run the layers: [B, T, D] -> [B, T, 2 D] normed states for the cells to the right and below."""
         shared = len(self.layers) - self.config.below_layers
         for layer in self.layers[:shared]:
             hidden_states = layer(hidden_states, **how)
@@ -48,7 +48,7 @@ class NARModel(LlamaGenModel):
 
 
 class NeighbourHeads(nn.Module):
-    """Two heads: states [..., 2 D] -> logits [..., 2 V] of the cell to the right, then of the one below."""
+    """Output matrices: states [..., 2 D] -> logits [..., 2 V] of the cell to the right, then that below."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class NeighbourHeads(nn.Module):
 
 
 class NARForCausalLM(LlamaGenForCausalLM):
-    """NAR: the tokens right of and below every token, as logits [B, T, 2 V]."""
+    """NAR: logits [B, T, 2 V] of the cells to the right of and below each cell."""
 
     config: NARConfig
     config_class = NARConfig

@@ -1,4 +1,4 @@
-"""NAR (2503.10696) as a target: a forward reads an anti-diagonal and predicts the next one."""
+"""Target of NAR (2503.10696): a forward pass reads an anti-diagonal and predicts the next one."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ __all__ = ["NARTarget"]
 
 
 class NARTarget(ParallelImageTarget):
-    """Adapter from a model that predicts the cells right of and below each (NAR, 2503.10696).
+    """Adapter from a model that predicts the cells to the right of and below each cell (NAR, 2503.10696).
 
-    A forward reads an anti-diagonal, whose cells see each other and all before. A cell of the next one has
-    the mean of the logits of the cells left of it and above it, or those of the only one that there is.
+    A forward pass reads an anti-diagonal, whose cells see each other and all cells before. The logits of a
+    cell of the next anti-diagonal are the mean of the predictions from its left and its upper neighbour, or
+    the prediction from the only one that exists.
     """
 
     plain: Keywords = {"order": "diagonal"}
 
     def __init__(self, model: NARForCausalLM, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)
-        if model.config.condition_type == "class":  # those of captions are drawn as LlamaGen's are
+        if model.config.condition_type == "class":  # captions have the settings of LlamaGen
             self.published = {"guidance_scale": 2.0, "top_k": 0}
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[AnyState, PromptOutput]:
-        """Read the prompts; the first cell has the mean of both predictions."""
+        """Prefill the prompts; the logits of the first cell are the mean of both predictions."""
         state, output = super().prefill(prompts, capacity, taps)
         right, below = output.logits.chunk(2, -1)
         return state, replace(output, logits=(right + below) / 2)

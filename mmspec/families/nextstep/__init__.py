@@ -1,4 +1,4 @@
-"""NextStep-1: words and continuous image tokens in one causal transformer (2508.10711)."""
+"""NextStep-1: text and continuous image tokens in one causal transformer (2508.10711)."""
 
 from transformers import AutoConfig, AutoModel
 

@@ -1,4 +1,4 @@
-"""Opening NextStep-1: published folders, and those that `save_pretrained` writes, without their own code."""
+"""Loading of NextStep-1: published folders, and those of `save_pretrained`, without remote code."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ __all__ = ["load_nextstep", "load_nextstep_tokenizer", "load_nextstep_vae"]
 
 WEIGHTS, VAE_WEIGHTS = "model.safetensors", "checkpoint.pt"
 VAE = "vae"
-# the config of NextStep-1.1 calls them otherwise
+# names in the config of NextStep-1.1 -> names here
 LATER_NAMES = {
     "image_size": "latent_size",
     "patch_size": "latent_patch_size",
     "num_channels": "latent_channels",
 }
-SCALING_FACTOR, SHIFT_FACTOR = 0.3611, 0.1159  # where the tokenizer's config has none
-NOT_NEEDED = r".*\.rotary_emb\..*|rotary_emb\..*"  # tables that old versions of transformers kept
+SCALING_FACTOR, SHIFT_FACTOR = 0.3611, 0.1159  # defaults, if the tokenizer's config has none
+NOT_NEEDED = r".*\.rotary_emb\..*|rotary_emb\..*"  # tables that old versions of transformers saved
 
 
 def load_parts(found: ModelSource) -> Keywords:
-    """Load a model, its tokenizer and its autoencoder, if it has one; see `Family`."""
+    """Load a model, its tokenizer, and its autoencoder if it has one; see `Family`."""
     folder, parts = Path(found.source), found.parts
     model, tokenizer = load_nextstep(folder, **found.how), load_nextstep_tokenizer(folder)
     has_vae = VAE in parts or (folder / VAE).is_dir()
@@ -58,17 +58,18 @@ def load_parts(found: ModelSource) -> Keywords:
 
 
 def load_nextstep(source: str | Path, **where: Any) -> NextStepForImageGeneration:
-    """The model of a folder, in eval mode.
+    """Load the model of a folder, in eval mode.
 
-    The published config runs code of its authors (`auto_map`); here it is read as a table.
+    The published config names remote code (`auto_map`), which is not run.
 
     Args:
         source: a folder with a config.json and safetensors, sharded or not.
-        where: passed through to transformers, such as `dtype` and `device_map`.
+        where: passed on to transformers, such as `dtype` and `device_map`.
 
     Raises:
-        CheckpointError: it is no such folder, or keys are missing, unknown, of another shape, or not finite.
-        UnsupportedModelError: the config asks for rotations by rows and columns.
+        CheckpointError: it is not such a folder, or keys are missing or unknown, have wrong shapes, or are
+            not finite.
+        UnsupportedModelError: the config has rotations by rows and columns.
     """
     folder = Path(source)
     tensors = _stored_shapes(folder)
@@ -86,24 +87,25 @@ def load_nextstep(source: str | Path, **where: Any) -> NextStepForImageGeneratio
 
 
 def load_nextstep_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of words."""
+    """Load the text tokenizer."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source))
-    except Exception as error:  # the same for the files of a tokenizer
-        raise CheckpointError("tokenizer", str(source), f"no usable one: {first_line(error)}") from error
+    except Exception as error:  # the files of a tokenizer can raise anything inside transformers
+        rule = f"cannot be loaded: {first_line(error)}"
+        raise CheckpointError("tokenizer", str(source), rule) from error
     if IMAGE_AREA not in tokenizer.get_vocab():
-        raise CheckpointError("tokenizer", str(source), f"one that knows {IMAGE_AREA}")
+        raise CheckpointError("tokenizer", str(source), f"must have the token {IMAGE_AREA}")
     return tokenizer
 
 
 def load_nextstep_vae(source: str | Path) -> AutoencoderKL:
-    """The image tokenizer of a folder or its subfolder vae, published or of diffusers, in float32.
+    """Load the image tokenizer of a folder or its subfolder vae, published or of diffusers, in float32.
 
-    Its decoder is all of the published one. Its encoder lacks the normalisation of latents that comes after
-    it where the published config says `encoder_norm`.
+    The decoder is complete. The encoder lacks the normalisation of latents after it, which published configs
+    with `encoder_norm` have.
 
     Raises:
-        CheckpointError: there is none, or keys are missing, unknown, or of another shape.
+        CheckpointError: there is none, or keys are missing or unknown, or have wrong shapes.
     """
     folder = Path(source)
     if (folder / "vae").is_dir():
@@ -122,14 +124,14 @@ def load_nextstep_vae(source: str | Path) -> AutoencoderKL:
 
 
 def _config(folder: Path, tensors: Mapping[str, Tensor]) -> NextStepConfig:
-    """The stored config, with what it lacks read from the weights."""
+    """The stored config; missing sizes are measured from the weights."""
     stored = read_config(folder)
     if stored.get("model_type") != NextStepConfig.model_type:
-        allowed = f"a config of model type {NextStepConfig.model_type!r}"
-        raise CheckpointError("model", str(folder), allowed)
+        rule = f"must have a config of model type {NextStepConfig.model_type!r}"
+        raise CheckpointError("model", str(folder), rule)
     if stored.get("use_2d_rope"):
         raise UnsupportedModelError(
-            "NextStep with use_2d_rope turns tokens by rows and columns: not known here"
+            "NextStep with use_2d_rope rotates by rows and columns, which is not supported"
         )
     stored.pop("auto_map", None)
     stored |= {own: stored[theirs] for theirs, own in LATER_NAMES.items() if theirs in stored}
@@ -137,16 +139,17 @@ def _config(folder: Path, tensors: Mapping[str, Tensor]) -> NextStepConfig:
         if stored.get(name) is None:
             stored[name] = read(folder, tensors, stored)
     if stored.get("use_gen_pos_embed") and not stored["gen_pos_grid"]:
-        raise CheckpointError("model", str(folder), "missing keys: gen_pos_embed, which its config uses")
+        raise CheckpointError("model", str(folder), "has missing keys: gen_pos_embed, which its config uses")
     if stored.get("num_attention_heads") is None:
-        raise CheckpointError("model", str(folder), "a config with num_attention_heads: no shape tells it")
+        rule = "needs num_attention_heads in its config, since the shapes do not have it"
+        raise CheckpointError("model", str(folder), rule)
     try:
         return NextStepConfig.from_dict(stored)
-    except Exception as error:  # values that transformers or this class refuses
-        raise CheckpointError("model", str(folder), f"no usable config: {first_line(error)}") from error
+    except Exception as error:  # for values that transformers or this class rejects
+        raise CheckpointError("model", str(folder), f"has no usable config: {first_line(error)}") from error
 
 
-#: Reads a size from the weights of a folder and from what its config says.
+#: Measures a size from a folder, its weights and its config.
 Reader = Callable[[Path, Mapping[str, Tensor], Json], int]
 
 
@@ -173,7 +176,7 @@ def _places(folder: Path, tensors: Mapping[str, Tensor], stored: Json) -> int:
     return 0 if table is None else math.isqrt(table.shape[1])
 
 
-#: What the weights tell where the config does not.
+#: Readers of the sizes that a config may lack.
 SIZES: dict[str, Reader] = {
     "vocab_size": _size(r"embed_tokens\.weight"),
     "hidden_size": _size(r"(layers\.\d+\.input_layernorm|norm)\.weight"),
@@ -190,7 +193,7 @@ SIZES: dict[str, Reader] = {
 
 
 def _stored_shapes(folder: Path) -> dict[str, Tensor]:
-    """Tensors without content, of the names and shapes in the headers of a folder's files."""
+    """Empty tensors with the names and shapes in the headers of a folder's files."""
     path = find_file(folder, [WEIGHTS]) or folder / WEIGHTS
     names = {*read_index(path).values()} if path.name.endswith(INDEX) else {path.name}
     tensors = {}
@@ -202,5 +205,6 @@ def _stored_shapes(folder: Path) -> dict[str, Tensor]:
                         content.get_slice(key).get_shape(), dtype=torch.float32, device="meta"
                     )
         except (OSError, SafetensorError) as error:
-            raise CheckpointError("model", str(path), f"a complete safetensors file ({error})") from error
+            rule = f"must be a complete safetensors file ({error})"
+            raise CheckpointError("model", str(path), rule) from error
     return tensors

@@ -1,4 +1,4 @@
-"""NextStep-1: a Llama over words and continuous image tokens, with a flow for its image head (2508.10711)."""
+"""NextStep-1: a Llama over text and continuous image tokens, with a flow-matching head (2508.10711)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmspec.vectors.denoising_head import DenoisingHead, DenoisingHeadConfig
 MAX_PERIOD = 10_000
 
 IMAGE_AREA, BEGIN_OF_IMAGE = "<|image_area|>", "<|begin_of_image|>"
-#: What was added to the tokenizer (`stepfun-ai/NextStep-1, nextstep/models/tokenization_nextstep.py`).
+#: Tokens added to the tokenizer (`stepfun-ai/NextStep-1, nextstep/models/tokenization_nextstep.py`).
 SPECIAL_TOKENS = (
     IMAGE_AREA,
     BEGIN_OF_IMAGE,
@@ -32,22 +32,23 @@ SPECIAL_TOKENS = (
 
 
 class NextStepConfig(LlamaConfig):
-    """The config of NextStep-1: that of a Llama, with its image tokens and the head that predicts them.
+    """Config of NextStep-1: Llama's, with image tokens and the head that predicts them.
 
-    The published models are decoders of Qwen2.5 (biases of queries, keys and values, none of outputs).
+    The published models have the decoder of Qwen2.5 (biases of queries, keys and values, but not of outputs).
 
     Attributes:
-        latent_size: latents per side of the images of training.
+        latent_size: latents per side of the training images.
         latent_patch_size: latents per side p of a token.
         latent_channels: channels C of a latent; a token has C * p * p numbers.
         boi, eoi: ids of the tokens before and after an image.
         image_placeholder_id: id that stands for an image token in text.
         fm_head_dim, fm_head_layers: width and residual blocks of the head.
-        use_gen_pos_embed: whether an embedding of its place is added to what predicts a token.
-        fm_condition_size: numbers of a condition of the head; None for the hidden size, as published.
-        scaling_factor, shift_factor: of the latents of training, where no autoencoder lies beside the model.
-        gen_pos_grid: places per side of that table, 0 where there is none; no published config names it.
-        o_attention_bias: whether outputs of attention have a bias; None for as `attention_bias`.
+        use_gen_pos_embed: whether an embedding of a token's place is added to the hidden state before it.
+        fm_condition_size: size of the head's condition; None for the hidden size, as published.
+        scaling_factor, shift_factor: normalisation of the latents in training, for a model without an
+            autoencoder beside it.
+        gen_pos_grid: places per side of the table of embeddings, 0 for no table; not in published configs.
+        o_attention_bias: whether outputs of attention have a bias; None for the value of `attention_bias`.
     """
 
     model_type = "nextstep"
@@ -74,25 +75,25 @@ class NextStepConfig(LlamaConfig):
 
     @property
     def token_size(self) -> int:
-        """Numbers d of an image token."""
+        """Size d of an image token."""
         return self.latent_channels * self.latent_patch_size**2
 
 
 class NextStepForImageGeneration(PreTrainedModel):
-    """NextStep-1 with the names of its published weights and the seams of any transformers decoder.
+    """NextStep-1 with the names of its published weights and the interface of any transformers decoder.
 
-    It gives what its image head is conditioned on; the head's `process` makes distributions of it. Words are
-    read alone: the text head is loaded with the rest, and nothing here calls it.
+    It returns the conditions of its image head, whose `process` makes distributions of them. Text is only
+    read: the text head is loaded with the other weights, but not used.
 
     Args:
-        config: its shape.
+        config: config of the model.
     """
 
     config_class = NextStepConfig
     config: NextStepConfig
     supports_gradient_checkpointing = True
     _no_split_modules = ["LlamaDecoderLayer"]
-    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # where the config says so
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # if the config ties them
     _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_flash_attn = True
     _supports_sdpa = True
@@ -110,7 +111,7 @@ class NextStepForImageGeneration(PreTrainedModel):
                 layer.self_attn.o_proj = nn.Linear(
                     projection.in_features, projection.out_features, bias=bool(config.o_attention_bias)
                 )
-        # published weights have no prefix: the decoder's parts are registered here, and not the decoder
+        # published weights have no prefix, so that the decoder's parts are registered, not the decoder
         self.embed_tokens, self.layers, self.norm = decoder.embed_tokens, decoder.layers, decoder.norm
         self.rotary_emb = decoder.rotary_emb
         self._unregistered = (decoder,)
@@ -127,7 +128,7 @@ class NextStepForImageGeneration(PreTrainedModel):
             )
         )
         self.post_init()
-        self.image_head.net.initialize()  # its layers are not drawn like the others
+        self.image_head.net.initialize()  # its layers are initialised differently
 
     def get_decoder(self) -> nn.Module:
         return self._unregistered[0]
@@ -146,13 +147,13 @@ class NextStepForImageGeneration(PreTrainedModel):
         return embedded
 
     def forward(self, tokens: Tensor, output_index: Tensor | None = None, **arguments: object) -> Tensor:
-        """Read tokens and give the conditions of those that follow.
+        """Read tokens and return the conditions of those that follow.
 
         Args:
             tokens: [B, n] ids, or [B, n, d] image tokens.
-            output_index: [B, n] which image token of the output follows each token, from 0; read only with
-                `config.use_gen_pos_embed`. Negative where none follows.
-            arguments: of the decoder: its cache, `attention_mask`, `position_ids`, ...
+            output_index: [B, n] index in the output of the image token after each token, from 0; negative if
+                none follows. Used only with `config.use_gen_pos_embed`.
+            arguments: arguments of the decoder: its cache, `attention_mask`, `position_ids`, ...
 
         Returns:
             [B, n, D] conditions of the image head.
@@ -163,7 +164,8 @@ class NextStepForImageGeneration(PreTrainedModel):
         hidden = self.get_decoder()(inputs_embeds=self.embed(tokens), **arguments).last_hidden_state
         if self.config.use_gen_pos_embed:
             if output_index is None:
-                raise InputError("output_index", None, "the places of the output: this model adds them")
+                rule = "must be passed: this model adds embeddings of the output's places"
+                raise InputError("output_index", None, rule)
             hidden = hidden + self._places(output_index)
         conditions: Tensor = self.image_out_projector(hidden)
         return conditions
@@ -171,8 +173,8 @@ class NextStepForImageGeneration(PreTrainedModel):
     def _places(self, output_index: Tensor) -> Tensor:
         """[B, n, D] embeddings of places of the output; zero for negative ones.
 
-        The table is read in the order of the output, whatever the shape of the image, as published
-        (`stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`). Drafts may point beyond its end.
+        The table is indexed by the output index for any shape of the image, as published
+        (`stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`). Drafts may reach beyond its end.
         """
         table = self.gen_pos_embed[0]
         embedded: Tensor = table[output_index.clamp(0, len(table) - 1)]
@@ -189,27 +191,28 @@ class NextStepForImageGeneration(PreTrainedModel):
         if rows is None and columns is None:
             rows = columns = math.isqrt(count)
         if rows is None or columns is None or rows * columns != count:
-            raise InputError("rows, columns", (rows, columns), f"those of an image of {count} tokens")
+            raise InputError("rows, columns", (rows, columns), f"must be those of an image of {count} tokens")
         return rearrange(tokens, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, w=columns, p=size, q=size)
 
 
 def normalize_tokens(tokens: Tensor) -> Tensor:
-    """Image tokens [..., d] with mean 0 and variance 1 each.
+    """Normalise image tokens [..., d] to mean 0 and variance 1 each.
 
-    The published models whose image tokenizer normalises are sampled so (`use_norm` of
-    `stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`), and read what was normalised.
+    The published models whose image tokenizer normalises latents read tokens that are normalised in this way
+    (`use_norm` of `stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`).
     """
     return layer_norm(tokens, tokens.shape[-1:], eps=1e-6)
 
 
 def place_embeddings(width: int, side: int) -> Tensor:
-    """Sinusoids [side * side, width] of the places of a square, row by row.
+    """Return sinusoidal embeddings [side * side, width] of the places of a square, row by row.
 
-    The first half of the width is of the column, the second of the row; of each, sines come first
+    The first half of the width encodes the column and the second the row, each with sines before cosines
     (`stepfun-ai/NextStep-1, nextstep/models/modeling_nextstep.py`; the table of MAE, 2111.06377).
     """
     if width % 4:
-        raise InputError("hidden_size", width, "a multiple of 4: rows and columns have sines and cosines")
+        rule = "must be a multiple of 4: rows and columns have sines and cosines"
+        raise InputError("hidden_size", width, rule)
     quarter = width // 4
     frequencies = MAX_PERIOD ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
     angles = torch.arange(side, dtype=torch.float64)[:, None] * frequencies
@@ -222,16 +225,16 @@ def place_embeddings(width: int, side: int) -> Tensor:
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, config: NextStepConfig, caption: str, rows: int, columns: int
 ) -> Tensor:
-    """The prompt of one image: caption, then its size in words, then the token that begins it.
+    """Make the prompt of an image: the caption, the size as text, and the begin token.
 
-    Guidance takes a second prompt, of a negative caption, which is empty where nothing is to be avoided
+    Guidance uses a second prompt with a negative caption, which may be empty
     (`stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`).
 
     Args:
-        tokenizer: of the checkpoint.
-        config: of the model.
-        caption: may be empty.
-        rows, columns: image tokens.
+        tokenizer: tokenizer of the checkpoint.
+        config: config of the model.
+        caption: text; may be empty.
+        rows, columns: image tokens per column and per row.
 
     Returns:
         [1, L] token ids.
@@ -241,11 +244,11 @@ def prompt_ids(
         CheckpointError: the tokenizer lacks the tokens around images.
     """
     if min(rows, columns) < 1:
-        raise InputError("rows, columns", (rows, columns), "at least 1")
+        raise InputError("rows, columns", (rows, columns), "must be at least 1")
     known = tokenizer.get_vocab()
     begin = config.boi if config.boi is not None else known.get(BEGIN_OF_IMAGE)
     if IMAGE_AREA not in known or begin is None:
-        raise CheckpointError("tokenizer", type(tokenizer).__name__, f"one that knows {IMAGE_AREA}")
+        raise CheckpointError("tokenizer", type(tokenizer).__name__, f"must have the token {IMAGE_AREA}")
     words = tokenizer(caption).input_ids
     area = tokenizer(f"{IMAGE_AREA}{rows}*{columns}", add_special_tokens=False).input_ids
     return torch.tensor([[*words, *area, begin]], device="cpu")

@@ -1,4 +1,4 @@
-"""Causal models of continuous tokens as targets, which read vectors and say how the next is distributed."""
+"""Target of causal models of continuous tokens, which read vectors and predict a distribution of the next."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["NextStepTarget"]
 
 
 class NextStepTarget(CausalTarget):
-    """Adapter from a NextStep-1, whose image tokens a flow head draws, to the Target interface.
+    """Adapter from NextStep-1, whose flow-matching head draws image tokens, to the Target interface.
 
-    What the interface calls logits are conditions of the image head, [B, n, D]; `DenoisingSampler` makes
-    distributions of them.
+    The interface's logits are conditions of the image head, [B, n, D]; `DenoisingSampler` makes distributions
+    of them.
 
     Args:
         model: a loaded model in eval mode.
-        grid: the image that it draws when nothing else is asked for; None is that of its config.
+        grid: default grid of its images; None for that of its config.
 
     Attributes:
-        vector_size: d of an image token.
+        vector_size: size d of an image token.
         largest_image: most tokens of an image.
         published, classes: as of `ImageTokenTarget`.
         sampler: class of its sampling settings.
@@ -57,29 +57,29 @@ class NextStepTarget(CausalTarget):
 
     @property
     def denoiser(self) -> DenoisingHead:
-        """Head that draws a token, given a condition."""
+        """Denoising head, which draws a token given a condition."""
         return self.model.image_head
 
     def encode_prompt(
         self, asked: str, negative: str | None, grid: ImageGrid, tokenizer: Processor, *others: object
     ) -> PromptPair:
-        """Encode a text, and the unconditional prompt, which is empty; see `ImageTokenTarget`.
+        """Encode a text, and the unconditional prompt, which is empty by default; see `ImageTokenTarget`.
 
         Raises:
-            InputError: prompt and image together are longer than the model's positions.
+            InputError: prompt and image together have more tokens than the model has positions.
         """
         pair = []
         room = self.model.config.max_position_embeddings - grid.cells
         for text in (asked, negative or ""):
             ids = prompt_ids(tokenizer, self.model.config, text, grid.rows, grid.columns)
             if ids.shape[1] > room:
-                allowed = f"at most {room} beside {grid.cells} of the image"
-                raise InputError("prompt", f"{ids.shape[1]} tokens", allowed)
+                rule = f"must have at most {room} tokens besides the {grid.cells} of the image"
+                raise InputError("prompt", f"{ids.shape[1]} tokens", rule)
             pair.append({"input_ids": ids})
         return pair[0], pair[1]
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[Keywords, int]:
-        """The model's arguments for a prompt alone: behind its last token stands the first of the image."""
+        """The model's arguments for a prompt; the first image token follows its last token."""
         inputs, offset = super().arguments(prompt)
         length = inputs["input_ids"].shape[1]
         inputs["output_index"] = torch.arange(1 - length, 1, device=self.device)[None]
@@ -95,6 +95,6 @@ class NextStepTarget(CausalTarget):
         return conditions[:, -keep:]
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Conditions [B, n, D] of final hidden states, normed [B, n, D]; without embeddings of places."""
+        """Conditions [B, n, D] of normed hidden states [B, n, D], without embeddings of places."""
         conditions: Tensor = self.model.image_out_projector(hidden)
         return conditions

@@ -1,4 +1,4 @@
-"""PAR: images whose regions are drawn side by side (2412.15119)."""
+"""PAR: image models that decode the regions of an image in parallel (2412.15119)."""
 
 from mmspec.families.llamagen import kin
 from mmspec.families.par.modeling import PARForCausalLM

@@ -1,4 +1,4 @@
-"""Models of official PAR checkpoints, in LlamaGen's layout with special tokens."""
+"""Conversion of official PAR checkpoints, in LlamaGen's layout with special tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECIAL = "spe_tok_embeddings.special_embeddings."
 def par_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
 ) -> LlamaGenForCausalLM | None:
-    """The PAR of an official state dict; None of another."""
+    """Build the PAR of an official state dict; None for another model's."""
     if (weight := tensors.get(f"{SPECIAL}weight")) is None:
         return None
     how, renames = (path, tensors, image_size, num_heads), [(r"^model\.special_tokens\.", SPECIAL)]

@@ -1,4 +1,4 @@
-"""PAR (2412.15119): LlamaGen's transformer, with learned tokens that begin the regions of an image."""
+"""PAR (2412.15119): LlamaGen's transformer, with learned tokens for the regions of an image."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["PARConfig", "PARForCausalLM", "PARModel"]
 
 @strict
 class PARConfig(LlamaGenConfig):
-    """The shape of a model that decodes the regions of an image side by side (PAR, 2412.15119).
+    """Config of a model that decodes the regions of an image in parallel (PAR, 2412.15119).
 
     Attributes:
-        regions: n of an image, M x M; n - 1 special tokens are learned.
+        regions: number of regions n = M x M of an image; the model has n - 1 special tokens.
     """
 
     model_type = "par"
@@ -27,19 +27,19 @@ class PARConfig(LlamaGenConfig):
 
     @property
     def group_size(self) -> int:
-        """Cells that a forward decides."""
+        """Cells that a forward pass decides."""
         return self.regions
 
     def validate_regions(self) -> None:
-        """Refuse regions that do not divide the image; called by `strict`."""
+        """Raise ValueError for regions that do not divide the image; called by `strict`."""
         side = math.isqrt(self.regions)
         if self.regions < 1 or side**2 != self.regions or self.grid_size % side:
-            allowed = f"the square of a divisor of {self.grid_size}, the tokens a side"
-            raise ValueError(f"regions: got {self.regions}; {allowed}")
+            rule = f"must be the square of a divisor of {self.grid_size}, the tokens per side"
+            raise ValueError(f"regions {rule}; got {self.regions}")
 
 
 class PARModel(LlamaGenModel):
-    """LlamaGen's transformer, with tokens that begin the regions of an image but the last."""
+    """LlamaGen's transformer, with a special token for each region except the last."""
 
     config: PARConfig
     config_class: type[LlamaGenConfig] = PARConfig
@@ -51,7 +51,7 @@ class PARModel(LlamaGenModel):
 
 
 class PARForCausalLM(LlamaGenForCausalLM):
-    """PAR: the next token, and in groups the next token of every region."""
+    """PAR: predicts the next token, and in groups the next token of every region."""
 
     config: PARConfig
     model: PARModel

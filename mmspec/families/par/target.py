@@ -1,4 +1,4 @@
-"""PAR (2412.15119) as a target: a forward reads one token of every region of an image."""
+"""Target of PAR (2412.15119): a forward pass reads and predicts one token of every region of an image."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ OTHER_PAR = 1.5
 
 
 class PARTarget(ParallelImageTarget):
-    """Adapter from a model that decodes the regions of an image side by side (PAR, 2412.15119).
+    """Adapter from a model that decodes the regions of an image in parallel (PAR, 2412.15119).
 
-    The first cells of the n regions come one after another. The last of them and n - 1 special tokens, whose
-    keys stay, predict the second cell of every region; from then on the token in region r predicts the next
-    of region r.
+    The first cells of the n regions are decoded one after another. The last of them and n - 1 special tokens,
+    whose keys stay cached, predict the second cell of every region. From then on the token in region r
+    predicts the next token of region r.
     """
 
     model: PARForCausalLM
@@ -48,7 +48,7 @@ class PARTarget(ParallelImageTarget):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[AnyState, PromptOutput]:
-        """Read the prompts; see `CausalTarget`."""
+        """Prefill the prompts; see `CausalTarget`."""
         state, output = super().prefill(prompts, capacity, taps)
         return replace(state, queries=self.model.model.special_tokens.weight), output
 
@@ -59,7 +59,7 @@ class PARTarget(ParallelImageTarget):
         fresh.visible[:, :, fresh.extent - special :] = draft.begin >= self.group_size
         if not begins:
             return fresh
-        # their places are beyond the image, where nothing is rotated, as in the published model
+        # their positions are beyond the image and have no rotation, as in the published model
         more = torch.arange(special, device=fresh.slots.device).expand(len(fresh.slots), -1)
         tokens = torch.cat([fresh.tokens, self.vocabulary + more], 1)
         slots = torch.cat([fresh.slots, fresh.extent - special + more], 1)

@@ -1,6 +1,6 @@
-"""Cells of an image that a model decides together, in an order of its own.
+"""Drafters of image models that decide several cells in a forward pass, in a decoding order.
 
-Targets of `mmspec.families.parallel_images.target` alone can be asked for them.
+Targets are those of `mmspec.families.parallel_images.target`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from mmspec.targets import AnyTarget
 
 __all__ = ["CellsDrafter", "OrderedCellsDrafter", "group_of", "layout_of"]
 
-TOGETHER = "the model's own groups of cells, those of one forward independent of each other"
+TOGETHER = "the model's own groups of cells, with the cells of a forward pass drawn independently"
 
 
 class OrderedCellsSession(OrderSession):
-    """Images whose cells are decided in an order that is known from the start.
+    """Images whose cells are decided in an order that is fixed at the start.
 
     Attributes:
-        read: cells of each image whose tokens were read.
-        forwards: groups that were proposed.
+        read: number of cells of each image whose tokens were read.
+        forwards: number of groups that were drafted.
     """
 
     def __init__(self, drafter: OrderedCellsDrafter, batch: PromptBatch) -> None:
@@ -59,7 +59,7 @@ class OrderedCellsSession(OrderSession):
         begin = groups[0][0]
         ranks = begin + torch.arange(places.shape[1], device=places.device).expand_as(places)
         last = self.layout.cells
-        if isinstance(self.layout, GridSequence):  # guidance goes by scales
+        if isinstance(self.layout, GridSequence):  # guidance rises by scale, not by cell
             ranks, last = torch.full_like(places, self.forwards), max(1, len(self.counts) - 1)
         fresh, before = self.order[:, self.read : begin], self.order[:, : self.read]
         self.read, self.forwards = begin, self.forwards + (places.shape[1] > 0)
@@ -81,10 +81,10 @@ def group_of(
 
     Args:
         canvas: the output so far.
-        layout: of the images.
-        places: [B, L] the cells.
-        fresh: [B, k] cells that were decided and are not read.
-        before: [B, m] cells that are read; N says nothing.
+        layout: layout of the images.
+        places: [B, L] cells to decide.
+        fresh: [B, k] cells that were decided and not read yet.
+        before: [B, m] cells that were read; N is ignored.
         ranks, begin, quota, last: as of `CellGroup`.
     """
     cells = layout.cells
@@ -113,39 +113,37 @@ class CellsDrafter(SessionDrafter):
     """Base of drafters of cells that a model decides together."""
 
     kind = DraftKind.POINT
-    max_nodes = 0  # beside the cells of the image
+    max_nodes = 0  # besides the cells of the image
     keeps = TOGETHER
     decides_places = True
     name: str
 
     def check(self, target: AnyTarget) -> None:
         if not isinstance(target, ParallelImageTarget):
-            allowed = "a model that predicts many cells in a forward, such as LPD"
-            raise InputError("accelerator", self.name, allowed)
+            rule = "needs a model that predicts many cells in a forward pass, such as LPD"
+            raise InputError("accelerator", self.name, rule)
         if not target.any_cells:
-            allowed = (
-                "none, or a model that any cells can be asked of (LPD): this one has an order of its own"
-            )
-            raise InputError("accelerator", self.name, allowed)
+            rule = "needs a model that predicts any cells (LPD); this one has an order of its own: use 'none'"
+            raise InputError("accelerator", self.name, rule)
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
-            raise InputError(
-                "logits_processor", len(sampler.processors), "none: cells are not decided in order"
-            )
+            rule = "must be empty: cells are not decided in order"
+            raise InputError("logits_processor", len(sampler.processors), rule)
         cells = layout_of(requests).cells
         if stopping.max_new_tokens != cells:
-            raise InputError("max_new_tokens", stopping.max_new_tokens, f"{cells}, the cells of the image")
+            rule = f"must be {cells}, the cells of the image"
+            raise InputError("max_new_tokens", stopping.max_new_tokens, rule)
 
 
 class OrderedCellsDrafter(CellsDrafter):
-    """Decides cells in groups that are known from the start, one group a forward (LPD, 2507.01957).
+    """Decides cells in groups that are fixed at the start, one group per forward pass (LPD, 2507.01957).
 
     The cells of a group are drawn independently of each other. The model's own order is its plain decoding,
-    which "exact" refers to; others are lossy, without a bound.
+    which "exact" refers to; other orders are lossy.
 
     Args:
-        options: of `DecodingOrder`; None is the model's own.
+        options: options of `DecodingOrder`; None for the model's own.
 
     Raises:
         InputError: a value outside its range.
@@ -158,7 +156,7 @@ class OrderedCellsDrafter(CellsDrafter):
 
     def __init__(self, **options: object) -> None:
         self.options: Keywords = {name: value for name, value in options.items() if value is not None}
-        DecodingOrder(**self.options)  # refuses what cannot be
+        DecodingOrder(**self.options)  # checks the values
         self.exactness = Level.LOSSY if self.options else Level.EXACT
 
     def fit(self, target: AnyTarget) -> OrderedCellsDrafter:
@@ -166,7 +164,7 @@ class OrderedCellsDrafter(CellsDrafter):
         return self.fitted(target)
 
     def fitted(self, target: Any) -> OrderedCellsDrafter:
-        """Return this drafter for a target, by whose own order None is read."""
+        """Return this drafter for a target, whose own order gives the options that are None."""
         fitted, own = copy.copy(self), DecodingOrder(**target.plain)
         other = self.options.get("order", own.order) != own.order
         fitted.order = DecodingOrder(**self.options) if other else DecodingOrder(**asdict(own) | self.options)
@@ -179,15 +177,15 @@ class OrderedCellsDrafter(CellsDrafter):
 
 
 def layout_of(requests: Sequence[Request]) -> Layout:
-    """The layout of all images of a batch: one grid, or the grids of all scales.
+    """The common layout of all images of a batch: one grid, or the grids of all scales.
 
     Raises:
-        InputError: they have several, or one asks for no image.
+        InputError: the layouts differ, or a request is not for an image.
     """
     layouts: set[Layout] = set()
     for layout in (request.layout for request in requests):
         several = layout if isinstance(layout, GridSequence) else None
         layouts.add(several or require_grid(layout, "an order of cells"))
     if len(layouts) != 1:
-        raise InputError("requests", sorted(map(str, layouts)), "images of one size")
+        raise InputError("requests", sorted(map(str, layouts)), "must have images of one size")
     return layouts.pop()

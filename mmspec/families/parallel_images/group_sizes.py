@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ["published_sizes"]
 
-# Of github.com/mit-han-lab/lpd, orders/group_sizes_lookup.json, by cells and forwards: how many groups have
-# 1 cell, how many have 2, and so on. Groups never shrink. Lists that `group_sizes` computes are left out.
+# From github.com/mit-han-lab/lpd, orders/group_sizes_lookup.json, by cells and forward passes: the number of
+# groups of 1 cell, of 2 cells, and so on. Groups never shrink. Lists that `group_sizes` computes are omitted.
 GROUPS_OF_SIZE = {
     (256, 128): (41, 46, 41),
     (256, 32): (2, 2, 2, 1, 2, 2, 2, 2, 2, 3, 4, 8),
@@ -20,7 +20,7 @@ GROUPS_OF_SIZE = {
     (1024, 64): (2, 2, 2, 1, 2, 2, 1, 2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 3, 2, 3, 3, 3, 5, 6, 8),
     (1024, 56): (2, 1, 1, 2, 1, 1, 1, 2, 1, 1, 2, 1, 1, 2, 1, 2, 1, 2, 2, 1, 2, 2, 2, 2, 3, 3, 5, 6, 3),
 }
-# Of few forwards, group by group.
+# For few forward passes, group by group.
 SIZES = {
     (256, 16): (1, 4, 6, 8, 11, 13, 15, 17, 19, 20, 22, 23, 24, 24, 24, 25),
     (256, 8): (1, 15, 24, 32, 40, 45, 49, 50),
@@ -32,7 +32,7 @@ SIZES = {
 
 
 def published_sizes(cells: int, steps: int) -> list[int] | None:
-    """LPD's own number of cells for each of so many forwards, where it is none that a rule computes."""
+    """LPD's published number of cells for each forward pass; None if `group_sizes` computes it."""
     if (cells, steps) in SIZES:
         return list(SIZES[cells, steps])
     counts = GROUPS_OF_SIZE.get((cells, steps))

@@ -1,6 +1,6 @@
-"""Decoding orders of the cells of an image, as data: which cells are decided together, and in what order.
+"""Decoding orders of the cells of an image: which cells are decided together, and in what order.
 
-Pure functions of a grid and of random ranks; models and drafts are not known here.
+They are pure functions of a grid and of random ranks, without models and drafts.
 """
 
 from __future__ import annotations
@@ -35,29 +35,32 @@ __all__ = [
 ]
 
 ORDERS = ("proximity", "raster", "random", "diagonal", "regions", "blocks", "checkerboard", "scales")
-#: Orders that say themselves how many forwards an image takes.
+#: Orders that determine the number of forward passes per image.
 OWN_STEPS = ("diagonal", "regions", "blocks", "scales")
-#: Of published models, by the number of cells (LPD, 2507.01957).
+#: Forward passes of published models, by the number of cells (LPD, 2507.01957).
 PUBLISHED_STEPS = {256: 20, 1024: 48}
 
 
 @dataclass(frozen=True)
 class DecodingOrder:
-    """Decoding order of the cells of images: groups of cells, one group a forward.
+    """Decoding order of the cells of images: groups of cells, one group per forward pass.
 
     Args:
-        order: "proximity", cells near those that are decided, far from each other (LPD, 2507.01957, section
-            3.3); "raster", "random", or "checkerboard", one colour of a chessboard first (GtR, 2510.17171);
-            "diagonal", the cells of one anti-diagonal together (NAR, 2503.10696); "regions", the same cell of
-            every region together, of the first cells one after another (PAR, 2412.15119); "blocks", block
-            after block of the raster, the first one cell after cell (NBP, 2502.07737); "scales",
-            the cells of one grid of several together (VAR, 2404.02905).
-        generation_steps: forwards of an image; None is the published number of its size, or of about 5 / 4 of
-            its rows, and one cell a forward for "raster". Given by the order itself for "diagonal",
-            "regions", "blocks" and "scales".
-        repulsion_threshold, proximity_threshold: of "proximity"; see `proximity_order`.
-        regions: of "regions".
-        block_size: cells of one of "blocks"; None is a row.
+        order: one of
+            "proximity": cells near decided ones, but far from each other (LPD, 2507.01957, section 3.3);
+            "raster" or "random";
+            "checkerboard": one colour of a chessboard first (GtR, 2510.17171);
+            "diagonal": the cells of an anti-diagonal together (NAR, 2503.10696);
+            "regions": the same cell of every region together, except the first cells, which are decided one
+            after another (PAR, 2412.15119);
+            "blocks": block after block of the raster, the first one cell by cell (NBP, 2502.07737);
+            "scales": the cells of each of several grids together (VAR, 2404.02905).
+        generation_steps: forward passes per image; None for the published number of its size, or else about
+            5 / 4 of its rows, and one per cell for "raster". The orders "diagonal", "regions", "blocks" and
+            "scales" determine it.
+        repulsion_threshold, proximity_threshold: thresholds of "proximity"; see `proximity_order`.
+        regions: number of regions of "regions".
+        block_size: cells per block of "blocks"; None for a row.
 
     Raises:
         InputError: no such order, or a value outside its range.
@@ -75,27 +78,30 @@ class DecodingOrder:
             raise InputError("order", self.order, did_you_mean(self.order, ORDERS))
         steps = self.generation_steps
         if steps is not None and (not is_integer(steps) or steps < 1):
-            raise InputError("generation_steps", steps, "a positive integer, or None")
+            raise InputError("generation_steps", steps, "must be a positive integer, or None")
         if steps is not None and self.order in OWN_STEPS:
-            raise InputError("generation_steps", steps, f"None: the order {self.order!r} says it")
+            rule = f"must be None: the order {self.order!r} determines it"
+            raise InputError("generation_steps", steps, rule)
         if not is_integer(self.repulsion_threshold) or self.repulsion_threshold < 0:
-            raise InputError("repulsion_threshold", self.repulsion_threshold, "an integer of 0 or more")
-        require_number("proximity_threshold", self.proximity_threshold, 0.0, 7.0, "0 to 7")
+            rule = "must be an integer of at least 0"
+            raise InputError("repulsion_threshold", self.repulsion_threshold, rule)
+        require_number("proximity_threshold", self.proximity_threshold, 0.0, 7.0, "must be between 0 and 7")
         if not is_integer(self.regions) or self.regions < 1 or math.isqrt(self.regions) ** 2 != self.regions:
-            raise InputError("regions", self.regions, "the square of an integer")
+            raise InputError("regions", self.regions, "must be the square of an integer")
         if self.block_size is not None and (not is_integer(self.block_size) or self.block_size < 1):
-            raise InputError("block_size", self.block_size, "a positive integer, or None")
+            raise InputError("block_size", self.block_size, "must be a positive integer, or None")
 
     def counts(self, layout: Layout) -> list[int]:
-        """Cells of each group of an image.
+        """Return the number of cells of each group of an image.
 
         Raises:
-            InputError: more forwards than the image has cells, regions or blocks that do not divide it, or an
-                order of one grid where there are several.
+            InputError: more forward passes than the image has cells, regions or blocks that do not divide it,
+                or an order for one grid with several.
         """
         if self.order == "scales":
             if not isinstance(layout, GridSequence):
-                raise InputError("order", self.order, "an order of one grid: this model draws in one scale")
+                rule = "must be an order of one grid: this model draws in one scale"
+                raise InputError("order", self.order, rule)
             return [grid.cells for grid in layout.grids]
         grid = require_grid(layout, f"the order {self.order!r}")
         rows, columns, cells = grid.rows, grid.columns, grid.cells
@@ -104,23 +110,25 @@ class DecodingOrder:
         if self.order == "regions":
             side = math.isqrt(self.regions)
             if rows % side or columns % side:
-                raise InputError("regions", self.regions, f"the square of a divisor of {rows} and {columns}")
+                rule = f"must be the square of a divisor of {rows} and {columns}"
+                raise InputError("regions", self.regions, rule)
             return [1] * self.regions + [self.regions] * (cells // self.regions - 1)
         if self.order == "blocks":
             size = self.block_size or columns
             if grid.frame.cells % size:
-                raise InputError("block_size", size, f"a divisor of {grid.frame.cells}")
+                raise InputError("block_size", size, f"must be a divisor of {grid.frame.cells}")
             return [1] * size + [size] * (cells // size - 1)
         steps = self.generation_steps
         if steps is not None and steps > cells:
-            raise InputError("generation_steps", steps, f"1 to {cells}, the cells of the image")
+            rule = f"must be between 1 and {cells}, the cells of the image"
+            raise InputError("generation_steps", steps, rule)
         if steps is None:
             default = cells if self.order == "raster" else max(1, 5 * rows // 4)
             steps = PUBLISHED_STEPS.get(cells, default) if self.order != "raster" else default
         return group_sizes(cells, steps)
 
     def draw(self, layout: Layout, random: RandomStream) -> Tensor:
-        """[B, N] cells of the images of a batch, each in the order in which it is decided."""
+        """Draw the cells [B, N] of the images of a batch, in the order in which they are decided."""
         images, device = len(random.keys), random.keys.device
         place = torch.arange(layout.cells, device=device).expand(images, -1)
         if self.order in ("raster", "blocks", "scales"):
@@ -145,30 +153,30 @@ class DecodingOrder:
 
 
 def group_sizes(cells: int, steps: int) -> list[int]:
-    """Cells of each of so many forwards: the increments of a cosine, rounded to add up; the first is 1.
+    """Return the cells of each forward pass: increments of a cosine, rounded to sum to all; the first is 1.
 
-    The published sizes of LPD (2507.01957) for 256 and 1024 cells are these, or differ by a cell or two and
-    are taken as they were published.
+    For 256 and 1024 cells these are the published sizes of LPD (2507.01957). Published sizes that differ from
+    the cosine by a cell or two are used as published.
     """
     if (published := published_sizes(cells, steps)) is not None:
         return published
     angle = math.pi / 2 / steps
     shares = [cells * (math.cos(angle * step) - math.cos(angle * (step + 1))) for step in range(steps)]
     sizes = [1 if step == 0 else max(1, math.floor(share)) for step, share in enumerate(shares)]
-    rounds = 0 if steps > 1 else cells - 1  # of an image in one forward
+    rounds = 0 if steps > 1 else cells - 1  # for an image in one forward pass
     sizes[0] += rounds
     missing = cells - sum(sizes)
     by_rest = sorted(range(1, steps), key=lambda step: sizes[step] - shares[step])
     for step in (by_rest * (1 + abs(missing)))[: max(missing, 0)]:
         sizes[step] += 1
-    while missing < 0:  # least shares were rounded up to a cell
+    while missing < 0:  # the smallest shares were rounded up to a cell
         sizes[max(range(steps), key=sizes.__getitem__)] -= 1
         missing += 1
     return sizes
 
 
 def diagonal_order(rows: int, columns: int) -> list[list[int]]:
-    """Cells of each anti-diagonal, from the top: group d has the cells (i, j) with i + j = d."""
+    """Return the cells of each anti-diagonal, from the top: group d has the cells (i, j) with i + j = d."""
     return [
         [row * columns + group - row for row in range(rows) if 0 <= group - row < columns]
         for group in range(rows + columns - 1)
@@ -176,10 +184,10 @@ def diagonal_order(rows: int, columns: int) -> list[list[int]]:
 
 
 def region_order(rows: int, columns: int, regions: int) -> list[int]:
-    """Cells of an image of M x M regions: the first cell of each region, then the second of each, and so on.
+    """Return the cells of an image of M x M regions: the first cell of each region, then each second one, ...
 
-    Regions come in raster order, and so do the cells inside each. Place k of the sequence holds the cell
-    k // n of the region k % n, of n regions (PAR, 2412.15119, section 3.2).
+    Regions and the cells inside each are in raster order. Index k of the sequence is cell k // n of region
+    k % n, for n regions (PAR, 2412.15119, section 3.2).
     """
     side = math.isqrt(regions)
     height, width = rows // side, columns // side
@@ -190,9 +198,9 @@ def region_order(rows: int, columns: int, regions: int) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _distances(rows: int, columns: int) -> tuple[NDArray[Any], ...]:
-    """[N, N] distances of cells: as the crow flies; the larger one of rows and columns; and 1 for neighbours.
+    """Matrices [N, N] of cells: Euclidean distances, larger distances of rows and columns, and neighbours.
 
-    Neighbours stand beside each other, in one matrix, or touch at a corner, in another.
+    Two matrices have 1 for neighbours: one for a common side, the other for a common corner.
     """
     row, column = np.divmod(np.arange(rows * columns), columns)
     down, across = abs(row[:, None] - row), abs(column[:, None] - column)
@@ -209,23 +217,25 @@ def proximity_order(
     repulsion_threshold: int = 2,
     proximity_threshold: float = 1.0,
 ) -> list[int]:
-    """Cells near those that are decided, and far from those that are decided with them (LPD, 2507.01957).
+    """Return cells in LPD's order: near decided ones, far from those decided with them (2507.01957).
 
-    The proximity of a cell is the sum of 1 / distance over its decided neighbours, of eight. Cells of at
-    least `proximity_threshold` join a group from the nearest on, equal ones at random, unless a cell of the
-    group is no more than `repulsion_threshold` rows and columns away. If these are too few, those follow that
-    are farthest from the group.
+    The proximity of a cell is the sum of 1 / distance over its decided neighbours, of eight. Cells of
+    proximity `proximity_threshold` or more join a group in the order of proximity, and at random if equal,
+    unless a cell of the group is within `repulsion_threshold` rows and columns. If there are too few of them,
+    the cells farthest from the group follow.
 
     Args:
-        rows, columns: of the image.
-        sizes: cells of each group.
-        ranks: [groups, N] random numbers, by which equal cells are ordered in each group.
+        rows, columns: size of the image.
+        sizes: number of cells of each group.
+        ranks: [groups, N] random numbers that order equal cells in each group.
+        repulsion_threshold: rows and columns within which cells are not decided together.
+        proximity_threshold: least proximity of cells that join a group first.
     """
     distance, larger, straight, slanted = _distances(rows, columns)
     is_open, order = np.ones(rows * columns, dtype=bool), list[int]()
     for size, rank in zip(sizes, ranks, strict=True):
         decided = (~is_open).astype(np.float32)
-        # of whole numbers, so that equal cells are equal
+        # from whole numbers, so that equal proximities compare equal
         proximity = straight @ decided + (slanted @ decided) / math.sqrt(2)
         listed = np.lexsort((rank, -proximity))
         listed = listed[is_open[listed]]
@@ -246,7 +256,7 @@ def proximity_order(
 def _farthest(
     distance: NDArray[np.float64], group: list[int], cells: list[int], count: int, rank: NDArray[np.float64]
 ) -> list[int]:
-    """Choose `count` of some cells one after another, each the farthest from the group and those before."""
+    """Choose `count` of some cells one by one, each the farthest from the group and those chosen before."""
     chosen = list[int]()
     if count and not group:
         chosen.append(min(cells, key=lambda cell: rank[cell]))
@@ -258,10 +268,10 @@ def _farthest(
 
 
 def cells_by_forward(cells: int, iterations: int) -> list[int]:
-    """Cells that are decided by each forward: the cosine schedule of MAR, with at least one in each.
+    """Return the cells that each forward pass decides: the cosine schedule of MAR, with at least one in each.
 
     After iteration s, floor(N cos(pi / 2 (s + 1) / n)) cells are left, clipped so that every iteration
-    decides one and leaves one to the next (2406.11838, section 4; as its code does).
+    decides at least one and leaves one to the next (2406.11838, section 4, and its code).
     """
     left, counts = cells, []
     for iteration in range(iterations - 1):
@@ -273,6 +283,6 @@ def cells_by_forward(cells: int, iterations: int) -> list[int]:
 
 
 def checkerboard_first(grid: ImageGrid, device: torch.device) -> Tensor:
-    """[N] 0 for the cells of the colour that comes first, 1 for the others."""
+    """[N] 0 for the cells of the first colour, 1 for the others."""
     place = torch.arange(grid.cells, device=device)
     return (place // grid.columns + place % grid.columns) % 2

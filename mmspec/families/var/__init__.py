@@ -1,4 +1,4 @@
-"""VAR: images scale by scale (2404.02905)."""
+"""VAR: image models that predict an image scale by scale (2404.02905)."""
 
 from mmspec.families.llamagen import kin
 from mmspec.families.var.modeling import VARForCausalLM

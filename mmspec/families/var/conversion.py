@@ -1,6 +1,6 @@
-"""Models and image tokenizers of official VAR checkpoints, whose layouts are not LlamaGen's.
+"""Conversion of official VAR checkpoints and image tokenizers, whose layouts are not LlamaGen's.
 
-The tokenizer has the names of latent diffusion, but for its attention, whose q, k and v are one tensor.
+The tokenizer has the names of latent diffusion, except that q, k and v of its attention are one tensor.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ VAR_RENAMES = (
     (r"\.offsets", ".ada_gss"),
     (r"\.mlp\.", ".ffn."),
 )
-LEVELS = "lvl_1L"  # of a VAR: the scale of each place
+LEVELS = "lvl_1L"  # key of the scale of each place
 VAR_HEAD = 64  # width of a head in every published size
 
-# of the tokenizer: one convolution for each scale, some scales, or all of them
+# of the tokenizer: one convolution for each scale, for several scales, or for all
 SMOOTHING = r"quantize\.quant_resi\.(?:qresi_ls\.|qresi\b|)(\d*)\.?(weight|bias)"
 STACKED = r"(.*attn(?:_1|\.\d+))\.qkv\.(weight|bias)"
 
@@ -52,17 +52,17 @@ STACKED = r"(.*attn(?:_1|\.\d+))\.qkv\.(weight|bias)"
 def var_from_official(
     path: Path, tensors: Mapping[str, Tensor], image_size: int | None, num_heads: int | None
 ) -> LlamaGenForCausalLM | ScaleVQModel | None:
-    """The VAR, or its image tokenizer, of an official state dict; None of another."""
+    """Build the VAR, or its image tokenizer, of an official state dict; None for another model's."""
     if any(name.startswith("quantize.quant_resi.") for name in tensors):
         return scale_vq_from_official(path, tensors)
     if "pos_1LC" not in tensors:
         return None
     if LEVELS not in tensors:
-        raise CheckpointError("checkpoint", str(path), f"missing keys: {LEVELS}, which tells the scales")
+        raise CheckpointError("checkpoint", str(path), f"has missing keys: {LEVELS}, the scale of each place")
     sides = [math.isqrt(count) for count in tensors[LEVELS].flatten().long().bincount().tolist()]
     check_size(image_size, sides[-1])
     own, lone = dict(tensors), r"pos_1LC|pos_start|.*\.(scale_mul_1H11|ada_gss)"
-    for name, tensor in tensors.items():  # these are broadcast over a batch
+    for name, tensor in tensors.items():  # official tensors of these names have a batch axis
         if re.fullmatch(lone, name) and tensor.shape[:1] == (1,):
             own[name] = tensor.reshape(tensor.shape[-2:]) if name.endswith("ada_gss") else tensor[0]
     width = measure(path, own, r"(class_emb|lvl_embed)\.weight", axis=1)
@@ -86,7 +86,7 @@ def var_from_official(
 
 
 def scale_vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> ScaleVQModel:
-    """The tokenizer of a state dict of VAR (2404.02905), in which nothing says how large the scales are."""
+    """Build the tokenizer of a state dict of VAR (2404.02905), which lacks the sizes of the scales."""
     own: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if match := re.fullmatch(SMOOTHING, name):

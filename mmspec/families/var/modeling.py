@@ -1,9 +1,8 @@
-"""Transformers that predict an image scale by scale (VAR, 2404.02905), on the parts of LlamaGen.
+"""Transformers that predict an image scale by scale (VAR, 2404.02905), built from the parts of LlamaGen.
 
-A token reads no token but what all coarser scales come to: the sum of their code vectors, as it looks at the
-size of its own scale. The class is what the first scale reads, and what scales and shifts every layer by.
-Tokens see all of their own scale and of those before. How codes are summed is the image tokenizer's business
-(`tokenizer`).
+The input of a place is not a token but the sum of the code vectors of all coarser scales, resized to its own
+scale. The image tokenizer computes the sum (`tokenizer`). The input of the first scale is the class, which
+also scales and shifts every layer. Places see all of their own scale and of the scales before.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ from mmspec.families.llamagen.modeling import (
 )
 from mmspec.transformers_versions import CACHE
 
-LARGEST_SCALE = math.log(100)  # of a head's logits, as a logarithm
-FIRST_SCALE = math.log(4)
-UNNORMALISED = 0.25  # of attention's usual scale, where queries and keys are not normalised
-PARTS = 6  # of a layer: two gates, two scales, two shifts
+LARGEST_SCALE = math.log(100)  # logarithm of the largest scale of a head's attention logits
+FIRST_SCALE = math.log(4)  # logarithm of the initial scale
+UNNORMALISED = 0.25  # factor of attention's usual scale, if queries and keys are not normalised
+PARTS = 6  # vectors of a layer: two gates, two scales, two shifts
 
 
 @strict
 class VARConfig(LlamaGenConfig):
-    """The shape of a model that predicts an image scale by scale, each in one forward (VAR, 2404.02905).
+    """Config of a model that predicts one scale of an image per forward pass (VAR, 2404.02905).
 
     Attributes:
-        patch_nums: tokens a side of each scale, from the coarsest to the image's own grid.
-        latent_channels: width of the image tokenizer's code vectors, of which the input of a scale is made.
-        shared_modulation: whether the layers share the matrix that makes their scales, shifts and gates of
-            the class, as in the published 36 layers.
-        normalised_attention: whether queries and keys have length 1, and each head a learned scale.
+        patch_nums: tokens per side of each scale, from the coarsest to the image's own grid.
+        latent_channels: width of the image tokenizer's code vectors, whose sums are the inputs.
+        shared_modulation: whether the layers share the matrix that maps the class to their scales, shifts and
+            gates, as in the published model of 36 layers.
+        normalised_attention: whether queries and keys have length 1, and each head has a learned scale.
     """
 
     model_type = "var"
 
-    attention_bias = True  # that of keys is 0 in published files
+    attention_bias = True  # the bias of keys is 0 in published files
     layer_norm_eps = 1e-6
 
     patch_nums: list[int] | tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)
@@ -65,14 +64,14 @@ class VARConfig(LlamaGenConfig):
         super().__post_init__(**kwargs)
 
     def validate_patch_nums(self) -> None:
-        """Refuse what is no sequence of ever finer scales; called by `strict`."""
+        """Raise ValueError unless each scale is finer than the one before; called by `strict`."""
         sides = self.patch_nums
         if not sides or sides[0] < 1 or any(b <= a for a, b in zip(sides, sides[1:], strict=False)):
-            raise ValueError(f"patch_nums: got {sides}; positive integers, each larger than the one before")
+            raise ValueError(f"patch_nums must be positive integers in increasing order; got {sides}")
 
     @property
     def prefix_length(self) -> int:
-        """No slots before the image: the class is what the first scale reads."""
+        """No slots before the image: the class is the input of the first scale."""
         return 0
 
     @property
@@ -82,7 +81,7 @@ class VARConfig(LlamaGenConfig):
 
 
 class Modulation(nn.Module):
-    """Scales, shifts and gates of a class: vectors [B, D] -> [B, 1, parts, D]."""
+    """Maps a class to scales, shifts and gates: vectors [B, D] -> [B, 1, parts, D]."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ class Modulation(nn.Module):
 
 
 class VARAttention(LlamaGenAttention):
-    """Attention without positions; queries and keys may be normalised, and each head's logits scaled."""
+    """Attention without positions, with optional normalised queries and keys and a scale for each head."""
 
     def __init__(self, config: VARConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)  # type: ignore[arg-type]
@@ -118,7 +117,7 @@ class VARAttention(LlamaGenAttention):
 
 
 class VARLayer(LlamaGenDecoderLayer):
-    """x + gate * attention(scale * norm(x) + shift), then the same of the feed-forward."""
+    """x + gate * attention(scale * norm(x) + shift), then the same with the feed-forward network."""
 
     def __init__(self, config: VARConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -129,14 +128,14 @@ class VARLayer(LlamaGenDecoderLayer):
         parts = OrderedDict(fc1=nn.Linear(width, inner), act=nn.GELU("tanh"), fc2=nn.Linear(inner, width))
         self.mlp = nn.Sequential(parts)
         self.modulation: Modulation | None = None
-        self.offsets: nn.Parameter | None = None  # of this layer, where layers share the rest
+        self.offsets: nn.Parameter | None = None  # of this layer, if layers share the modulation
         if config.shared_modulation:
             self.offsets = nn.Parameter(torch.zeros(PARTS, width))
         else:
             self.modulation = Modulation(width, PARTS)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        """Run the layer; `condition`: [B, D] of the class, or [B, 1, 6, D] what all layers share."""
+        """Run the layer; `condition` is the class [B, D], or the shared modulation [B, 1, 6, D]."""
         condition: Tensor = kwargs.pop("condition")
         if self.modulation is not None:
             parts = self.modulation(condition)
@@ -151,12 +150,12 @@ class VARLayer(LlamaGenDecoderLayer):
 
 
 class VARModel(LlamaGenModel):
-    """The transformer without its head.
+    """The transformer without its output matrix.
 
     Attributes:
-        embed_tokens: from vectors of the image tokenizer to those of the transformer.
-        start: [n, D] what the tokens of the first scale read beside the class.
-        position_embedding, level_embedding: of every place of all scales, and of the scales.
+        embed_tokens: projection of vectors of the image tokenizer to those of the transformer.
+        start: [n, D] vectors that are added to the class at the places of the first scale.
+        position_embedding, level_embedding: embeddings of all places of all scales, and of the scales.
     """
 
     config: VARConfig
@@ -186,19 +185,21 @@ class VARModel(LlamaGenModel):
         attention_mask: Tensor | None = None,
         **kwargs: object,
     ) -> BaseModelOutputWithPast:
-        """Read what coarser scales come to at some places of all scales.
+        """Run the model on the sums of coarser scales at some places.
 
         Args:
-            position_ids: [B, T] the places, counted through all scales; None for the first T.
-            inputs_embeds: [B, T, c] vectors of the image tokenizer; those of the first scale say nothing.
-            class_labels: [B]; `num_classes` is no class.
+            input_ids: must be None.
+            position_ids: [B, T] places, counted through all scales; None for the first T.
+            inputs_embeds: [B, T, c] vectors of the image tokenizer; those of the first scale are ignored.
+            caption_features: ignored.
+            class_labels: [B] classes; `num_classes` for no class.
             attention_mask: [B, 1, T, n]; None without a cache lets a place see its scale and those before.
 
         Raises:
-            ValueError: vectors or labels are missing, or there are tokens, of which nothing is read.
+            ValueError: vectors or labels are missing, or `input_ids` is not None.
         """
         if inputs_embeds is None or class_labels is None or input_ids is not None:
-            raise ValueError("inputs_embeds and class_labels are needed, and no input_ids")
+            raise ValueError("pass inputs_embeds and class_labels, and no input_ids")
         if position_ids is None:
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
         where = position_ids.clamp_max(self.config.image_tokens - 1).expand(len(inputs_embeds), -1)
@@ -224,7 +225,7 @@ class VARModel(LlamaGenModel):
     def level_of(self, places: Tensor) -> Tensor:
         """Scale of each place."""
         ends = accumulate(side**2 for side in self.config.patch_nums[:-1])
-        # by numbers of the host, not by a table, which would have to be brought to the device
+        # computed from numbers on the host, since a table would have to be moved to the device
         return sum(((places >= end).long() for end in ends), torch.zeros_like(places))
 
     def rotation(self, position_ids: Tensor) -> None:
@@ -241,12 +242,12 @@ class VARModel(LlamaGenModel):
 
 
 class VARForCausalLM(LlamaGenForCausalLM):
-    """VAR: the tokens of a scale, given a class and what all coarser scales come to.
+    """VAR: predicts the tokens of a scale, given a class and the sum of all coarser scales.
 
     Example:
         >>> config = VARConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=2, patch_nums=(1, 2))
         >>> model = VARForCausalLM(config).eval()
-        >>> features = torch.randn(1, 1 + 4, 32)  # those of the one token of the first scale are not read
+        >>> features = torch.randn(1, 1 + 4, 32)  # the first row, for the first scale, is ignored
         >>> model(inputs_embeds=features, class_labels=torch.tensor([207])).logits.shape
         torch.Size([1, 5, 16384])
     """
@@ -262,5 +263,5 @@ class VARForCausalLM(LlamaGenForCausalLM):
 
 
 def plain_norm(config: VARConfig) -> nn.LayerNorm:
-    """A layer norm without weights: the class scales and shifts what comes of it."""
+    """A layer norm without weights; the modulation scales and shifts its output."""
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, elementwise_affine=False)

@@ -1,8 +1,8 @@
-"""Image models that predict scale by scale as targets: VAR (2404.02905).
+"""Target of VAR (2404.02905), which predicts an image scale by scale.
 
-A forward decides a whole scale. What its places read is the sum of all coarser scales, shrunk to its size: a
-state keeps that sum, and adds the tokens that were decided in the last forward. Keys of a place stay in its
-slot, and there is no prompt: the class goes into every forward.
+A forward pass decides a whole scale. Its inputs are the sum of all coarser scales, resized to its size. The
+state stores this sum, and adds the tokens that the previous forward pass decided. Keys of a place stay in its
+slot. There is no prompt: the class is an input of every forward pass.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ScaleState(CausalState):
 
     Attributes:
         labels: [R] classes, `num_classes` for none.
-        features: [B, c, P, P] vectors of the image tokenizer that all scales which are read come to.
-        inputs: [R, n, c] what the places of the forward at work read.
+        features: [B, c, P, P] sum of the image tokenizer's vectors of all scales that were read.
+        inputs: [R, n, c] inputs of the places of the current forward pass.
     """
 
     labels: Tensor
@@ -44,19 +44,19 @@ class ScaleState(CausalState):
     inputs: Tensor
 
     def tighten(self, emitted: Sequence[int]) -> None:
-        """Do nothing: there is no prompt, and each place has its slot."""
+        """Do nothing: there is no prompt, and each place has a fixed slot."""
 
 
 class VARTarget(ParallelImageTarget):
-    """Adapter from a model that decides a scale in each forward (VAR, 2404.02905).
+    """Adapter from a model that decides a scale in each forward pass (VAR, 2404.02905).
 
     Args:
         model: a loaded VAR.
-        vq: its image tokenizer, a `ScaleVQModel`, which makes of tokens what the next scale reads.
+        vq: image tokenizer, a `ScaleVQModel`, which maps tokens to the inputs of the next scale.
         codebook: as of `LlamaGenTarget`.
 
     Raises:
-        CheckpointError: there is no such tokenizer, or it is of another model.
+        CheckpointError: there is no such tokenizer, or it belongs to another model.
     """
 
     config: VARConfig
@@ -67,13 +67,13 @@ class VARTarget(ParallelImageTarget):
     def __init__(self, model: VARForCausalLM, vq: AnyVQ = None, codebook: Tensor | None = None) -> None:
         quantizer = getattr(vq, "quantize", None)
         if not isinstance(quantizer, ScaleQuantizer):
-            allowed = "its image tokenizer of several scales, which makes what each scale reads"
-            raise CheckpointError("vq", None if vq is None else type(vq).__name__, allowed)
+            rule = "must be VAR's image tokenizer of several scales, which computes the inputs of each scale"
+            raise CheckpointError("vq", None if vq is None else type(vq).__name__, rule)
         super().__init__(model, vq, codebook)
         width = quantizer.embedding.embedding_dim
         if width != self.config.latent_channels:
-            allowed = f"vectors of width {self.config.latent_channels}, which the model reads"
-            raise CheckpointError("vq", f"vectors of width {width}", allowed)
+            rule = f"must have vectors of the width {self.config.latent_channels} that the model reads"
+            raise CheckpointError("vq", f"vectors of width {width}", rule)
         self.published = {**self.settings, "guidance_schedule": "rising"}
         self.quantizer, self.sides = quantizer, tuple(self.config.patch_nums)
         self.begins = [sum(side**2 for side in self.sides[:scale]) for scale in range(len(self.sides))]
@@ -84,7 +84,7 @@ class VARTarget(ParallelImageTarget):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[ScaleState, PromptOutput]:
-        """Keep the classes; see `unread`."""
+        """Store the classes, without a forward pass; see `unread`."""
         labels = torch.cat([prompt["input_ids"][0] for prompt in prompts]).to(self.device) - self.vocabulary
         nothing = torch.empty(len(prompts), 0, self.vocabulary, dtype=self.dtype, device=self.device)
         return self.unread(
@@ -100,7 +100,7 @@ class VARTarget(ParallelImageTarget):
         )
 
     def score(self, state: ScaleState, draft: CellGroup) -> TargetOutput:
-        """Score a scale, once the tokens of the last one are added to those before."""
+        """Score a scale, after adding the tokens of the previous one to the sum."""
         scale = self.begins.index(draft.begin)
         if scale == 0:
             state.features = self.quantizer.nothing(len(draft.starts), self.sides)
@@ -120,19 +120,19 @@ class VARTarget(ParallelImageTarget):
         return {"class_labels": state.labels, "inputs_embeds": state.inputs}
 
     def forward(self, inputs: Inputs, cache: RaggedCache, keep: int = 0, whole: bool = False) -> Tensor:
-        """Logits [B, n, V] of places that read vectors, and no tokens."""
+        """Logits [B, n, V] of places, whose inputs are vectors instead of tokens."""
         others = {name: value for name, value in inputs.items() if name != "input_ids"}
         return super().forward(others, cache, keep, whole)
 
     def decode_output(self, codes: Tensor, grid: ImageGrid) -> Tensor:
-        """Decode codes [B, N] of all scales, -1 in those that are not decided."""
+        """Decode codes [B, N] of all scales, with -1 in undecided scales, into images [B, 3, H, W]."""
         codes = codes.to(self.quantizer.embedding.weight.device)
         images: Tensor = self.vq.decode(self.quantizer.features(codes, self.sides))
         return images
 
     @torch.no_grad()
     def decode_part(self, codes: Tensor, grid: ImageGrid) -> tuple[Tensor, Tensor]:
-        """Decode the scales that are decided, each of which says something of the whole image."""
+        """Decode the decided scales, each of which covers the whole image."""
         is_begun = codes[:, 0, None, None] >= 0
         pixels = self.decode_output(codes, grid).clamp(-1, 1)
         return pixels, is_begun.expand(-1, grid.rows, grid.columns)

@@ -1,8 +1,8 @@
-"""The image tokenizer of VAR (2404.02905): codes of several scales whose sum is decoded.
+"""The image tokenizer of VAR (2404.02905): codes of several scales, whose sum is decoded.
 
-A scale's codes are looked up, enlarged to the size of the last by bicubic interpolation, smoothed by a
-convolution, and added. Encoder and decoder are those of diffusers' `VQModel`. How many tokens a side the
-scales have is said in every call: checkpoints do not.
+A scale's codes are looked up, enlarged to the size of the last scale by bicubic interpolation, smoothed by a
+convolution, and added. Encoder and decoder are those of diffusers' `VQModel`. Every call takes the tokens per
+side of the scales, because checkpoints lack them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mmspec.open_types import Keywords
 
 __all__ = ["ScaleQuantizer", "ScaleVQModel"]
 
-SMOOTHED = 0.5  # share of the convolution in what it gives
+SMOOTHED = 0.5  # share of the convolution in the result
 
 
 class ScaleQuantizer(nn.Module):
-    """Codes of several scales, and the vectors that they come to.
+    """Quantiser of several scales, whose vectors are added.
 
     Args:
-        codes: entries of the codebook K.
-        width: c of a vector.
-        convolutions: that the scales share, each those nearest to it.
+        codes: entries K of the codebook.
+        width: width c of a vector.
+        convolutions: number of convolutions; each scale uses the nearest one.
     """
 
     def __init__(self, codes: int, width: int, convolutions: int = 4) -> None:
@@ -39,15 +39,15 @@ class ScaleQuantizer(nn.Module):
         self.smoothing = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(convolutions))
 
     def convolution_of(self, scale: int, scales: int) -> nn.Module:
-        """The convolution of a scale: that whose share of the way is nearest."""
+        """Return the convolution of a scale, the one with the nearest relative position."""
         count = len(self.smoothing)
         edge = 1 / (3 if count == 4 else 2) / count
-        # as published, to the last bit: two scales of ten are as near to one as to another, but for rounding
+        # bit for bit as published: rounding decides between two equally near ones for two of ten scales
         ticks = np.linspace(edge, 1 - edge, count)
         return self.smoothing[int(np.argmin(np.abs(ticks - scale / max(scales - 1, 1))))]
 
     def vectors(self, codes: Tensor, sides: Sequence[int], scale: int) -> Tensor:
-        """Vectors [B, c, P, P] that the codes [B, p * p] of one scale add; P is the last of the sides."""
+        """Return the vectors [B, c, P, P] of the codes [B, p * p] of a scale; P is the last of the sides."""
         side = sides[scale]
         found = self.embedding(codes).transpose(1, 2).unflatten(2, (side, side))
         if scale < len(sides) - 1:
@@ -57,7 +57,7 @@ class ScaleQuantizer(nn.Module):
         return mixed
 
     def features(self, codes: Tensor, sides: Sequence[int]) -> Tensor:
-        """Vectors [B, c, P, P] that codes [B, N] of all scales come to; a scale of -1 adds nothing."""
+        """Return the summed vectors [B, c, P, P] of codes [B, N] of all scales; scales of -1 are skipped."""
         total = self.nothing(len(codes), sides)
         for scale, part in enumerate(codes.split([side**2 for side in sides], 1)):
             is_there = (part >= 0).all(1)[:, None, None, None]
@@ -65,15 +65,15 @@ class ScaleQuantizer(nn.Module):
         return total
 
     def nothing(self, rows: int, sides: Sequence[int]) -> Tensor:
-        """Zeros [B, c, P, P], to which scales are added."""
+        """Return zeros [B, c, P, P], to which scales are added."""
         weight = self.embedding.weight
         return weight.new_zeros(rows, weight.shape[1], sides[-1], sides[-1])
 
     def encode(self, features: Tensor, sides: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Quantise vectors [B, c, P, P], scale by scale what is left of them.
+        """Quantise vectors [B, c, P, P], each scale the residual of the scales before.
 
         Returns:
-            Codes [B, N] of all scales, and the vectors that they come to.
+            Codes [B, N] of all scales, and the sum of their vectors.
         """
         rest, found = features, []
         for scale, side in enumerate(sides):
@@ -85,7 +85,7 @@ class ScaleQuantizer(nn.Module):
 
 
 def shrunk(features: Tensor, side: int) -> Tensor:
-    """Means [B, p * p, c] of vectors [B, c, P, P] over the cells of a grid of so many a side."""
+    """Average vectors [B, c, P, P] over the cells of a grid with p = `side` cells per side, [B, p * p, c]."""
     return F.adaptive_avg_pool2d(features, side).flatten(2).transpose(1, 2)
 
 
@@ -119,10 +119,10 @@ class ScaleVQModel(ModelMixin, ConfigMixin):  # type: ignore[misc]  # both name 
         self.post_quant_conv = nn.Conv2d(latent_channels, latent_channels, 3, padding=1)
 
     def encode(self, pixels: Tensor, sides: Sequence[int]) -> Tensor:
-        """Codes [B, N] of images [B, 3, H, W] in [-1, 1], the coarsest scale first."""
+        """Encode images [B, 3, H, W] in [-1, 1] to codes [B, N], the coarsest scale first."""
         return self.quantize.encode(self.quant_conv(self.encoder(pixels)), sides)[0]
 
     def decode(self, features: Tensor) -> Tensor:
-        """Images [B, 3, H, W], about [-1, 1], of the vectors [B, c, P, P] that codes come to."""
+        """Decode summed vectors [B, c, P, P] to images [B, 3, H, W], in about [-1, 1]."""
         pixels: Tensor = self.decoder(self.post_quant_conv(features))
         return pixels

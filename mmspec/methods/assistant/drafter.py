@@ -1,7 +1,7 @@
-"""Assistants of Gemma 4 draft from the target's hidden state and attend to the target's keys and values.
+"""Drafter of Gemma 4's assistants, which read the target's hidden state and its keys and values.
 
-They keep no cache. Every drafted token stands at the position of the newest committed one and attends to what
-is committed alone, so that the nodes of a tree are computed side by side.
+Assistants keep no cache. Every drafted token has the position of the newest committed one and attends to the
+committed tokens alone, so that all nodes of a level are computed together.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 class AssistantSession(StateSession):
-    """An assistant at work on one batch.
+    """An assistant that drafts for one batch.
 
     Attributes:
         cache: of the target.
-        layers: those whose keys and values are read, by kind.
+        layers: of the target whose keys and values are read, by kind.
     """
 
     head: AssistantHead
@@ -40,7 +40,8 @@ class AssistantSession(StateSession):
     def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         if batch.prefill.cache is None:
-            raise InputError("target", type(self.target).__name__, "one that keeps keys and values")
+            rule = "must keep keys and values, which the assistant reads"
+            raise InputError("target", type(self.target).__name__, rule)
         self.cache: RaggedCache = batch.prefill.cache
         self.layers = storing_layers(self.target.config)
 
@@ -60,11 +61,11 @@ class AssistantSession(StateSession):
             hidden = pick(hidden, self._copied(parent))
 
     def _context(self) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-        """Keys and values of the committed tokens, and additive masks [R, length] of what is seen of them."""
+        """Keys and values of the committed tokens, and additive masks [R, length] of the visible ones."""
         cache, text = self.cache, self.target.config.get_text_config(decoder=True)
         width = min(mask_width(cache.longest, cache.lengths.device), cache.plan.capacity)
         place = torch.arange(width, device=cache.lengths.device)
-        behind = cache.lengths[:, None] - 1 - place  # tokens from the last committed one back
+        behind = cache.lengths[:, None] - 1 - place  # distance from the last committed token
         seen = {
             "full_attention": behind >= 0,
             "sliding_attention": (behind >= 0) & (behind <= text.sliding_window),
@@ -77,24 +78,25 @@ class AssistantSession(StateSession):
 
 
 class AssistantDrafter(HeadDrafter):
-    """A tree by an assistant that reads its target's keys and values.
+    """Drafts a tree with an assistant that reads its target's keys and values.
 
-    Args: as of `HeadDrafter`.
+    Args: see `HeadDrafter`.
     """
 
     title = "an assistant"
     session = AssistantSession
     model: AssistantHead
-    rows_move = False  # rows would leave with their keys
+    rows_move = False  # a leaving row would take its keys along
 
     def check(self, target: AnyTarget) -> None:
         super().check(target)
         if target.config is None or set(storing_layers(target.config)) != set(KINDS):
-            raise InputError("drafter", self.title, f"a target with layers of {' and '.join(KINDS)}")
+            rule = f"needs a target with layers of {' and '.join(KINDS)}"
+            raise InputError("drafter", self.title, rule)
 
 
 def storing_layers(config: PreTrainedConfig) -> dict[str, int]:
-    """The last layers of each kind that keep keys and values."""
+    """Return the last layer of each kind that keeps keys and values."""
     text = config.get_text_config(decoder=True)
     count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
     return {kind: layer for layer, kind in enumerate((getattr(text, "layer_types", None) or [])[:count])}

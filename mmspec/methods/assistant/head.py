@@ -1,4 +1,4 @@
-"""Assistants of Gemma 4: small models without keys of their own, which attend to those of their target."""
+"""Assistants of Gemma 4: small models without keys and values, which attend to those of their target."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AssistantHeadConfig(HeadConfig):
 
 
 class AssistantHead(DraftingHead):
-    """An assistant of transformers, whose keys and values are those of two of its target's layers."""
+    """An assistant of transformers that reads the keys and values of two layers of its target."""
 
     config: AssistantHeadConfig
     config_class = AssistantHeadConfig
@@ -46,14 +46,14 @@ class AssistantHead(DraftingHead):
     def __init__(self, config: AssistantHeadConfig, assistant: nn.Module | None = None) -> None:
         super().__init__(config)
         if not isinstance(assistant, tuple(CLASSES.values())):
-            raise CheckpointError("drafter", type(assistant).__name__, "an assistant of Gemma 4")
+            raise CheckpointError("drafter", type(assistant).__name__, "must be an assistant of Gemma 4")
         self.assistant: Any = assistant
 
     @classmethod
     def adopt(cls, assistant: PreTrainedModel) -> AssistantHead:
-        """Make a head of a loaded assistant."""
+        """Return a head that runs a loaded assistant."""
         if not isinstance(assistant, tuple(CLASSES.values())):
-            raise CheckpointError("drafter", type(assistant).__name__, "an assistant of Gemma 4")
+            raise CheckpointError("drafter", type(assistant).__name__, "must be an assistant of Gemma 4")
         config: Any = assistant.config
         text = config.get_text_config()
         made = AssistantHeadConfig(
@@ -71,17 +71,17 @@ class AssistantHead(DraftingHead):
         states: dict[str, tuple[Tensor, Tensor]],
         masks: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Predict what follows nodes, each by itself.
+        """Predict the token after each of n independent nodes.
 
         Args:
-            embeddings: [B, n, d] of their tokens, as they enter the target's first layer.
+            embeddings: [B, n, d] of their tokens, as inputs of the target's first layer.
             hidden: [B, n, d] the target's final state before each, or the assistant's own.
-            positions: [B, n]; of all drafted tokens that of the newest committed one.
+            positions: [B, n]; the position of the newest committed token for all drafted ones.
             states: keys and values [B, heads, length, head_dim] of the target by kind of layer.
-            masks: which of them are seen, [B, 1, n, length].
+            masks: which of them are visible, [B, 1, n, length].
 
         Returns:
-            [B, n, V] logits; [B, n, d] states to go on from.
+            [B, n, V] logits; [B, n, d] states to feed back.
         """
         assistant = self.assistant
         output = assistant.model(
@@ -90,7 +90,7 @@ class AssistantHead(DraftingHead):
             position_ids=positions,
             shared_kv_states=states,
             use_cache=False,
-            # a number would make transformers drop all nodes but the last, and stumble over it
+            # a number would make transformers drop all nodes but the last, and fail
             logits_to_keep=torch.arange(positions.shape[1], device=positions.device),
         )
         last = output.last_hidden_state
@@ -102,18 +102,18 @@ class AssistantHead(DraftingHead):
 
 
 def all_shared(config: Any) -> Any:
-    """The config of an assistant, all of whose layers read another model's keys and values.
+    """Return the config of an assistant, marked so that all layers read another model's keys and values.
 
-    transformers 5.23 asks which of its own layers keep them, and refuses where none does.
+    transformers 5.23 looks for layers of its own that keep them, and raises an error if there are none.
     """
     text = config.get_text_config()
     kind, modes = type(text), property(lambda self: ["reuse"] * self.num_hidden_layers)
-    text.__class__ = type(kind.__name__, (kind,), {"kv_sharing_modes": modes})  # auto classes go by the name
+    text.__class__ = type(kind.__name__, (kind,), {"kv_sharing_modes": modes})  # auto classes use the name
     return config
 
 
 def read_official(folder: Path, target: PreTrainedConfig) -> AssistantHead | None:
-    """Load the assistant in a folder, as Google publishes it; None if it holds none."""
+    """Load the assistant in a folder, as Google publishes it; None if the folder has none."""
     if not (folder / "config.json").is_file():
         return None
     kind = CLASSES.get(str(read_config(folder).get("model_type")))
@@ -123,4 +123,4 @@ def read_official(folder: Path, target: PreTrainedConfig) -> AssistantHead | Non
         config = all_shared(kind.config_class.from_pretrained(folder))
         return AssistantHead.adopt(kind.from_pretrained(folder, config=config))
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise CheckpointError("drafter", str(folder), f"a whole assistant ({error})") from error
+        raise CheckpointError("drafter", str(folder), f"must be a complete assistant ({error})") from error

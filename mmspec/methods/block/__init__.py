@@ -1,4 +1,4 @@
-"""Block verification (2403.10444)."""
+"""Block verification (2403.10444): verifies a chain of draft tokens jointly."""
 
 from mmspec.plugins import Method
 

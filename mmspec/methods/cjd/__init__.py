@@ -1,11 +1,11 @@
-"""Corrected Jacobi decoding: a trained head corrects the window."""
+"""Corrected Jacobi decoding: a trained head corrects the drafts of a Jacobi window."""
 
 from mmspec.plugins import Head, Method
 
 METHODS = (
     Method(
         "cjd",
-        "as `sjd`, where a trained head corrects what the target said of the next places",
+        "drafts as `sjd` does; a trained head corrects the target's outdated predictions",
         head=Head(
             model="mmspec.methods.cjd.head:CorrectorHead",
             drafter="mmspec.methods.cjd.drafter:CorrectedDrafter",
@@ -13,11 +13,11 @@ METHODS = (
             of_images=True,
             shipped={
                 "scenes-llamagen-cjd": (
-                    "head that drafts for scenes-llamagen",
+                    "head for scenes-llamagen",
                     "mmspec train drafter --target assets/scenes-llamagen --method cjd",
                 ),
                 "scenes-llamagen-long-cjd": (
-                    "head that drafts for scenes-llamagen-long",
+                    "head for scenes-llamagen-long",
                     "mmspec train drafter --target assets/scenes-llamagen-long --method cjd",
                 ),
             },

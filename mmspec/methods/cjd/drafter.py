@@ -1,11 +1,11 @@
 """Corrected Jacobi decoding: a Jacobi window whose first places a small head corrects.
 
 A method of this project, between speculative Jacobi decoding (2410.01699, with the maximal coupling of
-2510.24211) and a head that drafts (EAGLE, 2401.15077). As soon as an early token of a window changes, what
-the target has said of all later places is stale. The head knows the new tokens and the stale states.
+2510.24211) and a drafting head (EAGLE, 2401.15077). When an early token of a window changes, the target's
+predictions of all later places are stale. The head reads the new tokens and the stale states.
 
 The corrected q of a place depends on tokens and states before it, never on the place's own old draft, with
-which the new token is coupled. Speculative sampling by q is therefore exact, whatever the head computes.
+which the new token is coupled. Speculative sampling by q is therefore exact for any output of the head.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ NOTHING = FREE - 1
 
 @dataclass(frozen=True)
 class StaleWindow:
-    """Tokens and states known before a correction: of C committed tokens, then of n slots, the root's first.
+    """Tokens and states before a correction: of C committed tokens, then of n slots, the root's first.
 
     Attributes:
-        states: [B, C + n, w] the head's part of the target's, where it has read a token there.
-        old: [B, C + n] the tokens that it read; FREE for the end of a prompt, NOTHING where it read none.
+        states: [B, C + n, w] the head's part of the target's, where the target has read a token.
+        old: [B, C + n] the tokens of these states; FREE for the end of a prompt, NOTHING where none was read.
         is_known: [B, C + n] whether there are such states.
-        logits: [B, n, V] guided logits of the place after each slot, which may be of another place's states;
+        logits: [B, n, V] guided logits of the place after each slot, perhaps from states of another place;
             EXCLUDED instead of -inf.
         context: C.
     """
@@ -55,24 +55,24 @@ class StaleWindow:
     context: int
 
     def mask(self) -> Tensor:
-        """[B, 1, C + n, C + n] added to scores: 0 for committed tokens that there are and slots before."""
+        """[B, 1, C + n, C + n] additive mask: 0 for existing committed tokens and for earlier slots."""
         rows, device = self.is_known.shape[1], self.is_known.device
         absent = ~self.is_known[:, None, None]
         absent[..., self.context :] = False
         closed = absent | torch.ones(rows, rows, dtype=torch.bool, device=device).triu(1)
-        closed.diagonal(dim1=-2, dim2=-1).fill_(False)  # softmax needs a row to read
+        closed.diagonal(dim1=-2, dim2=-1).fill_(False)  # softmax needs one visible row
         return torch.zeros(closed.shape, dtype=self.states.dtype, device=device).masked_fill_(
             closed, -torch.inf
         )
 
 
 class CorrectedSession(StateWindowSession):
-    """Window of drafts of one batch, and what the target made of it.
+    """Window of drafts of one batch, and the target's scores of it.
 
     Attributes:
-        stale: what the head knew of the window that was drawn last.
+        stale: the head's input for the newest window.
         places: of each corrected node of the tree, its place among those of all chains.
-        choices: [C, f] which of the candidates at each place of the front each chain goes through.
+        choices: [C, f] the candidate of each chain at each place of the front.
     """
 
     drafter: CorrectedDrafter
@@ -90,7 +90,7 @@ class CorrectedSession(StateWindowSession):
         self.choices = torch.tensor(tree.choices, dtype=torch.long, device=device)
 
     def _kept(self, states: Tensor) -> Tensor:
-        """Keep the head's part of the states [B, n, w], so that each is multiplied once."""
+        """Return the head's part of the states [B, n, w], so that each is multiplied once."""
         part: Tensor = self.head.of_states(states.to(self.head.dtype))
         return part
 
@@ -129,7 +129,7 @@ class CorrectedSession(StateWindowSession):
         )
 
     def _stale(self, window: Window) -> StaleWindow:
-        """Collect what the last draft told of the first slots of a new window."""
+        """Collect the last draft's states and tokens for the first slots of a new window."""
         count = self.drafter.corrected
         stood, size, read = window.stood[:, :count], self.committed.shape[1], self.read
         there = torch.arange(size, device=stood.device) >= size - self.count[:, None]
@@ -149,10 +149,10 @@ class Places(NamedTuple):
     tokens: Tensor
     p: Tensor
     noise: Tensor
-    known: Tensor | None  # where a grammar forces tokens
+    known: Tensor | None  # tokens that a grammar forces
     branches: tuple[int, ...]  # candidates at each place of the front; none for a single chain
     apart: list[Tensor]  # [B, 1, V] Gumbel noise at each with more than one
-    choices: Tensor  # [C, f] which of the candidates each chain goes through
+    choices: Tensor  # [C, f] the candidate of each chain at each place of the front
 
 
 def draw_corrected(
@@ -166,17 +166,18 @@ def draw_corrected(
     coupling: str,
     passes: int,
 ) -> Candidates:
-    """Draw m corrected places of C chains, pass after pass: [B, C * m] candidates.
+    """Draw m corrected places of C chains, pass after pass of the head: [B, C * m] candidates.
 
-    In a pass the head reads what the pass before has drawn, and all places are drawn anew with the same
-    random numbers. After m passes each has been drawn given those before it; few passes come close, as most
-    tokens stay. Always q of a place depends on random numbers and old drafts of the places before it alone.
+    In each pass the head reads the tokens of the pass before, and all places are drawn anew with the same
+    random numbers. After m passes each has been drawn given those before it; a few passes come close, as most
+    tokens stay the same. In every pass, q of a place depends on random numbers and old drafts of the places
+    before it alone.
 
-    It computes tensors from tensors alone, all passes in one piece, so that it can be compiled whole.
+    A function of tensors alone, with all passes in one, so that it can be compiled whole.
 
     Args:
-        stale: what is known of the window; the first of its n = m slots is that of the root [B].
-        places: the corrected ones, as they are without correction.
+        stale: the state of the window; the first of its n = m slots is that of the root [B].
+        places: the places to correct, with their uncorrected content.
         last: the draft that holds the old tokens.
     """
     chains, context = len(places.choices), stale.context
@@ -208,7 +209,7 @@ def draw_corrected(
 
 
 def choose(first: Tensor, q: Tensor, front: Places) -> tuple[Tensor, Tensor]:
-    """The candidate of each chain at each place, first [B, C, m], and whether it could be drawn."""
+    """Return the candidate of each chain at each place, first [B, C, m], and whether it could be drawn."""
     drawable = torch.ones_like(first, dtype=torch.bool)
     if not front.branches:
         return first, drawable
@@ -232,16 +233,16 @@ class CorrectedDrafter(StateWindowDrafter):
 
     Args:
         model: the trained head.
-        window: as of `WindowDrafter`; what the head's config says if None.
-        corrected: places that the head corrects, from 0 (speculative Jacobi decoding) to window - 1; what the
-            head's config says if None. The others are drawn from what is stale.
-        passes: of the head over these places; what its config says if None. As many as places correct one
-            after another.
-        coupling, init, front, reach: as of `WindowDrafter`; drafts of neighbours have no distribution to
-            correct. Each chain is corrected for itself.
+        window: see `WindowDrafter`; that of the head's config if None.
+        corrected: number of places that the head corrects, from 0 (speculative Jacobi decoding) to
+            window - 1; that of the head's config if None. The others are drawn from stale logits.
+        passes: of the head over these places; that of its config if None. As many passes as places correct
+            the places one after another.
+        coupling, init, front, reach: see `WindowDrafter`, without drafts from neighbours, which have no
+            distribution to correct. Each chain is corrected separately.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     title = "a corrector"
@@ -260,19 +261,20 @@ class CorrectedDrafter(StateWindowDrafter):
         reach: int | None = None,
     ) -> None:
         if init not in INITS:
-            raise InputError("init", init, " or ".join(INITS))
+            raise InputError("init", init, f"must be {' or '.join(INITS)}")
         super().__init__(model, window, coupling, init, front, reach)
         most = self.tree.reach if self.branches else self.window - 1
         if corrected is None:
             corrected = min(model.config.corrected, most)
         if not is_integer(corrected) or not 0 <= corrected <= most:
-            raise InputError("corrected", corrected, f"0 to {most}, below the window and within the reach")
+            rule = f"must be an integer from 0 to {most}, below the window and within the reach"
+            raise InputError("corrected", corrected, rule)
         if corrected >= model.config.longest:
-            allowed = f"at most {model.config.longest - 1}: the head was made for windows of that many places"
-            raise InputError("corrected", corrected, allowed)
+            rule = f"must be at most {model.config.longest - 1}, which the head was trained for"
+            raise InputError("corrected", corrected, rule)
         passes = model.config.passes if passes is None else passes
         if not is_integer(passes) or not 1 <= passes <= MAX_WINDOW:
-            raise InputError("passes", passes, f"an integer from 1 to {MAX_WINDOW}")
+            raise InputError("passes", passes, f"must be an integer from 1 to {MAX_WINDOW}")
         self.corrected, self.passes = corrected, min(passes, max(1, corrected))
         self.draw: Callable[..., Candidates] = draw_corrected
 

@@ -1,11 +1,11 @@
 """The head of corrected Jacobi decoding: a small autoregressive model over a window of stale states.
 
 In a Jacobi window the target has predicted every place ahead, but from drafts that have changed since. For
-each place the head reads the token that stands there now, the token that stood there when the target read
-it, and the target's hidden states from then; it corrects the distribution of the next place.
+each place the head reads its token now, its token when the target read it, and the target's hidden states of
+that time; it corrects the distribution of the next place.
 
-The head passes over the window several times in a round. A pass is short, because all that does not depend on
-the tokens drawn in this round is computed once. Places are told apart by learned vectors.
+The head runs over the window several times in a round. A pass is short, because everything that does not
+depend on the tokens drawn in this round is computed once. Learned vectors encode the places.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mmspec.open_types import Keywords
 
 __all__ = ["EXCLUDED", "CorrectorConfig", "CorrectorHead", "Memory", "Tables"]
 
-NARROW, SHARE = 96, 8  # a head is as wide as an eighth of its target, but no narrower than this
+NARROW, SHARE = 96, 8  # the width of a head is an eighth of its target's, but at least 96
 
-# of a place: its token stands, it was replaced, or the target has not read it
+# of a place: its token is the same, it was replaced, or the target has not read it
 SAME, CHANGED, UNKNOWN = range(3)
-EXCLUDED = -1e4  # in place of -inf, which has no gradient; its probability is 0 all the same
+EXCLUDED = -1e4  # in place of -inf, which has no gradient; the probability is 0 as well
 
 Memory = list[tuple[Tensor, Tensor]]
 """Keys and values [B, heads, n, c] of the rows that each layer has read."""
@@ -42,9 +42,9 @@ class CorrectorConfig(WindowHeadConfig):
     Attributes:
         width: of its layers.
         num_layers, num_heads: of attention.
-        context: newest committed tokens that it reads before the window.
-        corrected, passes: of decoding, where nothing else is asked for.
-        longest: window that it was made for; it can correct the places of no longer one.
+        context: number of newest committed tokens that it reads before the window.
+        corrected, passes: defaults of decoding.
+        longest: largest window that it can correct.
     """
 
     model_type = "mmspec_cjd"
@@ -57,12 +57,12 @@ class CorrectorConfig(WindowHeadConfig):
     longest: int = 64
 
     def validate_architecture(self) -> None:
-        """Refuse what cannot be built; called by `strict`."""
+        """Raise ValueError for settings that cannot be built; called by `strict`."""
         least = min(self.width, self.num_layers, self.num_heads, self.context, self.window, self.passes)
         if least < 1 or not 0 <= self.corrected < self.window <= self.longest:
-            raise ValueError("sizes are at least 1, and corrected is below window, which is at most longest")
+            raise ValueError("sizes must be at least 1, corrected below window, and window at most longest")
         if self.width % self.num_heads:
-            raise ValueError(f"width ({self.width}) is a multiple of num_heads ({self.num_heads})")
+            raise ValueError(f"width must be a multiple of num_heads, {self.num_heads}; got {self.width}")
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
@@ -89,7 +89,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Weights of a layer: attention and a gated feed-forward, each behind a norm."""
+    """Weights of a layer: attention and a gated feed-forward, each after a norm."""
 
     def __init__(self, config: CorrectorConfig) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Layer(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def weights(self) -> LayerWeights:
-        """A copy of the weights as `run_layer` takes them."""
+        """Return a copy of the weights, as an argument of `run_layer`."""
         qkv = self.attention.qkv.weight * scale_of(self.attention_norm)
         up = self.up.weight * scale_of(self.mlp_norm)
         parts = (qkv, self.attention.out.weight, up, self.down.weight)
@@ -117,7 +117,7 @@ def scale_of(norm: nn.RMSNorm) -> Tensor:
 def run_layer(
     rows: Tensor, weights: LayerWeights, heads: int, past: tuple[Tensor, Tensor] | None, mask: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Run a layer: rows [B, n, w] -> rows, and the keys and values of all that they attend to."""
+    """Run a layer: rows [B, n, w] -> rows, and the keys and values of all rows that they attend to."""
     q, k, v = (normalize(rows, dim=-1) @ weights.qkv).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
@@ -143,19 +143,19 @@ class Tables(NamedTuple):
     outputs: Tensor
 
     def of_new(self, tokens: Tensor) -> Tensor:
-        """Parts of rows by new tokens; -1 for no token, which has none."""
+        """Parts of rows for new tokens; zeros for -1, no token."""
         return embedding(tokens % len(self.new), self.new)
 
     def of_old(self, tokens: Tensor) -> Tensor:
-        """Parts of rows by old tokens; -1 for no token, which has none."""
+        """Parts of rows for old tokens; zeros for -1, no token."""
         return embedding(tokens % len(self.old), self.old)
 
 
 class CorrectorHead(WindowHead):
     """Corrects the stale distributions of a Jacobi window, one place after another.
 
-    A row stands for a place: its token now and before, and the target's hidden states there, of the
-    conditional and the unconditional prompt.
+    A row encodes a place: its token now and before, and the target's hidden states there, of the conditional
+    and the unconditional prompt.
     """
 
     config: CorrectorConfig
@@ -177,13 +177,13 @@ class CorrectorHead(WindowHead):
         self.to_states = nn.Linear(width, size, bias=False)
         self.corrections = nn.Linear(width, config.vocabulary, bias=False)
         self.post_init()
-        for part in (self.sharpness, self.to_states, self.corrections):  # at first, what is stale stays
+        for part in (self.sharpness, self.to_states, self.corrections):  # the initial head changes nothing
             nn.init.zeros_(part.weight)
 
     def tables(
         self, embed: Callable[[Tensor], Tensor], read_out: Callable[[Tensor], Tensor], dtype: torch.dtype
     ) -> Tables:
-        """Read the target's embedding and its output matrix, which takes states [1, n, d] of that dtype."""
+        """Make the tables from the target's embedding and output matrix, which reads states of that dtype."""
         tokens = torch.arange(self.config.vocabulary, device=self.device)[None]
         vectors = embed(tokens)[0].float()
         unit = rms_norm(vectors, vectors.shape[-1:], eps=1e-12).to(self.dtype)
@@ -194,11 +194,11 @@ class CorrectorHead(WindowHead):
         return Tables(new, old, [cast(Layer, layer).weights() for layer in self.layers], outputs)
 
     def rows(self, states: Tensor, old: Tensor, is_known: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-        """Make the rows of consecutive places without the parts of the tokens that are still to be drawn.
+        """Make the rows of consecutive places, without the parts of tokens that are not drawn yet.
 
         Args:
-            states: [B, n, w] of `of_states`; anything where the target's are unknown.
-            old: [B, n] the tokens that they are of; -1 for no token.
+            states: [B, n, w] of `of_states`; any values where the target's are unknown.
+            old: [B, n] the tokens of these states; -1 for no token.
             is_known: [B, n] whether there are any states.
 
         Returns:
@@ -212,7 +212,7 @@ class CorrectorHead(WindowHead):
     def forward(
         self, rows: Tensor, mask: Tensor, memory: Memory | None, tables: Tables
     ) -> tuple[Tensor, Memory]:
-        """Run the layers over rows [B, n, w] of consecutive places: normed states, and the memory."""
+        """Run the layers over rows [B, n, w] of consecutive places; return normed states and the memory."""
         known = []
         for index, weights in enumerate(tables.layers):
             past = None if memory is None else memory[index]
@@ -233,6 +233,6 @@ class CorrectorHead(WindowHead):
         return self.correct(states, stale, tables), known
 
     def correct(self, states: Tensor, stale: Tensor, tables: Tables) -> Tensor:
-        """Correct stale guided logits [B, n, V], never -inf, by states [B, n, w] of the places before."""
+        """Correct stale guided logits [B, n, V], never -inf, with states [B, n, w] of the places before."""
         sharpened: Tensor = stale * self.sharpness(states).exp().to(stale.dtype)
         return sharpened + (states @ tables.outputs).to(sharpened.dtype)

@@ -1,7 +1,7 @@
 """Loss of the head of corrected Jacobi decoding, on windows that it drafted itself.
 
-On policy: images are decoded while the head learns, and the target scores its drafts as verification does
-anyway. What it should have said at each place of a window is then known.
+Training is on policy: images are decoded with the head in training, and the target scores its drafts as in
+verification, which gives the true distribution of each place of a window.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from mmspec.validation import is_integer
 
 __all__ = ["CorrectorLoss", "WindowBatch", "correct_window"]
 
-LIVE = 4  # batches of images at once, a quarter of an image apart: a head forgets what no step shows it
-KEPT = 12  # windows of each, of which every step learns from some
+LIVE = 4  # batches of images at once, a quarter of an image apart, so that steps cover all parts of images
+KEPT = 12  # newest windows of each batch, from some of which every step learns
 LEARNT = 6
-DIVERGENCE_STEPS = 1000.0  # until the Kullback-Leibler part has fallen by e
+DIVERGENCE_STEPS = 1000.0  # in which the weight of the Kullback-Leibler part falls by a factor of e
 LEAST_DIVERGENCE = 0.05
 FRONT, EVERYWHERE, REACH = 1.5, 0.4, 5.0  # weight of place j: EVERYWHERE + FRONT exp(-j / REACH)
 
 
 @dataclass(frozen=True)
 class WindowBatch(TensorBatch):
-    """Windows of B images, and what the target said of their drafts.
+    """Windows of B images, and the target's scores of their drafts.
 
     Attributes:
-        states: [B, C + n, s] those of the target, where it has read a token there.
-        old, is_known, logits: as of `StaleWindow`.
+        states: [B, C + n, s] those of the target, where it has read a token.
+        old, is_known, logits: see `StaleWindow`.
         new: [B, n] the tokens that were drawn for the slots, the root first.
         goal: [B, n, V] guided logits of the target after each slot.
         counted: [B, n] whether the place after the slot was drawn.
@@ -69,17 +69,17 @@ class WindowBatch(TensorBatch):
 
     @classmethod
     def join(cls, parts: Sequence[WindowBatch]) -> WindowBatch:
-        """Windows of several batches of images as one."""
+        """Join windows of several batches of images."""
         return cls(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(cls)))
 
 
 class RecordingSession(CorrectedSession):
-    """A session that records what its head read in each round, and what the target said of the drafts."""
+    """A session that records the head's inputs of each round, and the target's scores of the drafts."""
 
     records: deque[WindowBatch]
 
     def _kept(self, states: Tensor) -> Tensor:
-        return states  # the head's part of them changes as it learns
+        return states  # the head's part of them changes in training
 
     def _stale(self, window: Window) -> StaleWindow:
         stale = super()._stale(window)
@@ -89,7 +89,7 @@ class RecordingSession(CorrectedSession):
     def _fill(self, window: Window, last: LastDraft) -> Candidates:
         count = self.drafter.corrected
         tables = self.head.tables(self.target.embed, self.target.head, self.target.dtype)
-        self.tables = tables  # the head learns meanwhile
+        self.tables = tables  # the head's weights change in training
         filled = super()._fill(window, last)
         slots = slice(1, count + 1)
         is_drawn = (window.known[:, slots] == FREE) & (window.place[:, slots] < self.layout.length)
@@ -101,24 +101,24 @@ class RecordingSession(CorrectedSession):
         stale, (new, is_drawn) = self.stale, self._drawn
         goal = self.sampler.guided(output.logits)[:, : new.shape[1]]
         counted = is_drawn & draft.valid[:, 1 : 1 + new.shape[1]]
-        # inference tensors do not enter a loss
+        # inference tensors cannot enter a loss
         parts = (self.states, stale.old, stale.is_known, stale.logits, new, goal, counted)
         self.records.append(WindowBatch(*(part.clone() for part in parts)))
 
 
 class RecordingDrafter(CorrectedDrafter):
-    """A corrector that drafts what it learns from."""
+    """A corrector that drafts its own training data."""
 
     session = RecordingSession
 
 
 class Rollout:
-    """Images in progress, decoded with the head as it is.
+    """Images in progress, decoded with the current head.
 
     Attributes:
-        records: its last windows.
-        batch: the images; None between those of one step and the next.
-        layout: of them.
+        records: their last windows.
+        batch: the images; None after one batch ends and before the next begins.
+        layout: of the images.
     """
 
     def __init__(self, drafter: RecordingDrafter, target: CausalTarget) -> None:
@@ -129,7 +129,7 @@ class Rollout:
 
     @property
     def share(self) -> float:
-        """Decoded share of its images: that of the one furthest back."""
+        """Decoded share of the images: the least of all."""
         if self.batch is None:
             return 1.0
         canvas = self.batch.canvas
@@ -138,7 +138,7 @@ class Rollout:
 
     @torch.inference_mode()
     def advance(self, ask: Callable[[], Trial], seed: int) -> None:
-        """Decode a round, of new images where the last ones are done."""
+        """Decode a round; begin new images where the last ones are done."""
         if self.batch is None:
             asked = ask()
             self.layout = asked.requests[0].layout
@@ -160,14 +160,14 @@ class Rollout:
 class CorrectorLoss(DrafterLoss):
     """Total variation of the corrected distributions to the target's, on the head's own windows.
 
-    The Kullback-Leibler divergence helps at first. Places at the front weigh more, as they are judged more
-    often.
+    The Kullback-Leibler divergence helps in early steps. Places at the front weigh more, as they are verified
+    more often.
 
     Args:
-        learnt_window: nodes of the windows that are drafted, all of which are corrected but the root.
+        learnt_window: nodes of the drafted windows, all of which are corrected except the root.
 
     Raises:
-        InputError: a window outside its range.
+        InputError: `learnt_window` is out of range.
     """
 
     head: CorrectorHead
@@ -177,18 +177,18 @@ class CorrectorLoss(DrafterLoss):
     def __init__(self, head: CorrectorHead, target: CausalTarget, *, learnt_window: int = 48) -> None:
         super().__init__(head, target)
         if not is_integer(learnt_window) or learnt_window < 2:
-            raise InputError("learnt_window", learnt_window, "an integer of 2 or more")
+            raise InputError("learnt_window", learnt_window, "must be an integer of at least 2")
         drafter = RecordingDrafter(head, learnt_window, learnt_window - 1).fit(target)
         self.rollouts = [Rollout(drafter, target) for _ in range(LIVE)]
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
     def make(self, data: PromptData, step: int, process: int) -> WindowBatch:  # type: ignore[override]
-        """Windows for a step, some of them new."""
+        """Return the windows of a step, some of them new."""
         index = step % LIVE
         rollout = self.rollouts[index]
         is_new = not rollout.records
         rollout.advance(lambda: data.prompts(step, process), step * 1009 + process)
-        while is_new and rollout.share < index / LIVE:  # images begin and end in other steps than the others
+        while is_new and rollout.share < index / LIVE:  # so that the batches begin and end at other steps
             rollout.advance(lambda: data.prompts(step, process), step * 1009 + process)
         rng = torch.Generator().manual_seed(step)
         known = [record for each in self.rollouts for record in each.records]
@@ -196,11 +196,11 @@ class CorrectorLoss(DrafterLoss):
         return WindowBatch.join([rollout.records[-1], *(known[index] for index in chosen)])
 
     def measure(self, batches: Iterable[object]) -> Keywords:
-        """Attributes of the config that name the images that the head has learnt from."""
+        """Return attributes of the config that describe the images of the training."""
         return learnt_images(self.target, self.rollouts[0].layout)
 
     def forward(self, batch: WindowBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: the total variation at each of the first places."""
+        """Return the loss and figures: the total variation at each of the first places."""
         context = self.head.config.context
         states = self.head.of_states(batch.states.to(self.head.dtype))
         stale = StaleWindow(states, batch.old, batch.is_known, batch.logits, context)
@@ -219,7 +219,7 @@ class CorrectorLoss(DrafterLoss):
 
 
 def correct_window(head: CorrectorHead, target: CausalTarget, stale: StaleWindow, new: Tensor) -> Tensor:
-    """Correct all n places of a window at once, given the tokens [B, n] that were drawn.
+    """Correct all n places of a window in one pass, given the tokens [B, n] that were drawn.
 
     Returns:
         [B, n, V] guided logits of the place after each slot, in float32.

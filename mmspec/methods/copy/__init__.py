@@ -1,11 +1,11 @@
-"""Prompt look-up: continuations of the longest suffixes seen before."""
+"""Prompt look-up: drafts what followed the same words earlier in the text."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "copy",
-        "copies the continuations of the longest suffixes seen before",
+        "copies what followed the same words earlier in the text",
         make="mmspec.methods.copy.drafter:copy",
         tuned=(
             "copy",

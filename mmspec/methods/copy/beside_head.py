@@ -1,7 +1,7 @@
-"""Copies beside a head's candidates: a tree of the likeliest of what the head predicts and the text repeats.
+"""Copies beside a head's candidates: a tree of the likeliest continuations of a head and of repeated text.
 
-SuffixDecoding (2411.04975) takes the copies or the model's draft, whichever promises more in a round; here
-both share the tree, and agree or compete candidate by candidate.
+SuffixDecoding (2411.04975) takes either the copies or the model's draft in a round, whichever has the higher
+score. Here both share one tree, and agree or compete candidate by candidate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["CopyBesideHeadDrafter"]
 
 
 class CopyBesideHeadSession(CopySession):
-    """A head at work on one batch, and the indexes of its texts, one per row."""
+    """A head that drafts for one batch, and the indexes of its texts, one per row."""
 
     row_fields = named("head")
 
@@ -42,8 +42,8 @@ class CopyBesideHeadSession(CopySession):
     def propose(self, canvas: Canvas) -> Tree:
         drafted: Tree = self.head.propose(canvas)
         self.passes = self.head.passes
-        told = drafted.tokens.double(), drafted.parents.double(), self.head.likelihoods.double()
-        self.guesses = [guesses_of(*row) for row in torch.stack(told, 1).tolist()]
+        nodes = drafted.tokens.double(), drafted.parents.double(), self.head.likelihoods.double()
+        self.guesses = [guesses_of(*row) for row in torch.stack(nodes, 1).tolist()]
         return replace(super().propose(canvas), faulty=drafted.faulty)
 
     def prepare(self) -> None:
@@ -60,7 +60,7 @@ class CopyBesideHeadSession(CopySession):
 
 
 def guesses_of(tokens: Sequence[float], parents: Sequence[float], scores: Sequence[float]) -> Guesses:
-    """Children of each node of a head's tree, given its nodes' tokens, parents and log-probabilities."""
+    """Return the children of each node of a head's tree, from its tokens, parents and log-probabilities."""
     found: dict[int, dict[int, tuple[int, float]]] = {}
     for node in range(1, len(tokens)):
         if scores[node] > -math.inf:
@@ -71,16 +71,16 @@ def guesses_of(tokens: Sequence[float], parents: Sequence[float], scores: Sequen
 
 
 class CopyBesideHeadDrafter(CopyDrafter):
-    """Proposes the likeliest of a head's candidates and of continuations of suffixes seen before.
+    """Drafts the likeliest of a head's candidates and of continuations of repeated suffixes.
 
-    The tree is grown on the host, which waits for the head's.
+    The tree is grown on the host, which waits for the head's tree.
 
     Args:
-        head: whose tree has as many candidates.
-        corpus: as of `CopyDrafter`.
+        head: drafter whose tree sets the number of candidates.
+        corpus: see `CopyDrafter`.
 
     Raises:
-        InputError: the head's candidates are drawn, or come with probes; or as of `CopyDrafter`.
+        InputError: the head's candidates are drawn, or come with probes; or see `CopyDrafter`.
     """
 
     session = CopyBesideHeadSession
@@ -88,8 +88,8 @@ class CopyBesideHeadDrafter(CopyDrafter):
     def __init__(self, head: HeadDrafter, corpus: str | Path | None = None) -> None:
         if not head.shares_tree or not head.rates_paths:
             kind = type(head).__name__
-            allowed = f"False: nothing may stand beside the candidates of {kind} with these options"
-            raise InputError("copy", True, allowed)
+            rule = f"must be False: {kind} with these options cannot share its tree with copies"
+            raise InputError("copy", True, rule)
         super().__init__(head.shape.num_draft_tokens, corpus=corpus)
         self.head, self.kind, self.taps, self.rows_move = head, head.kind, head.taps, head.rows_move
 

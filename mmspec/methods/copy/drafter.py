@@ -1,7 +1,7 @@
-"""Prompt look-up: draft the continuations of the longest suffixes that occurred before.
+"""Prompt look-up: drafts the continuations of the longest suffixes that occurred before in the text.
 
-Prompt look-up decoding (Saxena, 2023), with several continuations as a tree of the likeliest, if wanted with
-those of a corpus (ADED, 2407.12021, grown best first in place of its search). Needs no second model.
+Prompt look-up decoding (Saxena, 2023), with several continuations as a tree of the likeliest, optionally with
+those of a corpus (ADED, 2407.12021, grown best first instead of by its search). It needs no second model.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from mmspec.methods.copy.trigrams import Trigrams
 from mmspec.trees.pacing import half_lengths
 from mmspec.validation import check_draft_tokens, is_integer
 
-ORDERS = (8, 4, 2, 1)  # lengths of the n-grams whose occurrences are known
-LATEST = 8  # occurrences of an n-gram that are looked at
-LONGEST = 16  # matches are not told apart beyond this length
+ORDERS = (8, 4, 2, 1)  # lengths of the indexed n-grams
+LATEST = 8  # number of occurrences of an n-gram that are compared
+LONGEST = 16  # longer matches count as matches of this length
 
-#: Odds that what followed a match of 1, 2, ... tokens follows again: SmolLM2 on Spec-Bench, greedy. They are
-#: the evidence of an occurrence, beside 1 for what no occurrence says.
+#: Odds that the continuation of a match of 1, 2, ... tokens is right: SmolLM2 on Spec-Bench, greedy. They are
+#: the evidence of an occurrence, beside a weight of 1 for tokens without an occurrence.
 ODDS = (0.11, 1.0, 1.5, 2.0, 2.6, 3.3, 4.0, 9.0)
-OF_CORPUS = 0.5  # share of that 1 for what a corpus says
-OF_HEAD = 4.0  # in place of that 1 where a head says what comes, the corpus's share included
+OF_CORPUS = 0.5  # the corpus's share of that weight
+OF_HEAD = 4.0  # the weight instead of 1 where a head has predictions, the corpus's share included
 
 Guesses = Mapping[int, Mapping[int, tuple[int, float]]]
 """Children of each node of a head's tree by their tokens: their nodes, and their probabilities."""
@@ -46,7 +46,7 @@ Occurrence = tuple[int, int]
 
 
 class SuffixIndex:
-    """Index of the n-grams of a growing sequence, by which its suffixes are found where they occurred before.
+    """Index of the n-grams of a growing sequence, which finds earlier occurrences of its suffixes.
 
     A token costs a constant number of steps, however long the sequence is.
 
@@ -68,10 +68,10 @@ class SuffixIndex:
                     self._ends.setdefault(tuple(self.tokens[end - order :]), []).append(end)
 
     def matches(self, shortest: int = 1) -> list[Occurrence]:
-        """Occurrences of suffixes of at least that length, the longest first and then the latest.
+        """Return occurrences of suffixes of at least that length, longest first, then latest first.
 
-        For every n-gram that is known the latest eight; so the longest is among them, unless more than eight
-        later ones share its last eight tokens, or what it has more of them than the known n-grams.
+        The latest eight of every indexed n-gram are compared. The longest is among them, unless more than
+        eight later ones share its last eight tokens (for a shorter match, its longest indexed n-gram).
         """
         found: dict[int, int] = {}
         size = len(self.tokens)
@@ -83,7 +83,7 @@ class SuffixIndex:
         return sorted(matches, reverse=True)
 
     def _common(self, end: int, known: int) -> int:
-        """Length of the match that ends there, of which so much is known."""
+        """Return the length of the match that ends at `end`, of which `known` tokens are known."""
         tokens, size, length = self.tokens, len(self.tokens), known
         while length < min(end, LONGEST) and tokens[end - 1 - length] == tokens[size - 1 - length]:
             length += 1
@@ -96,7 +96,7 @@ class Continuation(NamedTuple):
     Attributes:
         token: its id.
         parent: index of its parent; 0 is the root, and the first candidate is node 1.
-        depth: from 1 on.
+        depth: 1 or more.
         probability: estimate that its whole path is right.
     """
 
@@ -116,17 +116,17 @@ def grow(
 ) -> list[Continuation]:
     """Grow a tree of the likeliest continuations, the likeliest candidate first and parents before children.
 
-    A token's probability is the evidence of the occurrences that it follows, and half of what the corpus
-    says, over all evidence plus 1: n-grams of all orders, interpolated. Where a head has guesses, 4 takes the
-    place of the 1, and its probabilities share it with what the corpus says.
+    A token's probability is the evidence of the occurrences that it follows, plus half of the corpus's
+    probability, over all evidence plus 1: an interpolation of n-grams of all orders. Where a head has
+    predictions, 4 replaces the 1, and the head's probabilities and the corpus's share it.
 
     Args:
         index: of the text so far.
         corpus: table of a corpus; None if there is none.
         nodes: most candidates.
         top_k: most children of a node.
-        shortest: match that is continued.
-        guesses: of a head, whose root is node 0; none by default.
+        shortest: shortest match that is continued.
+        guesses: predictions of a head, whose root is node 0; none by default.
     """
     tree: list[Continuation] = []
     of_corpus = 0.0 if corpus is None else OF_CORPUS
@@ -147,7 +147,7 @@ def grow(
                 following.setdefault(token, []).append((length + 1, end + 1))
                 evidence[token] = evidence.get(token, 0.0) + odds
                 total += odds
-        best = heapq.nlargest(top_k, evidence, key=evidence.__getitem__)  # of equals the first, a later match
+        best = heapq.nlargest(top_k, evidence, key=evidence.__getitem__)  # of ties the first, a later match
         for rank, token in enumerate(best):
             child = Continuation(token, parent, depth, above * evidence[token] / total)
             place = len(tree) * top_k + rank
@@ -177,16 +177,16 @@ class CopySession(DraftSession):
         self._read(canvas)
         trees = self.trees
         nodes = 1 + max(map(len, trees))
-        if can_capture(canvas.device):  # few sizes, since a forward is captured for each
+        if can_capture(canvas.device):  # few sizes, since a graph is captured for each
             nodes = 1 + min(size for size in (0, *self.sizes) if size >= nodes - 1)
         padding = [[(0, 0, -math.inf)] * (nodes - 1 - len(tree)) for tree in trees]
-        told = [
+        table = [
             [(0, 0, 0.0), *((each.token, each.parent, math.log(each.probability)) for each in tree), *rest]
             for tree, rest in zip(trees, padding, strict=True)
         ]
-        # the one copy to the device in a round
-        table = torch.tensor(told, dtype=torch.float64, device=canvas.device)
-        tokens, parents, self.likelihoods = table[..., 0].long(), table[..., 1].long(), table[..., 2]
+        # one copy to the device in a round
+        nodes_of = torch.tensor(table, dtype=torch.float64, device=canvas.device)
+        tokens, parents, self.likelihoods = nodes_of[..., 0].long(), nodes_of[..., 1].long(), nodes_of[..., 2]
         valid = self.likelihoods > -math.inf
         tokens[:, 0] = canvas.root
         kind, rows = self.drafter.kind, len(trees)
@@ -198,7 +198,7 @@ class CopySession(DraftSession):
         return Tree(tokens, valid, kind, PointMass(tokens[:, 1:]), faulty, parents, deepest, children)
 
     def _read(self, canvas: Canvas) -> None:
-        """Take in what came since the last time, and grow the trees behind it."""
+        """Index the new tokens, and grow the trees after them."""
         for row, tokens in enumerate(canvas.ids):
             index, drafter = self.indexes[row], self.drafter
             if new := tokens[len(index.tokens) :]:
@@ -208,17 +208,17 @@ class CopySession(DraftSession):
 
 
 class CopyDrafter(SessionDrafter):
-    """Proposes the continuations of the longest suffixes seen before, in prompt and output alike.
+    """Drafts the continuations of the longest suffixes that occurred before, in prompt or output.
 
     Args:
-        num_draft_tokens: most candidates to propose.
-        min_match: shortest suffix worth copying from.
-        top_k: most continuations of a place; 1 proposes a chain.
-        corpus: file of a table of n-grams (`Trigrams`), whose likely successors are proposed beside what the
-            text repeats; None for none.
+        num_draft_tokens: most candidates of a draft.
+        min_match: length of the shortest suffix that is copied from.
+        top_k: most continuations of a place; 1 drafts a chain.
+        corpus: file of a table of n-grams (`Trigrams`), whose likely successors are drafted beside repeated
+            text; None for none.
 
     Raises:
-        InputError: a value outside its range, or a file that is no such table.
+        InputError: a value is out of range, or the file is not such a table.
     """
 
     kind = DraftKind.POINT
@@ -236,19 +236,19 @@ class CopyDrafter(SessionDrafter):
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
         for name, value in (("min_match", min_match), ("top_k", top_k)):
             if not is_integer(value) or value < 1:
-                raise InputError(name, value, "an integer of at least 1")
+                raise InputError(name, value, "must be an integer of at least 1")
         self.min_match, self.top_k = min_match, top_k
         self.max_nodes, self.branches = num_draft_tokens + 1, top_k > 1
         self.corpus = None if corpus is None else Trigrams.load(corpus)
 
     def check(self, target: AnyTarget) -> None:
         if self.corpus is not None and self.corpus.vocabulary > target.vocabulary:
-            allowed = f"one of this model's {target.vocabulary:,} tokens: it has ids up to "
-            raise InputError("corpus", "a table", f"{allowed}{self.corpus.vocabulary - 1:,}")
+            rule = f"must have token ids below {target.vocabulary}, this model's vocabulary"
+            raise InputError("corpus", f"ids up to {self.corpus.vocabulary - 1}", rule)
 
 
 def copy(
     num_draft_tokens: int = 16, min_match: int = 1, top_k: int = 8, corpus: str | Path | None = None
 ) -> Accelerator:
-    """Prompt look-up (Saxena, 2023), several continuations as a tree; options as of `CopyDrafter`."""
+    """Prompt look-up (Saxena, 2023) with a tree of continuations; options: see `CopyDrafter`."""
     return pair("copy", CopyDrafter(num_draft_tokens, min_match, top_k, corpus))

@@ -1,7 +1,7 @@
 """Table of the trigrams of a corpus: the likely successors of two tokens, and of one.
 
-The table of ADED (2407.12021), interpolated with that of bigrams. It is as good as the corpus is near to what
-the target says: its own replies to questions of the kind are the best.
+The table of ADED (2407.12021), interpolated with that of bigrams. It helps most if the corpus resembles the
+target's output; the target's own replies to similar questions are the best corpus.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from torch import Tensor
 from mmspec.atomic_file import atomic_file
 from mmspec.errors import InputError
 
-MOST = 200_000  # n-grams that are kept: 3 MB
-SUCCESSORS = 12  # of a context, as in ADED
+MOST = 200_000  # default size of a table, in n-grams: 3 MB
+SUCCESSORS = 12  # most successors of a context, as in ADED
 Index = TypeVar("Index", int, Tensor)
 NONE = -1  # in place of the first token of a bigram
 
 
 def key_of(first: Index, second: Index) -> Index:
-    """Number by which a context of two tokens is sorted and found."""
+    """Return the number by which a context of two tokens is sorted and found."""
     return ((first + 1) << 32) + second
 
 
 class Trigrams:
-    """Successors of contexts of two tokens and of one, each with its share of what followed there.
+    """Successors of contexts of two tokens and of one, with their shares.
 
     Args:
         ngrams: [N, 3] tokens; the first is -1 for a bigram.
-        shares: [N] of the last token among those that followed the first two, above 0, at most 1 in sum.
+        shares: [N] of the last token among the successors of the first two, above 0, at most 1 in sum.
     """
 
     def __init__(self, ngrams: Tensor, shares: Tensor) -> None:
@@ -47,9 +47,9 @@ class Trigrams:
 
     @classmethod
     def count(cls, texts: Iterable[Sequence[int]], most: int = MOST) -> Trigrams:
-        """Count the n-grams of texts; the most frequent are kept, 12 successors of a context at most.
+        """Count the n-grams of texts; keep the most frequent, with at most 12 successors of a context.
 
-        A share is count / (1 + the context's count), so that a context that was rare leaves more to others.
+        A share is count / (1 + the context's count), so that rare contexts leave more to other evidence.
         """
         counts: Counter[tuple[int, int, int]] = Counter()
         for text in texts:
@@ -69,42 +69,43 @@ class Trigrams:
         return cls(ngrams, shares)
 
     def save(self, path: Path) -> None:
-        """Write the table as a safetensors file; errors as of `atomic_file`."""
+        """Write the table as a safetensors file; errors: see `atomic_file`."""
         with atomic_file(path) as temporary:
             save_file({"ngrams": self.ngrams, "shares": self.shares}, temporary)
 
     @classmethod
     def load(cls, path: str | Path) -> Trigrams:
-        """Read a table from the file that `save` wrote.
+        """Read a table from a file that `save` wrote.
 
         Raises:
-            InputError: there is no such file, or it is no such table.
+            InputError: there is no such file, or it is not such a table.
         """
         try:
             content = load_file(path)
             ngrams, shares = content["ngrams"], content["shares"]
         except (OSError, SafetensorError, KeyError) as error:
-            allowed = f"a file of trigrams ({type(error).__name__}: {error})"
-            raise InputError("corpus", str(path), allowed) from error
+            rule = f"must be a file of trigrams ({type(error).__name__}: {error})"
+            raise InputError("corpus", str(path), rule) from error
         fits = ngrams.dtype == torch.int32 and ngrams.shape == (len(shares), 3) and shares.dim() == 1
         if (
             not fits
             or not ((shares > 0) & (shares <= 1)).all()
             or (ngrams < torch.tensor([NONE, 0, 0], device=ngrams.device)).any()
         ):
-            raise InputError("corpus", str(path), "ngrams [N, 3] of int32 with shares [N] above 0, at most 1")
+            rule = "must hold ngrams [N, 3] of int32, and shares [N] above 0 and at most 1"
+            raise InputError("corpus", str(path), rule)
         return cls(ngrams, shares)
 
     @property
     def vocabulary(self) -> int:
-        """Least size of a vocabulary that has all of its tokens."""
+        """Least size of a vocabulary that has all tokens of the table."""
         return int(self.ngrams.max()) + 1 if len(self.ngrams) else 0
 
     def __call__(self, context: Sequence[int]) -> dict[int, float]:
-        """Probabilities of successors: shares behind two tokens, and what these leave by shares behind one.
+        """Return the probabilities of successors: trigram shares, and bigram shares for the rest.
 
         Args:
-            context: the text so far, of which the last two tokens count.
+            context: the text so far, of which the last two tokens are used.
         """
         found = self._shares(*context[-2:]) if len(context) > 1 else {}
         rest = max(0.0, 1 - sum(found.values()))

@@ -5,13 +5,12 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "cspd",
-        "a smaller MAR draws cells one after another; the last step of each is judged, exactly unless "
-        "the switches of the released code are set",
+        "drafts image cells one by one with a smaller MAR, verified at their last denoising step",
         "2411.11925",
         make="mmspec.methods.cspd.drafter:cspd",
         rules={"cspd": "mmspec.vectors.rules:CSpD"},
         judged_by=("reflection", "shared_noise", "cspd"),
         needs="a smaller MAR of the same image tokenizer",
-        keeps="one cell a forward, each given all before it",
+        keeps="one cell per forward pass, each given all before it",
     ),
 )

@@ -26,17 +26,17 @@ def cspd(
     shared_guidance: bool = False,
     rollback: bool = True,
 ) -> Accelerator:
-    """Continuous speculative decoding of a MAR (CSpD, 2411.11925), exact unless its biases are asked for.
+    """Continuous speculative decoding of a MAR (CSpD, 2411.11925), exact with the default switches.
 
-    Exact to one cell a forward, each given all before it: not to `masked`, whose cells of one forward do not
-    know of each other.
+    The reference distribution is one cell per forward pass, each given all before it. It is not that of
+    `masked`, whose cells of one forward pass are independent.
 
-    As its authors released it: `see_drafts=False, last_noise=False, shared_guidance=True, rollback=False`,
-    with the rule `CSpD(temperature=42, variance_factor="released", max_tries=100)`. Options as of
-    `CellModelDrafter`, and by name those of `CSpD`.
+    The released code is `see_drafts=False, last_noise=False, shared_guidance=True, rollback=False`, with the
+    rule `CSpD(temperature=42, variance_factor="released", max_tries=100)`. Options: see `CellModelDrafter`;
+    `build_accelerator` also accepts those of `CSpD`.
     """
     reader: Any = continuous_target(model) if isinstance(model, PreTrainedModel) else model
     if reader is None or not reader.any_order:
-        raise InputError("drafter", type(model).__name__, "a MAR that drafts for a MAR")
+        raise InputError("drafter", type(model).__name__, "must be a MAR, for a target that is a MAR")
     switches = see_drafts, last_noise, shared_guidance, rollback
     return Accelerator("cspd", CellModelDrafter(reader, num_draft_tokens, prefill, order, *switches), CSpD())

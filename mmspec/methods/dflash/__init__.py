@@ -1,11 +1,11 @@
-"""DFlash (2602.06036) and DSpark (2607.05147): a head that denoises a block of tokens in one pass."""
+"""DFlash (2602.06036) and DSpark (2607.05147): heads that denoise a block of tokens in one forward pass."""
 
 from mmspec.plugins import Head, Method
 
 METHODS = (
     Method(
         "dflash",
-        "a trained head denoises a block of tokens in one pass over the target's hidden states",
+        "denoises a block of tokens in one forward pass of a trained head",
         "2602.06036",
         head=Head(
             model="mmspec.methods.dflash.head:DFlashHead",
@@ -14,7 +14,7 @@ METHODS = (
             published="mmspec.methods.dflash.published:read_dflash",
             shipped={
                 "scenes-hybrid-dflash": (
-                    "head that drafts for scenes-hybrid",
+                    "head for scenes-hybrid",
                     "mmspec train drafter --target assets/scenes-hybrid --method dflash:block=8",
                 ),
             },
@@ -23,7 +23,7 @@ METHODS = (
     ),
     Method(
         "dspark",
-        "as `dflash`, where each token of a block knows the one before it",
+        "denoises blocks as `dflash` does; each token of a block depends on the one before it",
         "2607.05147",
         head=Head(
             model="mmspec.methods.dflash.head:DSparkHead",
@@ -32,7 +32,7 @@ METHODS = (
             published="mmspec.methods.dflash.published:read_dspark",
             shipped={
                 "scenes-hybrid-dspark": (
-                    "head that drafts for scenes-hybrid",
+                    "head for scenes-hybrid",
                     "mmspec train drafter --target assets/scenes-hybrid --method dspark:block=8",
                 ),
             },

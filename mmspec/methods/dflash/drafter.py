@@ -1,8 +1,8 @@
-"""DFlash and DSpark: a block of noise is denoised in one pass over the target's hidden states.
+"""Drafter of DFlash and DSpark: a block of noise is denoised in one pass over the target's hidden states.
 
-DFlash (2602.06036) predicts every slot by itself; DSpark (2607.05147) takes the tokens from left to right,
-and each slot is told of the token before it. The likeliest tokens are proposed, or draws, as a chain or as a
-tree, and judged exactly.
+DFlash (2602.06036) predicts every slot independently. DSpark (2607.05147) chooses the tokens from left to
+right, and each slot depends on the token before it. The draft is a chain or a tree of the likeliest tokens or
+of draws, verified exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["DFlashDrafter", "DSparkDrafter"]
 
 
 class BlockSession(CachingSession):
-    """A head at work on one batch, with a cache of its own: a row for each committed token but the last."""
+    """A head that drafts for one batch, with its own cache: a row for each committed token but the last."""
 
     head: DFlashHead
     drafter: DFlashDrafter
@@ -48,7 +48,7 @@ class BlockSession(CachingSession):
             cache.begin_prefill(row, rows.shape[1])
             head(rows[:, :0], rows, torch.arange(rows.shape[1], device=device)[None], cache=cache)
         offset = torch.zeros(len(known), dtype=torch.long, device=device)
-        # the newest token counts, as its row follows
+        # the newest token counts too, as its row follows
         self.state = CacheState(cache, offset, [length + 1 for length in lengths])
 
     def propose(self, canvas: Canvas) -> Draft:
@@ -63,10 +63,10 @@ class BlockSession(CachingSession):
             before, level = self._copied(growth.tokens), growth.level
             width = before.shape[1]
             slot = hidden[:, level, None].expand(-1, width, -1)
-            said = logits[:, level, None].expand(-1, width, -1)
+            biased = logits[:, level, None].expand(-1, width, -1)
             bias, state = self.head.told(level, before, slot, state, self.target.embed)
-            said = said + bias
-            log_p = self._log_probabilities(self._guided(said))
+            biased = biased + bias
+            log_p = self._log_probabilities(self._guided(biased))
             parent = growth.grow(self._cut(log_p, slot, before))
             if growth.is_grown:
                 return self.rated(growth)
@@ -74,7 +74,7 @@ class BlockSession(CachingSession):
                 state = pick(state, self._copied(parent))
 
     def _denoise(self, canvas: Canvas) -> Tensor:
-        """Read the rows that are new and denoise a block behind them: its states [R, n, d]."""
+        """Read the new rows and denoise a block after them; return its states [R, n, d]."""
         cache, accepted = self.state.cache, self._copied(self.accepted)
         block = self.head.slots(self._copied(canvas.root), self.target.embed)
         new, count = self.features.shape[1], block.shape[1]
@@ -98,7 +98,7 @@ class BlockSession(CachingSession):
         return hidden
 
     def _cut(self, log_p: Tensor, slot: Tensor, before: Tensor) -> Tensor:
-        """Exclude what follows tokens whose slot is unlikely to be accepted."""
+        """Exclude continuations of tokens whose slot is unlikely to be accepted."""
         if not self.drafter.least_confidence:
             return log_p
         confidence = self.head.confidences(slot, before)[: len(log_p)].sigmoid()
@@ -106,18 +106,18 @@ class BlockSession(CachingSession):
 
 
 class DFlashDrafter(HeadDrafter):
-    """The likeliest tokens of a block that a head denoises in one pass.
+    """Drafts the likeliest tokens of a block that a head denoises in one forward pass.
 
     Args:
         model: the trained head.
-        num_draft_tokens, depth, top_k: of the tree, as of `HeadDrafter`; by default a chain of all that a
-            pass predicts, which is also the deepest that there can be.
-        tree, sampling: as of `HeadDrafter`. Draws of a slot's distribution, "coupled" or "sampled", are what
-            image tokens need, whose likeliest ones are seldom drawn.
-        least_confidence: a draft goes on no further where the head's confidence is below; 0 never asks it.
+        num_draft_tokens, depth, top_k: of the tree, as in `HeadDrafter`; by default a chain of all tokens of
+            the block, which is also the largest depth.
+        tree, sampling: see `HeadDrafter`. Image tokens need draws, "coupled" or "sampled", as their
+            likeliest tokens are seldom drawn by the target.
+        least_confidence: a draft ends where the head's confidence is below; 0 does not compute it.
 
     Raises:
-        InputError: a value outside its range, or a head without confidence.
+        InputError: a value is out of range, or the head has no confidence.
     """
 
     title = "a DFlash head"
@@ -135,20 +135,20 @@ class DFlashDrafter(HeadDrafter):
         sampling: str = "greedy",
     ) -> None:
         super().__init__(model, num_draft_tokens, depth, top_k, tree, sampling)
-        require_number("least_confidence", least_confidence, 0.0, 1.0, "a probability")
+        require_number("least_confidence", least_confidence, 0.0, 1.0, "must be a probability from 0 to 1")
         if least_confidence and model.confidence_head is None:
-            raise InputError("least_confidence", least_confidence, "0: this head has no confidence")
+            raise InputError("least_confidence", least_confidence, "must be 0: this head has no confidence")
         self.least_confidence = least_confidence
 
     @property
     def deepest(self) -> tuple[int, str]:
-        return self.model.config.depth, "the tokens that a pass predicts"
+        return self.model.config.depth, "the tokens of a block"
 
 
 class DSparkDrafter(DFlashDrafter):
-    """As DFlash, where each token knows the one before it.
+    """Drafts as DFlash does, with each token depending on the one before it.
 
-    Args: as of `DFlashDrafter`.
+    Args: see `DFlashDrafter`.
     """
 
     title = "a DSpark head"

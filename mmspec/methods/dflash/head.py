@@ -1,8 +1,8 @@
-"""The heads of DFlash and DSpark: layers of Qwen3 whose keys and values are of two kinds of rows.
+"""The heads of DFlash and DSpark: layers of Qwen3 with keys and values of two kinds of rows.
 
-Rows of the context are made of the target's hidden states and are the same for every layer; those of the
+Rows of the context are made from the target's hidden states and are the same for every layer. Rows of the
 block are the newest token and noise, which every layer denoises. A block sees the context and all of itself;
-in some layers of some heads only what is near, or of itself only what comes before.
+in some layers of some heads there is a sliding window, or the block is causal.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
 
 @strict
 class DFlashConfig(PublishedLayerConfig):
-    """Config of a head that denoises a block of tokens in one pass, with layers of Qwen3.
+    """Config of a head that denoises a block of tokens in one forward pass, with layers of Qwen3.
 
-    Positions have one axis: a row's is the index of its token.
+    Positions have one axis: the position of a row is the index of its token.
 
     Attributes:
-        taps: hidden states of the target that are read: k for what enters layer k, -1 for the final one.
+        taps: hidden states of the target that are read: k for the input of layer k, -1 for the final one.
         num_layers: of the head.
-        block: slots of a pass: the newest token, which is known, and noise.
-        anchor_predicts: whether the slot of the newest token predicts what follows it, so that a pass gives
-            as many tokens as it has slots; otherwise one less, and each slot of noise predicts itself.
+        block: slots of a forward pass: the newest token, which is known, and noise.
+        anchor_predicts: whether the slot of the newest token predicts the token after it, so that there are
+            as many predictions as slots; otherwise there is one less, and each slot of noise predicts itself.
         mask_token: the target's token whose embedding is the noise; None for an embedding of the head's own.
-        draft_vocabulary: tokens that the head's own output matrix knows; 0 if it uses the target's.
-        markov: what the token before says about each slot (DSpark): "", "vanilla", "gated" or "rnn"; or what
-            all tokens of the block before it say: "domino".
-        markov_rank: width of that.
-        memory: width of what a Domino head remembers of those tokens.
-        plain_slots: predictions of a block, the first ones, that a Domino head leaves as they are.
-        confidence: whether a slot is judged by how likely it is to be accepted.
-        confidence_with_markov: whether that knows the token before, by its embedding in the Markov head.
-        layer_types: "full_attention", or "sliding_attention" with the window, of each layer; empty if all are
-            alike: with the window where there is one.
-        causal: whether the slots of a block see those before them alone, in each layer; empty if in none.
-        sinks: whether a part of the attention of each head goes nowhere, as in gpt-oss.
-        num_draft_tokens, top_k: the tree where nothing else is asked for; `top_k=1` is a chain, as published.
+        draft_vocabulary: tokens of the head's own output matrix; 0 if it uses the target's.
+        markov: correction of each slot by the token before (DSpark): "", "vanilla", "gated" or "rnn"; or by
+            all earlier tokens of the block: "domino".
+        markov_rank: width of the correction.
+        memory: width of the recurrent state of a Domino head.
+        plain_slots: number of first predictions of a block that a Domino head does not correct.
+        confidence: whether the head predicts the acceptance of each slot.
+        confidence_with_markov: whether this reads the token before, by its embedding in the Markov head.
+        layer_types: "full_attention", or "sliding_attention" with the window, of each layer; if empty, all
+            layers have the window if there is one.
+        causal: whether slots see only earlier slots of their block, for each layer; empty for no layer.
+        sinks: whether each attention head has a logit without a value, as in gpt-oss.
+        num_draft_tokens, top_k: the default tree; `top_k=1` is a chain, as published.
     """
 
     model_type = "mmspec_dflash"
@@ -76,7 +76,7 @@ class DFlashConfig(PublishedLayerConfig):
 
     @property
     def depth(self) -> int:
-        """Tokens that a pass predicts: depth of the tree that is grown where nothing else is asked for."""
+        """Tokens that a forward pass predicts, which is the depth of the default tree."""
         return self.block - (not self.anchor_predicts)
 
     @property
@@ -89,42 +89,42 @@ class DFlashConfig(PublishedLayerConfig):
 
     @property
     def layers(self) -> list[tuple[str, bool]]:
-        """Type of each layer, and whether its slots see those before them alone."""
+        """Type of each layer, and whether its slots see earlier slots alone."""
         every = FULL if self.sliding_window is None else SLIDING
         types = self.layer_types or [every] * self.num_layers
         return [*zip(types, self.causal or [False] * self.num_layers, strict=True)]
 
     def validate_layers(self) -> None:
-        """Refuse what is not said of every layer; called by `strict`."""
+        """Raise ValueError unless lists have an entry for every layer; called by `strict`."""
         types, window = self.layer_types, self.sliding_window
         known = {FULL} if window is None else {FULL, SLIDING}
         if types and (len(types) != self.num_layers or not {*types} <= known):
-            allowed = f"{' or '.join(sorted(known))} for each of {self.num_layers} layers"
-            raise ValueError(f"layer_types: got {types} with sliding_window {window}; {allowed}")
+            rule = f"{' or '.join(sorted(known))} for each of {self.num_layers} layers"
+            raise ValueError(f"layer_types must be {rule}; got {types} with sliding_window {window}")
         if self.causal and len(self.causal) != self.num_layers:
-            raise ValueError(f"causal: got {self.causal}; one for each of {self.num_layers} layers")
+            raise ValueError(
+                f"causal must have one entry for each of {self.num_layers} layers; got {self.causal}"
+            )
         noise = self.mask_token
         if noise is not None and self.vocabulary and not 0 <= noise < self.vocabulary:
-            raise ValueError(
-                f"mask_token: got {noise}; from 0 to {self.vocabulary - 1}, tokens of the target"
-            )
+            raise ValueError(f"mask_token must be a token from 0 to {self.vocabulary - 1}; got {noise}")
         if self.mlp_bias:
-            raise ValueError("mlp_bias: got True; False, as these layers have none")
+            raise ValueError("mlp_bias must be False, as these layers have none; got True")
 
     def validate_architecture(self) -> None:
-        """Refuse what cannot be built; called by `strict`."""
+        """Raise ValueError for settings that cannot be built; called by `strict`."""
         if self.depth < 1 or self.block > MAX_SLOTS:
-            raise ValueError(f"block: got {self.block}; 2 to {MAX_SLOTS} slots in a pass")
+            raise ValueError(f"block must have 2 to {MAX_SLOTS} slots; got {self.block}")
         if self.num_layers < 1:
-            raise ValueError(f"num_layers: got {self.num_layers}; 1 or more")
+            raise ValueError(f"num_layers must be at least 1; got {self.num_layers}")
         if self.markov and self.markov not in MARKOV_HEADS:
-            raise ValueError(f"markov: got {self.markov!r}; one of {', '.join(MARKOV_HEADS)}, or ''")
+            raise ValueError(f"markov must be '' or one of {', '.join(MARKOV_HEADS)}; got {self.markov!r}")
         if self.markov == "domino" and (self.confidence or self.memory < 1 or self.plain_slots < 0):
             raise ValueError(
-                "markov: got 'domino'; it has no confidence, a memory of 1 or more, plain_slots from 0"
+                "markov='domino' must have confidence=False, a memory of at least 1 and plain_slots from 0"
             )
         if self.markov and self.markov_rank < 1:
-            raise ValueError(f"markov_rank: got {self.markov_rank}; 1 or more")
+            raise ValueError(f"markov_rank must be at least 1; got {self.markov_rank}")
         check_taps(self.taps, self.target_layers)
 
     @classmethod
@@ -133,7 +133,7 @@ class DFlashConfig(PublishedLayerConfig):
         return sizes | {"markov_rank": min(256, int(text.hidden_size))}
 
     def layers_config(self) -> Qwen3Config:
-        """The config of the layers."""
+        """Return the config of the layers."""
         windows = {
             "layer_types": [kind for kind, _ in self.layers],
             "sliding_window": self.sliding_window,
@@ -156,10 +156,10 @@ class DSparkConfig(DFlashConfig):
 
 
 class DominoHead(nn.Module):
-    """Correction of a slot's logits by all tokens of its block before it, and by the slot's own state.
+    """Correction of a slot's logits by all earlier tokens of its block, and by the slot's own state.
 
-    A gated recurrent unit reads the target's embeddings of them, s = GRU(e(x_1), ..., e(x_i)), and what is
-    added to slot i + 1 is W2 silu(W1 [hidden, s]).
+    A gated recurrent unit reads their embeddings in the target, s = GRU(e(x_1), ..., e(x_i)); the correction
+    of slot i + 1 is W2 silu(W1 [hidden, s]).
     """
 
     def __init__(self, width: int, memory: int, rank: int, vocabulary: int) -> None:
@@ -170,7 +170,7 @@ class DominoHead(nn.Module):
         )
 
     def forward(self, embeddings: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Correct slots [..., d] after tokens [..., d]: [..., V], and the state after these."""
+        """Correct slots [..., d] after tokens [..., d]; return [..., V], and the state after these tokens."""
         before = None if state is None else state.flatten(0, -2)
         after = self.prefix_gru(embeddings.flatten(0, -2).to(hidden.dtype), before)
         after = after.unflatten(0, embeddings.shape[:-1])
@@ -180,8 +180,8 @@ class DominoHead(nn.Module):
 class MarkovHead(nn.Module):
     """Bias of the token before on the logits of a slot (DSpark, 2607.05147).
 
-    "vanilla" is W2 W1[token]; "gated" gates the middle by the slot's state; "rnn" also reads a state of all
-    tokens of the block so far.
+    "vanilla" is W2 W1[token]; "gated" gates the middle by the slot's state; "rnn" also reads a recurrent
+    state of all earlier tokens of the block.
     """
 
     def __init__(self, config: DFlashConfig, vocabulary: int) -> None:
@@ -197,16 +197,16 @@ class MarkovHead(nn.Module):
 
     def forward(self, tokens: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Bias [..., V'] of tokens [...] on the slots [..., d] after them, and the state of the next."""
-        told = self.markov_w1(tokens)
+        inner = self.markov_w1(tokens)
         if self.kind == "gated":
-            told = torch.sigmoid(self.gate_proj(torch.cat([hidden, told], -1))) * told
+            inner = torch.sigmoid(self.gate_proj(torch.cat([hidden, inner], -1))) * inner
         elif self.kind == "rnn":
-            state = torch.zeros_like(told) if state is None else state
-            joint = self.joint_proj(torch.cat([state, told, hidden], -1))
+            state = torch.zeros_like(inner) if state is None else state
+            joint = self.joint_proj(torch.cat([state, inner, hidden], -1))
             gate, candidate, out = joint.chunk(3, -1)
             gate = gate.sigmoid()
-            state, told = gate * state + (1 - gate) * candidate.tanh(), out.tanh()
-        bias: Tensor = self.markov_w2(told)
+            state, inner = gate * state + (1 - gate) * candidate.tanh(), out.tanh()
+        bias: Tensor = self.markov_w2(inner)
         return bias, state
 
 
@@ -226,7 +226,7 @@ class ConfidenceHead(nn.Module):
 class DFlashHead(DraftingHead):
     """Predicts the tokens after the newest one, each from its own slot, in one pass (DFlash, 2602.06036).
 
-    It has no embedding, and no output matrix unless `draft_vocabulary` says so.
+    It uses the embedding of its target, and its output matrix unless `draft_vocabulary` is set.
     """
 
     config: DFlashConfig
@@ -268,10 +268,10 @@ class DFlashHead(DraftingHead):
         return rows
 
     def slots(self, newest: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rows of blocks [..., n, d] as they enter the first layer.
+        """Rows of blocks [..., n, d], the input of the first layer.
 
         Args:
-            newest: [...] the tokens that the blocks begin with.
+            newest: [...] the first tokens of the blocks.
             embed: the target's embedding.
         """
         known = embed(newest)[..., None, :]
@@ -301,10 +301,11 @@ class DFlashHead(DraftingHead):
 
         Args:
             block: [B, n, d] from `slots`; n may be 0, to read a context alone.
-            context: [B, c, d] from `join`, the rows that are new.
+            context: [B, c, d] from `join`, the new rows.
             positions: [B or 1, c + n] of all of them.
-            mask: as of `BlockAttention`, or one for each layer; None without rows before: all that is near.
-            cache: of the rows before.
+            mask: see `BlockAttention`, or one for each layer; None without earlier rows, for the config's
+                windows alone.
+            cache: of earlier rows.
 
         Returns:
             [B, n, d] normed states of the slots.
@@ -320,7 +321,7 @@ class DFlashHead(DraftingHead):
         return states
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits [..., V or V'] of the slots' states [..., d], without what the tokens before say."""
+        """Logits [..., V or V'] of the slots' states [..., d], without the correction by tokens before."""
         return read_out(hidden) if self.lm_head is None else self.lm_head(hidden)
 
     def told(
@@ -331,31 +332,31 @@ class DFlashHead(DraftingHead):
         state: Tensor | None,
         embed: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor | None]:
-        """Bias of slots' logits by the tokens [...] before them, whose states are [..., d].
+        """Return the bias of slots' logits by the tokens [...] before them, for states [..., d] of the slots.
 
-        `level` is that of the slots in their blocks, 0 for the first that predicts, and `state` of the level
-        before. Gives [..., V'], and the state for the next level, None where there is none.
+        `level` is that of the slots in their blocks, 0 for the first that predicts; `state` is that of the
+        level before. Returns [..., V'], and the state for the next level, None if there is none.
         """
         if isinstance(self.markov_head, DominoHead):
             bias, after = self.markov_head(embed(before), hidden, state)
             return (bias if level >= self.config.plain_slots else torch.zeros_like(bias)), after
         if self.markov_head is None:
             return hidden.new_zeros(()), None
-        told: tuple[Tensor, Tensor | None] = self.markov_head(before, hidden, state)
-        return told
+        corrected: tuple[Tensor, Tensor | None] = self.markov_head(before, hidden, state)
+        return corrected
 
     def confidences(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """Logits [...] of acceptance of slots with states [..., d] behind tokens [...]."""
+        """Logits [...] of the acceptance of slots with states [..., d] after tokens [...]."""
         if self.confidence_head is None:
             return torch.full_like(hidden[..., 0], torch.inf)
         if isinstance(self.markov_head, MarkovHead) and self.config.confidence_with_markov:
             hidden = torch.cat([hidden, self.markov_head.markov_w1(before)], -1)
-        judged: Tensor = self.confidence_head(hidden)
-        return judged
+        logits: Tensor = self.confidence_head(hidden)
+        return logits
 
 
 class DSparkHead(DFlashHead):
-    """Predicts as DFlash does, and each token knows the one before it (DSpark, 2607.05147)."""
+    """Predicts as DFlash does, with each token depending on the one before it (DSpark, 2607.05147)."""
 
     config: DSparkConfig
     config_class = DSparkConfig

@@ -1,4 +1,4 @@
-"""The layers of DFlash and DSpark: those of Qwen3, whose keys and values are of two kinds of rows."""
+"""The layers of DFlash and DSpark: those of Qwen3, with keys and values of two kinds of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BlockAttention(Qwen3Attention):
     """Attention of a block to the context before it and to itself.
 
     Attributes:
-        sinks: [heads] logits beside those of the keys, whose share of the attention goes nowhere; or None.
+        sinks: [heads] logits beside those of the keys, without values; None for none.
     """
 
     def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
@@ -25,7 +25,7 @@ class BlockAttention(Qwen3Attention):
         heads = config.num_attention_heads
         self.sinks = nn.Parameter(torch.zeros(heads)) if getattr(config, "sinks", False) else None
 
-    def forward(  # type: ignore[override, unused-ignore]  # queries are of some rows alone
+    def forward(  # type: ignore[override, unused-ignore]  # only the block has queries
         self,
         block: Tensor,
         context: Tensor,
@@ -36,11 +36,11 @@ class BlockAttention(Qwen3Attention):
         """Attend.
 
         Args:
-            block: [B, n, d] rows that ask.
-            context: [B, c, d] rows that are new, before them.
-            turns: cosines and sines of all rows, each [B, c + n, numbers of a head that turn].
+            block: [B, n, d] rows with queries.
+            context: [B, c, d] new rows before them.
+            turns: cosines and sines of all rows, each [B, c + n, rotary numbers of a head].
             mask: [B or 1, 1, n, keys], boolean or additive; unused without a block.
-            cache: of the rows before; it keeps those of both kinds.
+            cache: of earlier rows; it keeps those of both kinds.
 
         Returns:
             [B, n, d].
@@ -53,7 +53,7 @@ class BlockAttention(Qwen3Attention):
         q, k = turned(q, cos[:, :, asking], sin[:, :, asking]), turned(k, cos, sin)
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
-        if not block.shape[1]:  # the context was read alone
+        if not block.shape[1]:  # only the context was read
             return block
         groups = self.num_key_value_groups
         if self.sinks is None:
@@ -78,7 +78,7 @@ class BlockLayer(Qwen3DecoderLayer):
         super().__init__(config, layer_idx)
         self.self_attn = BlockAttention(config, layer_idx)
 
-    def forward(  # type: ignore[override, unused-ignore]  # as of its attention
+    def forward(  # type: ignore[override, unused-ignore]  # arguments of its attention
         self,
         block: Tensor,
         context: Tensor,
@@ -86,14 +86,14 @@ class BlockLayer(Qwen3DecoderLayer):
         mask: Tensor | None,
         cache: Cache | None,
     ) -> Tensor:
-        """Denoise a block [B, n, d]; arguments as of `BlockAttention`."""
+        """Denoise a block [B, n, d]; arguments: see `BlockAttention`."""
         block = block + self.self_attn(self.input_layernorm(block), context, turns, mask, cache)
         denoised: Tensor = block + self.mlp(self.post_attention_layernorm(block))
         return denoised
 
 
 def turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads [..., head_dim] whose first numbers, as many as the tables have, are turned by them."""
+    """Rotate the first numbers of heads [..., head_dim], as many as the tables have."""
     turning = heads[..., : cos.shape[-1]]
     done = turning * cos + rotate_half(turning) * sin
     return done if done.shape == heads.shape else torch.cat([done, heads[..., cos.shape[-1] :]], -1)
@@ -110,7 +110,7 @@ def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink
 
 
 def near(asking: Tensor, keys: Tensor, window: int | None, causal: bool) -> Tensor:
-    """Whether rows at positions [..., n] may see those at [..., m], in a window and behind: [..., n, m]."""
+    """[..., n, m] whether rows at positions [..., n] see those at [..., m], by window and causality."""
     distance = asking[..., None] - keys[..., None, :]
     seen = torch.ones_like(distance, dtype=torch.bool) if window is None else distance < window
     return seen & (distance >= 0) if causal else seen

@@ -1,4 +1,4 @@
-"""Loss of heads that denoise blocks (DFlash, 2602.06036; DSpark, 2607.05147), of many blocks at once."""
+"""Loss of heads that denoise blocks (DFlash, 2602.06036; DSpark, 2607.05147), on many blocks at once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MAX_ANCHORS = 4096
 
 
 class DFlashLoss(DrafterLoss):
-    """Cross-entropy of the target's distributions in blocks behind tokens of the answers.
+    """Cross-entropy with the target's distributions, in blocks after tokens of the answers.
 
-    With a head for confidence, that learns how much of the target's distribution its slot's has in common.
+    A confidence head learns the overlap of the target's distribution with that of its slot.
 
     Args:
-        anchors: blocks of a sequence, drawn from its answer; all sequences share one forward.
+        anchors: blocks of a sequence, drawn from its answer; all sequences share one forward pass.
         discount: weight of the token i places after the first is discount^i, as later ones are reached less.
 
     Raises:
-        InputError: no number of blocks.
+        InputError: `anchors` is out of range.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class DFlashLoss(DrafterLoss):
     ) -> None:
         super().__init__(head, target)
         if not is_integer(anchors) or not 1 <= anchors <= MAX_ANCHORS:
-            raise InputError("anchors", anchors, f"an integer from 1 to {MAX_ANCHORS}")
+            raise InputError("anchors", anchors, f"must be an integer from 1 to {MAX_ANCHORS}")
         self.anchors, self.discount = anchors, discount
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: how often the likeliest token of each slot is the target's."""
+        """Return the loss and figures: how often the likeliest token of each slot is the target's."""
         reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.head.config.depth)
-        # a block begins with a token that was emitted; a prompt's may have no embedding (slots of captions)
+        # blocks begin with tokens of the answer; those of prompts may have no embedding (slots of captions)
         emitted = reading.learnt[blocks.row, blocks.ahead[:, 0]]
         blocks = drawn(blocks.at(emitted), self.anchors, batch.seed)
         at = blocks.row[:, None], blocks.ahead
@@ -52,25 +52,25 @@ class DFlashLoss(DrafterLoss):
         hidden = denoise(self.head, self.target, reading, blocks)
         logits = self.head.logits(hidden, self.read_out)
         if self.head.markov_head is not None:
-            state, told = None, []
+            state, biases = None, []
             for place in range(counted.shape[1]):
                 tokens, slots = before[:, place], hidden[:, place]
                 bias, state = self.head.told(place, tokens, slots, state, self.target.embed)
-                told.append(bias)
-            logits = logits + torch.stack(told, 1)
+                biases.append(bias)
+            logits = logits + torch.stack(biases, 1)
         loss, agreement = token_loss(logits, goal, counted, self.discount)
         figures = {"agreement": agreement}
         if self.head.confidence_head is not None:
             common = goal.common(logits.detach())
-            judged = self.head.confidences(hidden.detach(), before).float()
-            nats = binary_cross_entropy_with_logits(judged, common, reduction="none")
+            predicted = self.head.confidences(hidden.detach(), before).float()
+            nats = binary_cross_entropy_with_logits(predicted, common, reduction="none")
             figures["confidence"] = (nats * counted).sum() / counted.sum().clamp_min(1)
             loss = loss + figures["confidence"]
         return loss, figures
 
 
 def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:
-    """Draw at most so many blocks of each sequence."""
+    """Draw at most `most` blocks of each sequence."""
     generator = torch.Generator(blocks.row.device).manual_seed(seed)
     order = torch.rand(len(blocks.row), generator=generator, device=blocks.row.device).argsort()
     same = one_hot(blocks.row[order])
@@ -79,10 +79,10 @@ def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:
 
 
 def denoise(head: DFlashHead, target: CausalTarget, reading: Reading, blocks: Blocks) -> Tensor:
-    """Denoise m blocks in whole sequences, all in one forward.
+    """Denoise m blocks in whole sequences, in one forward pass.
 
     Returns:
-        [m, D, d] states of the slots that predict, as decoding computes each block by itself.
+        [m, D, d] states of the predicting slots, equal to those of decoding, block by block.
     """
     rows, length = reading.tokens.shape
     same = one_hot(blocks.row, rows)

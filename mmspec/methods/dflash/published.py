@@ -1,4 +1,4 @@
-"""DFlash, DSpark and Domino heads of z-lab, DeepSpec and SpecForge, and in speculators' format."""
+"""Reader of DFlash, DSpark and Domino heads of z-lab, DeepSpec and SpecForge, and in speculators' format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OBEYED = {
     *("use_swa", "swa_window_size", "causal", "is_causal", "sliding_window_non_causal", *SINKS),
 }
 OF_DOMINO = {"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"}
-OWN = {DFlashConfig.model_type, DSparkConfig.model_type}  # folders of ours, whose keys are the same
+OWN = {DFlashConfig.model_type, DSparkConfig.model_type}  # folders of mmspec, which have the same keys
 MARKOV = "markov_head.markov_w1.weight"
 DOMINO = "markov_head.prefix_gru.weight_hh"
 PROJECTORS = (None, "dflash", "dspark", "domino")
@@ -45,32 +45,30 @@ CONFIDENCE = "confidence_head.proj.weight"
 
 
 def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
-    """The config of a head, which is one of that kind; None for a folder of ours."""
+    """The config of a head, if it is one of that kind; None for a folder of mmspec."""
     stored, tensors, file, layers = found.stored, found.tensors, found.file, found.layers
     if stored.get("model_type") in OWN:
         return None
     own = {**stored, **(stored.get("dflash_config") or {})}
     projector = own.get("projector_type")
     if projector not in PROJECTORS or (projector == "domino") != (DOMINO in tensors):
-        allowed = (
-            "a head whose dflash_config names dflash, dspark or domino as its projector_type, as its weights"
-        )
-        raise CheckpointError("drafter", f"{file.parent.name}: projector_type {projector!r}", allowed)
+        rule = "must name dflash, dspark or domino, matching its weights, as projector_type in dflash_config"
+        raise CheckpointError("drafter", f"{file.parent.name}: projector_type {projector!r}", rule)
     if bool({MARKOV, DOMINO} & tensors.keys()) != issubclass(kind, DSparkConfig):
         other = "dflash" if issubclass(kind, DSparkConfig) else "dspark"
-        allowed = f"another head; this is one for accelerator={other!r}"
-        raise CheckpointError("drafter", str(file.parent), allowed)
+        rule = f"must be another head; this one is for accelerator={other!r}"
+        raise CheckpointError("drafter", str(file.parent), rule)
     read_noise(file.parent, tensors, own)
     meant = int(own.get("num_target_layers") or layers)
     if meant != layers:
-        allowed = f"a head that was trained for this target, whose layers are {layers}"
-        raise CheckpointError("drafter", f"a head for a target whose layers are {meant}", allowed)
+        rule = f"must be a head that was trained for this target of {layers} layers"
+        raise CheckpointError("drafter", f"a head for a target of {meant} layers", rule)
     obeyed = OBEYED | OF_DOMINO if DOMINO in tensors else OBEYED
     table = table_of_layer(found, (own, stored.get("transformer_layer_config") or {}), obeyed)
     shape = Qwen3Config(**{**table, "model_type": "qwen3"})
     depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
     if (stated := table.get("num_hidden_layers")) not in (None, depth):
-        raise CheckpointError(f"{file}: num_hidden_layers", stated, f"{depth}, as its weights")
+        raise CheckpointError(f"{file}: num_hidden_layers", stated, f"must be {depth}, as in its weights")
     vocabulary = int(found.text.vocab_size)
     reduced = "d2t" in tensors and len(tensors["d2t"]) < vocabulary
     types, window, causal = read_attention(file, {**table, **own}, shape, depth)
@@ -101,7 +99,7 @@ def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
 
 
 def read_markov(own: Json, tensors: dict[str, Tensor]) -> Keywords:
-    """Settings of what the tokens before say about a slot."""
+    """Settings of the correction of a slot by earlier tokens."""
     if DOMINO in tensors:
         return {
             "markov": "domino",
@@ -120,14 +118,14 @@ def read_markov(own: Json, tensors: dict[str, Tensor]) -> Keywords:
 def read_attention(
     file: Path, table: Json, shape: Qwen3Config, layers: int
 ) -> tuple[list[str], int | None, list[bool]]:
-    """Types of the layers, their window, and in which of them slots see those before them alone.
+    """Return the types of the layers, their window, and whether slots see earlier slots alone in each.
 
-    `use_swa` with `swa_window_size` (MiMo, Model-Optimizer) gives every layer a window. Where nothing says
-    whether slots see later ones, they do not in layers that `layer_types` calls sliding (SpecForge,
-    speculators, vLLM), unless speculators trained them so.
+    `use_swa` with `swa_window_size` (MiMo, Model-Optimizer) gives every layer a window. Without a field about
+    causality, slots do not see later ones in layers of sliding attention in `layer_types` (SpecForge,
+    speculators, vLLM), unless `sliding_window_non_causal` of speculators is set.
 
     Raises:
-        CheckpointError: as of `read_windows`.
+        CheckpointError: see `read_windows`.
     """
     named = table.get("layer_types") or []
     everywhere = bool(table.get("use_swa")) and SLIDING not in named
@@ -135,39 +133,39 @@ def read_attention(
     if everywhere:
         table = {**table, "layer_types": [SLIDING] * layers, "use_sliding_window": True}
     types, window = read_windows(file, {**table, "sliding_window": width}, shape, layers)
-    said = next((table[name] for name in ("is_causal", "causal") if table.get(name) is not None), None)
-    if said is not None:
-        return types, window, [bool(said)] * layers
+    stated = next((table[name] for name in ("is_causal", "causal") if table.get(name) is not None), None)
+    if stated is not None:
+        return types, window, [bool(stated)] * layers
     both = everywhere or bool(table.get("sliding_window_non_causal"))
     return types, window, [kind == SLIDING and not both for kind in types]
 
 
 def read_noise(folder: Path, tensors: dict[str, Tensor], own: Json) -> None:
-    """Add the embedding of the noise, if it stands beside the weights (`mask_embedding.pt`)."""
+    """Add the embedding of the noise, if it has a file beside the weights (`mask_embedding.pt`)."""
     path = folder / f"{NOISE}.pt"
     if not path.is_file():
         if NOISE in tensors:
             tensors[NOISE] = tensors[NOISE].flatten()
         return
-    allowed = "one embedding, or a table that holds one, saved by torch.save"
+    rule = "must hold one embedding, or a table with one, written by torch.save"
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except (UnpicklingError, OSError, RuntimeError, EOFError, ValueError) as error:
-        raise CheckpointError("drafter", str(path), f"{allowed} ({str(error).splitlines()[0]})") from error
+        raise CheckpointError("drafter", str(path), f"{rule} ({str(error).splitlines()[0]})") from error
     token, named = None, held
     if isinstance(held, dict):
         token, tables = held.get("mask_token_id"), [*filter(torch.is_tensor, held.values())]
         named = tables[0] if len(tables) == 1 else None
     if not isinstance(named, Tensor) or named.numel() != named.shape[-1]:
-        raise CheckpointError("drafter", str(path), allowed)
+        raise CheckpointError("drafter", str(path), rule)
     meant = own.get("mask_token_id")
     if token is not None and meant is not None and int(token) != int(meant):
-        raise CheckpointError(f"{path}: mask_token_id", token, f"{meant}, as its config.json says")
+        raise CheckpointError(f"{path}: mask_token_id", token, f"must be {meant}, as in its config.json")
     tensors[NOISE] = named.flatten()
 
 
 def anchor_predicts(stored: Json, own: Json) -> bool:
-    """True if the slot of the newest token predicts too, as in everything that DeepSpec trains."""
+    """Return whether the slot of the newest token predicts too, as in all heads that DeepSpec trains."""
     if own.get("projector_type") == "domino":
         return bool(own.get("shift_label"))
     if "sample_from_anchor" in own:
@@ -176,20 +174,20 @@ def anchor_predicts(stored: Json, own: Json) -> bool:
 
 
 def confidence_knows(own: Json, tensors: dict[str, Tensor], width: int) -> bool:
-    """True if the confidence of a slot reads the token before it too: so says the width of its weights."""
+    """Return whether the confidence of a slot also reads the token before it, by the width of its weights."""
     knows = CONFIDENCE not in tensors or tensors[CONFIDENCE].shape[-1] != width
-    said = own.get("confidence_head_with_markov")
-    if CONFIDENCE in tensors and said is not None and bool(said) != knows:
+    stated = own.get("confidence_head_with_markov")
+    if CONFIDENCE in tensors and stated is not None and bool(stated) != knows:
         shape = tuple(tensors[CONFIDENCE].shape)
-        raise ValueError(f"confidence_head_with_markov={said}, and {CONFIDENCE} is {shape}")
+        raise ValueError(f"confidence_head_with_markov={stated} does not fit {CONFIDENCE}, which is {shape}")
     return knows
 
 
 def read_taps(own: Json, layers: int, depth: int) -> list[int]:
-    """Layers whose inputs a head reads.
+    """Return the layers whose inputs a head reads.
 
-    `aux_hidden_state_layer_ids` (speculators) are those. `target_layer_ids` are layers whose outputs are
-    read, -1 for the embeddings; where they are left out, they are spread over the target's layers.
+    `aux_hidden_state_layer_ids` (speculators) lists them. `target_layer_ids` lists layers whose outputs are
+    read, -1 for the embeddings; without it they are spread over the target's layers.
     """
     inputs = own.get("aux_hidden_state_layer_ids")
     if inputs:
@@ -203,15 +201,15 @@ def read_taps(own: Json, layers: int, depth: int) -> list[int]:
 
 layout = partial(
     Layout,
-    what="the config of a DFlash or DSpark head for a target of {layers} layers",
-    # Domino's parts, in early files of SpecForge behind `logit_head.`
+    what="a DFlash or DSpark head for a target of {layers} layers",
+    # Domino's parts have the prefix `logit_head.` in early files of SpecForge
     names=(
         (r"(?:logit_head\.)?prefix_gru\.weight_(ih|hh)_l0", r"markov_head.prefix_gru.weight_\1"),
         (r"(?:logit_head\.)?embed_proj\.(.*)", r"markov_head.embed_proj.\1"),
         (r"(.*\.self_attn)\.attention_sink_bias", r"\1.sinks"),
     ),
     marks=({"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"},),
-    # copies of the target's matrices, and what d2t says already
+    # copies of the target's matrices, and a table that follows from d2t
     ignored=NOT_OWN + r"|lm_head\.weight|t2d",
 )
 read_dflash = layout(config=partial(config_of, kind=DFlashConfig))

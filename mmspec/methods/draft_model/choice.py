@@ -1,4 +1,4 @@
-"""Drafts of a smaller model: of tokens, of a masked model's paths, or of continuous tokens."""
+"""Choice of the drafter for a draft model: of tokens, of a masked model's paths, or of continuous tokens."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def draft_model(
     keep: float | None = None,
     mass: float | None = None,
 ) -> Accelerator:
-    """Drafts of a smaller model of the same tokenizer (2211.17192), or of the same continuous tokens.
+    """Draft with a smaller model of the same tokenizer (2211.17192), or of the same continuous tokens.
 
     Args:
-        model: the draft model; a masked language model drafts as DiffuSpec does (`MaskedModelDrafter`).
+        model: the draft model; a masked language model drafts as in DiffuSpec (`MaskedModelDrafter`).
         num_draft_tokens: length of a draft; 5 if None.
-        tree, keep, mass: as of `DraftModelDrafter`; continuous tokens are drafted as chains.
-        sampling: as of `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former, judged
-            by `sample_and_match`, and "sampled" for the latter, judged by `reflection`. A MAR's drafts are
-            sampled, and judged by `speculative_sampling` of whole chains; what they keep is one cell a
-            forward, as of `cspd`.
+        tree, keep, mass: see `DraftModelDrafter`; continuous tokens are drafted as chains.
+        sampling: see `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former,
+            verified by `sample_and_match`, and "sampled" for the latter, verified by `reflection`. A MAR's
+            drafts are sampled, and verified by `speculative_sampling` as whole chains; the reference
+            distribution is one cell per forward pass, as in `cspd`.
     """
     if isinstance(model, PreTrainedModel):
         reader: Any = continuous_target(model) or adapt(model)
@@ -48,16 +48,19 @@ def draft_model(
     if reader.fills_masks:
         for name, value in (("sampling", sampling), ("tree", tree), ("keep", keep), ("mass", mass)):
             if value is not None:
-                raise InputError(name, value, "None: a masked model drafts a path that is searched for")
+                raise InputError(
+                    name, value, "must be None: a masked model drafts a path that is searched for"
+                )
         return pair("draft_model", MaskedModelDrafter(reader, num_draft_tokens))
     if not reader.vector_size:
         how = sampling or "coupled", tree, keep, mass
         return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, *how))
     for name, value in (("tree", tree), ("keep", keep), ("mass", mass)):
         if value is not None:
-            raise InputError(
-                name, value, "None: continuous tokens are drafted as chains, by all that is read"
+            required = (
+                "must be None: continuous tokens are drafted as chains, by a model that reads all tokens"
             )
+            raise InputError(name, value, required)
     length = LENGTH if num_draft_tokens is None else num_draft_tokens
     if reader.any_order:
         cells = CellModelDrafter(reader, length)

@@ -1,7 +1,7 @@
-"""Distillation of a draft model: how far its distributions are from its target's, on replies of either.
+"""Distillation of a draft model: a divergence of its distributions from the target's, on replies of either.
 
-DistillSpec (Zhou et al., 2310.08461): a drafted token is accepted with probability 1 - TVD(p, q), of the
-target's distribution p and the draft model's q, so that a divergence of the two is what there is to lower.
+DistillSpec (Zhou et al., 2310.08461): a drafted token is accepted with probability 1 - TVD(p, q), for the
+target's distribution p and the draft model's q, so that training lowers a divergence of the two.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ __all__ = [
 ]
 
 EXCLUDED = -1e4  # in place of -inf, which has no gradient
-OWN = 13  # tells the random numbers of own replies from those of the data
+OWN = 13  # separates the random numbers of own replies from those of the data
 
 
 def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p || q) of log-probabilities [.., V], in nats [..]: q is to cover all that p says."""
+    """KL(p || q) of log-probabilities [.., V], in nats [..]; minimising it makes q cover all of p."""
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(q || p) of log-probabilities [.., V], in nats [..]: q is to say nothing that p would not."""
+    """KL(q || p) of log-probabilities [.., V], in nats [..]; minimising it keeps q where p is likely."""
     return forward_kl(log_q, log_p)
 
 
@@ -65,7 +65,7 @@ def jsd(log_p: Tensor, log_q: Tensor, beta: float = 0.5) -> Tensor:
 
 
 def tvd(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Total variation of log-probabilities [.., V]: half the sum of |p - q|, the share that is refused."""
+    """Total variation of log-probabilities [.., V]: half the sum of |p - q|, the share of rejected drafts."""
     return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
 
 
@@ -81,12 +81,12 @@ class Distillation:
         divergence: a name in `DIVERGENCES`; or "hard_labels", the cross entropy of the data's tokens, which
             needs no target.
         beta: of "jsd", weight of the target's part.
-        own_share: share of the steps whose replies the draft model writes itself, from its weights of that
-            step; the others learn replies of the data.
-        new_tokens: longest reply that it writes.
+        own_share: share of the steps whose replies the draft model generates, with its weights of that step;
+            the other steps train on replies of the data.
+        new_tokens: longest generated reply.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     divergence: str = "forward_kl"
@@ -97,12 +97,15 @@ class Distillation:
     def __post_init__(self) -> None:
         if self.divergence not in (known := [*DIVERGENCES, HARD_LABELS]):
             raise InputError("divergence", self.divergence, did_you_mean(self.divergence, known))
-        require_number("beta", self.beta, 1e-3, 0.999, "0.001 to 0.999")
-        require_number("own_share", self.own_share, 0.0, 1.0, "0 (replies of the data alone) to 1")
+        require_number("beta", self.beta, 1e-3, 0.999, "must be between 0.001 and 0.999")
+        require_number(
+            "own_share", self.own_share, 0.0, 1.0, "must be between 0 (replies of the data alone) and 1"
+        )
         if not is_integer(self.new_tokens) or self.new_tokens < 1:
-            raise InputError("new_tokens", self.new_tokens, "a positive integer")
+            raise InputError("new_tokens", self.new_tokens, "must be a positive integer")
         if self.divergence == HARD_LABELS and self.own_share:
-            raise InputError("own_share", self.own_share, "0: its own tokens as labels teach a model nothing")
+            rule = "must be 0 with hard_labels: a model cannot learn from its own tokens as labels"
+            raise InputError("own_share", self.own_share, rule)
 
     @property
     def formula(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -113,18 +116,18 @@ class Distillation:
 
 
 class DraftModelLoss(nn.Module):
-    """Divergence of a draft model's distributions from its target's, where replies are predicted.
+    """Divergence of a draft model's distributions from its target's, at the tokens of replies.
 
     `forward` takes a `DrafterBatch` and returns the mean over sequences of the mean over their reply tokens,
-    and the figure "accepted": 1 - TVD, the mean over all tokens. Of a model that drafts some tokens alone
-    (`restrict_output`) both are of the distributions given these, and other tokens are no hard labels. Hard
-    labels have no figure.
+    and the figure "accepted": 1 - TVD, the mean over all tokens. For a model that drafts some tokens alone
+    (`restrict_output`) both refer to the distributions conditional on these, and other tokens are not used as
+    hard labels. Hard labels have no figure.
 
     Args:
-        model: learns; it reads what the target reads.
-        target: does not.
+        model: the draft model, which is trained; it reads the same inputs as the target.
+        target: frozen.
         how: see `Distillation`.
-        seed: of own replies.
+        seed: of generated replies.
 
     Attributes:
         stored: hidden states of the target on these sequences; None runs the target along.
@@ -140,7 +143,7 @@ class DraftModelLoss(nn.Module):
         self.stored: StoredStates | None = None
 
     def make(self, data: ConversationRows, step: int, process: int) -> DrafterBatch:
-        """The batch of a step, in one of the processes that train: rows of the data, or replies to them."""
+        """Return the batch of a step for one training process: rows of the data, or replies to them."""
         rng = np.random.default_rng([self.seed, OWN, step, process])
         if rng.random() >= self.how.own_share:
             return data.batch(step, process)
@@ -157,22 +160,22 @@ class DraftModelLoss(nn.Module):
         return DrafterBatch(tuple(examples), 0)
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss on a batch, and its figures."""
+        """Return the loss on a batch, and its figures."""
         values, row, figures = (self.hard if self.how.divergence == HARD_LABELS else self.soft)(batch)
         share = 1 / torch.bincount(row, minlength=len(batch.examples)).clamp_min(1)
         return (values * share[row]).sum() / len(batch.examples), figures
 
     def soft(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Divergences at reply tokens [n], their rows of the batch [n], and figures."""
+        """Return divergences at reply tokens [n], their rows of the batch [n], and figures."""
         reading = read(self.target, batch.examples, (HIDDEN,), self.stored)
-        row, before = reading.learnt[:, 1:].nonzero(as_tuple=True)  # the place that predicts a learnt token
+        row, before = reading.learnt[:, 1:].nonzero(as_tuple=True)  # the places that predict learnt tokens
         with torch.no_grad():
-            said = self.target.head_of(draft_tokens_of(self.model))(reading.taps[HIDDEN][row, before])
-        values, accepted = compare(said, self.logits(batch, row, before), self.how.formula)
+            logits = self.target.head_of(draft_tokens_of(self.model))(reading.taps[HIDDEN][row, before])
+        values, accepted = compare(logits, self.logits(batch, row, before), self.how.formula)
         return values, row, {"accepted": accepted.mean()}
 
     def hard(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The same with the nats of reply tokens that the model drafts, and without figures."""
+        """Return the nats of the reply tokens that the model can draft, their rows, and no figures."""
         ids = pad_sequence([each.inputs["input_ids"][0] for each in batch.examples], batch_first=True)[:, 1:]
         learnt = pad_sequence([each.learnt for each in batch.examples], batch_first=True)[:, 1:]
         output = self.model.get_output_embeddings()
@@ -183,7 +186,7 @@ class DraftModelLoss(nn.Module):
         return F.cross_entropy(self.logits(batch, row, before).float(), labels, reduction="none"), row, {}
 
     def logits(self, batch: DrafterBatch, row: Tensor, before: Tensor) -> Tensor:
-        """[n, V'] logits of the draft model at places of a batch, of the tokens that it drafts."""
+        """[n, V'] logits of the draft model at places of a batch, over the tokens that it drafts."""
         states = self.reader.read([self.told(each.inputs) for each in batch.examples], (HIDDEN,))[HIDDEN]
         drafted = self.reader.head(states[row, before])
         tokens = draft_tokens_of(self.model)
@@ -200,11 +203,11 @@ class DraftModelLoss(nn.Module):
 def compare(
     target: Tensor, draft: Tensor, formula: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Compare what two models say, in pieces of rows of which nothing but the logits is kept.
+    """Compare the distributions of two models, in pieces of rows of which only the logits stay in memory.
 
     Args:
-        target: [N, V] logits; no gradient goes to them.
-        draft: [N, V'] logits; of tokens that one of the two lacks nothing is asked.
+        target: [N, V] logits; they get no gradient.
+        draft: [N, V'] logits; tokens that one of the two lacks are left out.
         formula: of log p and log q.
 
     Returns:
@@ -231,7 +234,7 @@ def compare(
 
 
 def continued(inputs: Mapping[str, Tensor], reply: list[int]) -> TrainingExample:
-    """A prompt's inputs and the tokens of a reply as a sequence of which the reply is learnt."""
+    """Return a prompt's inputs and a reply as a sequence of which the reply is learnt."""
     ids = inputs["input_ids"]
     whole = {**inputs, "input_ids": torch.cat([ids, ids.new_tensor([reply])], 1)}
     if (kinds := whole.get("mm_token_type_ids")) is not None:

@@ -1,4 +1,4 @@
-"""Draft model: a smaller model of the same tokenizer, with its own vision path or from text alone.
+"""Drafter of a draft model: a smaller model of the same tokenizer, which reads images too or text alone.
 
 Speculative decoding as first published (Leviathan et al., 2211.17192; Chen et al., 2302.01318), and with
 several candidates for a place (SpecTr, 2310.15141; MCSD, 2401.06706).
@@ -34,7 +34,7 @@ from mmspec.trees.siblings import SiblingDraws, kind_of
 from mmspec.validation import check_draft_tokens, require_number
 from mmspec.visual_tokens.spans import find_images
 
-LENGTH = 5  # of a chain, where nothing is asked for
+LENGTH = 5  # default length of a chain
 MASS = 0.4  # of the attention to visual tokens, as published (2508.16201)
 
 
@@ -55,12 +55,12 @@ class DraftModelSession(DraftSession):
         self.sampler = batch.sampler
         if drafter.sampling == "greedy":
             self.sampler = replace(self.sampler, temperature=0.0)
-        last = drafter.model.vocabulary - 1  # the target may have tokens that the draft lacks
+        last = drafter.model.vocabulary - 1  # the target may have tokens that the draft model lacks
         prompts = [
             {**inputs, "input_ids": inputs["input_ids"].clamp_max(last)}
             for inputs in (request.draft_inputs or request.inputs for request in batch.requests)
         ]
-        self.waiting: PromptBatch | None = batch  # for the target's state, which tells what is read of them
+        self.waiting: PromptBatch | None = batch  # until the target's state is attached, for `places`
         self.prompts: Sequence[Mapping[str, Tensor]] = prompts
         self.places: Sequence[Tensor | None] | None = None
 
@@ -83,15 +83,15 @@ class DraftModelSession(DraftSession):
 
     def propose(self, canvas: Canvas) -> Draft:
         self.prepare()
-        # Reading the last two tokens anew, whatever was accepted, keeps one shape for every row: the token
-        # before the root may be the draft's own last one, which it has not read yet. Every round that
-        # nothing was drafted for has one token more.
+        # Reading the last two tokens again, whatever was accepted, keeps one shape for all rows: the token
+        # before the root may be the draft's own last one, which was not read yet. Every round without a
+        # draft adds one unread token.
         root, emitted = canvas.root, canvas.emitted
         cache, newest = self.state.cache, 1 + self.unread
         self.unread = 0
         lengths = zip(self.state.prompt_lengths, canvas.length_bounds, strict=True)
         cache.longest = max(0, max(map(sum, lengths)) - newest)
-        # finished rows may have stopped before there were so many
+        # finished rows may have stopped before they had so many tokens
         cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp_min(0))
         step = canvas.before(newest)
         if self.drafter.shape is not None:
@@ -102,9 +102,9 @@ class DraftModelSession(DraftSession):
         likely, going = torch.ones_like(root, dtype=torch.float32), sound
         for depth in range(self.num_draft_tokens):
             last = Tree.chain(step[:, -1:], DraftKind.POINT)
-            # q may be any distribution, if it is the one drawn from: guidance and grammars stay the target's
+            # any q is sound that the draft is drawn from: guidance and grammars act in the target alone
             scores = self.sampler.scores(self._read(step))
-            if self.drafter.stop_below:  # decided by q alone: a decision by the token drawn would bias it
+            if self.drafter.stop_below:  # decided by q alone: the drawn token would bias the decision
                 likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
                 going = going & (likely >= self.drafter.stop_below) if depth else going
                 if not going.any():
@@ -121,7 +121,7 @@ class DraftModelSession(DraftSession):
         return Tree.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
 
     def _tree(self, canvas: Canvas, shape: StaticTree, unread: Tensor) -> Tree:
-        """Grow a tree behind tokens [B, m] that the draft model has not read yet, by one pass a level."""
+        """Grow a tree after unread tokens [B, m], with one forward pass of the draft model a level."""
         noise = self.sampler, self.random, canvas.emitted
         draws = SiblingDraws(self.drafter.kind, *noise, self.vocabulary)
         growth = TreeGrowth(shape, canvas.root, draws=draws)
@@ -137,7 +137,7 @@ class DraftModelSession(DraftSession):
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.unread += 1
-        if self.drafter.shape is not None and draft.max_depth > 1:  # a chain's keys stand where they belong
+        if self.drafter.shape is not None and draft.max_depth > 1:  # keys of a chain are in place already
             slots = constant(self.drafter.shape.slots, draft.tokens.device)[verdict.nodes[:, 1:-1]]
             self.state.cache.commit(slots, (verdict.accepted - 1).clamp_min(0))
 
@@ -150,7 +150,7 @@ class DraftModelSession(DraftSession):
         return logits
 
     def _score(self, nodes: Nodes) -> Tensor:
-        """Let the draft model read nodes [B, n] behind what is committed; its logits [B, n, V] after each."""
+        """Score nodes [B, n] after the committed tokens with the draft model; return logits [B, n, V]."""
         self.passes += 1
         model = self.drafter.model
         known = replace(nodes, tokens=nodes.tokens.clamp_max(model.vocabulary - 1))
@@ -161,26 +161,26 @@ class DraftModelDrafter(ModelDrafter):
     """Drafts a chain or a tree of tokens with a smaller model.
 
     Args:
-        model: the draft model behind the Target interface; `draft_tokens` of its config, if there are any,
-            are all that it drafts.
+        model: the draft model behind the Target interface. If its config has `draft_tokens`, it drafts those
+            tokens alone.
         num_draft_tokens: length of the chain; 5 if None.
-        sampling: how the draft picks its tokens when the target samples. "coupled" draws with the
-            target's own noise, so that both draw the same token wherever their distributions agree, and
-            the output stays bitwise that of plain sampling; "sampled" draws independently, for
-            rejection rules; "without_replacement" draws each sibling of a tree from what the elder ones left,
-            likewise; "greedy" takes the likeliest.
-        keep: share of the visual tokens of a prompt that the draft model reads, each where it stands; all if
-            None. The target reads all of them.
-        mass: share of the target's attention to them that the chosen ones have at least, if there are so many
-            to choose; 0.4 if None. What is left of `keep` is spread evenly over the others; with 0 all is.
+        sampling: how the draft model chooses its tokens when the target samples. "coupled" draws with the
+            target's own noise, so that equal distributions give equal tokens and the output is bitwise that
+            of plain sampling. "sampled" draws independently, for rejection rules. "without_replacement" draws
+            each sibling of a tree from the tokens that are left, also for rejection rules. "greedy" takes the
+            likeliest.
+        keep: share of the visual tokens of a prompt that the draft model reads, at their own positions; all
+            if None. The target reads all of them.
+        mass: least share of the target's attention to visual tokens on those chosen by attention, as far as
+            `keep` allows; 0.4 if None. The rest of `keep` is spread evenly over the others; all of it with 0.
         tree: a static tree in place of the chain: children of every node of each level as "4x2x2", a name in
             `NAMED_TREES`, or the parents of its nodes, the root (0) first.
 
     Raises:
-        InputError: a value outside its range, the length of a chain beside a tree, or a tree that siblings
-            cannot be drawn in.
-        UnsupportedModelError: the draft model keeps a recurrent state, which does not follow when its cache's
-            lengths alone take back what it drafted.
+        InputError: a value is out of range, the length of a chain is given beside a tree, or siblings cannot
+            be drawn in the tree.
+        UnsupportedModelError: the draft model keeps a recurrent state, which cannot be rolled back by
+            shortening the cache.
     """
 
     runs_ahead = True
@@ -201,18 +201,18 @@ class DraftModelDrafter(ModelDrafter):
     ) -> None:
         self.kind = kind_of(sampling)
         self.keep, self.mass = keep, MASS if mass is None else mass
-        require_number("mass", self.mass, 0.0, 1.0, "from 0 to 1, a share of attention")
+        require_number("mass", self.mass, 0.0, 1.0, "must be a share of attention from 0 to 1")
         if keep is not None:
-            require_number("keep", keep, 0.0, 1.0, "from 0 to 1, a share of visual tokens")
+            require_number("keep", keep, 0.0, 1.0, "must be a share of visual tokens from 0 to 1")
             if getattr(type(model), "prefill", CausalTarget.prefill) is not CausalTarget.prefill:
-                raise InputError(
-                    "keep", keep, "None: the draft model reads prompts in its own way, and whole"
-                )
+                rule = "must be None: this draft model cannot read a part of a prompt"
+                raise InputError("keep", keep, rule)
         elif mass is not None:
-            raise InputError("mass", mass, "nothing: it goes with keep")
+            raise InputError("mass", mass, "must be None without keep")
         if find_mixers(model.model):
             raise UnsupportedModelError(
-                f"{type(model.model).__name__} keeps a recurrent state; it can be a target, not a draft model"
+                f"{type(model.model).__name__} keeps a recurrent state, which cannot be rolled back; use it "
+                "as a target, with another draft model"
             )
         restrict_output(model.model)
         self.model = model
@@ -224,7 +224,8 @@ class DraftModelDrafter(ModelDrafter):
             self.num_draft_tokens = check_draft_tokens(length)
         else:
             if num_draft_tokens is not None:
-                raise InputError("num_draft_tokens", num_draft_tokens, f"nothing: tree is {tree!r}")
+                rule = f"must be None beside tree={tree!r}"
+                raise InputError("num_draft_tokens", num_draft_tokens, rule)
             self.shape = drawable(static_tree(tree), sampling)
             self.num_draft_tokens = self.shape.num_draft_tokens
             self.branches = self.shape.max_children > 1
@@ -240,14 +241,14 @@ class DraftModelDrafter(ModelDrafter):
 
     def check(self, target: AnyTarget) -> None:
         if self.shape is not None and (most := self.shape.max_children) > target.vocabulary:
-            raise InputError("tree", most, f"at most {target.vocabulary} children, the vocabulary")
+            raise InputError("tree", most, f"must have at most {target.vocabulary} children, the vocabulary")
 
     def fit(self, target: AnyTarget) -> DraftModelDrafter:
         self.check(target)
         if self.keep is None:
             return self
         if not isinstance(target, CausalTarget):
-            raise InputError("keep", self.keep, "None: the target's attention cannot be read")
+            raise InputError("keep", self.keep, "must be None: this target's attention cannot be read")
         fitted = copy.copy(self)
         fitted.target = target
         return fitted
@@ -255,18 +256,18 @@ class DraftModelDrafter(ModelDrafter):
     def places(
         self, prompts: Sequence[Mapping[str, Tensor]], batch: PromptBatch, state: TargetState
     ) -> list[Tensor | None]:
-        """The places of each prompt that the draft model is to read; None for all.
+        """Return the places of each prompt that the draft model reads; None for all.
 
         Args:
             prompts: of the draft model.
-            batch: of the target.
-            state: of the target.
+            batch, state: of the target.
 
         Raises:
             InputError: the two models have different numbers of visual tokens for a prompt.
         """
         if self.target is None or self.keep is None:
-            raise InputError("drafter", type(self).__name__, "one that was fitted: `drafter.fit(target)`")
+            rule = "must be fitted to a target first: `drafter.fit(target)`"
+            raise InputError("drafter", type(self).__name__, rule)
         whole = [request.inputs for request in batch.requests]
         seen = [visual_places(self.target.config, prompt) for prompt in whole]
         longest = max(prompt["input_ids"].shape[1] for prompt in whole)
@@ -278,7 +279,7 @@ class DraftModelDrafter(ModelDrafter):
             here = visual_places(self.model.config, prompt)
             if len(here) != len(there):
                 counts = f"{len(here)} visual tokens where the target has {len(there)}"
-                raise InputError("keep", self.keep, f"None: the draft model has {counts}")
+                raise InputError("keep", self.keep, f"must be None: the draft model has {counts}")
             kept = guided_and_even(paid[there], round(self.keep * len(there)), self.mass)
             is_read = torch.ones(prompt["input_ids"].shape[1], dtype=torch.bool, device="cpu")
             is_read[here] = False
@@ -296,7 +297,7 @@ class DraftModelDrafter(ModelDrafter):
 
 
 def visual_places(config: PreTrainedConfig, prompt: Mapping[str, Tensor]) -> Tensor:
-    """Indices [N] of a prompt's visual tokens."""
+    """Return the indices [N] of a prompt's visual tokens."""
     spans = [range(span.start, span.stop) for span in find_images(config, prompt)]
     return torch.tensor([place for span in spans for place in span], dtype=torch.long, device="cpu")
 

@@ -1,8 +1,8 @@
-"""A masked language model that drafts for one that predicts the next token (DiffuSpec, 2510.02358).
+"""Drafts of a masked language model for a target that predicts the next token (DiffuSpec, 2510.02358).
 
-One forward over the text so far and a row of masks gives a distribution for each of the next places, which do
-not know of each other. A search picks a path through their likeliest tokens that an n-gram model of the text
-so far finds plausible too, and a controller decides how many masks the next draft has.
+One forward pass over the text so far and a row of masks gives a distribution for each of the next places,
+which are independent. A search finds a path through their likeliest tokens that an n-gram model of the text
+so far also rates high, and a controller sets the number of masks of the next draft.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EMA = 0.5  # weight of the newest length
 
 
 class NgramModel:
-    """Trigram model of a text that grows, with backoff to bigrams and single words.
+    """Trigram model of a growing text, with backoff to bigrams and single words.
 
     Attributes:
         words: of the text so far.
@@ -53,7 +53,7 @@ class NgramModel:
                     self.counts[tuple(self.words[-order:])] += 1
 
     def log_score(self, before: Sequence[int], word: int) -> float:
-        """Logarithm of the score of a word behind others; no probability, for it is not normalised."""
+        """Log score of a word after others; scores are not normalised, and so no probabilities."""
         penalty = 0.0
         for order in (2, 1):
             context = tuple(before[-order:])
@@ -78,10 +78,10 @@ def search_path(
     Args:
         log_p: [k, V] log-probabilities of the places.
         ngrams: of the text before.
-        ends: tokens that end an output; a path ends with the first place whose likeliest token is one.
-        mass, most: of each place the likeliest tokens that have this mass together, at most so many.
-        beam: paths that are kept.
-        weight: of the distributions, beside one less that of the n-grams.
+        ends: tokens that end an output; the path ends with the first place whose likeliest token is one.
+        mass, most: the candidates of a place are its likeliest tokens with this total mass, at most `most`.
+        beam: number of paths that are kept.
+        weight: of the distributions; the n-grams have 1 - weight.
 
     Returns:
         The best path, of at most k tokens.
@@ -105,10 +105,10 @@ def search_path(
 
 @dataclass
 class LengthControl:
-    """Length of the next draft of a row, by what was drafted and accepted (DiffuSpec's controller).
+    """Length of the next draft of a row, from those of earlier drafts (DiffuSpec's controller).
 
     Attributes:
-        least, most, step: bounds of the length, and what is added where all that was drafted was accepted.
+        least, most, step: bounds of the length, and its increase where a whole draft was accepted.
         drafted, accepted: moving averages.
     """
 
@@ -120,23 +120,23 @@ class LengthControl:
 
     @property
     def length(self) -> int:
-        """Masks of the next draft."""
+        """Number of masks of the next draft."""
         more = self.step if self.accepted >= self.drafted else 0
         return int(min(max(self.drafted + more, self.least), self.most))
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Take in how long a draft was, and how much of it was accepted."""
+        """Record the length of a draft, and how many of its tokens were accepted."""
         self.drafted += EMA * (drafted - self.drafted)
         self.accepted += EMA * (accepted - self.accepted)
 
 
 class MaskedModelSession(DraftSession):
-    """Drafts of a batch; the host knows the text so far.
+    """Drafts of a batch, on the host.
 
     Attributes:
         ngrams, lengths: of each row.
-        drafted: tokens of each row's last draft.
-        prompts: [L, d] of each row, embedded, images and all.
+        drafted: number of tokens of each row's last draft.
+        prompts: [L, d] embeddings of each row's prompt, images included.
     """
 
     def __init__(self, drafter: MaskedModelDrafter, batch: PromptBatch) -> None:
@@ -161,13 +161,13 @@ class MaskedModelSession(DraftSession):
         return Tree.chain(torch.cat([canvas.root[:, None], padded], 1), DraftKind.POINT, valid=valid)
 
     def _learn(self, row: int, canvas: Canvas) -> None:
-        """Take in what became of the last draft."""
+        """Record the acceptance of the last draft."""
         if self.known[row]:
             accepted = canvas.output_lengths[row] - self.known[row] - 1
             self.lengths[row].observe(self.drafted[row], max(0, accepted))
 
     def _path(self, row: int, ids: list[int], canvas: Canvas) -> list[int]:
-        """Draft behind the text of a row."""
+        """Draft a path after the text of a row."""
         stopping = canvas.stopping[row]
         left = stopping.max_new_tokens - canvas.output_lengths[row] - 1
         count = min(self.lengths[row].length, left)
@@ -188,26 +188,26 @@ class MaskedModelSession(DraftSession):
 
 
 class MaskedModelDrafter(ModelDrafter):
-    """Drafts a path by one forward of a masked language model of the same tokenizer (DiffuSpec, 2510.02358).
+    """Drafts a path with one forward pass of a masked language model of the same tokenizer (DiffuSpec).
 
-    The path is searched for, not drawn, so that `sample_and_match` judges it, at any temperature. Images are
-    read by a masked model that can; whether it can is known at the first prompt with one.
+    2510.02358. The path is searched for, not drawn, so that `sample_and_match` verifies it, at any
+    temperature. Whether the model can read images is known at the first prompt with one.
 
     Args:
         model: the masked model behind the Target interface.
         num_draft_tokens: most masks of a draft; 30 if None.
-        least: fewest, until little of them is accepted for long.
-        step: masks that are added where everything that was drafted was accepted.
+        least: fewest masks of a draft.
+        step: masks that are added where a whole draft was accepted.
         mass, width, beam, weight: of the search, as `mass`, `most`, `beam` and `weight` of `search_path`.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     kind = DraftKind.POINT
     session = MaskedModelSession
     model: MaskedTarget
-    vocabulary: int  # of the tokens that the target knows too
+    vocabulary: int  # tokens that the target has too
 
     def __init__(
         self,
@@ -224,9 +224,9 @@ class MaskedModelDrafter(ModelDrafter):
         self.num_draft_tokens = check_draft_tokens(30 if num_draft_tokens is None else num_draft_tokens)
         for name, value in (("least", least), ("step", step), ("width", width), ("beam", beam)):
             if not is_integer(value) or value < 1:
-                raise InputError(name, value, "a positive integer")
+                raise InputError(name, value, "must be a positive integer")
         for name, share in (("mass", mass), ("weight", weight)):
-            require_number(name, share, 0.0, 1.0, "a share, 0 to 1")
+            require_number(name, share, 0.0, 1.0, "must be a share from 0 to 1")
         self.least, self.step = min(least, self.num_draft_tokens), step
         self.mass, self.width, self.beam, self.weight = mass, width, beam, weight
         self.max_nodes = self.num_draft_tokens + 1
@@ -245,16 +245,15 @@ class MaskedModelDrafter(ModelDrafter):
         for request in requests:
             more = sorted(set(request.inputs) - {*TOKENS, "attention_mask"})
             if more and not find_images(config, request.inputs):
-                raise InputError(
-                    "images", more, f"none: the {config.model_type} that drafts reads text alone"
-                )
+                rule = f"cannot be used: the draft model, a {config.model_type}, reads text alone"
+                raise InputError("images", more, rule)
 
     @torch.inference_mode()
     def predict(self, prompt: Tensor, ids: Sequence[int], count: int) -> Tensor:
-        """Logits [count, V] of the places behind a text, of which none is known.
+        """Return the logits [count, V] of masked places after a text.
 
         Args:
-            prompt: [L, d] embedded.
+            prompt: [L, d] embeddings.
             ids: of the output so far.
             count: of the places.
         """
@@ -277,7 +276,7 @@ class MaskedModelDrafter(ModelDrafter):
             use_cache=False,
             logits_to_keep=count + 1,
         )
-        first = int(target.predicts == "own")  # the last known place says what stands at the next
+        first = int(target.predicts == "own")  # else the last known place predicts the next one
         logits: Tensor = output.logits[0, first : first + count].float()
         logits[:, target.mask_token_id] = float("-inf")
         return logits[:, : self.vocabulary]

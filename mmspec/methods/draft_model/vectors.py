@@ -1,6 +1,6 @@
 """Drafts of continuous tokens by a smaller model that draws vectors.
 
-Candidates are judged by speculative sampling (2211.17192) with densities in place of probabilities.
+Candidates are verified by speculative sampling (2211.17192) with densities in place of probabilities.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ KIND_OF_SAMPLING = {"sampled": DraftKind.IID, "coupled": DraftKind.COUPLED}
 class VectorModelSession(DraftSession):
     """Draft model and its KV cache for one batch.
 
-    A place that a round left open is drafted again from the same context with the same noise, so that the
-    rule meets the very candidate that it has refused.
+    A place that a round left undecided is drafted again from the same context with the same noise, so that
+    the rule sees the candidate that it rejected.
     """
 
     def __init__(self, drafter: VectorModelDrafter, batch: PromptBatch) -> None:
@@ -53,12 +53,12 @@ class VectorModelSession(DraftSession):
             token, judged_by = predicted.candidate(self.random, canvas.emitted + depth, self.purpose)
             tokens.append(token)
             distributions.append(judged_by)
-        self._read(tokens[-1], canvas, self.drafter.num_draft_tokens)  # for its keys, should all be accepted
+        self._read(tokens[-1], canvas, self.drafter.num_draft_tokens)  # for its keys, if all are accepted
         q = type(distributions[0]).stack(distributions) if self.drafter.kind is DraftKind.IID else None
         return Tree.chain(torch.stack(tokens, 1), self.drafter.kind, q)
 
     def _read(self, token: Tensor, canvas: Canvas, depth: int) -> Distribution:
-        """Feed a vector of each row [B, d] at a depth; the distributions [B] of the next ones."""
+        """Feed one vector a row [B, d] at a depth; return the distributions [B] of the next ones."""
         self.passes += 1
         chain = Tree.chain(token[:, None], DraftKind.POINT)
         output = self.drafter.model.score(self.state, chain)
@@ -74,11 +74,11 @@ class VectorModelDrafter(ModelDrafter):
     Args:
         model: the draft model behind the Target interface.
         num_draft_tokens: length of the chain.
-        sampling: "sampled" draws with noise of its own, for rules that judge by densities; "coupled" with
-            that of the target, for rules that compare values.
+        sampling: "sampled" draws with noise of its own, for rules that compare densities; "coupled" with the
+            target's noise, for rules that compare values.
 
     Raises:
-        InputError: a length outside its range, or another way of sampling.
+        InputError: the length is out of range, or `sampling` is another name.
     """
 
     distribution = Continuous
@@ -93,5 +93,5 @@ class VectorModelDrafter(ModelDrafter):
 
     def check(self, target: AnyTarget) -> None:
         if target.vector_size != self.model.vector_size:
-            allowed = f"a model of vectors of size {target.vector_size}, as the target's"
-            raise InputError("drafter", f"vectors of size {self.model.vector_size}", allowed)
+            rule = f"must be a model of vectors of size {target.vector_size}, the target's"
+            raise InputError("drafter", f"vectors of size {self.model.vector_size}", rule)

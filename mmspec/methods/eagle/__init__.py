@@ -2,12 +2,12 @@
 
 from mmspec.plugins import Head, Method, Variant
 
-#: The best of nine trees for scenes-llamagen.
+#: The fastest of nine trees for scenes-llamagen.
 IMAGE_TREE = {"num_draft_tokens": 60, "depth": 3, "top_k": 40}
 METHODS = (
     Method(
         "eagle",
-        "a trained head grows a tree from the target's hidden states",
+        "grows a tree of drafts with a trained layer on the target's hidden states",
         "2406.16858",
         head=Head(
             model="mmspec.methods.eagle.head:EagleHead",
@@ -25,7 +25,7 @@ METHODS = (
                     "mmspec train drafter --target assets/scenes-llamagen --method eagle",
                 ),
             },
-            variants={  # as other papers read images: MSD (2505.14260), SpecVLM, ViSpec (2509.15235)
+            variants={  # other ways to read images: MSD (2505.14260), SpecVLM, ViSpec (2509.15235)
                 "msd": Variant({"visual": "embedded"}),
                 "specvlm": Variant({"compressor": "gate"}),
                 "vispec": Variant(

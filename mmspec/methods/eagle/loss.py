@@ -1,7 +1,7 @@
-"""Losses of EAGLE heads, which learn their target's hidden states and the distributions that they mean.
+"""Losses of EAGLE heads, which learn their target's hidden states and its distributions.
 
-ViSpec (2509.15235) trains on text with EAGLE's loss first, and then with probabilities and ranks on long
-answers about images. Here all are learnt at once, from random weights; each weighs what it is told to.
+ViSpec (2509.15235) first trains on text with EAGLE's loss, and then with probabilities and ranks on long
+answers about images. Here all parts are trained together, from random weights, each with a weight of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from mmspec.training.losses.goals import Goals, agrees, soft_cross_entropy
 
 __all__ = ["EagleLoss", "HeadRows", "ViSpecLoss", "imitation", "positions_of", "ranking", "read_guesses"]
 
-STATE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # EAGLE-1 and LANTERN alike
-NOISE = 0.2  # width of the uniform noise on states, so that the head bears its own guesses
-RANKS = 10  # likeliest tokens whose order ViSpec learns
-NOISE_LENGTH = 512  # EAGLE scales it by this over the length; short sequences would drown in that
+STATE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # of both EAGLE-1 and LANTERN
+NOISE = 0.2  # width of the uniform noise on states, which makes the head robust to its own predictions
+RANKS = 10  # number of likeliest tokens whose order ViSpec learns
+NOISE_LENGTH = 512  # EAGLE scales the noise by this over the length, which is too much for short sequences
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class HeadRows:
     Attributes:
         rows: [B, M, d], padded on the right.
         position_ids: [B, M], or [3, B, M].
-        source: [B, M] index of the token that a row is of; -1 for images and padding.
+        source: [B, M] index of the token of each row; -1 for images and padding.
         counted: [B, M] True at rows of text whose next token is learnt; images are never predicted.
     """
 
@@ -50,28 +50,28 @@ class HeadRows:
     counted: Tensor
 
     def at(self, counted: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [m] and places [m] of the tokens, among [B, L], that counted rows [B, M] are of."""
+        """Return rows [m] and places [m], among [B, L], of the tokens of the counted rows [B, M]."""
         return counted.nonzero(as_tuple=True)[0], self.source[counted]
 
 
 class EagleLoss(DrafterLoss):
-    """Smooth L1 between predicted and true hidden states, and soft cross entropy between what both mean.
+    """Smooth L1 between predicted and true hidden states, and soft cross entropy between their distributions.
 
-    Images are read as the head's config says, by which it is the loss of MSD and SpecVLM too.
+    Images are read as the head's config states; the loss is therefore that of MSD and SpecVLM too.
     """
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: its two parts, and how often the likeliest tokens agree."""
+        """Return the loss and figures: its two parts, and how often the likeliest tokens agree."""
         reading = self.read(batch)
         made = self.rows(batch.examples, reading, self.noisy(reading, batch.seed))
         predicted = self.head(made.rows, made.position_ids)[made.counted]
-        # row t: token t and the state at t - 1 give the state at t, which says what token t + 1 is
+        # row t: token t and the state at t - 1 give the state at t, which predicts token t + 1
         at = made.at(made.counted)
         true, goal = reading.taps[HIDDEN][at], self.meant(reading, at)
         return imitation(predicted, true, self.read_out(predicted), goal)
 
     def meant(self, reading: Reading, at: tuple[Tensor, Tensor]) -> Goals:
-        """The distributions that the target's states at rows and places [m] mean."""
+        """Return the target's distributions at its states of rows and places [m]."""
         return self.goals(reading, at, torch.ones_like(at[0], dtype=torch.bool), conditional=True)
 
     def noisy(self, reading: Reading, seed: int) -> Tensor:
@@ -94,10 +94,10 @@ class EagleLoss(DrafterLoss):
 def imitation(
     predicted: Tensor, true: Tensor, logits: Tensor, goal: Goals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """EAGLE's loss (2401.15077, section 4.2) of hidden states [m, d] and what they mean; its parts.
+    """Return EAGLE's loss (2401.15077, section 4.2) of hidden states [m, d] and their logits, and its parts.
 
-    Logits [m, V'] are of the tokens that the head drafts; where the goal's likeliest is none of those, they
-    cost nothing, and do not agree.
+    Logits [m, V'] are of the tokens that the head drafts. Where the target's likeliest token is not one of
+    these, the token loss is 0, and the tokens do not agree.
     """
     count = max(1, len(true))
     states = smooth_l1_loss(predicted, true, reduction="none").mean(-1).sum() / count
@@ -109,7 +109,7 @@ def imitation(
 
 
 def positions_of(target: CausalTarget, examples: Sequence[TrainingExample]) -> Tensor:
-    """[B, L] position ids as the target counts them, padded; [3, B, L] where any sequence has three axes."""
+    """[B, L] position ids of the target, padded; [3, B, L] where any sequence has three axes."""
     found = [target.positions(example.inputs)[0] for example in examples]
     axes = max((each.shape[:-2] for each in found), key=len)
     longest = max(each.shape[-1] for each in found)
@@ -121,8 +121,8 @@ def positions_of(target: CausalTarget, examples: Sequence[TrainingExample]) -> T
 class ViSpecLoss(EagleLoss):
     """L1 distance of probabilities, ranks of the likeliest tokens, and EAGLE's loss; at two depths.
 
-    The second depth is a step of multi-token prediction: a row is made of the head's own guess of the
-    state before it, as the rows of candidates are.
+    The second depth is a step of multi-token prediction: a row holds the head's own prediction of the state
+    before it, as the rows of candidates do.
 
     Args:
         imitation: weight of EAGLE's loss, ViSpec's first stage; 0 leaves the second stage alone.
@@ -130,7 +130,7 @@ class ViSpecLoss(EagleLoss):
         ranks: weight of `ranking`.
 
     Raises:
-        InputError: the head's compressor chooses at random, and would choose anew at the second depth.
+        InputError: the head's compressor is random, so that its choices would differ at the second depth.
     """
 
     def __init__(
@@ -144,18 +144,18 @@ class ViSpecLoss(EagleLoss):
     ) -> None:
         super().__init__(head, target)
         if isinstance(head.compressor, Gate):
-            raise InputError("compressor", head.config.compressor, "one that does not choose at random")
+            raise InputError("compressor", head.config.compressor, "must not choose tokens at random")
         self.imitation, self.probabilities, self.ranks = imitation, probabilities, ranks
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: its parts, and how often the likeliest tokens agree."""
+        """Return the loss and figures: its parts, and how often the likeliest tokens agree."""
         reading = self.read(batch)
         states = self.noisy(reading, batch.seed)
         first = self.rows(batch.examples, reading, states)
         hidden = self.head(first.rows, first.position_ids)
         guessed = states.index_put(first.at(first.counted), hidden[first.counted].to(states.dtype))
         second = self.rows(batch.examples, reading, guessed)
-        again = second.counted & pad(first.counted[:, :-1], (1, 0))  # rows that follow a guess
+        again = second.counted & pad(first.counted[:, :-1], (1, 0))  # rows that follow a prediction
         predicted = torch.cat([hidden[first.counted], read_guesses(self.head, first, second)[again]])
         row, place = (
             torch.cat(parts) for parts in zip(first.at(first.counted), first.at(again), strict=True)
@@ -171,7 +171,7 @@ class ViSpecLoss(EagleLoss):
 
 
 def read_guesses(head: EagleHead, first: HeadRows, second: HeadRows) -> Tensor:
-    """[B, M, d] the head's states at rows made of its own guesses.
+    """[B, M, d] the head's states at rows made of its own predictions.
 
     Such a row sees itself and the rows of true states before it, as the children of a root do in decoding.
     """
@@ -195,7 +195,7 @@ def read_guesses(head: EagleHead, first: HeadRows, second: HeadRows) -> Tensor:
 def ranking(distribution: Tensor, logits: Tensor) -> Tensor:
     """[m] nats of the order in which distributions [m, V] rank their ten likeliest tokens (Plackett-Luce).
 
-    One token after the other is drawn, without replacement and from these ten alone, by logits [m, V].
+    The tokens are drawn one after another, without replacement and from these ten alone, by logits [m, V].
     """
     scores = logits.gather(-1, distribution.topk(min(RANKS, distribution.shape[-1])).indices)
     left = scores.flip(-1).logcumsumexp(-1).flip(-1)  # over the tokens that are not drawn yet

@@ -1,7 +1,7 @@
-"""EAGLE heads of its authors, and heads that build on their layout: MSD's, ViSpec's and LANTERN's.
+"""Reader of EAGLE heads of its authors, and of heads in their layout: MSD's, ViSpec's and LANTERN's.
 
-Their config is that of a target with one layer, written by each author in another way. MSD's files are told
-from EAGLE's by nothing but the name of their folder, unless the config says `"visual": "embedded"`.
+Their config is that of a target with one layer; each author writes it differently. Only the name of the
+folder distinguishes MSD's files from EAGLE's, unless the config has `"visual": "embedded"`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ __all__ = ["read_eagle"]
 
 logger = logging.getLogger(__name__)
 
-#: LANTERN's words for what its drafters for LlamaGen were trained on.
+#: LANTERN's names of the conditions on which its drafters for LlamaGen were trained.
 CONDITIONS = {"t2i": "caption", "t2i2": "caption", "c2i": "class"}
 CELLS = {"t2i": 256, "t2i2": 1024, "c2i": 576}
-UNSAID = {"num_key_value_heads": None, "rms_norm_eps": 1e-6}  # what their code takes where nothing is said
+UNSAID = {"num_key_value_heads": None, "rms_norm_eps": 1e-6}  # defaults of their code
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
     *("hidden_act", "rms_norm_eps"),
 )
-QUERIES = "compressor.attention.queries"  # of ViSpec's adaptor, by the name here
+QUERIES = "compressor.attention.queries"  # of ViSpec's adaptor
 PADDING = 128  # llava-hf has 64 tokens more than the LLaVA that MSD's heads were trained for
 NORM_OF_HEADS = re.compile(r".*\.self_attn\.([qk])_norm\.(weight|bias)")
 
 
 def config_of(found: Found) -> EagleConfig:
-    """The config of a head, to which a padded vocabulary is no other: it has no weights of that size."""
+    """The config of a head; a padded vocabulary fits too, as the head has no weights of that size."""
     stored, tensors, given = found.stored, found.tensors, axes(found.text)
     named = re.search(r"\bMSD\b", str(found.path.parent))
     settings: Keywords = {
@@ -58,16 +58,16 @@ def config_of(found: Found) -> EagleConfig:
     if queries is not None:
         tensors[QUERIES] = queries.transpose(0, 1)  # theirs are [queries, heads, width of a head]
         if axes(text) is None and given:
-            # its release counts tokens: on equal axes the sections do not matter
+            # the release counts tokens: on equal axes the sections do not matter
             text.rope_parameters = {**text.rope_parameters, "mrope_section": given}
             settings["one_axis"] = True
     made = EagleConfig.for_target(text, int(text.vocab_size), **settings)
-    made.target_layers = 0  # that of the file counts the head's own
+    made.target_layers = 0  # the file's number counts the head's own layers
     padded = int(found.text.vocab_size)
     if 0 <= padded - made.vocabulary < PADDING and not made.own_embedding:
         made.vocabulary = padded
     family = family_of(text)
-    if family is not None and family.compact:  # the head does not care
+    if family is not None and family.compact:  # heads of any vocabulary fit
         made.vocabulary = 0
     check_axes(found, made, queries is not None)
     repeat_norms(tensors, made.layer_config())
@@ -75,15 +75,15 @@ def config_of(found: Found) -> EagleConfig:
 
 
 def is_lantern(stored: Json) -> bool:
-    """True if a config.json is that of one of LANTERN's drafters for LlamaGen (2410.03355)."""
+    """Return whether a config.json is that of a drafter of LANTERN for LlamaGen (2410.03355)."""
     return stored.get("model_type") == "llama" and stored.get("input_type") in CONDITIONS
 
 
 def layer_described(stored: Json, target: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of the language model that the layer of a head is of.
+    """Return the config of the language model whose layer the head has.
 
-    Its sizes may stand beside `model_type` though transformers nests those of that type: then they are those
-    of the language model all the same (MSD, ViSpec).
+    Its sizes may be listed beside `model_type`, although transformers nests them for that type; they are
+    those of the language model in either case (MSD, ViSpec).
     """
     text = target.get_text_config(decoder=True)
     if is_lantern(stored):
@@ -99,17 +99,16 @@ def layer_described(stored: Json, target: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _layer_of_llamagen(stored: Json, text: PreTrainedConfig) -> PreTrainedConfig:
-    """LlamaGen's own layer, of those sizes: its positions are those of the target's raster."""
+    """The config of LlamaGen's own layer with the stored sizes; its positions are those of the target."""
     condition = CONDITIONS[stored["input_type"]]
     if not isinstance(text, LlamaGenConfig) or text.condition_type != condition:
-        raise ValueError(
-            f"input_type {stored['input_type']!r}: for a LlamaGen that is conditioned on a {condition}"
-        )
+        kind = stored["input_type"]
+        raise ValueError(f"input_type {kind!r} needs a LlamaGen that is conditioned on a {condition}")
     side = round(CELLS[stored["input_type"]] ** 0.5)
     if text.grid_size != side:
         logger.warning(
-            "the drafter was trained for images of %d x %d cells, and this target's are %d x %d: fewer of "
-            "its drafts are accepted",
+            "The drafter was trained for images of %d x %d cells, and this target's have %d x %d; fewer of "
+            "its drafts will be accepted.",
             *(side, side, text.grid_size, text.grid_size),
         )
     sizes = {name: stored[name] for name in SIZES if name in stored}
@@ -117,7 +116,7 @@ def _layer_of_llamagen(stored: Json, text: PreTrainedConfig) -> PreTrainedConfig
 
 
 def repeat_norms(tensors: dict[str, Tensor], layer: PreTrainedConfig) -> None:
-    """Repeat norms of queries and keys that Lumina-mGPT keeps once for several heads, for each of them."""
+    """Repeat norms of queries and keys that Lumina-mGPT stores once for several heads, for each of them."""
     heads = {"q": layer.num_attention_heads, "k": getattr(layer, "num_key_value_heads", None)}
     for name, norm in tensors.items():
         match = NORM_OF_HEADS.fullmatch(name)
@@ -127,19 +126,20 @@ def repeat_norms(tensors: dict[str, Tensor], layer: PreTrainedConfig) -> None:
 
 
 def check_axes(found: Found, config: EagleConfig, is_vispec: bool) -> None:
-    """Refuse a head whose positions have other axes than it would be given.
+    """Raise CheckpointError for a head whose positions have other axes than the target's.
 
-    ViSpec's authors fed their heads for Qwen-VL with positions of one axis. One whose config has sections
-    runs with three, with a warning, since a position that is wrong costs acceptance and never words.
+    ViSpec's authors trained their heads for Qwen-VL with positions of one axis. A head whose config has
+    sections runs with three, with a warning: wrong positions lower the acceptance, but do not change the
+    output.
     """
     own, given, name = axes(config.layer_config()), axes(found.text), found.path.parent.name
     if own != given:
-        allowed = f"a head for positions as this target counts them, whose M-RoPE sections are {given}"
-        raise CheckpointError("drafter", f"{name}: M-RoPE sections {own}", allowed)
+        rule = f"must have positions as this target's, whose M-RoPE sections are {given}"
+        raise CheckpointError("drafter", f"{name}: M-RoPE sections {own}", rule)
     if is_vispec and given is not None and not config.one_axis:
         logger.warning(
-            "%s was trained with positions of one axis and gets this target's three: fewer of its drafts are "
-            "accepted; `mmspec train drafter --method vispec` trains one for them",
+            "%s was trained with positions of one axis and runs with this target's three; fewer of its "
+            "drafts will be accepted. `mmspec train drafter --method vispec` trains a head for three axes.",
             name,
         )
 
@@ -150,9 +150,9 @@ def axes(config: PreTrainedConfig) -> list[int] | None:
     return sections
 
 
-EAGLE_3 = "a head of EAGLE-1 or 2; this is an EAGLE-3 head; use accelerator='eagle3'"
+EAGLE_3 = "must be an EAGLE-1 or EAGLE-2 head; use accelerator='eagle3' for this EAGLE-3 head"
 read_eagle = Layout(
-    what="the config of a target, with one layer",
+    what="an EAGLE head, with the config of a target of one layer",
     config=config_of,
     names=(
         (r"layers\.(.*)", r"decoder.layers.\1"),
@@ -161,8 +161,8 @@ read_eagle = Layout(
     ),
     marks=({"fc.weight", "layers.0.self_attn.q_proj.weight"},),
     foreign={
-        "layers.ar_proj.0.weight": "a head of EAGLE-1 or 2; this is FLASH's released block head, whose code "
-        "cannot run; train one with `flash`",
+        "layers.ar_proj.0.weight": "must be an EAGLE-1 or EAGLE-2 head; FLASH's released block head cannot "
+        "be run: train one with `mmspec train drafter --method flash`",
         "layers.0.hidden_norm.weight": EAGLE_3,
         "midlayer.hidden_norm.weight": EAGLE_3,
     },

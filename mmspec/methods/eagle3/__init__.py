@@ -1,13 +1,13 @@
-"""EAGLE-3 (2503.01840): a head over hidden states of three depths."""
+"""EAGLE-3 (2503.01840): a drafting head over the target's hidden states of three depths."""
 
 from mmspec.plugins import Head, Method
 
-#: The best of nine trees for scenes-llamagen.
+#: The fastest of nine trees for scenes-llamagen.
 IMAGE_TREE = {"num_draft_tokens": 60, "depth": 3, "top_k": 40}
 METHODS = (
     Method(
         "eagle3",
-        "as `eagle`, from hidden states of three depths and over a vocabulary of its own",
+        "grows a tree with a trained layer on the target's hidden states of three depths",
         "2503.01840",
         head=Head(
             model="mmspec.methods.eagle3.head:Eagle3Head",

@@ -1,4 +1,4 @@
-"""EAGLE-3 (2503.01840): a head that reads hidden states of three depths; P-EAGLE: all levels in one pass."""
+"""Drafters of EAGLE-3 (2503.01840) and of P-EAGLE, whose head predicts all levels in one forward pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Eagle3Drafter"]
 
 
 class ParallelSession(GrownTreeSession):
-    """A P-EAGLE head that predicts all levels of a tree in one pass, by rows of a mask behind the root."""
+    """A P-EAGLE head that predicts all levels of a tree in one forward pass, at mask rows after the root."""
 
     head: ParallelHead
 
@@ -34,7 +34,7 @@ class ParallelSession(GrownTreeSession):
         return self.rated(growth)
 
     def _read_ahead(self, canvas: Canvas) -> Tensor:
-        """Read what was committed since the last time, and a mask behind it, which is not kept."""
+        """Read the newly committed tokens, and temporary mask rows after them."""
         self.prepare()
         mask = self.shape.depth - 1
         places = self.accepted[:, None] + torch.arange(mask + 1, device=self.tokens.device)
@@ -53,22 +53,22 @@ class ParallelSession(GrownTreeSession):
         own = self.head.embed(prompt["input_ids"].to(embeddings.device), lambda _: embeddings)
         seen = torch.zeros_like(embeddings[..., :1], dtype=torch.bool)
         for span in find_images(self.target.config, prompt):
-            seen[:, span.start : span.stop] = True  # of an image there is no token that it could embed
+            seen[:, span.start : span.stop] = True  # tokens of an image have no embedding of the head's own
         return super()._prompt_rows(prompt, embeddings.where(seen, own.to(embeddings)), features)
 
 
 def open_session(drafter: Eagle3Drafter, batch: PromptBatch) -> GrownTreeSession:
-    """Open the session for a head that predicts a level in a pass, or all of them."""
+    """Open the session of a head that predicts one level in a forward pass, or all of them."""
     kind = ParallelSession if isinstance(drafter.model, ParallelHead) else GrownTreeSession
     return kind(drafter, batch)
 
 
 class Eagle3Drafter(GrownTreeDrafter):
-    """As EAGLE, by a head that reads hidden states of three depths (EAGLE-3, 2503.01840).
+    """Drafts a tree as EAGLE does, with a head over hidden states of three depths (EAGLE-3, 2503.01840).
 
-    A P-EAGLE head predicts all levels in one pass, each independent of what the levels before it chose.
+    A P-EAGLE head predicts all levels in one forward pass; a level does not depend on the tokens before it.
 
-    Args: as of `HeadDrafter`.
+    Args: see `HeadDrafter`.
     """
 
     title = "an EAGLE-3 head"

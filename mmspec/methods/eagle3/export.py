@@ -1,4 +1,4 @@
-"""Writers of EAGLE-3 heads in the layouts of speculators (vLLM) and SpecForge (SGLang)."""
+"""Export of EAGLE-3 heads to the layouts of speculators (vLLM) and SpecForge (SGLang)."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def write_head(head: Eagle3Head, layout: str, target: str, config: PreTrainedCon
 def export_head(
     head: Eagle3Head, layout: str, name: str, target: PreTrainedConfig
 ) -> tuple[Json, dict[str, Tensor]]:
-    """Make the config and the tensors of a head in a layout of `LAYOUTS`.
+    """Return the config and the tensors of a head in a layout of `LAYOUTS`.
 
     Args:
-        head: for that target.
+        head: trained for that target.
         layout: "speculators" or "specforge".
         name: folder or hub id under which the target is served.
-        target: its config.
+        target: config of the target.
 
     Raises:
-        InputError: the head reads the target's final state, which engines do not hand over, or has norms that
-            the layout cannot tell.
+        InputError: the head reads the target's final state, which engines do not provide, or has norms that
+            the layout cannot describe.
     """
     if min(head.taps) < 0:
-        allowed = "a head that reads what enters layers; engines do not hand over the target's final state"
-        raise InputError("taps", list(head.taps), allowed)
+        rule = "must be inputs of layers: engines do not provide the target's final state"
+        raise InputError("taps", list(head.taps), rule)
     config = head.config
     foreign = {
         "specforge": {"norm_before_fc": config.norm_before_fc, "norm_feedback": config.norm_feedback},
@@ -54,8 +54,8 @@ def export_head(
     }
     for setting, differs in foreign[layout].items():
         if differs:
-            allowed = f"{not getattr(config, setting)}, all that {layout} knows"
-            raise InputError(setting, getattr(config, setting), allowed)
+            rule = f"must be {not getattr(config, setting)}: {layout} has no field for another value"
+            raise InputError(setting, getattr(config, setting), rule)
     layer, describe = LAYOUTS[layout]
     tensors = {
         layer + key.removeprefix(OWN_LAYER) if key.startswith(OWN_LAYER) else key: value.contiguous()
@@ -65,7 +65,7 @@ def export_head(
 
 
 def layer_config(head: Eagle3Head) -> Json:
-    """The head's layer as the config of a Llama of one layer."""
+    """The head's layer as the config of a Llama with one layer."""
     config, window = head.config, head.config.sliding_window
     names = (
         *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -85,7 +85,7 @@ def layer_config(head: Eagle3Head) -> Json:
 
 
 def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> Json:
-    """The config of speculators and vLLM: layers by their inputs, and the target by name."""
+    """The config for speculators and vLLM: layers are named by their inputs, the target by its name."""
     config, text = head.config, target.get_text_config(decoder=True)
     rope: Json = {"rope_type": "default", "rope_theta": config.rope_theta, **config.rotary}
     if config.mrope_section is not None:
@@ -121,7 +121,7 @@ def speculators_config(head: Eagle3Head, name: str, target: PreTrainedConfig) ->
 
 
 def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> Json:
-    """The config of SpecForge and SGLang: layers by their outputs, of which -1 are the embeddings."""
+    """The config for SpecForge and SGLang: layers are named by their outputs; -1 are the embeddings."""
     config, text = head.config, target.get_text_config(decoder=True)
     part = {PART: config.rotary[PART]} if PART in config.rotary else {}
     scaling: Json | None = {name: value for name, value in config.rotary.items() if name != PART}
@@ -148,7 +148,7 @@ def specforge_config(head: Eagle3Head, name: str, target: PreTrainedConfig) -> J
     }
 
 
-#: What the names of the layer's weights begin with, and what makes the config.json.
+#: Prefix of the names of the layer's weights, and the function that makes the config.json.
 LAYOUTS: Mapping[str, tuple[str, Callable[[Eagle3Head, str, PreTrainedConfig], Json]]] = {
     "speculators": ("layers.0.", speculators_config),
     "specforge": ("midlayer.", specforge_config),

@@ -1,8 +1,8 @@
 """The EAGLE-3 head: a Llama layer over embedding and feature side by side, its own norm and output matrix.
 
-It has no embedding: that is its target's, frozen. Unlike EAGLE-1 it need not predict the target's hidden
-states, so what it feeds itself is free: its layer's output before the last norm, as the release has it, or
-behind it (EAGLE-3.1, as speculators calls its later heads).
+It uses the frozen embedding of its target. Unlike EAGLE-1 it need not predict the target's hidden states, so
+that the state it feeds back is free: its layer's output before the last norm, as in the release, or after it
+(EAGLE-3.1, as speculators calls its later heads).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from mmspec.open_types import Keywords
 
 __all__ = ["ParallelConfig", "ParallelHead", "Eagle3Config", "Eagle3Head"]
 
-PREDICTIONS = 8  # of a pass of a P-EAGLE head, where nothing is said
+PREDICTIONS = 8  # of a forward pass of a P-EAGLE head whose config has no number
 DRAFT_VOCABULARY = 32000  # the published heads'
-LARGE = 2 * DRAFT_VOCABULARY  # below, the few tokens that a map would save are not worth missing
+LARGE = 2 * DRAFT_VOCABULARY  # smaller vocabularies save too little to leave tokens out
 AXES = 3  # of M-RoPE: time, height, width
 
 
@@ -44,20 +44,20 @@ class Eagle3Config(PublishedLayerConfig):
     """Config of an EAGLE-3 head.
 
     Attributes:
-        taps: hidden states of the target that are read: k for what enters layer k, -1 for the final one.
-        draft_vocabulary: tokens that the head knows, at most those of the target.
-        norm_before_residual: whether the layer adds to the normed feature, as most heads of speculators do,
-            instead of to the feature as it is.
-        norm_before_fc: whether the target's states are normed together before they are brought to one width
+        taps: hidden states of the target that are read: k for the input of layer k, -1 for the final one.
+        draft_vocabulary: number of tokens that the head can draft, at most those of the target.
+        norm_before_residual: whether the layer adds its output to the normed feature, as in most heads of
+            speculators, instead of the feature itself.
+        norm_before_fc: whether the target's states are normed together before they are projected to one width
             (EAGLE-3.1).
-        fc_norm: whether each of them is normed by itself.
-        norm_feedback: whether the state that the head goes on from is normed.
-        norm_logits: whether what its output matrix reads is normed.
+        fc_norm: whether each of them is normed separately.
+        norm_feedback: whether the state that is fed back is normed.
+        norm_logits: whether the input of the output matrix is normed.
         qk_norm: whether queries and keys are normed, as in Qwen3.
-        mrope_section: frequencies that turn with the time, height and width of a position, as the target's
+        mrope_section: numbers of frequencies for the time, height and width of a position, as in the target
             (M-RoPE); None for positions of one axis, which count the head's rows.
-        mrope_interleaved: whether these take turns (Qwen3-VL) instead of following one another (Qwen2-VL).
-        depth: of the dynamic tree that is grown where nothing else is asked for.
+        mrope_interleaved: whether the axes alternate (Qwen3-VL) instead of following one another (Qwen2-VL).
+        depth: of the default dynamic tree.
     """
 
     model_type = "mmspec_eagle3"
@@ -83,19 +83,22 @@ class Eagle3Config(PublishedLayerConfig):
         return self.draft_vocabulary if self.draft_vocabulary < self.vocabulary else 0
 
     def validate_architecture(self) -> None:
-        """Refuse what cannot be built; called by `strict`."""
+        """Raise ValueError for settings that cannot be built; called by `strict`."""
         if not 0 <= self.draft_vocabulary <= self.vocabulary:
             raise ValueError(
-                f"draft_vocabulary: got {self.draft_vocabulary}; at most {self.vocabulary}, the vocabulary"
+                f"draft_vocabulary must be from 0 to the vocabulary, {self.vocabulary}; "
+                f"got {self.draft_vocabulary}"
             )
         check_taps(self.taps, self.target_layers)
         if self.norm_before_fc and self.fc_norm:
-            raise ValueError("fc_norm: got True; False beside norm_before_fc, which norms the same states")
+            raise ValueError(
+                "fc_norm must be False beside norm_before_fc, which norms the same states; got True"
+            )
         section, half = self.mrope_section, self.rotary_dim // 2
         if section is not None and (len(section) != AXES or min(section) < 0 or sum(section) != half):
-            raise ValueError(f"mrope_section: got {section}; {AXES} numbers that add up to {half}")
+            raise ValueError(f"mrope_section must be {AXES} numbers that add up to {half}; got {section}")
         if section is not None and self.rotary.get("rope_type", "default") != "default":
-            raise ValueError(f"rotary: got {self.rotary}; positions of several axes are not scaled")
+            raise ValueError(f"rotary must not scale positions of several axes; got {self.rotary}")
 
     def layer_settings(self) -> Keywords:
         windows = {"layer_types": [SLIDING], "sliding_window": self.sliding_window}
@@ -103,9 +106,9 @@ class Eagle3Config(PublishedLayerConfig):
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
-        """Attributes of a head with a layer, its taps, and a vocabulary, reduced where it is large.
+        """Return layer sizes, taps, and a vocabulary that is reduced if the target's is large.
 
-        Positions have several axes where the target's have, and turn all numbers of its heads.
+        Positions have several axes where the target's have, if these cover all numbers of the head's rotary.
         """
         known = DRAFT_VOCABULARY if vocabulary > LARGE else vocabulary
         taps = three_taps(int(text.num_hidden_layers))
@@ -126,7 +129,7 @@ class Eagle3Layer(LlamaDecoderLayer):
     ) -> None:
         super().__init__(config, layer_idx=0)
         attention: Any = Glm4MoeAttention if partial else Qwen3Attention if qk_norm else None
-        if attention is not None:  # the config has all that these ask for
+        if attention is not None:  # the config has all the fields that these classes read
             output = self.self_attn.o_proj
             config.use_qk_norm = qk_norm
             self.self_attn = attention(config, layer_idx=0)
@@ -153,9 +156,9 @@ class Eagle3Layer(LlamaDecoderLayer):
 class Eagle3Head(FeatureHead):
     """Predicts a token from the tokens before it and the target's hidden states of three depths.
 
-    Row t of its input holds the embedding of token t and the feature at t - 1: the target's hidden states
-    there, brought to one width; or, of a candidate, the head's own state. The logits of token t + 1 are over
-    the draft vocabulary; t2d says which of the target's tokens are in it.
+    Row t of its input holds the embedding of token t and the feature at t - 1. The feature is the target's
+    hidden states projected to one width; for a candidate, it is the head's own state. The logits of token
+    t + 1 are over the draft vocabulary; `t2d` marks the target's tokens that are in it.
     """
 
     config: Eagle3Config
@@ -166,7 +169,7 @@ class Eagle3Head(FeatureHead):
         super().__init__(config)
         width = config.hidden_size
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
-        self.decoder = one_layer(config)  # without norm: states are fed back as they are
+        self.decoder = one_layer(config)  # without norm: states are fed back unchanged
         partial = config.rotary_dim < config.head_dim
         layer = self.decoder.config, config.norm_before_residual, config.qk_norm, partial
         self.decoder.layers[0] = Eagle3Layer(*layer)
@@ -189,7 +192,7 @@ class Eagle3Head(FeatureHead):
 
     @property
     def position_lag(self) -> int | None:
-        """With several axes, a row stands where the target has the token that its feature is of."""
+        """With several axes, a row has the position of its feature's token in the target."""
         return None if self.config.mrope_section is None else 1
 
     def learn_vocabulary(self, tokens: Tensor) -> None:
@@ -216,7 +219,7 @@ class Eagle3Head(FeatureHead):
     ) -> Tensor:
         window = self.config.sliding_window
         if attention_mask is None and window is not None and rows.shape[1] > window:
-            # Llama's decoder knows no windows
+            # Llama's decoder has no sliding windows
             place = torch.arange(rows.shape[1], device=rows.device)
             distance = place[:, None] - place
             seen = (distance >= 0) & (distance < window)
@@ -240,9 +243,10 @@ class ParallelConfig(Eagle3Config):
 
     Attributes:
         num_layers: of the head; the first is EAGLE-3's, the others are Llama's.
-        mask_token: whose embedding a row of the mask has.
-        own_embedding: whether tokens are embedded by a matrix of its own.
-        num_draft_tokens, depth, top_k: a chain of all that a pass was trained to predict, unless asked for.
+        mask_token: token whose embedding is the input of mask rows.
+        own_embedding: whether the head has its own embedding matrix.
+        num_draft_tokens, depth, top_k: the default draft, a chain of all tokens that the head was trained to
+            predict.
     """
 
     model_type = "mmspec_peagle"
@@ -255,13 +259,13 @@ class ParallelConfig(Eagle3Config):
     top_k: int = 1
 
     def validate_mask(self) -> None:
-        """Refuse a mask that is no token; called by `strict`."""
+        """Raise ValueError for a mask that is not a token; called by `strict`."""
         if not 0 <= self.mask_token < max(self.vocabulary, 1):
-            raise ValueError(f"mask_token: got {self.mask_token}; from 0 to {self.vocabulary - 1}")
+            raise ValueError(f"mask_token must be from 0 to {self.vocabulary - 1}; got {self.mask_token}")
 
 
 class ParallelHead(Eagle3Head):
-    """Predicts the next tokens, each from its own row, in one pass."""
+    """Predicts the next tokens, each from its own row, in one forward pass."""
 
     config: ParallelConfig
     config_class = ParallelConfig
@@ -288,5 +292,5 @@ class ParallelHead(Eagle3Head):
 
     @property
     def mask_feature(self) -> Tensor:
-        """[d] what stands for the state of the token before, in rows of the mask."""
+        """[d] feature of mask rows, in place of the state of the token before."""
         return self.join(self.mask_hidden.chunk(len(self.config.taps)))

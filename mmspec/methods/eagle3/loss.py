@@ -1,7 +1,7 @@
-"""Loss of heads that learn several steps on their own: EAGLE-3 (2503.01840, section 3.1), and MTP layers.
+"""Loss of heads that feed back their own states: EAGLE-3 (2503.01840, section 3.1), and MTP layers.
 
-In decoding the head goes on from its own states. Training does the same: each step feeds it the states of the
-step before and the tokens that really came (training-time test).
+Training imitates decoding (training-time test): each step reads the head's states of the step before, and the
+true tokens.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def unroll(
     first: int = 0,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """The head's states when, from every token on, it feeds itself.
+    """Return the head's states when it feeds back its own states from every token on.
 
-    Step i of the row of token t holds token t + i and the state of step i - 1, at the position that follows.
-    It sees what step 0 read of the tokens up to t, and its own chain: so in decoding, where t is the root.
+    Step i of the row of token t holds token t + i and the state of step i - 1, at the next position. It sees
+    the rows that step 0 read up to token t, and its own chain, as in decoding with t as the root.
 
     Args:
-        head: whose layer is run with `sdpa`.
+        head: whose layer runs with `sdpa`.
         embeddings, features: [B, L, d] at each token.
         steps: n, step 0 included.
-        first: rows before this one are read and go no further.
+        first: rows before this one are read in step 0 alone.
         positions: [B, L] or [3, B, L] of the tokens; None where the head counts its rows.
 
     Returns:
@@ -50,11 +50,11 @@ def unroll(
     """
     length = embeddings.shape[1] - 1
     place, cache = torch.arange(length, device=embeddings.device), DynamicCache()
-    at = place[None] if positions is None else positions[..., :-1]  # where the token before has its own
+    at = place[None] if positions is None else positions[..., :-1]  # the position of the token before
     state = head(head.fuse(embeddings[:, 1:], features[:, :-1]), at, None, cache)[:, first:]
     seen, rows = (place <= place[:, None])[first:], length - first
     window: int | None = getattr(head.config, "sliding_window", None)
-    root, stands = place[first:, None], place.expand(rows, -1)  # stands: of each row that was read
+    root, stands = place[first:, None], place.expand(rows, -1)  # positions of the rows read so far
     states, own = [state], torch.eye(rows, dtype=torch.bool, device=place.device)
     for step in range(1, steps):
         ahead = pad(embeddings[:, first + 1 + step :], (0, 0, 0, step))[:, :rows]
@@ -70,11 +70,11 @@ class Eagle3Loss(DrafterLoss):
     """The loss of an EAGLE-3 head, or of an MTP layer, on sequences that its target reads.
 
     Args:
-        steps: n of the training-time test; the release has 7.
+        steps: n of the training-time test; 7 in the release.
         discount: weight of step i is discount^i.
 
     Raises:
-        InputError: no number of steps.
+        InputError: `steps` is out of range.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Eagle3Loss(DrafterLoss):
     ) -> None:
         super().__init__(head, target)
         if not 1 <= steps <= MAX_STEPS:
-            raise InputError("steps", steps, f"an integer from 1 to {MAX_STEPS}")
+            raise InputError("steps", steps, f"must be an integer from 1 to {MAX_STEPS}")
         self.steps, self.discount = steps, discount
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: how often each step's likeliest token is the target's.
+        """Return the loss and figures: how often each step's likeliest token is the target's.
 
-        Each step's cross-entropy is averaged over its learnt tokens, without those where the target's
-        likeliest token is none that the head knows.
+        Each step's cross-entropy is averaged over its learnt tokens, except those for which the target's
+        likeliest token is not in the head's vocabulary.
         """
         reading = self.read(batch)
         blocks = Blocks.of(reading.learnt, self.steps)
@@ -107,9 +107,9 @@ class Eagle3Loss(DrafterLoss):
         return torch.stack(losses).sum(), {"agreement": torch.cat(agreements)}
 
     def states(self, reading: Reading, blocks: Blocks, examples: Sequence[TrainingExample]) -> Tensor:
-        """[m, n, d] the head's states at every root; each sequence goes its steps alone and without padding.
+        """Return [m, n, d] the head's states at every root; sequences run one by one, without padding.
 
-        Rows of a prompt are many, and those of another's padding too: only step 0 pays for them.
+        Rows of prompts and of padding are many; they are computed in step 0 alone.
         """
         found = []
         for row, length in enumerate(reading.lengths):

@@ -1,4 +1,4 @@
-"""EAGLE-3 and P-EAGLE heads: of EAGLE's authors, of SpecForge, and in the format of vLLM's speculators."""
+"""Reader of published EAGLE-3 and P-EAGLE heads, in layouts of EAGLE, SpecForge and vLLM's speculators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OBEYED = {
     *("transformer_layer_config", "speculators_config", "speculators_model_type", "speculators_version"),
     "num_target_layers",
 }
-# whose layers differ in their sizes, biases and norms of queries and keys alone, which the weights show
+# types whose layers differ only in sizes, biases and norms of queries and keys, which the weights show
 LIKE_LLAMA = ("llama", "mistral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 LAYER = "decoder.layers.0."
 MASK, EMBEDDING = "mask_hidden", "embed_tokens.weight"  # of P-EAGLE
@@ -30,7 +30,7 @@ TOKEN = ("mask_token_id", "ptd_token_id", "pard_token")  # of speculators; of vL
 
 
 def config_of(found: Found) -> Eagle3Config:
-    """The config of a head, which reads the usual hidden states unless it names others."""
+    """The config of a head; without taps in its config.json it reads the usual hidden states."""
     if is_parallel := MASK in found.tensors:
         found.tensors[MASK] = found.tensors[MASK].flatten()
     shown = with_one_layer(found) if is_parallel else found
@@ -40,15 +40,14 @@ def config_of(found: Found) -> Eagle3Config:
     table = table_of_layer(shown, parts, OBEYED)
     kind = table.pop("model_type", None) or "llama"
     if kind not in LIKE_LLAMA:
-        raise CheckpointError(f"{file}: model_type", kind, f"one of {', '.join(LIKE_LLAMA)}")
+        raise CheckpointError(f"{file}: model_type", kind, f"must be one of {', '.join(LIKE_LLAMA)}")
     shape = AutoConfig.for_model(kind, **table)
     rope = getattr(shape, "rope_parameters", None) or {}
     section, given = rope.get("mrope_section"), getattr(found.text, "rope_parameters", None) or {}
     if section is not None and given.get("mrope_section") is None:
-        # the reverse is served, by counting rows: such heads are published for Qwen-VL, and only accept less
-        raise CheckpointError(
-            f"{file}: mrope_section", section, "positions of one axis, as this target has them"
-        )
+        # the reverse works, by counting rows: such heads are published for Qwen-VL, with lower acceptance
+        rule = "must be absent for this target, whose positions have one axis"
+        raise CheckpointError(f"{file}: mrope_section", section, rule)
     norms = read_norms(stored)
     config = Eagle3Config(
         target_layers=layers,
@@ -68,7 +67,7 @@ def config_of(found: Found) -> Eagle3Config:
         mrope_interleaved=bool(rope.get("mrope_interleaved", False)),
         **read_layer(file, shape),
     )
-    if config.draft_vocabulary == config.vocabulary:  # then the tables say nothing
+    if config.draft_vocabulary == config.vocabulary:  # then the tables carry no information
         for name in ("d2t", "t2d"):
             tensors.pop(name, None)
     else:
@@ -77,10 +76,10 @@ def config_of(found: Found) -> Eagle3Config:
 
 
 def read_norms(stored: Json) -> tuple[bool, bool]:
-    """Whether the state that is fed back is normed, and whether what the output matrix reads is.
+    """Return whether the state that is fed back is normed, and whether the output matrix's input is.
 
-    In the format of speculators `norm_output` means the former, and the latter is always so. SpecForge means
-    the latter by that name, which is True if left out.
+    `norm_output` means the former in the format of speculators, where the latter is always True. In SpecForge
+    it means the latter, and is True if left out.
     """
     if "speculators_model_type" in stored or "speculators_config" in stored:
         return bool(stored.get("norm_output", False)), True
@@ -88,10 +87,10 @@ def read_norms(stored: Json) -> tuple[bool, bool]:
 
 
 def read_taps(file: Path, stored: Json, layers: int) -> list[int]:
-    """Layers whose inputs a published head reads; empty where its config does not say.
+    """Return the layers whose inputs a published head reads; empty if its config does not list them.
 
-    Ids at the top level (speculators, vLLM) are those layers, and count where both are given. Ids in
-    `eagle_config` (SpecForge, SGLang) are layers whose outputs are read, -1 for the embeddings.
+    Ids at the top level (speculators, vLLM) are those layers, and take precedence. Ids in `eagle_config`
+    (SpecForge, SGLang) are layers whose outputs are read, -1 for the embeddings.
     """
     nested = stored.get("eagle_config") or {}
     inputs, outputs = (
@@ -100,8 +99,8 @@ def read_taps(file: Path, stored: Json, layers: int) -> list[int]:
     if inputs:
         return inputs
     if any(not -1 <= output < layers - 1 for output in outputs):
-        allowed = f"ids from -1 to {layers - 2}: outputs that another of the target's {layers} layers reads"
-        raise CheckpointError(f"{file}: eagle_config", outputs, allowed)
+        rule = f"must have ids from -1 to {layers - 2}: outputs of the target's {layers} layers but the last"
+        raise CheckpointError(f"{file}: eagle_config", outputs, rule)
     return [output + 1 for output in outputs]
 
 
@@ -111,8 +110,8 @@ def with_one_layer(found: Found) -> Found:
     table = {**(found.stored if nested is None else nested), "num_hidden_layers": 1}
     types = table.get("layer_types") or []
     if len({*types}) > 1 or (not types and table.get("use_sliding_window")):
-        allowed = "layer_types of one kind: layers of a P-EAGLE head that all have a window, or none"
-        raise CheckpointError(f"{found.file}: layer_types", types, allowed)
+        rule = "must be of one kind: all layers of a P-EAGLE head have a window, or none has"
+        raise CheckpointError(f"{found.file}: layer_types", types, rule)
     table["layer_types"] = types[:1] or None
     made = table if nested is None else {**found.stored, "transformer_layer_config": table}
     dropped = ("embed_requires_grad", *TOKEN)
@@ -120,11 +119,11 @@ def with_one_layer(found: Found) -> Found:
 
 
 def parallel_config(found: Found, config: Eagle3Config) -> ParallelConfig:
-    """The config of a P-EAGLE head from that of its first layer as an EAGLE-3 head."""
+    """The config of a P-EAGLE head, from the config of its first layer as an EAGLE-3 head."""
     token = next((found.stored[name] for name in TOKEN if found.stored.get(name) is not None), None)
     if not isinstance(token, int) or not 0 <= token < config.vocabulary:
-        allowed = f"the token whose embedding a mask has, from 0 to {config.vocabulary - 1}"
-        raise CheckpointError(f"{found.file}: mask_token_id", token, allowed)
+        rule = f"must be the token that the mask has the embedding of, from 0 to {config.vocabulary - 1}"
+        raise CheckpointError(f"{found.file}: mask_token_id", token, rule)
     methods = (found.stored.get("speculators_config") or {}).get("proposal_methods") or [{}]
     most = int(methods[0].get("speculative_tokens") or PREDICTIONS)
     depths = {int(name.split(".")[2]) for name in found.tensors if name.startswith("decoder.layers.")}
@@ -143,9 +142,9 @@ def parallel_config(found: Found, config: Eagle3Config) -> ParallelConfig:
 
 
 read_eagle3 = Layout(
-    what="the config of an EAGLE-3 head for a target of {layers} layers",
+    what="an EAGLE-3 head for a target of {layers} layers",
     config=config_of,
-    # of EAGLE and SpecForge; of speculators
+    # names of EAGLE and SpecForge; names of speculators
     names=((r"midlayer\.(.*)", r"decoder.layers.0.\1"), (r"layers\.(.*)", r"decoder.layers.\1")),
     marks=({"midlayer.hidden_norm.weight"}, {"layers.0.hidden_norm.weight"}),
 )

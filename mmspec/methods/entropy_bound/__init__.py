@@ -1,11 +1,11 @@
-"""EB-Sampler (2505.24857): places of low entropy."""
+"""EB-Sampler (2505.24857): decides the masked places of lowest entropy together."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "entropy_bound",
-        "nothing: as `low_confidence`; places of low entropy, up to `entropy_bound` nats",
+        "decides the masked places of lowest entropy, up to a total of `entropy_bound` nats",
         "2505.24857",
         policy="mmspec.methods.entropy_bound.policy:EntropyBound",
         rules={"entropy_bound": "mmspec.methods.entropy_bound.policy:EntropyBound"},

@@ -1,4 +1,4 @@
-"""Entropy bound: as many places as have little to say of each other."""
+"""Entropy bound: decides together the places whose entropies add up to at most a bound."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mmspec.validation import require_number
 
 @dataclass(frozen=True)
 class EntropyBound(PlaceRule):
-    """Decide the places of the lowest entropy, as long as those before each sum to at most a bound.
+    """Decides the places of the lowest entropy, as long as the entropies before each sum to at most a bound.
 
-    The error of deciding places at once is at most the sum of their entropies but the largest (EB-Sampler,
-    2505.24857), which this keeps below the bound, in nats, in every round; nothing bounds it over several.
-    The place of the lowest entropy is always decided, in the place of the surest.
+    The error of deciding places together is at most the sum of their entropies without the largest
+    (EB-Sampler, 2505.24857). The rule keeps this sum below the bound, in nats, in every round; there is no
+    bound over several rounds. The place of the lowest entropy is always decided, instead of the surest.
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
-        entropy_bound: in nats; larger decides more.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
+        entropy_bound: in nats; a larger bound decides more places.
     """
 
     entropy_bound: float = 0.1
@@ -29,7 +29,7 @@ class EntropyBound(PlaceRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("entropy_bound", self.entropy_bound, 0.0, 1e6, "nats, 0 or more")
+        require_number("entropy_bound", self.entropy_bound, 0.0, 1e6, "must be at least 0 nats")
 
     def order(self, places: Places) -> Tensor:
         return rank(-open_entropy(places))
@@ -39,5 +39,5 @@ class EntropyBound(PlaceRule):
 
 
 def open_entropy(places: Places) -> Tensor:
-    """[B, n] nats at the open places; infinitely many elsewhere."""
+    """[B, n] entropy in nats at the open places; infinite elsewhere."""
     return entropy(places.logits).masked_fill(~places.is_open, float("inf"))

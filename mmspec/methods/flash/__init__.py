@@ -1,11 +1,11 @@
-"""FLASH (2505.12728): compressed images, blocks of tokens in each pass."""
+"""FLASH (2505.12728): a head over compressed images that drafts blocks of tokens."""
 
 from mmspec.plugins import Head, Method
 
 METHODS = (
     Method(
         "flash",
-        "a trained head reads compressed images and drafts a block of tokens in each pass, as a tree",
+        "drafts blocks of tokens as a tree with a trained head that reads compressed images",
         "2505.12728",
         head=Head(
             model="mmspec.methods.flash.head:FlashHead",
@@ -13,7 +13,7 @@ METHODS = (
             loss="mmspec.methods.flash.loss:FlashLoss",
             shipped={
                 "scenes-llava-flash": (
-                    "head that drafts for scenes-llava",
+                    "head for scenes-llava",
                     "mmspec train drafter --target assets/scenes-llava --method flash",
                 ),
             },

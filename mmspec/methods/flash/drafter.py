@@ -1,8 +1,8 @@
-"""FLASH: a head that reads compressed images and predicts a block of tokens in each pass.
+"""Drafter of FLASH: a head over compressed images that predicts a block of tokens in each forward pass.
 
 FLASH (2505.12728), completed: grouped-query attention with a cache, one transform for each offset of a block,
 a light bias from each token of a block to the next (DSpark, 2607.05147), and blocks that branch into a tree.
-With `block=1` the same weights draft one token a pass.
+With `block=1` the same weights draft one token in a forward pass of the head.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ __all__ = ["FlashDrafter"]
 
 
 class FlashSession(FeatureSession):
-    """A head that predicts a block in each pass, as a chain or as a tree."""
+    """A head that predicts a block in each of its forward passes, as a chain or as a tree."""
 
     head: FlashHead
     drafter: FlashDrafter
 
     def propose(self, canvas: Canvas) -> Draft:
-        hidden = self._read_committed(canvas)[:, None]  # [R, w, d] of the nodes that a pass ended in
+        hidden = self._read_committed(canvas)[:, None]  # [R, w, d] of the nodes that end a block
         is_chain = self.shape.max_children == 1 and not self.shape.stop_below
         return self._chain(canvas.root, hidden) if is_chain else self._tree(canvas.root, hidden)
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
-        if self.drafter.shape.max_children > 1:  # a chain takes fewer operations than it could save
+        if self.drafter.shape.max_children > 1:  # limiting a chain would cost more than it saves
             super().limit(nodes, least)
 
     def _chain(self, root: Tensor, hidden: Tensor) -> Draft:
-        """Draft what `_tree` would with one child a node, at a third of its operations."""
+        """Draft the same chain as `_tree` with one child a node, at a third of its operations."""
         tokens, sound, depth = [root], torch.ones_like(root, dtype=torch.bool), self.shape.depth
         paths = [torch.zeros(len(root), dtype=torch.float32, device=root.device)]
         steps, block = torch.arange(depth + 1, device=root.device), self.drafter.block
         for start in range(0, depth, block):
             predicted = self.head.predict(hidden[:, 0], min(block, depth - start))  # [R, K, d]
             for logits in self.read_out(predicted).unbind(1):
-                said = self._biased(logits[:, None], tokens[-1][:, None])[:, 0]
-                likeliest = said.max(-1)
+                biased = self._biased(logits[:, None], tokens[-1][:, None])[:, 0]
+                likeliest = biased.max(-1)
                 sound = sound & likeliest.values.isfinite()
                 tokens.append(likeliest.indices if self.names is None else self.names[likeliest.indices])
-                paths.append(paths[-1] + likeliest.values - said.logsumexp(-1))
+                paths.append(paths[-1] + likeliest.values - biased.logsumexp(-1))
             if start + block < depth:
                 read, nodes = torch.stack(tokens[start + 1 :], 1), steps[: start + block]
                 reached = (nodes <= nodes[start:, None]).expand(len(root), -1, -1)
@@ -63,11 +63,11 @@ class FlashSession(FeatureSession):
         return Tree.chain(torch.stack(tokens, 1), DraftKind.POINT, valid=valid, faulty=~sound)
 
     def _tree(self, root: Tensor, hidden: Tensor) -> Draft:
-        """Grow a tree, with a pass of the head at the start of every block."""
+        """Grow a tree, with a forward pass of the head at the start of every block."""
         growth = TreeGrowth(self.shape, root, self.names)
-        base = torch.zeros_like(root)[:, None]  # [B, w] which of these each expanded node descends from
+        base = torch.zeros_like(root)[:, None]  # [B, w] ancestor in `hidden` of each expanded node
         block = self.drafter.block
-        last_pass = (self.shape.depth - 1) // block * block  # the level that it starts from
+        last_pass = (self.shape.depth - 1) // block * block  # the level at which it starts
         unread: list[tuple[Tensor, Tensor]] = []  # tokens of expanded nodes, and features before them
         while not growth.is_grown:
             offset = growth.level % block
@@ -89,25 +89,25 @@ class FlashSession(FeatureSession):
         return self.rated(growth)
 
     def _biased(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """[B, w, V'] logits after nodes [B, w]: the head's [R, w, V'], and the bias of what stands before."""
+        """[B, w, V'] guided logits after nodes [B, w]: the head's [R, w, V'] plus the bias of these nodes."""
         return self._guided(logits + self.head.bias(self._copied(tokens)))
 
 
 class FlashDrafter(FeatureDrafter):
-    """A tree of the likeliest continuations by a head that predicts blocks of hidden states.
+    """Drafts a tree of the likeliest continuations with a head that predicts blocks of hidden states.
 
     Args:
         model: the trained head.
-        num_draft_tokens: nodes of the tree, the root not counted; what the head's config says if None, or as
-            many as there can be.
-        depth: its deepest level; as many as a block has, if None. Levels beyond a block cost a pass a block.
-        top_k: nodes that it expands on each level, and children of each; what the config says if None, or
-            as many as there are nodes. 1 makes a chain.
-        block: tokens in a pass, at most the K that the head was trained for, which is the default; 1 is
-            autoregressive drafting.
+        num_draft_tokens: nodes of the tree, the root not counted; that of the head's config if None, but not
+            more than the tree can have.
+        depth: its deepest level; that of a block if None. Each further block costs a forward pass.
+        top_k: nodes that are expanded on each level, and children of each; that of the config if None, but no
+            more than there are nodes. 1 makes a chain.
+        block: tokens in a forward pass of the head, at most the K that it was trained for, which is the
+            default; 1 is autoregressive drafting.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     title = "a FLASH head"
@@ -123,6 +123,7 @@ class FlashDrafter(FeatureDrafter):
     ) -> None:
         most = model.config.block
         if block is not None and (not is_integer(block) or not 1 <= block <= most):
-            raise InputError("block", block, f"an integer from 1 to {most}, which the head was trained for")
+            rule = f"must be an integer from 1 to {most}, which the head was trained for"
+            raise InputError("block", block, rule)
         self.block = most if block is None else block
         super().__init__(model, num_draft_tokens, depth, top_k)

@@ -1,7 +1,7 @@
 """The FLASH head: one layer over a compressed prompt, then K transforms that predict K hidden states.
 
-It has no embedding and no output matrix: those are its target's, frozen. The released code never wired its
-semi-autoregressive head in; this follows the paper (2505.12728).
+It uses the frozen embedding and output matrix of its target. The released code never called its
+semi-autoregressive head; this follows the paper (2505.12728).
 """
 
 from __future__ import annotations
@@ -31,22 +31,21 @@ MAX_BLOCK = 16
 class FlashConfig(LlamaLayerConfig):
     """Config of a FLASH head.
 
-    Its layer counts positions by itself: a compressed prompt has fewer rows than the target's, and places on
-    an image's grid are no longer its own.
+    Its layer counts positions by itself: a compressed prompt has fewer rows than the target's, and positions
+    on an image's grid do not apply to them.
 
-    Other drafters of blocks are settings of this one. `compressor="identity", bias_rank=0` predicts a block
-    from the prefix alone, as ParallelSpec does, with a transform for each offset instead of a trained mask
-    token. With `block=2` and trees deeper than that it has Falcon's shape, block after block, with a fusion
-    of each position instead of an LSTM, whose state would leak from sibling to sibling; without its glancing
-    distillation.
+    Other block drafters are settings of this one. `compressor="identity", bias_rank=0` predicts a block from
+    the prefix alone, as ParallelSpec does, with a transform for each offset instead of a trained mask token.
+    With `block=2` and deeper trees it is similar to Falcon, block after block, with a fusion of each position
+    instead of an LSTM, whose state would leak between siblings, and without its glancing distillation.
 
     Attributes:
-        block: K, tokens predicted in one pass.
-        offset_size: hidden width of the K transforms that tell the tokens of a block apart.
+        block: K, tokens predicted in one forward pass.
+        offset_size: hidden width of the K transforms, one for each token of a block.
         bias_rank: rank of the bias that each token of a block has on the next; 0 for none, as published.
-        compressor, compressor_options: what is made of each image; see `mmspec.compressors`.
-        num_draft_tokens, top_k: the tree where nothing else is asked for, one block deep. `top_k=1` is a
-            chain, which costs a third of a tree's operations and is best where text is easily predicted.
+        compressor, compressor_options: compression of each image; see `mmspec.compressors`.
+        num_draft_tokens, top_k: the default tree, one block deep. `top_k=1` is a chain, which costs a third
+            of a tree's operations and is best where text is easily predicted.
     """
 
     model_type = "mmspec_flash"
@@ -61,15 +60,15 @@ class FlashConfig(LlamaLayerConfig):
 
     @property
     def depth(self) -> int:
-        """Depth of the tree that is grown where nothing else is asked for."""
+        """Depth of the default tree."""
         return self.block
 
     def validate_architecture(self) -> None:
-        """Refuse what cannot be built; called by `strict`."""
+        """Raise ValueError for settings that cannot be built; called by `strict`."""
         if not 1 <= self.block <= MAX_BLOCK:
-            raise ValueError(f"block: got {self.block}; 1 to {MAX_BLOCK} tokens in a pass")
+            raise ValueError(f"block must be from 1 to {MAX_BLOCK} tokens; got {self.block}")
         if self.bias_rank < 0:
-            raise ValueError(f"bias_rank: got {self.bias_rank}; 0 (none) or more")
+            raise ValueError(f"bias_rank must be at least 0 (none); got {self.bias_rank}")
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
@@ -80,12 +79,12 @@ class FlashConfig(LlamaLayerConfig):
 class FlashHead(FeatureHead):
     """Predicts the hidden states of a token and of the K - 1 after it.
 
-    Row t of its input holds the embedding of token t and the target's final hidden state at t - 1; its
-    state h after the layer gives, by offset i, the target's hidden state at t + i, whose logits are those
-    of token t + i + 1. Fed with offset 0 alone it is an autoregressive head with the same weights.
+    Row t of its input holds the embedding of token t and the target's final hidden state at t - 1. Its state
+    h after the layer gives, by offset i, the target's hidden state at t + i, whose logits are those of token
+    t + i + 1. With offset 0 alone it is an autoregressive head with the same weights.
 
     Raises:
-        InputError: no such compressor, or one that gives a summary too.
+        InputError: there is no such compressor, or it outputs a summary too.
     """
 
     config: FlashConfig
@@ -99,9 +98,9 @@ class FlashHead(FeatureHead):
         self.fc = nn.Linear(2 * width, width)
         self.compressor = build_compressor(config.compressor, width, **config.compressor_options)
         if self.compressor.summarises:
-            allowed = "one whose tokens say all: FLASH reads no summary"
-            raise InputError("compressor", config.compressor, allowed)
-        self.decoder = one_layer(config)  # without norm: what is imitated has passed the target's
+            rule = "must be one without a summary, which FLASH does not read"
+            raise InputError("compressor", config.compressor, rule)
+        self.decoder = one_layer(config)  # without norm: the imitated states are normed by the target
         self.up = nn.Linear(width, config.block * config.offset_size)
         self.down = nn.Parameter(torch.zeros(config.block, config.offset_size, width))
         self.bias_in = nn.Parameter(torch.randn(config.vocabulary, config.bias_rank))
@@ -110,7 +109,7 @@ class FlashHead(FeatureHead):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        if all(module is not part for part in self.compressor.modules()):  # they know how to begin
+        if all(module is not part for part in self.compressor.modules()):  # it has its own initialisation
             super()._init_weights(module)
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
@@ -132,8 +131,8 @@ class FlashHead(FeatureHead):
         return hidden[..., None, :] + torch.einsum("...os,osd->...od", inner, self.down[:offsets])
 
     def bias(self, tokens: Tensor) -> Tensor:
-        """Bias that a token has on the logits of the next: [...] -> [..., V'] (DSpark, 2607.05147).
+        """Bias of a token on the logits of the next: [...] -> [..., V'] (DSpark, 2607.05147).
 
-        The offsets of a block do not see what was chosen before them; this is how they still agree on it.
+        The offsets of a block do not see the tokens chosen before them; the bias makes them consistent.
         """
         return embedding(tokens, self.bias_in) @ self.bias_out

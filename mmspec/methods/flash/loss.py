@@ -1,4 +1,4 @@
-"""Loss of a FLASH head, which learns the K next hidden states and distributions of its target."""
+"""Loss of a FLASH head, which learns the next K hidden states and distributions of its target."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from mmspec.visual_tokens.splice import PromptRows
 
 __all__ = ["FlashLoss"]
 
-# FLASH has 1.0 and 0.1, for tokens of a vocabulary of 32,000; acceptance follows the tokens
+# FLASH has 1.0 and 0.1, for a vocabulary of 32,000 tokens; acceptance depends on the token loss
 STATE_WEIGHT, TOKEN_WEIGHT = 1.0, 1.0
 NOISE = 0.05
 
 
 class FlashLoss(DrafterLoss):
-    """Smooth L1 on hidden states and soft cross-entropy on tokens, averaged over the pairs that count.
+    """Smooth L1 on hidden states and soft cross-entropy on tokens, averaged over the learnt pairs.
 
     FLASH, 2505.12728, section 3.4.
 
     Args:
-        own_guesses: share of the answers' states that the head reads as it predicts them itself, as it has to
-            beyond its first block (and everywhere, where it drafts token by token). The paper has none.
+        own_guesses: share of the answers' states that are replaced by the head's own predictions, which it
+            reads beyond its first block (and everywhere with `block=1`). The paper has none.
 
     Raises:
-        InputError: a share that is none.
+        InputError: `own_guesses` is not a share.
     """
 
     def __init__(self, head: FlashHead, target: CausalTarget, *, own_guesses: float = 0.0) -> None:
         super().__init__(head, target)
-        require_number("own_guesses", own_guesses, 0.0, 1.0, "a share, 0 to 1")
+        require_number("own_guesses", own_guesses, 0.0, 1.0, "must be a share from 0 to 1")
         self.own_guesses = own_guesses
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: its two parts, and [K] how often the likeliest tokens agree by offset."""
+        """Return the loss and figures: its two parts, and the agreement [K] of likeliest tokens by offset."""
         reading, block = self.read(batch), self.head.config.block
         tokens, states = reading.tokens, reading.taps[HIDDEN]
         spliced, hidden = run(self.head, reading, self.features(reading, batch.seed))
         text = spliced.source.clamp_min(0)[..., None].expand(-1, -1, block)
-        # nothing is drafted from what is no token of the vocabulary, such as the place of an image's label
+        # no draft begins at a token that is not in the vocabulary, such as the label of a generated image
         drafted_from = (spliced.source >= 0) & (tokens < self.head.config.vocabulary).gather(1, text[..., 0])
         counted = learnt_pairs(reading.learnt, block).gather(1, text) & drafted_from[..., None]
         row, place = counted[..., 0].nonzero(as_tuple=True)  # offset 0 counts wherever another does
@@ -62,7 +62,7 @@ class FlashLoss(DrafterLoss):
         return loss, {"states": state_loss, "tokens": tokens_loss, "agreement": agreement}
 
     def features(self, reading: Reading, seed: int) -> Tensor:
-        """[B, L, d] final hidden states as the head reads them: with noise, or as it predicts them itself."""
+        """[B, L, d] final hidden states for the head: with noise, or partly its own predictions."""
         states = reading.taps[HIDDEN]
         generator = torch.Generator(states.device).manual_seed(seed)
         noise = 2 * torch.rand(states.shape, generator=generator, device=states.device) - 1
@@ -75,7 +75,7 @@ class FlashLoss(DrafterLoss):
 
 @torch.no_grad()
 def own_states(head: FlashHead, reading: Reading, features: Tensor) -> Tensor:
-    """[B, L, d] states as the head predicts them, reading features [B, L, d]; in images, the target's."""
+    """[B, L, d] the head's predictions of states, from features [B, L, d]; in images, the target's states."""
     states = reading.taps[HIDDEN]
     spliced, hidden = run(head, reading, features)
     predicted = head.predict(hidden, 1)[..., 0, :].to(states)
@@ -84,6 +84,6 @@ def own_states(head: FlashHead, reading: Reading, features: Tensor) -> Tensor:
 
 
 def run(head: FlashHead, reading: Reading, features: Tensor) -> tuple[PromptRows, Tensor]:
-    """Run the head on whole sequences with features [B, L, d]: its rows, and [B, M, d] its states there."""
+    """Run the head on whole sequences with features [B, L, d]; return its rows and its states [B, M, d]."""
     made = head.read_prompts(reading.prompts(features))
     return made, head(made.rows, torch.arange(made.rows.shape[1], device=made.rows.device)[None])

@@ -1,12 +1,11 @@
-"""FreeDave (2510.00294): states of a masked block that are guessed to follow."""
+"""FreeDave (2510.00294): drafts the next states of a masked block, and scores them in one forward pass."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "freedave",
-        "the target itself: a block-causal masked model (SDAR) scores the states of a block that are "
-        "guessed to follow",
+        "drafts the next states of a masked block (SDAR), and scores them in one forward pass",
         "2510.00294",
         make="mmspec.methods.freedave.drafter:freedave",
         rules={"state_walk": "mmspec.places.state_walk:StateWalk"},

@@ -1,9 +1,10 @@
-"""States of a masked block: what it will look like after 1, 2, ... more places, all scored in one forward.
+"""Drafts of a masked block's next states: the block after 1, 2, ... more places, scored in one forward pass.
 
-FreeDave (2510.00294). A block-causal model decides one place a forward. From its newest scores the next
-places and their tokens are guessed; the block with the first guess, with the first two, ... are further lanes
-of the next forward. The model's own step from each state is then known, and is followed as long as it leads
-to the next state. The output is that of one place a forward: a wrong guess costs time, never words.
+FreeDave (2510.00294). A block-causal model decides one place per forward pass. The next places and their
+tokens are drafted from its newest scores; the block with the first draft token, with the first two, ... are
+further lanes of the next forward pass. This gives the model's own step from each state, which is accepted as
+long as it leads to the next state. The output is that of one place per forward pass: a wrong draft costs time
+alone.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 
 @dataclass(frozen=True)
 class StatesBlock(MaskedBlock):
-    """A block in S states, and the block behind it, as S + 1 groups of n lanes.
+    """A block in S states, and the block after it, as S + 1 groups of n lanes.
 
-    The first state is the block as it stands, in its own slots; the others and the block behind stand in
-    slots behind the output. Each state sees what is before the block, and itself; the block behind sees the
-    state in which nothing is open.
+    The first state is the current block, in its own slots; the other states and the block after it have slots
+    after the output. Each state sees the text before the block, and itself; the block after it sees the state
+    without open places.
 
     Attributes:
         states: S.
         known: [B, S] whether each state is drafted: the first always is.
-        guessed: [B, S, n] the place that the step from each state to the next is guessed to decide; none from
+        guessed: [B, S, n] the place that the step from each state to the next is expected to decide; none for
             the last.
-        full: [B] index of the state in which nothing is open; S where there is none among them.
+        full: [B] index of the state without open places; S if there is none.
     """
 
     states: int = 1
@@ -66,7 +67,7 @@ class StatesBlock(MaskedBlock):
     def before(self) -> Tensor:
         before, width = super().before.clone(), self.guessed.shape[-1]
         size = self.valid[:, :width, 0].sum(-1)
-        # the block behind begins after the last place of the state in which nothing is open
+        # the block after it begins after the last place of the state without open places
         before[:, self.states * width] = (self.full * width + size).clamp_max(self.states * width)
         return before
 
@@ -75,9 +76,9 @@ class StatesSession(UnmaskingSession):
     """States of the blocks of a batch.
 
     Attributes:
-        ranked: [B, n] ranks in which the places of a block are guessed to be decided.
-        guesses: [B, n] the tokens that are guessed there.
-        begin: [B] output index of the first place of the block that both are of; -1 before the first.
+        ranked: [B, n] expected order in which the places of a block are decided.
+        guesses: [B, n] the draft tokens of these places.
+        begin: [B] output index of the first place of the block that both refer to; -1 before the first.
     """
 
     drafter: StatesDrafter
@@ -123,7 +124,7 @@ class StatesSession(UnmaskingSession):
         return StatesBlock(**made, states=count, known=known, guessed=next_place, full=full)
 
     def _is_whole(self, block: MaskedBlock, width: int) -> Tensor:
-        """[B] whether a block begins behind the prompt, whose end else reads it, and sees one state alone."""
+        """[B] whether a block has all its places after the prompt; others have one state alone."""
         rows = zip(self.requests, block.groups, strict=True)
         whole = [(len(request.prompt_tokens) + begin) % width == 0 for request, (begin, _) in rows]
         return torch.tensor(whole, device=self.device)
@@ -137,9 +138,9 @@ class StatesSession(UnmaskingSession):
         is_open: Tensor,
         full: Tensor,
     ) -> Keywords:
-        """Fields of a block of S + 1 groups of lanes [B, (S + 1) n]: who stands in which slot, and sees whom.
+        """Return the fields of a block of S + 1 groups of lanes [B, (S + 1) n]: slots, depths and visibility.
 
-        Each group sees what is before the block, and itself; the last one the group `full` [B] as well.
+        Each group sees the text before the block, and itself; the last one also the group `full` [B].
         """
         rows, length, groups = len(tokens), block.length, self.drafter.states + 1
         width = tokens.shape[1] // groups
@@ -148,7 +149,7 @@ class StatesSession(UnmaskingSession):
         slots = torch.cat([places[:, :width], behind], 1).where(exists, length)
         sees = torch.zeros(rows, groups, length + 1 + behind.shape[1], dtype=torch.bool, device=self.device)
         sees[row[:, None], group.repeat_interleave(width).expand(rows, -1), slots] = True
-        sees[:, -1] |= sees[row, full]  # itself where nothing is full
+        sees[:, -1] |= sees[row, full]  # itself where no state is full
         sees[:, :, length] = False
         sees[:, :, :length] |= block.depths[:, None, :length] < places[:, :1, None]
         depths = torch.cat([block.depths[:, : length + 1], places[:, width:].clamp_max(length)], 1)
@@ -176,9 +177,9 @@ class StatesSession(UnmaskingSession):
             self.ranked, self.guesses = self.guess(scores, verdict)
 
     def guess(self, scores: Scores, verdict: StateFill) -> tuple[Tensor, Tensor]:
-        """[B, n] ranks in which the open places of a block are guessed to come, and their tokens.
+        """Return [B, n] the expected order of the open places of a block, and their draft tokens.
 
-        Tokens that are drawn anew in every state are guessed with the noise of the states to come.
+        Tokens that are drawn anew in every state are drafted with the noise of the coming states.
         """
         seen, ranked = verdict.seen, verdict.order
         if not self.draws_anew(scores):
@@ -196,11 +197,11 @@ class StatesSession(UnmaskingSession):
         return ranked, guesses
 
     def draws_anew(self, scores: Scores) -> bool:
-        """Whether any token is drawn with other noise in every state."""
+        """Return whether tokens are drawn with other noise in every state."""
         return self.drafter.order == "confidence" and scores.greedy is not True
 
     def draws(self, scores: Scores, verdict: StateFill) -> Callable[[Tensor | int], Tensor]:
-        """The tokens [B, n] as drawn so many places [B, n] ahead; of greedy rows those that are seen."""
+        """Return a function that draws tokens [B, n] for a later state; greedy rows keep theirs."""
         seen = verdict.seen
         lanes = Scores(seen.logits.flatten(0, 1)[:, None], greedy=False)
         places = seen.begin[:, None] + torch.arange(seen.token.shape[1], device=self.device)
@@ -217,17 +218,17 @@ class StatesSession(UnmaskingSession):
 
 
 class StatesDrafter(UnmaskingDrafter):
-    """Guesses the next places of a block, and proposes the states that follow (FreeDave, 2510.00294).
+    """Drafts the next places of a block, and the states that follow (FreeDave, 2510.00294).
 
-    For block-causal models. Where all places see each other, the prompt does too: each state would need a
-    prompt of its own.
+    For block-causal models. Where all places see each other, the prompt sees the output too, so that each
+    state would need a prompt of its own.
 
     Args:
-        states: most places that a forward may decide in a block, 2 or more; one more in the block behind it
-            where all of those are.
+        states: most places that a forward pass may decide in a block, 2 or more; one more place of the block
+            after it if all of those are decided.
 
     Raises:
-        InputError: a number of states out of range.
+        InputError: `states` is out of range.
     """
 
     judged_by = StateWalk
@@ -236,7 +237,7 @@ class StatesDrafter(UnmaskingDrafter):
 
     def __init__(self, states: int = 8) -> None:
         if not is_integer(states) or not 2 <= states <= MAX_STATES:
-            raise InputError("states", states, f"an integer from 2 to {MAX_STATES}")
+            raise InputError("states", states, f"must be an integer from 2 to {MAX_STATES}")
         super().__init__()
         self.states = states
 
@@ -245,8 +246,8 @@ class StatesDrafter(UnmaskingDrafter):
         if not isinstance(fitted, StatesDrafter):
             raise TypeError(type(fitted).__name__)
         if not fitted.is_causal:
-            allowed = "a block-causal model, as SDAR is: in others each state needs a prompt of its own"
-            raise InputError("accelerator", "freedave", allowed)
+            rule = "needs a block-causal model such as SDAR; others would read the prompt for each state"
+            raise InputError("accelerator", "freedave", rule)
         fitted = copy.copy(fitted)
         size = fitted.block_length or 1
         fitted.states = min(self.states, 1 + size)
@@ -255,8 +256,8 @@ class StatesDrafter(UnmaskingDrafter):
 
 
 def freedave(states: int = 8) -> Accelerator:
-    """States of a masked block that are guessed to follow, scored in one forward (FreeDave, 2510.00294).
+    """Draft the next states of a masked block, and score them in one forward pass (FreeDave, 2510.00294).
 
-    The output is that of one place a forward. Options as of `StatesDrafter`.
+    The output is that of one place per forward pass. Options: see `StatesDrafter`.
     """
     return Accelerator("freedave", StatesDrafter(states), StateWalk())

@@ -5,8 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "gsd",
-        "as `sjd`; spends delta on groups of tokens of like probability, after GSD (published rule: "
-        "`acceptance=grouped`)",
+        "drafts as `sjd` does; accepts tokens by groups of similar probability, within `delta`",
         "2508.07747",
         make="mmspec.methods.gsd.rule:gsd",
         rules={"grouped": "mmspec.methods.gsd.rule:Grouped"},

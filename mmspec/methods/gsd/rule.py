@@ -1,7 +1,7 @@
-"""GSD: candidates are judged by the mass of a group of tokens. Lossy by design.
+"""GSD: accepts candidates by the probability of a group of tokens. Lossy by design.
 
-Groups are a true partition of the tokens that the target allows: only then does the group test accept at
-least as much as the exact one, by the triangle inequality.
+Groups are a true partition of the tokens that the target allows. This ensures, by the triangle inequality,
+that the group test accepts at least as much as the exact one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mmspec.trees.relaxed_sampling import RelaxedSampling, check_group_size
 
 @dataclass
 class Grouped(RelaxedSampling):
-    """Accept x with probability min(1, P(C) / Q(C)) for the group C of x, else draw from norm((p - q)+).
+    """Accepts x with probability min(1, P(C) / Q(C)) for the group C of x, else draws from norm((p - q)+).
 
     Grouped speculative decoding (2508.07747). Groups are tokens that are neighbours in the order of their
-    probability, anew at every place. For a true partition the acceptance is at least the exact one.
-    No bound is known; the total variation is measured at every place.
-    `budget` with relaxation="groups" spends a bounded one on the same groups.
+    probability, formed anew at every place. For a true partition the acceptance is at least the exact one.
+    No bound is known; the total variation is measured at every place. `budget` with relaxation="groups"
+    applies a bound to the same groups.
 
     Args:
         group_size: tokens per group, 1 (exact) or more.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     group_size: int = 14
@@ -50,6 +50,9 @@ class Grouped(RelaxedSampling):
 
 
 def gsd(delta: float = 0.1, group_size: int = 14, **window: Unpack[WindowOptions]) -> Accelerator:
-    """The delta-budget rule over groups of tokens of like probability, after GSD (2508.07747)."""
+    """Draft a Jacobi window, verified with a budget over groups of similar probability (GSD, 2508.07747).
+
+    The published rule is `acceptance=grouped`.
+    """
     rule = Budget(delta, "groups", group_size=group_size)
     return Accelerator("gsd", JacobiDrafter(**window), rule)

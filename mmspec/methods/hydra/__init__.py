@@ -1,11 +1,11 @@
-"""Hydra (2402.05109): heads that know the tokens before theirs."""
+"""Hydra (2402.05109): sequential heads, each of which reads the tokens of the heads before it."""
 
 from mmspec.plugins import Head, Method
 
 METHODS = (
     Method(
         "hydra",
-        "as `medusa`, by heads that also read the tokens that the heads before them chose",
+        "predicts with heads as `medusa` does; each also reads the tokens of the heads before it",
         "2402.05109",
         head=Head(
             model="mmspec.methods.hydra.head:HydraHead",

@@ -1,7 +1,7 @@
-"""Hydra (2402.05109): heads that run one after another, each given the tokens that those before it chose.
+"""Drafter of Hydra (2402.05109): sequential heads, each of which reads the tokens chosen by those before it.
 
-Hydra++ first reads the target's states of the committed tokens by a layer of its own, whose keys are all that
-is cached.
+Hydra++ first reads the target's states of the committed tokens with a layer of its own, whose keys and values
+are the only cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HydraGrowth(HeadSession):
     head: HydraHead
 
     def grow(self, canvas: Canvas, hidden: Tensor) -> Draft:
-        """Grow a tree by the state [R, d] that the heads read at the root."""
+        """Grow a tree from the state [R, d] that the heads read at the root."""
         growth = self.growth(canvas)
         path = self._embed(growth)  # [R, w, i + 1, d] tokens of the path to each node that is expanded
         while True:
@@ -46,14 +46,14 @@ class HydraGrowth(HeadSession):
 
 
 class HydraSession(HydraGrowth, StateSession):
-    """Heads that read the target's hidden state as it is."""
+    """Heads that read the target's hidden state directly."""
 
     def propose(self, canvas: Canvas) -> Draft:
         return self.grow(canvas, self.hidden)
 
 
 class PrefixSession(HydraGrowth, FeatureSession):
-    """Heads that read what a layer of their own makes of the hidden states (Hydra++)."""
+    """Heads that read the output of a layer of their own over the hidden states (Hydra++)."""
 
     head: HydraHead
 
@@ -62,15 +62,15 @@ class PrefixSession(HydraGrowth, FeatureSession):
 
 
 def open_session(drafter: HydraDrafter, batch: PromptBatch) -> HydraGrowth:
-    """Open the session for heads with a layer of their own, or without."""
+    """Open the session of heads with or without a layer of their own."""
     kind = PrefixSession if drafter.model.config.prefix_attention else HydraSession
     return kind(drafter, batch)
 
 
 class HydraDrafter(LevelDrafter, FeatureDrafter):
-    """A tree by heads that each know the path so far.
+    """Drafts a tree with heads that each read the path so far.
 
-    Args: as of `LevelDrafter`.
+    Args: see `LevelDrafter`.
     """
 
     title = "Hydra's heads"

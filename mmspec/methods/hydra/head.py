@@ -1,6 +1,6 @@
 """Hydra's heads: MLPs that read a hidden state and the embeddings of every token chosen since.
 
-They have no embedding, and by default no output matrix: those are their target's, frozen.
+They use the frozen embedding and, by default, the frozen output matrix of the target.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class HydraConfig(LevelHeadsConfig, LlamaLayerConfig):
     """Config of Hydra's heads; the defaults are Hydra++ (2402.05109, section 4).
 
     Attributes:
-        num_layers: layers of each head's MLP; the first of them takes in the tokens of the path.
-        prefix_attention: whether a Llama layer reads the target's hidden states first and the heads its
-            output. Without it, this is plain Hydra.
+        num_layers: layers of each head's MLP; the first of them reads the tokens of the path.
+        prefix_attention: whether a Llama layer reads the target's hidden states, and the heads its output.
+            Without it, this is plain Hydra.
     """
 
     model_type = "mmspec_hydra"
@@ -38,13 +38,13 @@ class HydraConfig(LevelHeadsConfig, LlamaLayerConfig):
 
 
 class HydraMLP(nn.Module):
-    """The MLP of one head: a layer that takes in the path, then residual blocks."""
+    """The MLP of one head: a layer that reads the path, then residual blocks."""
 
     def __init__(self, width: int, inputs: int, layers: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width, inputs * width))
         self.bias = nn.Parameter(torch.zeros(width))
-        self.shortcut = nn.Linear(inputs * width, width)  # one that begins as the state alone learns late
+        self.shortcut = nn.Linear(inputs * width, width)  # one initialised to the state alone trains slowly
         self.blocks = new_blocks(width, layers - 1)
 
     def forward(self, read: Tensor) -> Tensor:
@@ -77,14 +77,14 @@ class HydraHead(FeatureHead):
         self.post_init()
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
-        return features  # the heads read the embeddings of tokens themselves
+        return features  # the heads read the embeddings themselves
 
     def forward(self, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Run the prefix layer; without one, states are the rows as they are."""
+        """Run the prefix layer; without one, return the rows unchanged."""
         return super().forward(rows, *args, **kwargs) if self.config.prefix_attention else rows
 
     def predict(self, hidden: Tensor, path: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits [..., V or V'] of head i, which is as far along as the path.
+        """Return the logits [..., V or V'] of head i, for a path of i tokens after the root.
 
         Args:
             hidden: [..., d] from `forward`, at the root.

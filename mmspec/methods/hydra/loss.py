@@ -33,10 +33,10 @@ class HydraLoss(StateLoss):
         paths = [path[:, : head + 1] for head in range(path.shape[1])]
         if self.head.lm_heads:
             return torch.stack([self.head.predict(hidden, each, self.read_out) for each in paths], 1)
-        # the one output matrix is asked once: what it says is large, and would be copied
+        # one product with the output matrix for all heads: its result is large, and stacking would copy it
         return self.read_out(torch.stack([self.head.predict(hidden, each, same) for each in paths], 1))
 
 
 def same(state: Tensor) -> Tensor:
-    """A state as it is, in place of what is read out of it."""
+    """Return a state unchanged, in place of its logits."""
     return state

@@ -1,4 +1,4 @@
-"""Hydra's heads as their authors publish them: `hydra_lm_head.pt`.
+"""Reader of Hydra's heads as their authors publish them: `hydra_lm_head.pt`.
 
 The files do not name the target; width and vocabulary are checked when the heads are fitted to one. The
 config does not describe the prefix layer, whose sizes are read from its tensors.
@@ -22,8 +22,8 @@ def hydra_config(found: Found) -> HydraConfig:
     """The config of Hydra's heads."""
     for name, allowed in ALLOWED.items():
         if found.stored.get(name, allowed[0]) not in allowed:
-            what = f"Hydra's heads, whose config has {' or '.join(map(str, allowed))} there"
-            raise CheckpointError(f"{found.file}: {name}", found.stored[name], what)
+            rule = f"must be {' or '.join(map(str, allowed))} in the config of Hydra's heads"
+            raise CheckpointError(f"{found.file}: {name}", found.stored[name], rule)
     number_layers(found)
     blocks, attention = found.count(r"mlps\.0\.blocks\.\d+\.weight"), r"decoder\.layers\.0\.self_attn\."
     shape = level_sizes(found) | {"num_layers": 1 + blocks, "prefix_attention": False}
@@ -43,7 +43,7 @@ def hydra_config(found: Found) -> HydraConfig:
 
 
 def number_layers(found: Found) -> None:
-    """Number the layers of heads, which stand in a sequence, for Hydra++ with dropout between them."""
+    """Number the layers of heads without gaps; Hydra++ has dropout between them in its sequences."""
     step = re.compile(r"mlps\.(\d+)\.step\.(\d+)\.(weight|bias)")
     places = {name: match.groups() for name in found.tensors if (match := step.fullmatch(name))}
     order = sorted({(head, int(number)) for head, number, _ in places.values()})
@@ -54,13 +54,13 @@ def number_layers(found: Found) -> None:
 
 
 read_hydra = Layout(
-    what="Hydra's heads",
+    what="a file of Hydra's heads",
     config=hydra_config,
     names=(
         (r"hydra_mlp\.(\d+)\.\d+\.res_connection\.(weight|bias)", r"mlps.\1.shortcut.\2"),
         (r"hydra_mlp\.(\d+)\.(\d+)\.linear\.(weight|bias)", r"mlps.\1.step.\2.\3"),
         (r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)", r"lm_heads.\1.\2"),
-        (r"prefix_embeding_layer\.(.*)", r"decoder.\1"),  # their spelling
+        (r"prefix_embeding_layer\.(.*)", r"decoder.\1"),  # spelled so in the release
     ),
     files=("hydra_lm_head.safetensors", "hydra_lm_head.pt"),
     ignored=r"input_embed_fn\.weight|decoder\.embed_tokens\.weight|.*\.rotary_emb\..*",

@@ -5,8 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "lantern",
-        "as `sjd`; spends delta on tokens whose neighbours in the codebook are likely, after LANTERN "
-        "(published rule: `acceptance=lantern`)",
+        "drafts as `sjd` does; accepts tokens whose codebook neighbours are likely, within `delta`",
         "2410.03355",
         make="mmspec.methods.lantern.rule:lantern",
         rules={

@@ -1,4 +1,4 @@
-"""LANTERN and LANTERN++: a candidate borrows the mass of its neighbours in the codebook. Lossy by design."""
+"""LANTERN and LANTERN++: relaxed acceptance by the mass of a candidate's codebook neighbours. Lossy."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from mmspec.validation import require_number
 
 @dataclass
 class Lantern(RelaxedSampling):
-    """Accept x with probability min(1, (p(x) + c(x)) / q(x)), c(x) the mass of its nearest neighbours.
+    """Accepts x with probability min(1, (p(x) + c(x)) / q(x)), c(x) the mass of its nearest neighbours.
 
-    LANTERN (2410.03355), LANTERN++ (2502.06352). Neighbours are
-    added nearest first, as long as c(x) <= delta, or c(x) <= (lam - 1) p(x). If a deterministic candidate is
-    refused, x and the neighbours that were added leave p, so that one candidate costs a total variation of
-    c(x) <= delta; several siblings cost up to that each. If a sampled one is refused, norm((p - q)+) is drawn
-    from, the best there is, and the total variation may be as large as that of p and q; for a bound use
-    `budget`. In chains of sampled tokens it is measured at one judged place a round.
+    LANTERN (2410.03355), LANTERN++ (2502.06352). Neighbours are added nearest first, as long as
+    c(x) <= delta, or c(x) <= (lam - 1) p(x). If a deterministic candidate is rejected, x and the added
+    neighbours are removed from p, so that one candidate costs a total variation of c(x) <= delta; several
+    siblings may cost that much each. If a sampled candidate is rejected, the draw is from norm((p - q)+),
+    which is optimal, and the total variation may be as large as that of p and q; use `budget` for a bound. In
+    chains of sampled tokens it is measured at one verified place a round.
 
     Args:
         delta: the additive limit, 0 (exact) to 1.
-        lam: the multiplicative limit of LANTERN++, above 1; it takes the place of delta.
-        neighbours: largest number of neighbours added; a smaller codebook gives all it has.
+        lam: the multiplicative limit of LANTERN++, above 1; it replaces delta.
+        neighbours: largest number of neighbours added; all of them in a smaller codebook.
         metric: "l2" or "cosine".
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     delta: float = 0.1
@@ -50,9 +50,9 @@ class Lantern(RelaxedSampling):
     measures_one_place = True
 
     def __post_init__(self) -> None:
-        require_number("delta", self.delta, 0.0, 1.0, "0 (exact) to 1")
+        require_number("delta", self.delta, 0.0, 1.0, "must be between 0 (exact) and 1")
         if self.lam is not None:
-            require_number("lam", self.lam, 1.0, 1e6, "above 1, at most 1,000,000", open_below=True)
+            require_number("lam", self.lam, 1.0, 1e6, "must be above 1 and at most 1000000", open_below=True)
         check_neighbours(self.neighbours, self.metric)
 
     def fit(self, target: AnyTarget) -> Lantern:
@@ -94,7 +94,7 @@ class Lantern(RelaxedSampling):
         return normalise(left, otherwise=p)
 
     def leaving(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., k] ids of the neighbours of x [..., 1], and which of them leave with it."""
+        """Return [..., k] ids of the neighbours of x [..., 1], and which of them are removed with it."""
         ids = self.nearest[x.clamp_max(len(self.nearest) - 1)].long()
         _, count = nearby_prefix(p, self.nearest, x, self.limit(p.gather(-1, x)))
         leaving = torch.arange(ids.shape[-1], device=ids.device) < count[..., None]
@@ -112,6 +112,9 @@ class LanternPlusPlus(Lantern):
 def lantern(
     delta: float = 0.1, neighbours: int = 100, metric: str = "l2", **window: Unpack[WindowOptions]
 ) -> Accelerator:
-    """The delta-budget rule over neighbours in the codebook, after LANTERN (2410.03355)."""
+    """Draft a Jacobi window, verified with a budget over codebook neighbours (after LANTERN, 2410.03355).
+
+    The published rule is `acceptance=lantern`.
+    """
     rule = Budget(delta, "neighbours", neighbours, metric)
     return Accelerator("lantern", JacobiDrafter(**window), rule)

@@ -1,12 +1,11 @@
-"""LLaDA's order (2502.09992): the surest places first."""
+"""LLaDA's order (2502.09992): decides the surest masked places first."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "low_confidence",
-        "nothing: a masked language model (LLaDA, SDAR, Dream) decides `places_per_step` places in each "
-        "forward, the surest first, block after block",
+        "decides the surest `places_per_step` masked places in each forward pass, block by block",
         "2502.09992",
         make="mmspec.methods.low_confidence.policy:low_confidence",
         rules={"low_confidence": "mmspec.places.confidence:LowConfidence"},

@@ -1,4 +1,4 @@
-"""Places of a masked language model in the order of their confidence (LLaDA, 2502.09992)."""
+"""Decoding of a masked language model in the order of confidence (LLaDA, 2502.09992)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def low_confidence(
     denoising_steps: int | None = None,
     end_cut: bool = False,
 ) -> Accelerator:
-    """Places of a masked language model in the order of their confidence (LLaDA, 2502.09992).
+    """Decide places of a masked language model in the order of their confidence (LLaDA, 2502.09992).
 
     Args:
-        places_per_step, remask_below, denoising_steps, end_cut: as of `LowConfidence`; one place a step over
+        places_per_step, remask_below, denoising_steps, end_cut: see `LowConfidence`; one place a step over
             the whole output, or in the model's own blocks, is plain decoding.
-        block_length, cache: as of `UnmaskingDrafter`.
+        block_length, cache: see `UnmaskingDrafter`.
     """
     rule = LowConfidence(places_per_step, remask_below, end_cut, denoising_steps=denoising_steps)
     return Accelerator("low_confidence", UnmaskingDrafter(block_length, cache), rule)

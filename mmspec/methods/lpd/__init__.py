@@ -1,12 +1,11 @@
-"""LPD (2507.01957): groups of cells, each asked for by learned queries."""
+"""LPD (2507.01957): models that decide groups of image cells by learned queries for places."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "lpd",
-        "nothing: a model with queries for places (LPD) decides groups of cells, in `order` proximity, "
-        "raster, random, diagonal, regions, blocks (rows) or checkerboard",
+        "decides groups of image cells in a chosen order, for models with queries for places (LPD)",
         "2507.01957",
         make="mmspec.methods.lpd.states:lpd",
         trials=("lpd",),

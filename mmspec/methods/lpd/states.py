@@ -1,10 +1,10 @@
-"""States of an image: what it will look like after 1, 2, ... more groups of cells, all asked in one forward.
+"""Drafts of an LPD image's next states: the image after 1, 2, ... more groups, scored in one forward pass.
 
 FreeDave (2510.00294) on a model with queries for cells (LPD, 2507.01957), whose groups come in a known order.
-Tokens of the next groups are guessed; queries of each group see the guesses of those before it alone. The
-target's own draws are followed as long as they are what was guessed. A draw uses the noise of its cell
-whatever state it is drawn in, so it is often the same in a state that is not quite right: what was drawn and
-not decided is the next guess, as in a Jacobi window with the noise of the target.
+Tokens of the next groups are drafted; queries of each group see the drafts of the groups before it alone. The
+target's own draws are accepted as long as they equal the drafts. A draw uses the noise of its cell in every
+state, so that it is often the same in a state that is partly wrong: a token that was drawn and not decided is
+the next draft, as in a Jacobi window with the target's noise.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MAX_STATES = 128
 
 
 class CellStatesSession(DraftSession):
-    """States of the images of a batch, each of which goes on by as many groups as its own walk decides.
+    """States of the images of a batch; each row advances by the number of groups that its own walk decides.
 
     Attributes:
-        order: [B, N + 1] cells of each image in their order, and N behind them.
-        group: [N + 1] group of each rank in the order; behind the image far from all others.
+        order: [B, N + 1] cells of each image in their order, and N after them.
+        group: [N + 1] group of each rank in the order; after the image, a number far from all others.
         begins: [G + 1] rank at which each group begins.
         done: [B] groups that are decided.
         newest: [B, N + 1] the token that was last drawn at each cell.
@@ -65,12 +65,12 @@ class CellStatesSession(DraftSession):
         return self._states(self._ranks(self.done, 0), self._ranks(self.done, 0))
 
     def propose(self, canvas: Canvas) -> Draft:
-        # as many groups behind the guessed ones as the next walk may need guesses of
+        # the next walk may need drafts of that many groups after those drafted so far
         ahead = 2 * self.states - 1
         return self._states(self._ranks(self.done - 1, self.states), self._ranks(self.done, ahead))
 
     def _ranks(self, first: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Ranks in the order, and turns, of `count` groups from group `first` [B] on; `count` of padding."""
+        """Ranks and turns of the cells of `count` groups from group `first` [B]; padding has turn `count`."""
         rank = self.begins[first.clamp_min(0)][:, None] + torch.arange(
             widest(self.counts, count), device=first.device
         )
@@ -79,7 +79,7 @@ class CellStatesSession(DraftSession):
         return rank.where(turn < count, self.cells), turn
 
     def _states(self, read: tuple[Tensor, Tensor], asked: tuple[Tensor, Tensor]) -> CellStates:
-        """Build the draft of tokens to read and cells to ask for, given by ranks and turns."""
+        """Build the draft from tokens to read and cells to query, given by ranks and turns."""
         (rank_read, turn_read), (rank, turn) = read, asked
         fresh, places = self.order.gather(1, rank_read), self.order.gather(1, rank)
         kept = torch.zeros_like(self.order, dtype=torch.bool)
@@ -114,14 +114,14 @@ class CellStatesSession(DraftSession):
 
 
 class CellStatesDrafter(OrderedCellsDrafter):
-    """Guesses the next groups of cells, and proposes the states that follow (FreeDave, 2510.00294).
+    """Drafts the tokens of the next groups of cells, and the states that follow (FreeDave, 2510.00294).
 
     Args:
-        states: most groups that a forward may decide, 2 or more.
+        states: most groups that a forward pass may decide, 2 or more.
         options: of `DecodingOrder`; None is the model's own.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     judged_by = CellWalk
@@ -130,7 +130,7 @@ class CellStatesDrafter(OrderedCellsDrafter):
     def __init__(self, states: int = 8, **options: Any) -> None:
         super().__init__(**options)
         if not is_integer(states) or not 2 <= states <= MAX_STATES:
-            raise InputError("states", states, f"an integer from 2 to {MAX_STATES}")
+            raise InputError("states", states, f"must be an integer from 2 to {MAX_STATES}")
         self.states = states
 
     def fitted(self, target: ParallelImageTarget) -> CellStatesDrafter:
@@ -142,7 +142,7 @@ class CellStatesDrafter(OrderedCellsDrafter):
 
 
 def widest(counts: list[int], groups: int) -> int:
-    """Most cells of so many groups that follow each other."""
+    """Return the most cells of `groups` consecutive groups."""
     ends = [0, *accumulate(counts)]
     return max(end - begin for begin, end in zip(ends, ends[groups:] or ends[-1:], strict=False))
 
@@ -155,13 +155,13 @@ def lpd(
     regions: int | None = None,
     states: int = 1,
 ) -> Accelerator:
-    """Groups of cells of an image, each asked for by learned queries (LPD, 2507.01957).
+    """Groups of cells of an image, decided by learned queries (LPD, 2507.01957).
 
     Args:
-        order, generation_steps, repulsion_threshold, proximity_threshold, regions: as of `DecodingOrder`;
+        order, generation_steps, repulsion_threshold, proximity_threshold, regions: see `DecodingOrder`;
             None is the model's own order, which is its plain decoding.
-        states: most groups that a forward decides; the images are those of one (FreeDave, 2510.00294). As of
-            `CellStatesDrafter`.
+        states: most groups that a forward pass decides, as in `CellStatesDrafter`. The images are the same
+            as with 1 (FreeDave, 2510.00294).
     """
     thresholds = {"repulsion_threshold": repulsion_threshold, "proximity_threshold": proximity_threshold}
     steps = {"generation_steps": generation_steps, "regions": regions}

@@ -5,8 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "masked",
-        "nothing: a masked model (MAR) decides several cells in each of `iterations` forwards, in "
-        "`order` random or checkerboard",
+        "decides several image cells in each of `iterations` forward passes of a masked model (MAR)",
         "2406.11838",
         make="mmspec.methods.masked.drafter:masked",
         trials=(

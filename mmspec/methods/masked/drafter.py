@@ -14,12 +14,12 @@ def masked(
     last_steps: int | None = None,
     annealing: str = "linear",
 ) -> Accelerator:
-    """Several cells of an image in a forward, in any order (MAR, 2406.11838).
+    """Decide several cells of an image in a forward pass, in any order (MAR, 2406.11838).
 
-    The published order in 64 forwards is the model's plain decoding, in which cells of one forward are
-    independent of each other; all else is approximate to it.
+    The published order in 64 forward passes is the model's plain decoding, in which cells of one forward pass
+    are independent of each other; all other settings are approximate.
 
     Args:
-        iterations, order, last_steps, annealing: as of `CellOrderDrafter`.
+        iterations, order, last_steps, annealing: see `CellOrderDrafter`.
     """
     return pair("masked", CellOrderDrafter(iterations, order, last_steps, annealing))

@@ -1,12 +1,11 @@
-"""MaskGIT (2202.04200): the surest open cells in each forward pass."""
+"""MaskGIT (2202.04200): decides the surest open cells in each forward pass."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "maskgit",
-        "nothing: a model with queries for places (LPD) decides the surest of all open cells in each of "
-        "`iterations` forwards",
+        "decides the surest of all open image cells in each of `iterations` forward passes (LPD)",
         "2202.04200",
         make="mmspec.methods.maskgit.drafter:maskgit",
         rules={"maskgit": "mmspec.methods.maskgit.policy:MaskGIT"},

@@ -1,4 +1,4 @@
-"""MaskGIT: all open cells of an image are proposed in each forward."""
+"""Drafter of MaskGIT: all open cells of an image are drafted in each forward pass."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["MaskGITDrafter", "maskgit"]
 
 
 class MaskGITSession(DraftSession):
-    """Images of which all open cells are proposed, and a rule decides the surest of them.
+    """Images of which all open cells are drafted; the rule decides the surest of them.
 
     Attributes:
-        counts: cells that each forward decides.
-        fresh: [B, k] cells that the last one has decided.
+        counts: number of cells that each forward pass decides.
+        fresh: [B, k] cells that the last forward pass decided.
     """
 
     def __init__(self, drafter: MaskGITDrafter, batch: PromptBatch) -> None:
@@ -56,19 +56,19 @@ class MaskGITSession(DraftSession):
         return group_of(canvas, self.layout, open_cells, self.fresh, before, ranks, begin, quota, cells)
 
     def observe(self, draft: CellGroup, output: TargetOutput, scores: Any, verdict: Fill) -> None:
-        # as many in every row, but for rows that have ended
+        # the same number in every row, except in finished rows
         chosen = verdict.decided.long().argsort(dim=1, descending=True, stable=True)[:, : draft.quota]
         self.fresh = verdict.places.gather(1, chosen)
 
 
 class MaskGITDrafter(CellsDrafter):
-    """Proposes all open cells, of which `MaskGIT` decides the surest (MaskGIT, 2202.04200).
+    """Drafts all open cells, of which `MaskGIT` decides the surest (MaskGIT, 2202.04200).
 
     Args:
-        iterations: forwards of an image, whose numbers of cells follow a cosine.
+        iterations: forward passes of an image; the numbers of cells follow a cosine.
 
     Raises:
-        InputError: not a positive integer.
+        InputError: `iterations` is not a positive integer.
     """
 
     exactness = Level.LOSSY
@@ -78,19 +78,19 @@ class MaskGITDrafter(CellsDrafter):
 
     def __init__(self, iterations: int = 12) -> None:
         if not is_integer(iterations) or iterations < 1:
-            raise InputError("iterations", iterations, "a positive integer")
+            raise InputError("iterations", iterations, "must be a positive integer")
         self.iterations = iterations
 
     def counts(self, cells: int) -> list[int]:
-        """Cells that each forward decides."""
+        """Return the number of cells that each forward pass decides."""
         return cells_by_forward(cells, min(self.iterations, cells))
 
 
 def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerator:
-    """The surest of all open cells of an image in each forward (MaskGIT, 2202.04200).
+    """Decide the surest of all open cells of an image in each forward pass (MaskGIT, 2202.04200).
 
     Args:
-        iterations: as of `MaskGITDrafter`.
-        choice_temperature: as of the rule `MaskGIT`.
+        iterations: see `MaskGITDrafter`.
+        choice_temperature: see the rule `MaskGIT`.
     """
     return Accelerator("maskgit", MaskGITDrafter(iterations), MaskGIT(choice_temperature))

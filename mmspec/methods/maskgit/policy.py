@@ -1,4 +1,4 @@
-"""MaskGIT's rule: of all open cells of an image, those are decided whose tokens are the surest."""
+"""MaskGIT's rule: decides the open cells of an image whose tokens are the surest."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["MaskGIT"]
 
 @dataclass(frozen=True)
 class MaskGIT(AnyRule):
-    """Draw a token for every open cell, and decide the surest ones (MaskGIT, 2202.04200, section 3.2).
+    """Draws a token for every open cell, and decides the surest ones (MaskGIT, 2202.04200, section 3.2).
 
     The confidence of a token is the logarithm of its probability in the promised distribution, plus Gumbel
-    noise that falls to nothing with the iterations. How many cells are decided is up to the drafter. Tokens
-    that are not decided are forgotten, and drawn anew in the next forward. Lossy, without a bound: the model
-    has no distribution of whole images that these are of.
+    noise that decreases to 0 over the iterations. The drafter sets the number of decided cells. Tokens that
+    are not decided are dropped, and drawn again in the next forward pass. Lossy, without a bound: the model
+    defines no distribution of whole images to compare with.
 
     Args:
         choice_temperature: factor of the noise of the confidence before the first iteration, which falls
             linearly; 0 ranks by probabilities alone.
 
     Raises:
-        InputError: it is below 0.
+        InputError: `choice_temperature` is out of range.
     """
 
     choice_temperature: float = 4.5
@@ -41,7 +41,7 @@ class MaskGIT(AnyRule):
     exactness = Level.LOSSY
 
     def __post_init__(self) -> None:
-        require_number("choice_temperature", self.choice_temperature, 0.0, 1e4, "0 to 10000")
+        require_number("choice_temperature", self.choice_temperature, 0.0, 1e4, "must be between 0 and 10000")
 
     def decide(
         self, draft: Any, output: TargetOutput, scores: Scores, random: RandomStream, first: torch.Tensor
@@ -51,7 +51,7 @@ class MaskGIT(AnyRule):
         token = scores.sample(fresh, first[:, None], Purpose.REDRAW).view(shape)
         finite = scores.is_finite().view(shape)
         log_p = scores.logits.view(*shape, -1).log_softmax(-1).gather(-1, token[..., None])[..., 0]
-        # how many cells are left is a cosine of the share of the iterations
+        # the share of cells left is a cosine of the share of the iterations
         left = (shape[1] - cells.quota) / cells.completes
         heat = self.choice_temperature * (1 - 2 / math.pi * math.acos(left))
         noise = fresh.gumbel(first[:, None], Purpose.ACCEPT, 1, scores.dtype).view(shape)

@@ -5,7 +5,7 @@ from mmspec.plugins import Head, Method
 METHODS = (
     Method(
         "medusa",
-        "trained heads on one hidden state of the target each draft a token of their own",
+        "predicts one token each with several heads on one hidden state of the target",
         "2401.10774",
         head=Head(
             model="mmspec.methods.medusa.head:MedusaHead",

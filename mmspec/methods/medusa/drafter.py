@@ -1,7 +1,8 @@
-"""Medusa (2401.10774): one head for each level of the tree, all of which read one hidden state.
+"""Drafter of Medusa (2401.10774): one head for each level of the tree, all on one hidden state.
 
-The heads do not know what the others chose, so the tree is a product of their distributions. One small pass
-computes all of it, and nothing is cached. Acceptance is exact, in place of Medusa's typical one.
+A head does not see the tokens of the others, so that the tree is a product of their distributions. One small
+forward pass computes all levels, and nothing is cached. Acceptance is exact, unlike Medusa's typical
+acceptance.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["MedusaDrafter"]
 
 
 class MedusaSession(StateSession):
-    """Heads that predict all levels of the tree at once."""
+    """Heads that predict all levels of the tree in one forward pass."""
 
     head: MedusaHead
 
@@ -31,9 +32,9 @@ class MedusaSession(StateSession):
 
 
 class MedusaDrafter(LevelDrafter):
-    """A tree by heads that each predict one token.
+    """Drafts a tree with heads that each predict one token.
 
-    Args: as of `LevelDrafter`.
+    Args: see `LevelDrafter`.
     """
 
     title = "Medusa's heads"

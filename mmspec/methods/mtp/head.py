@@ -1,6 +1,6 @@
 """The MTP head: norms of embedding and hidden state, their fusion, one layer of the target's family, a norm.
 
-It has no embedding and no output matrix: those are its target's, frozen.
+It uses the frozen embedding and output matrix of its target.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MtpConfig(TargetLayerConfig):
     """Config of a head for multi-token prediction, whose layer is of the target's own family.
 
     Attributes:
-        num_draft_tokens, depth, top_k: the dynamic tree that it grows where nothing else is asked for.
+        num_draft_tokens, depth, top_k: the default dynamic tree.
     """
 
     model_type = "mmspec_mtp"
@@ -41,7 +41,7 @@ class MtpConfig(TargetLayerConfig):
 
 
 def with_experts(layer: Keywords, sparse: bool) -> Keywords:
-    """The config of one layer, as a table, whose words for this are set: with experts, or without."""
+    """Return the config of one layer, as a table, with its fields for experts set: a sparse or dense MLP."""
     words: Keywords = {
         "mlp_layer_types": ["sparse" if sparse else "dense"],
         "first_k_dense_replace": 0 if sparse else 1,
@@ -54,10 +54,10 @@ def with_experts(layer: Keywords, sparse: bool) -> Keywords:
 class MtpHead(FeatureHead):
     """Predicts a token from the token before it and the target's final hidden state before that.
 
-    Row t of its input holds the embedding of token t and the target's final, normed state at t - 1; or, of a
-    candidate, the head's own state, which is normed too. The target's output matrix reads it (DeepSeek-V3,
-    2412.19437, section 2.2). The released layers predict one token further than their target; here, as in
-    the engines that serve them, the layer goes on from its own states.
+    Row t of its input holds the embedding of token t and the target's final, normed state at t - 1; for a
+    candidate, it holds the head's own state, which is normed too. The target's output matrix reads the result
+    (DeepSeek-V3, 2412.19437, section 2.2). Each released layer predicts one token further than its target;
+    here, as in the engines that serve them, the first layer is run again on its own states.
     """
 
     config: MtpConfig
@@ -74,12 +74,12 @@ class MtpHead(FeatureHead):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        if module is self.fc:  # norms of the target's family begin as they were built
+        if module is self.fc:  # norms of the target's family keep their own initialisation
             super()._init_weights(module)
 
     @property
     def position_lag(self) -> int | None:
-        """A row stands where the target has the token that its hidden state is of."""
+        """A row has the position of its hidden state's token in the target."""
         return 1
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:

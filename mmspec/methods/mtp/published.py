@@ -1,4 +1,4 @@
-"""MTP layers in the checkpoints of their targets: Qwen's `mtp.*`, or DeepSeek's layer behind the last."""
+"""Reader of MTP layers in their targets' checkpoints: Qwen's `mtp.*`, or DeepSeek's additional layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mmspec.open_types import Json, Keywords
 
 __all__ = ["PUBLISHED", "fuse_experts", "read_mtp", "scale_weights", "write_checkpoint"]
 
-#: What a matrix of all experts holds of each, one below the other; by the names of transformers.
+#: Parts of each expert in a matrix of all experts, one below the other; by the names of transformers.
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
 SHORT = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 ONE = re.compile(r"(?P<place>.*\.experts)\.(?P<number>\d+)\.(?P<part>\w+)\.weight")
@@ -35,7 +35,7 @@ WIDE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 logger = logging.getLogger(__name__)
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
-#: Names of Qwen's layout, and those that the head has here.
+#: Names of Qwen's layout, and the names in `MtpHead`.
 PUBLISHED = {
     "mtp.fc.": "fc.",
     "mtp.pre_fc_norm_embedding.": "norm_embedding.",
@@ -43,7 +43,7 @@ PUBLISHED = {
     "mtp.norm.": "decoder.norm.",
     "mtp.layers.0.": "decoder.layers.0.",
 }
-#: Names of DeepSeek's layout behind the number of the layer; what is not here belongs to the layer itself.
+#: The same for DeepSeek's layout, after the number of the layer; other names belong to the layer itself.
 BEHIND = {
     "enorm.": "norm_embedding.",
     "hnorm.": "norm_hidden.",
@@ -52,12 +52,12 @@ BEHIND = {
 }
 SHARED = r"embed_tokens\..*|shared_head\.head\..*"  # copies of the target's own matrices
 PLACES = ("", "model.", "language_model.", "model.language_model.", "language_model.model.")
-OWN_FILE = "mtp.safetensors"  # of a head in a copy of its target
+OWN_FILE = "mtp.safetensors"  # of a head beside a copy of its target
 LAYERS = "mtp_num_hidden_layers"  # of Qwen's configs
 
 
 def scale_weights(path: Path, tensors: Mapping[str, Tensor], target: PreTrainedConfig) -> dict[str, Tensor]:
-    """Multiply float8 weights by the scales of their blocks; that of `x` is `x_scale_inv` or `x_scale`."""
+    """Multiply float8 weights by the scales of their blocks: `x_scale_inv` or `x_scale` for `x`."""
     stored = getattr(target, "quantization_config", None) or {}
     table: Mapping[str, object] = stored if isinstance(stored, Mapping) else vars(stored)
     given = table.get("weight_block_size")
@@ -69,14 +69,14 @@ def scale_weights(path: Path, tensors: Mapping[str, Tensor], target: PreTrainedC
         if not tensor.is_floating_point() or scale is None or not scale.is_floating_point():
             beside = None if scale is None else scale.dtype
             what = f"{name} is in {tensor.dtype}, its scales in {beside}".replace("torch.", "")
-            allowed = f"weights in float32, bfloat16 or float16, or in float8 with scales beside them; {what}"
-            raise CheckpointError("drafter", str(path), allowed)
+            rule = f"must have weights in float32, bfloat16, float16, or float8 with scales ({what})"
+            raise CheckpointError("drafter", str(path), rule)
         found[name] = tensor.float() * _spread(path, name, scale.float(), tensor.shape, given)
     return found
 
 
 def _spread(path: Path, name: str, scale: Tensor, shape: torch.Size, given: Any) -> Tensor:
-    """Repeat the scale of each block over its block."""
+    """Repeat the scale of each block over the block."""
     if scale.numel() == 1:
         return scale.reshape(())
     blocks = [1] * (len(shape) - 2) + list(given or ())
@@ -85,8 +85,11 @@ def _spread(path: Path, name: str, scale: Tensor, shape: torch.Size, given: Any)
         block = blocks[axis] if axis < len(blocks) and count == -(-size // blocks[axis]) else 0
         block = block or (size // count if count and size % count == 0 else 0)
         if not block:
-            allowed = f"scales of blocks of {given} of {name}, {tuple(shape)}; they are {tuple(scale.shape)}"
-            raise CheckpointError("drafter", str(path), allowed)
+            rule = (
+                f"must have scales for blocks of {given} of {name}, which has shape {tuple(shape)}; "
+                f"its scales have shape {tuple(scale.shape)}"
+            )
+            raise CheckpointError("drafter", str(path), rule)
         scale = scale.repeat_interleave(block, axis).narrow(axis, 0, size)
     return scale
 
@@ -94,7 +97,7 @@ def _spread(path: Path, name: str, scale: Tensor, shape: torch.Size, given: Any)
 def fuse_experts(
     path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Put experts that are stored one by one into the matrices of all of them, by the model's own names."""
+    """Join experts that are stored one by one into the matrices of all experts, by the model's own names."""
     single: dict[tuple[str, str], dict[int, str]] = {}
     for name in tensors:
         if found := ONE.fullmatch(name):
@@ -108,16 +111,16 @@ def fuse_experts(
             continue
         for numbers in parts:
             if differs := sorted(set(numbers) ^ set(range(shape[0]))):
-                allowed = (
-                    f"{shape[0]} experts, numbered from 0, as the target's config says; "
-                    f"{max(numbers.values())} and its like are {len(numbers)}, number {differs[0]} differs"
+                rule = (
+                    f"must have {shape[0]} experts, numbered from 0, as in the target's config; there are "
+                    f"{len(numbers)} tensors like {max(numbers.values())}, and number {differs[0]} differs"
                 )
-                raise CheckpointError("drafter", str(path), allowed)
+                raise CheckpointError("drafter", str(path), rule)
             rows = (shape[1] // len(parts), *shape[2:])
             wrong = next((own for own in numbers.values() if tuple(tensors[own].shape) != rows), None)
             if wrong:
-                allowed = f"wrong shapes: {wrong} is {tuple(tensors[wrong].shape)} instead of {rows}"
-                raise CheckpointError("drafter", str(path), allowed)
+                rule = f"must have {wrong} of shape {rows}, not {tuple(tensors[wrong].shape)}"
+                raise CheckpointError("drafter", str(path), rule)
         fused[name] = torch.stack(
             [torch.cat([fused.pop(numbers[expert]) for numbers in parts]) for expert in range(shape[0])]
         )
@@ -125,7 +128,7 @@ def fuse_experts(
 
 
 def _with_bias(tensors: dict[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The same, with the bias of a router where transformers has it: some files keep it beside the router."""
+    """Rename the bias of a router to its place in transformers; some files keep it beside the router."""
     own = next((name for name in expected if name.endswith(BIAS)), None)
     theirs = next((name for name in tensors if name.endswith(BIAS) and name not in expected), None)
     if own and theirs and own not in tensors:
@@ -136,11 +139,11 @@ def _with_bias(tensors: dict[str, Tensor], expected: Mapping[str, tuple[int, ...
 def read_mtp(folder: Path, target: PreTrainedConfig) -> MtpHead | None:
     """Read the MTP layer in a target's checkpoint of safetensors; None if there is none.
 
-    Of several layers the first is read, and goes on from its own states.
+    The first of several layers is read, and is run again on its own states.
 
     Raises:
-        CheckpointError: a file is damaged; keys are missing, unknown or of another shape; experts are of
-            another number, or weights in numbers that are not read.
+        CheckpointError: a file is damaged; keys are missing, unknown or of another shape; the number of
+            experts differs, or the number format of the weights is not supported.
     """
     text = target.get_text_config(decoder=True)
     files = weight_files(folder)
@@ -149,7 +152,7 @@ def read_mtp(folder: Path, target: PreTrainedConfig) -> MtpHead | None:
         return None
     further = sum(bool(re.search(r"mtp\.layers\.[1-9]", name)) for name in files)
     if further:
-        logger.info("%s has more MTP layers than one; the first is read", folder)
+        logger.info("%s has more than one MTP layer; only the first is read", folder)
     config = MtpConfig.for_target(target, int(text.vocab_size))
     sparse = any(".experts." in name for name in own.values())
     config.layer = with_experts(config.layer, sparse)
@@ -161,7 +164,7 @@ def read_mtp(folder: Path, target: PreTrainedConfig) -> MtpHead | None:
 
 
 def own_name(name: str, layers: int) -> str | None:
-    """The name here of a published tensor; None if it is none of the first MTP layer's."""
+    """Return the name in `MtpHead` of a published tensor; None if it is not part of the first MTP layer."""
     place = next((place for place in sorted(PLACES, key=len, reverse=True) if name.startswith(place)), "")
     bare = name.removeprefix(place)
     if (renamed := replace_prefix(bare, PUBLISHED)) != bare:
@@ -177,7 +180,7 @@ def own_name(name: str, layers: int) -> str | None:
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
-    """Tensors of a checkpoint by name, with the file that each is in; {} where there are no safetensors."""
+    """Return the file of each tensor of a checkpoint, by the tensor's name; {} if it has no safetensors."""
     index, single = folder / INDEX, folder / WEIGHTS
     if index.is_file():
         return {name: folder / file for name, file in read_index(index).items()}
@@ -187,11 +190,11 @@ def weight_files(folder: Path) -> dict[str, Path]:
         with safe_open(single, framework="pt") as weights:
             return dict.fromkeys(weights.keys(), single)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError("drafter", str(single), f"a complete checkpoint ({error})") from error
+        raise CheckpointError("drafter", str(single), f"must be a complete checkpoint ({error})") from error
 
 
 def read_tensors(files: Mapping[str, Path], names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Read tensors by the names here; `names` gives that of each in the files."""
+    """Read tensors; `names` maps each name in the files to the name in the head."""
     tensors: dict[str, Tensor] = {}
     for file in dict.fromkeys(files[name] for name in names):
         inside = [name for name in names if files[name] == file]
@@ -199,27 +202,26 @@ def read_tensors(files: Mapping[str, Path], names: Mapping[str, str]) -> dict[st
             with safe_open(file, framework="pt") as weights:
                 tensors |= {names[name]: weights.get_tensor(name) for name in inside}
         except (OSError, SafetensorError) as error:
-            raise CheckpointError("drafter", str(file), f"a file with {inside[0]} ({error})") from error
+            raise CheckpointError("drafter", str(file), f"must contain {inside[0]} ({error})") from error
     return tensors
 
 
 def write_checkpoint(
     head: MtpHead, layout: str, target: str, config: PreTrainedConfig, folder: Path
 ) -> Keywords:
-    """Copy a checkpoint in safetensors, whose layers have Qwen's names, with a head in a file of its own.
+    """Copy a target's checkpoint of safetensors in Qwen's layout, and add the head in a file of its own.
 
     Raises:
-        CheckpointError: it is none, or has an MTP layer.
-        InputError: the head drafts a part of the vocabulary, which engines cannot be told.
+        CheckpointError: `target` is not such a checkpoint, or has an MTP layer already.
+        InputError: the head drafts a part of the vocabulary alone, which engines do not support.
     """
     source = Path(target)
     if (known := head.config.frequent_tokens) != 0:
-        raise InputError(
-            "frequent_tokens", known, "0: a checkpoint's layer drafts all of its target's tokens"
-        )
+        rule = "must be 0: the MTP layer of a checkpoint drafts all tokens of its target"
+        raise InputError("frequent_tokens", known, rule)
     files = weight_files(source)
     if not files:
-        raise CheckpointError("target", str(source), f"a folder with {WEIGHTS} or {INDEX}")
+        raise CheckpointError("target", str(source), f"must be a folder with {WEIGHTS} or {INDEX}")
     own = {
         theirs + name.removeprefix(ours): tensor.contiguous()
         for name, tensor in head.state_dict().items()
@@ -227,7 +229,7 @@ def write_checkpoint(
         if name.startswith(ours)
     }
     if own.keys() & files.keys():
-        raise CheckpointError("target", str(source), "a checkpoint without an MTP layer; this one has one")
+        raise CheckpointError("target", str(source), "must not have an MTP layer already")
     for file in source.iterdir():
         if file.is_file():
             shutil.copyfile(file, folder / file.name)

@@ -5,7 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "none",
-        "plain decoding through the same loop",
+        "decodes plainly, through the same loop without drafts",
         make="mmspec.methods.none.drafter:none",
         tuned=("none",),
     ),

@@ -1,4 +1,4 @@
-"""Plain decoding through the same loop, every benchmark's baseline."""
+"""Plain decoding through the same loop, the baseline of every benchmark."""
 
 from __future__ import annotations
 

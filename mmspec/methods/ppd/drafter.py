@@ -1,8 +1,8 @@
-"""PPD (2405.18628): trained prompt tokens behind candidates predict the next levels in the same forward.
+"""Drafter of PPD (2405.18628): trained prompt tokens after candidates predict the levels of the next tree.
 
-The logits at the prompt tokens behind the last accepted node are the levels of the next tree, so that
-drafting costs nodes of the target's forward, but no forward. Which nodes get how many of them is decided anew
-in each round, by the gain of the paper's planner, in place of a table of trees that was searched for before.
+The logits at the prompt tokens after the last accepted node are the levels of the next tree, so that drafting
+costs nodes of the target's forward pass, but no forward pass. In each round, the gain of the paper's planner
+decides how many of them each node gets; the paper searches a table of trees beforehand.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["PromptTokensDrafter", "place_probes"]
 
 
 def place_probes(parents: Tensor, paths: Tensor, worth: Sequence[float], count: int) -> tuple[Tensor, Tensor]:
-    """Choose the nodes that get probes, where a round is most likely to end.
+    """Choose the nodes that get probes, which are the nodes where a round is most likely to end.
 
     The j-th probe of a node adds P(the accepted path ends there) * worth[j] tokens to the next round (PPD,
     2405.18628: P_last(v) * (f(m) - f(m - 1))).
@@ -42,11 +42,11 @@ def place_probes(parents: Tensor, paths: Tensor, worth: Sequence[float], count: 
     Args:
         parents: [B, n] of a tree.
         paths: [B, n] log-probabilities that the path to each node is right.
-        worth: of each probe, if those before it are there; decreasing.
-        count: P of the probes.
+        worth: gain of each probe, given those before it; decreasing.
+        count: P, number of probes.
 
     Returns:
-        [B, P] hosts, ascending, and which of its host's probes each is, from 0 without a gap.
+        [B, P] hosts, ascending, and the index of each probe at its host, from 0 without a gap.
     """
     reached = paths.exp()
     ends = reached.scatter_add(1, parents[:, 1:], -reached[:, 1:]).clamp_min(0)
@@ -57,11 +57,11 @@ def place_probes(parents: Tensor, paths: Tensor, worth: Sequence[float], count: 
 
 @dataclass(frozen=True)
 class PromptTree(ProbedTree):
-    """A tree with prompt tokens, which a part of it gets anew.
+    """A tree with prompt tokens, which are placed again in a part of it.
 
     Attributes:
         likelihoods: [B, n] log-probabilities of the paths.
-        probed: adds prompt tokens to a tree given those.
+        probed: adds prompt tokens to a tree, given those.
     """
 
     likelihoods: Tensor
@@ -77,10 +77,10 @@ class PromptTree(ProbedTree):
 
 
 class PromptTokensSession(HeadSession):
-    """Prompt tokens at work on one batch.
+    """Prompt tokens that draft for one batch.
 
     Attributes:
-        logits: [R, n, V] that the target gave at the prompt tokens behind the newest root's parent.
+        logits: [R, n, V] the target's, at the prompt tokens after the newest root's parent.
         known: [B] how many of these there were.
     """
 
@@ -90,12 +90,12 @@ class PromptTokensSession(HeadSession):
 
     def __init__(self, drafter: PromptTokensDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
-        told = batch.prefill.logits
-        self.logits = told.new_zeros(len(told), drafter.probes, told.shape[-1])
-        self.known = torch.zeros(len(batch.requests), dtype=torch.long, device=told.device)
+        prefilled = batch.prefill.logits
+        self.logits = prefilled.new_zeros(len(prefilled), drafter.probes, prefilled.shape[-1])
+        self.known = torch.zeros(len(batch.requests), dtype=torch.long, device=prefilled.device)
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
-        return None  # the levels are known by now: less of them saves nothing
+        return None  # all levels are known already, so that a limit would save nothing
 
     def propose(self, canvas: Canvas) -> PromptTree:
         level = torch.arange(self.drafter.probes, device=self.known.device)
@@ -117,25 +117,25 @@ class PromptTokensSession(HeadSession):
 
 
 class PromptTokensDrafter(HeadDrafter):
-    """A tree of the likeliest tokens at trained prompt tokens of the target's own forward.
+    """Drafts a tree of the likeliest tokens at trained prompt tokens of the target's own forward pass.
 
-    A forward has 1 + num_draft_tokens nodes, and the prompt tokens.
+    A forward pass has 1 + num_draft_tokens nodes, and the prompt tokens.
 
     Args:
         model: the trained prompt tokens.
-        num_draft_tokens, depth, top_k, tree: of the candidates, as of `HeadDrafter`; `tree` may be "measured"
-            too. The deepest tree has as many levels as there are prompt tokens.
-        sampling: "greedy" or "coupled", as of `HeadDrafter`.
-        probes_per_node: prompt tokens behind a candidate on average, where they are worth most; the number of
-            prompt tokens puts all of them behind each.
+        num_draft_tokens, depth, top_k, tree: of the candidates, as in `HeadDrafter`; `tree` may also be
+            "measured". The deepest tree has as many levels as there are prompt tokens.
+        sampling: "greedy" or "coupled", as in `HeadDrafter`.
+        probes_per_node: mean number of prompt tokens after a candidate, which are placed where their gain is
+            largest; the number of prompt tokens puts all of them after each.
 
     Raises:
-        InputError: a value outside its range; when it is fitted, prompt tokens that are not finite.
+        InputError: a value is out of range; in `fit`, the prompt tokens are not finite.
     """
 
     title = "PPD's prompt tokens"
     session = PromptTokensSession
-    shares_tree = False  # its candidates come with probes
+    shares_tree = False  # its candidates have probes
     model: PromptTokens
 
     def __init__(
@@ -150,9 +150,10 @@ class PromptTokensDrafter(HeadDrafter):
     ) -> None:
         super().__init__(model, num_draft_tokens, depth, top_k, tree, sampling)
         if self.kind in DRAWN:
-            raise InputError("sampling", sampling, "greedy or coupled")
+            raise InputError("sampling", sampling, "must be 'greedy' or 'coupled'")
         self.probes = model.config.num_probes
-        require_number("probes_per_node", probes_per_node, 0.0, self.probes, f"0 to {self.probes}")
+        rule = f"must be between 0 and {self.probes}, the number of prompt tokens"
+        require_number("probes_per_node", probes_per_node, 0.0, self.probes, rule)
         self.probes_per_node = probes_per_node
         self.max_nodes += self.probes_of(self.shape.num_draft_tokens)
 
@@ -165,8 +166,8 @@ class PromptTokensDrafter(HeadDrafter):
 
     def check(self, target: AnyTarget) -> None:
         super().check(target)
-        if not self.model.embeddings.isfinite().all():  # masked NaN is NaN at all nodes
-            raise InputError("drafter", "prompt tokens with NaN or infinity", "finite prompt tokens")
+        if not self.model.embeddings.isfinite().all():  # NaN passes through masks to all nodes
+            raise InputError("drafter", "prompt tokens with NaN or infinity", "must be finite")
 
     def probed(self, tree: Tree, paths: Tensor) -> PromptTree:
         """Add prompt tokens to a tree, given the log-probabilities [B, n] of its paths."""

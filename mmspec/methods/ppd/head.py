@@ -1,6 +1,6 @@
-"""Trained prompt tokens of PPD (2405.18628): embeddings, which are all that is learnt.
+"""Trained prompt tokens of PPD (2405.18628): embeddings, which are the only trained weights.
 
-Behind any token of a text they are query nodes of the target's own forward, whose output matrix reads them.
+After any token of a text they are query nodes of the target's own forward pass, read by its output matrix.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mmspec.heads.model import DraftingHead
 
 __all__ = ["PromptTokens", "PromptTokensConfig"]
 
-UNMEASURED = 0.5  # how often a level is right whose ranks were not measured
-RANKS = 4  # candidates of a level that a tree is likely to hold
+UNMEASURED = 0.5  # accuracy of a level without measured ranks
+RANKS = 4  # candidates of a level that a tree is likely to have
 
 
 @strict
@@ -25,44 +25,44 @@ class PromptTokensConfig(SizedHeadConfig):
     """Config of prompt tokens.
 
     Attributes:
-        top_k: as of `HeadConfig`.
-        num_probes: n, the prompt tokens; the tree is as deep.
-        hit_rates: by prompt token and rank, how often the target's own token was found there; measured at the
+        top_k: see `HeadConfig`.
+        num_probes: n, number of prompt tokens; the tree is as deep.
+        hit_rates: by prompt token and rank, how often the target's own token had that rank; measured at the
             end of the training.
     """
 
     model_type = "mmspec_ppd"
 
-    top_k: int = 16  # few levels, of which none is sure: wider than other trees
+    top_k: int = 16  # wider than other trees, as the few levels are uncertain
     num_probes: int = 3
     hit_rates: list[list[float]] = field(default_factory=list)
 
     @property
     def reads_targets_matrix(self) -> bool:
-        return False  # the target reads them itself, for all tokens
+        return False  # the target itself computes their logits, for all tokens
 
     @property
     def depth(self) -> int:
-        """Depth of the tree that is grown where nothing else is asked for."""
+        """Depth of the default tree."""
         return self.num_probes
 
     @property
     def worth(self) -> list[float]:
-        """Tokens that each prompt token adds to the next round, if those before it are there."""
+        """Tokens that each prompt token adds to the next round, given those before it."""
         rates = [sum(ranks[:RANKS]) for ranks in self.hit_rates] or [UNMEASURED] * self.num_probes
         return torch.tensor(rates, dtype=torch.float32, device="cpu").cumprod(0).tolist()
 
     def validate_architecture(self) -> None:
-        """Refuse what cannot be built; called by `strict`."""
+        """Raise ValueError for settings that cannot be built; called by `strict`."""
         if not 1 <= self.num_probes <= MAX_HEADS:
-            raise ValueError(f"num_probes: got {self.num_probes}; 1 to {MAX_HEADS}")
+            raise ValueError(f"num_probes must be from 1 to {MAX_HEADS}; got {self.num_probes}")
 
 
 class PromptTokens(DraftingHead):
     """Embeddings of n prompt tokens (PPD, 2405.18628).
 
-    Behind a token at t, and behind each other, they stand at t + 1 ... t + n; the target's logits at the j-th
-    (from 1) predict token t + 1 + j. Token t + 1 is the target's own.
+    After a token at t, and after each other, they have positions t + 1 ... t + n; the target's logits at the
+    j-th (from 1) predict token t + 1 + j. Token t + 1 is the target's own.
 
     Attributes:
         embeddings: [n, d].

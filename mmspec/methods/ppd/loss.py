@@ -1,4 +1,4 @@
-"""Loss of PPD's prompt tokens (2405.18628): the target's own distributions, at random cuts."""
+"""Loss of PPD's prompt tokens (2405.18628) with the target's own distributions, at random cuts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["PromptTokensLoss"]
 
 
 class PromptTokensLoss(LevelLoss):
-    """Cross-entropy of what the target says at the prompt tokens, with what it says of the same places.
+    """Cross-entropy of the target's predictions at the prompt tokens with its own at the same places.
 
-    A sequence is read once, without gradients; then come the prompt tokens of many cuts in one forward, each
-    of which sees what it would see in decoding.
+    The target reads a sequence once, without gradients. Then the prompt tokens of many cuts follow in one
+    forward pass; those of each cut see the same tokens as in decoding.
 
     Args:
         cuts: of each sequence, drawn anew in every step.
         discount: weight of prompt token i is discount^i; the paper has 0.8.
     """
 
-    rate = 10.0  # 1e-2 of AdamW, as published: there is nothing but embeddings
+    rate = 10.0  # 1e-2 of AdamW, as published: only embeddings are trained
 
     def __init__(
         self, head: PromptTokens, target: CausalTarget, *, cuts: int = 48, discount: float = 0.8
@@ -43,7 +43,7 @@ class PromptTokensLoss(LevelLoss):
     @staticmethod
     @torch.no_grad()
     def prepare(head: PromptTokens, data: DrafterData, target: CausalTarget) -> None:
-        """Let new prompt tokens begin as the mean of some of the target's embeddings, with a little noise."""
+        """Initialise prompt tokens as the mean of some of the target's embeddings, with a little noise."""
         words = target.embed(torch.arange(min(1024, target.vocabulary), device=target.device))
         head.embeddings.copy_(words.mean(0) + 0.1 * words.std() * torch.randn_like(head.embeddings))
 
@@ -65,11 +65,11 @@ class PromptTokensLoss(LevelLoss):
             state, read = target.prefill(prompts, length + cuts * probes, (HIDDEN,))
         with closing(state):
             if state.cache.recurrent:
-                allowed = (
-                    "prompt tokens learn at many places of a sequence, which a recurrent state has not kept"
+                raise UnsupportedModelError(
+                    f"{type(target.model).__name__} keeps a recurrent state, which cannot be read at many "
+                    "places of a sequence as prompt tokens need; train another kind of head"
                 )
-                raise UnsupportedModelError(f"{type(target.model).__name__}: {allowed}")
-            # nothing is committed: each node says which tokens of the sequence it sees
+            # nothing is committed: each node lists the tokens of the sequence that it sees
             state.cache.lengths.zero_()
             state.cache.longest = 0
             state.queries = self.head.embeddings.to(target.dtype)
@@ -81,7 +81,7 @@ class PromptTokensLoss(LevelLoss):
 
 
 def nodes_at(root: Tensor, probes: int, length: int, vocabulary: int) -> Nodes:
-    """Nodes of n prompt tokens behind the tokens before each root [B, C], in sequences of that length.
+    """Return nodes of n prompt tokens after the tokens before each root [B, C], in sequences of that length.
 
     Slots of the sequences come first, then those of the prompt tokens, cut by cut.
     """

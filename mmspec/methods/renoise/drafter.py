@@ -1,4 +1,4 @@
-"""Canvases of noise in steps that the caller chooses (DiffusionGemma)."""
+"""Canvases of noise (DiffusionGemma) with options of the caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def renoise(
     stability_threshold: int | None = None,
     confidence_threshold: float | None = None,
 ) -> Accelerator:
-    """Canvases of noise, in steps of one's own in place of the checkpoint's; options as of `Renoise`."""
+    """Denoise canvases with these options instead of the checkpoint's; see `Renoise`."""
     heat = t_min, t_max, stability_threshold, confidence_threshold
     rule = Renoise(entropy_bound, denoising_steps, *heat)
     return Accelerator("renoise", NoiseCanvasDrafter(rule), rule)

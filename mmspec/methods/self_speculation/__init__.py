@@ -1,12 +1,11 @@
-"""Masked blocks of the target itself draft (2607.05722)."""
+"""Self-speculation (2607.05722): the target's own masked blocks draft its next tokens."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "self_speculation",
-        "the target itself: a model that was trained for both fills masked blocks behind every "
-        "candidate, and judges them token by token",
+        "fills masked blocks after every candidate, if the target was trained to fill masks",
         "2607.05722",
         make="mmspec.methods.self_speculation.drafter:self_speculation",
     ),

@@ -1,8 +1,8 @@
-"""Self-speculation: a model that can fill masked blocks drafts for its own decoding, token by token.
+"""Self-speculation: a model that can fill masked blocks drafts for its own token-by-token decoding.
 
-After the quadratic self-speculation of Nemotron-Labs-Diffusion (2607.05722): behind the root, and behind
-every candidate, stands a block of masks that sees itself. In the forward that judges the candidates, the
-block behind the last accepted one has drafted the next ones, so that drafting costs nodes but no forward.
+This is the quadratic self-speculation of Nemotron-Labs-Diffusion (2607.05722). A block of masks that sees
+itself follows the root and every candidate. In the forward pass that scores the candidates, the block after
+the last accepted one predicts the next candidates, so that drafting costs nodes but no forward pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["BlockTree", "SelfSpeculationDrafter", "self_speculation"]
 
 @dataclass(frozen=True)
 class BlockTree(Tree):
-    """A chain of candidates, and a block of K masks behind each of its nodes, of which none is a candidate.
+    """A chain of candidates, with a block of K masks after each of its nodes. Masks are never accepted.
 
     Attributes:
         chain_nodes: of the chain, the root included.
@@ -47,7 +47,7 @@ class BlockTree(Tree):
 
     @property
     def nodes(self) -> Nodes:
-        """The nodes as a target reads them: masks of one block see each other."""
+        """The nodes for a target's forward pass: masks of one block see each other."""
         plain = super().nodes
         index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         block = (index - self.chain_nodes).div(max(1, self.masks), rounding_mode="floor")
@@ -59,7 +59,7 @@ class SelfSpeculationSession(DraftSession):
     """Drafts of a batch.
 
     Attributes:
-        q: [B, K] distributions of the next candidates, as the masks predict them; of none at first.
+        q: [B, K] distributions of the next candidates, as the masks predict them; K is 0 at first.
     """
 
     row_fields = named("random", "q")
@@ -100,19 +100,19 @@ class SelfSpeculationSession(DraftSession):
 
 
 class SelfSpeculationDrafter(SessionDrafter):
-    """Drafts by the masked blocks of the target itself, in the forward that judges the drafts before.
+    """Drafts with masked blocks of the target itself, in the forward pass that scores the draft before.
 
-    For models that were trained to fill blocks of masks and to predict the next token (L_AR + 0.3 L_block),
-    decoded token by token. A forward has (K + 1)^2 nodes for K candidates.
+    The target must have been trained to fill blocks of masks and to predict the next token
+    (L_AR + 0.3 L_block), and is decoded token by token. A forward pass has (K + 1)^2 nodes for K candidates.
 
     Args:
         num_draft_tokens: K.
-        sampling: "coupled" draws with the target's own noise, so that the output stays bitwise that of plain
-            sampling; "sampled" independently, from the masks' own distributions, for rejection rules: a
-            candidate's distribution does not depend on the others, and so is honestly known.
+        sampling: "coupled" draws with the target's own noise, so that the output is bitwise that of plain
+            sampling. "sampled" draws independently from the masks' own distributions, for rejection rules:
+            the distribution of a candidate does not depend on the others, so that it is known.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     branches = True  # the chain of candidates has blocks beside it
@@ -132,13 +132,13 @@ class SelfSpeculationDrafter(SessionDrafter):
         mask = getattr(text, "mask_token_id", None)
         is_causal = isinstance(target, CausalTarget) and not isinstance(target, MaskedTarget)
         if mask is None or not is_causal or getattr(text, "predicts", None) != "next":
-            allowed = "a model of masked blocks that predicts the next token, decoded token by token"
-            raise InputError("accelerator", "self_speculation", allowed)
+            rule = "needs a model of masked blocks that predicts the next token and decodes token by token"
+            raise InputError("accelerator", "self_speculation", rule)
         fitted = copy.copy(self)
         fitted.mask = mask
         return fitted
 
 
 def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Accelerator:
-    """Drafts by masked blocks of the target itself (2607.05722); options as of `SelfSpeculationDrafter`."""
+    """Draft with masked blocks of the target itself (2607.05722); options: see `SelfSpeculationDrafter`."""
     return pair("self_speculation", SelfSpeculationDrafter(num_draft_tokens, sampling))

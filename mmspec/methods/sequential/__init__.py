@@ -1,11 +1,11 @@
-"""The leftmost places of a masked block (SDAR, 2510.06303)."""
+"""Left-to-right order of masked places (SDAR, 2510.06303)."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "sequential",
-        "nothing: as `low_confidence`; the leftmost `places_per_step` places",
+        "decides the leftmost `places_per_step` masked places in each forward pass",
         "2510.06303",
         policy="mmspec.places.sequential:Sequential",
         rules={"sequential": "mmspec.places.sequential:Sequential"},

@@ -5,8 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "shared_noise",
-        "the target itself: a window of continuous tokens, each drawn again with its own noise; "
-        "candidates within `tolerance` of the draw are kept",
+        "redraws a window of continuous tokens with fixed noise; accepts drafts within `tolerance`",
         "2510.24211",
         make="mmspec.methods.shared_noise.drafter:shared_noise",
         rules={"shared_noise": "mmspec.vectors.rules:SharedNoise"},

@@ -1,8 +1,8 @@
-"""A window of continuous tokens that the target drafts for itself, each with its own noise.
+"""A window of continuous tokens that the target drafts for itself, with fixed noise for each place.
 
 A place whose condition hardly changes draws nearly the same vector again, because its noise is the same (GS,
-2510.24211, for discrete tokens). `SharedNoise` states how near is near enough; at tolerance 0 the vectors are
-those of plain decoding.
+2510.24211, for discrete tokens). `SharedNoise` defines how close is close enough; at tolerance 0 the vectors
+are those of plain decoding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class VectorWindowSession(DraftSession):
     """Window of drafts of one batch.
 
     Attributes:
-        values: [B, n, d] what the target drew after each node of the last draft.
+        values: [B, n, d] the target's draws after each node of the last draft.
         accepted: [B] how many of its tokens were accepted.
     """
 
@@ -43,10 +43,10 @@ class VectorWindowSession(DraftSession):
 
     def propose(self, canvas: Canvas) -> Draft:
         root = canvas.root
-        if not self.begun:  # of the places behind the prompt nothing is known: the first vector stands in
+        if not self.begun:  # there are no draws after the prompt yet: the first vector fills the window
             self.values, self.accepted, self.begun = root[:, None], torch.zeros_like(canvas.emitted), True
         scored = self.values.shape[1]
-        # the value after node i is the candidate for node i - accepted of the new window; the last stands in
+        # the value after node i is the candidate for node i - accepted of the new window; the last repeats
         node = (self.accepted[:, None] + torch.arange(self.window, device=root.device)).clamp_max(scored - 1)
         tokens = pick(self.values, node)
         tokens[:, 0] = root
@@ -60,13 +60,13 @@ class VectorWindowSession(DraftSession):
 
 
 class VectorWindowDrafter(SessionDrafter):
-    """Drafts a window of vectors: what the target drew for these places in the last round.
+    """Drafts a window of vectors: the target's draws for these places in the last round.
 
     Args:
-        window: nodes fed per forward, the root included; 1 is plain decoding.
+        window: nodes of a forward pass, the root included; 1 is plain decoding.
 
     Raises:
-        InputError: a window outside its range.
+        InputError: `window` is out of range.
     """
 
     kind = DraftKind.COUPLED
@@ -75,18 +75,18 @@ class VectorWindowDrafter(SessionDrafter):
 
     def __init__(self, window: int = 16) -> None:
         if not is_integer(window) or not 1 <= window <= MAX_WINDOW:
-            raise InputError("window", window, f"an integer from 1 to {MAX_WINDOW}")
+            raise InputError("window", window, f"must be an integer from 1 to {MAX_WINDOW}")
         self.window = self.max_nodes = window
 
     def check(self, target: AnyTarget) -> None:
         if not target.vector_size or target.any_order:
-            raise InputError("accelerator", "shared_noise", "a causal model of continuous tokens")
+            raise InputError("accelerator", "shared_noise", "needs a causal model of continuous tokens")
 
 
 def shared_noise(tolerance: float = 0.1, window: int = 16) -> Accelerator:
-    """A window of continuous tokens that the target drafts for itself, the noise of each place kept.
+    """Draft a window of continuous tokens with the target itself, with fixed noise for each place.
 
-    What is emitted is always the target's own draw; what it is conditioned on may be off by the tolerance.
-    Options as of `VectorWindowDrafter` and `SharedNoise`.
+    Every output vector is a draw of the target itself; the vectors that it is conditioned on may differ from
+    those of plain decoding by the tolerance. Options: see `VectorWindowDrafter` and `SharedNoise`.
     """
     return Accelerator("shared_noise", VectorWindowDrafter(window), SharedNoise(tolerance))

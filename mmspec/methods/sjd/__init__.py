@@ -5,7 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "sjd",
-        "the target itself: it fills a window of places and redraws them round after round",
+        "fills a window of image tokens with drafts, and redraws them round after round",
         "2410.01699",
         make="mmspec.methods.sjd.drafter:sjd",
         trials=(

@@ -11,5 +11,5 @@ __all__ = ["sjd"]
 
 
 def sjd(**window: Unpack[WindowOptions]) -> Accelerator:
-    """Speculative Jacobi decoding (2410.01699), exact."""
+    """Speculative Jacobi decoding (2410.01699), exact; options: see `JacobiDrafter`."""
     return pair("sjd", JacobiDrafter(**window))

@@ -1,4 +1,4 @@
-"""Acceptance of suffixes."""
+"""Suffix acceptance (SJD-SV, 2609.13245): verifies runs of draft tokens jointly."""
 
 from mmspec.plugins import Method
 

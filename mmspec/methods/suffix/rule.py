@@ -1,4 +1,4 @@
-"""Joint verification of a run of draft tokens (SJD-SV). Lossy, and labelled so."""
+"""Suffix acceptance: joint verification of a run of draft tokens (SJD-SV, 2609.13245). Lossy."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from mmspec.validation import require_number
 
 @dataclass(frozen=True)
 class Suffix(AcceptanceRule):
-    """Accept a refused token after all, with the run that it begins, by the product of the run's ratios.
+    """Accepts a run of draft tokens by the product of its ratios, even if its first token was rejected.
 
     SJD-SV (2609.13245): our reading of its description, not checked against the paper. A run is a stretch
-    of the draft on which p(x) does not fall. Where u > p(x) / q(x), the longest part of the run from x on is
-    accepted whose product of p / q is at least u and at least `confidence`; its tail is trimmed until that
-    holds. If no part of several tokens passes, x is replaced by a draw from norm((p - q)+).
+    of the draft on which p(x) does not fall. Where u > p(x) / q(x), the rule accepts the longest part of the
+    run from x on whose product of p / q is at least u and at least `confidence`. If no part of several tokens
+    passes, x is replaced by a draw from norm((p - q)+).
 
-    So a token that is refused may pass with those after it, and the output distribution is not the target's.
-    It has no closed form per place and is not measured. Where p(x) falls from token to token, the rule is
-    speculative sampling.
+    A token that would be rejected may thus be accepted with those after it, so that the output distribution
+    differs from the target's. The difference has no closed form per place and is not measured. Where p(x)
+    falls from token to token, the rule equals speculative sampling.
 
     Args:
         confidence: the least product of ratios of a run, 0 to 1.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     confidence: float = 0.8
@@ -46,7 +46,7 @@ class Suffix(AcceptanceRule):
     chains_only = True
 
     def __post_init__(self) -> None:
-        require_number("confidence", self.confidence, 0.0, 1.0, "0 to 1")
+        require_number("confidence", self.confidence, 0.0, 1.0, "must be between 0 and 1")
 
     def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         q, p = sampled_distribution(draft).p, scores.p
@@ -61,7 +61,7 @@ class Suffix(AcceptanceRule):
         return end_at(draft, node, torch.where(judged, left, p_node), random, emitted)
 
     def count_accepted(self, p_x: Tensor, q_x: Tensor, u: Tensor) -> Tensor:
-        """[B] tokens accepted, given probabilities of the drafted tokens and uniforms [B, K]."""
+        """Return [B] numbers of accepted tokens, from their probabilities and uniforms [B, K]."""
         steps = p_x.shape[1]
         step = torch.arange(steps, device=p_x.device)
         alone = (u * q_x <= p_x) & (p_x > 0)
@@ -74,7 +74,7 @@ class Suffix(AcceptanceRule):
         joint = (run[:, :, None] == run[:, None, :]) & (step > step[:, None]) & ~alone[:, :, None]
         joint = joint & (u[:, :, None] <= product) & (product >= self.confidence) & (p_x > 0)[:, None, :]
         onward = torch.cat([(step + alone)[:, :, None], torch.where(joint, step + 1, 0)], -1).amax(-1)
-        onward = torch.nn.functional.pad(onward, (0, 1), value=steps)  # [B, K + 1] where each place leads
+        onward = torch.nn.functional.pad(onward, (0, 1), value=steps)  # [B, K + 1] next place from each
         for _ in range(steps.bit_length()):
             onward = onward.gather(1, onward)
         return onward[:, 0]

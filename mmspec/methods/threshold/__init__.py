@@ -1,11 +1,11 @@
-"""Fast-dLLM (2505.22618): all places that are sure enough."""
+"""Fast-dLLM (2505.22618): decides all masked places above a confidence threshold."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "threshold",
-        "nothing: as `low_confidence`; all places at least `threshold` sure",
+        "decides all masked places whose token is at least `threshold` probable",
         "2505.22618",
         policy="mmspec.methods.threshold.policy:Threshold",
         rules={"threshold": "mmspec.methods.threshold.policy:Threshold"},

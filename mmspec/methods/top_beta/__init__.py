@@ -1,4 +1,4 @@
-"""Acceptance among the likeliest tokens."""
+"""Top-beta acceptance (2205.10350): accepts candidates among the likeliest tokens."""
 
 from mmspec.plugins import Method
 

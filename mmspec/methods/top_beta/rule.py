@@ -1,4 +1,4 @@
-"""Top-beta acceptance of Aggressive Decoding: near misses of greedy decoding are kept. Lossy by design."""
+"""Top-beta acceptance of Aggressive Decoding: accepts near misses of greedy decoding. Lossy by design."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from mmspec.validation import is_integer, require_number
 
 @dataclass(frozen=True)
 class TopBeta(AcceptanceRule):
-    """Accept a candidate among the beta likeliest tokens, if log p(x) >= max log p - tau (GAD++, 2205.10350).
+    """Accepts one of the beta likeliest tokens, if log p(x) >= max log p - tau (GAD++, 2205.10350).
 
-    At temperature 0. The candidate with the deepest accepted path wins, and the likeliest token follows it.
-    It bounds the gap of every emitted token: given the output before it, its log-probability is at most tau
-    below that of the likeliest token. Neither the distance to greedy decoding's text nor that of the whole
-    text's log-probability to the best one's is bounded. tau = 0 is greedy decoding, but for ties.
+    For temperature 0. The candidate with the deepest accepted path wins, and the likeliest token follows it.
+    The gap of every output token is bounded: given the output before it, its log-probability is at most tau
+    below that of the likeliest token. There is no bound on the distance to the greedy output, or on the gap
+    between the log-probabilities of the whole output and of the best one. tau = 0 is greedy decoding, except
+    for ties.
 
     Args:
         beta: rank that a candidate must reach. Defaults are those of the released script.
         tau: largest gap, in nats.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     beta: int = 5
@@ -46,8 +47,8 @@ class TopBeta(AcceptanceRule):
 
     def __post_init__(self) -> None:
         if not is_integer(self.beta) or self.beta < 1:
-            raise InputError("beta", self.beta, "an integer of at least 1")
-        require_number("tau", self.tau, 0.0, 1e3, "0 (greedy) to 1,000 nats")
+            raise InputError("beta", self.beta, "must be an integer of at least 1")
+        require_number("tau", self.tau, 0.0, 1e3, "must be between 0 (greedy) and 1000 nats")
 
     def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         logits = scores.logits

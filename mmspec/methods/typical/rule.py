@@ -1,4 +1,4 @@
-"""Typical acceptance: lossy by design, and labelled so."""
+"""Typical acceptance of Medusa (2401.10774). Lossy by design."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from mmspec.validation import require_number
 
 @dataclass(frozen=True)
 class Typical(AcceptanceRule):
-    """Accept a candidate if p(x) > min(epsilon, delta exp(-H(p))) (Medusa, 2401.10774, section 2.3.1).
+    """Accepts a candidate if p(x) > min(epsilon, delta exp(-H(p))) (Medusa, 2401.10774, section 2.3.1).
 
-    Candidates that pass are taken without a draw, the one with the deepest accepted path winning; so
-    for a token that was accepted the output distribution is a point mass at it, and its total variation to p
-    is 1 - p(x), less than 1 - min(epsilon, delta exp(-H(p))).
+    Candidates that pass are accepted without a draw, and the deepest accepted path wins. The output
+    distribution of an accepted token is therefore a point mass, with a total variation to p of 1 - p(x),
+    which is less than 1 - min(epsilon, delta exp(-H(p))).
 
     Args:
-        epsilon: hard threshold, which caps the other where the target is sure.
-        delta: entropy-dependent threshold, delta exp(-H). Both defaults are Medusa's own, whose code calls
+        epsilon: hard threshold, which caps the other one where the target's entropy is low.
+        delta: entropy-dependent threshold, delta exp(-H). Both defaults are Medusa's own, whose code names
             them `posterior_threshold` and `posterior_alpha`.
     """
 
@@ -41,7 +41,7 @@ class Typical(AcceptanceRule):
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):
-            require_number(name, getattr(self, name), 0.0, 1.0, "0 to 1")
+            require_number(name, getattr(self, name), 0.0, 1.0, "must be between 0 and 1")
 
     def verify(self, draft: Tree, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
         p = scores.p

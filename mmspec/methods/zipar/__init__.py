@@ -1,11 +1,11 @@
-"""ZipAR (2412.04062): rows of an image decoded as a staircase."""
+"""ZipAR (2412.04062): decodes rows of an image as a staircase."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "zipar",
-        "nothing: rows of an image run as a staircase, `zipar_window` cells apart",
+        "decodes image rows side by side as a staircase, `zipar_window` cells apart",
         "2412.04062",
         make="mmspec.methods.zipar.drafter:zipar",
         trials=(

@@ -1,9 +1,9 @@
 """Staircase of ZipAR (2412.04062): rows of an image are decoded side by side, each behind the one above.
 
 The node of a cell's predecessor in raster order predicts the cell. It attends to the places that the
-staircase has reached by then. It misses the others, so every staircase except raster order is lossy. What a
-cell sees depends on its place alone. Therefore each row may also hold a window of Jacobi drafts, which gives
-the same tokens in fewer forwards.
+staircase has reached by then. It misses the others, so that every staircase except raster order is lossy.
+The places that a cell sees depend on its own place alone. Therefore each row may also hold a window of Jacobi
+drafts, which gives the same tokens in fewer forward passes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from mmspec.validation import is_integer
 
 __all__ = ["StaircaseDrafter", "zipar"]
 
-BEYOND = 2**40  # steps: later than any image
+BEYOND = 2**40  # a step after the end of any image
+POSITIVE = "must be a positive integer"
 
 
 class RowsAtWork(NamedTuple):
-    """Rows of each image that take part in a forward, from the top.
+    """Rows of each image that take part in a forward pass, from the top.
 
     Attributes:
         row: [B, A] their numbers.
         done: [B, A] decided cells of each.
         above: [B, A] decided cells of the row above each, as far as its first prediction may rely on them.
         limit: [B, A] column below which cells of each may be decided now.
-        is_used: [B, A] False where an image has fewer rows at work than another.
+        is_used: [B, A] False where an image has fewer such rows than another.
     """
 
     row: Tensor
@@ -56,16 +57,16 @@ class RowsAtWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Front:
-    """What one forward feeds: n nodes in each of the A rows at work. Place L stands for no place.
+    """Input of one forward pass: n nodes in each of the A rows at work. Place L means no place.
 
     Attributes:
         work: the rows.
         root: [B, A] place before the next cell of each row.
-        is_known: [B, A] whether the token at the root is decided and may be fed; if not, another stands in.
+        is_known: [B, A] whether the token at the root is decided and may be fed; if not, another replaces it.
         places: [B, A, n] of the nodes.
         column: [B, A, n] of the cell after each node; L where there is no node.
         follows: [B, A, n] whether the cell after each node may be decided now.
-        on_trial: [B, A] whether the row's first token is drawn now, and judged in the next forward.
+        on_trial: [B, A] whether the row's first token is drawn now, and verified in the next forward pass.
     """
 
     work: RowsAtWork
@@ -78,14 +79,14 @@ class Front:
 
 
 class StaircaseSession(DraftSession):
-    """Staircases of a batch of images: R rows in the largest, at most A of them at work in one forward.
+    """Staircases of a batch of images: R rows in the largest, at most A of them in one forward pass.
 
     Attributes:
-        fed: [B, L + 1] places whose keys are those of the token that stands there; False at L.
-        guesses: [B, L + 1] the target's latest choice for a place, not judged yet, or FREE.
-        offered: [B, V] the distribution that a row's first token, drawn but not judged yet, was drawn from.
-        rounds: forwards so far.
-        front: what the current forward feeds.
+        fed: [B, L + 1] places whose keys are those of their current token; False at L.
+        guesses: [B, L + 1] the target's latest choice for a place, not verified yet, or FREE.
+        offered: [B, V] the distribution of a row's first token that is drawn but not verified yet.
+        rounds: forward passes so far.
+        front: input of the current forward pass.
     """
 
     front: Front
@@ -114,7 +115,7 @@ class StaircaseSession(DraftSession):
         self.cells = (self.begin[:, :, None] + column).where(is_cell, self.length)  # [B, R, C]
         place = self.order[:-1]
         above, behind = place // stride, place % stride
-        # [B, L + 1] the step of the staircase from which on a place's keys are seen: syntax when a row begins
+        # [B, L + 1] the step at which a place's keys become visible: syntax when a row begins
         self.seen_from = above * self.lag + torch.where(behind < self.columns, behind + 1, self.lag)
         self.fed = torch.zeros_like(self.seen_from, dtype=torch.bool)
         self.guesses = torch.full_like(self.seen_from, FREE)
@@ -132,7 +133,7 @@ class StaircaseSession(DraftSession):
         self.rounds += 1
         self.front = front = self._front(canvas)
         inside = front.places < self.length
-        # behind the places that this forward looks at: a predecessor that is not there, and what says nothing
+        # slots after the places of this forward pass: one for a missing predecessor, one for padding
         absent = min(self.length, (1 + self._begun) * self.stride)
         is_there = front.is_known[:, :, None] | (self.step > 0)
         slots = front.places.where(is_there, absent).where(inside, absent + 1)
@@ -149,13 +150,13 @@ class StaircaseSession(DraftSession):
         return Block(*candidates, slots, depths, visible, front.root + 1, front.follows, completes)
 
     def _front(self, canvas: Canvas) -> Front:
-        """Find what this forward feeds."""
+        """Return the input of this forward pass."""
         work = self._march() if self.step.shape[0] == 1 else self._advance(canvas)
         place = self.begin.gather(1, work.row) + work.done - 1
         root = place.clamp_min(0).where(work.is_used, self.length)
         if self.drafter.adaptive:
             is_known = work.is_used & canvas.decided.gather(1, root)
-        else:  # by its place, even where the row above is complete already
+        else:  # by its place, even where the row above is complete
             is_known = work.is_used & ((work.done > 0) | ~self.begins_early)
         column = work.done[:, :, None] + self.step
         inside = work.is_used[:, :, None] & (column <= self.columns[:, :, None])
@@ -170,11 +171,11 @@ class StaircaseSession(DraftSession):
 
     @property
     def _begun(self) -> int:
-        """The host's bound on the rows that have begun below the first one."""
+        """Upper bound, computed on the host, of the rows below the first one that have begun."""
         return (1 + (self.rounds - 1) * self.drafter.window) // self.least_lag
 
     def _march(self) -> RowsAtWork:
-        """Find the rows at work where each forward decides one cell of each of them."""
+        """Return the rows at work where each forward pass decides one cell of each of them."""
         counts = [1]
         for grid in self.grids:
             begins = range(0, grid.rows * (lag := self.drafter.lag(grid.columns)), lag)
@@ -188,10 +189,10 @@ class StaircaseSession(DraftSession):
         return RowsAtWork(row, done.clamp_min(0), lag, columns, is_used)
 
     def _advance(self, canvas: Canvas) -> RowsAtWork:
-        """Find the rows at work by what has been decided.
+        """Return the rows at work, given the decided cells.
 
         The cell in column j waits for min(j + k s, C) cells of the k-th row above it, for every k, and for
-        the keys of these cells. The key of a row's newest cell is there only if that row is itself at work.
+        the keys of these cells. The key of a row's newest cell is available only if that row is at work.
         """
         done = canvas.decided.gather(1, self.cells.flatten(1)).view_as(self.cells)
         done = (done & (self.cells < self.length)).sum(-1)  # [B, R]
@@ -218,8 +219,8 @@ class StaircaseSession(DraftSession):
         return RowsAtWork(row, done.gather(1, row), above, limit.gather(1, row), at_work.gather(1, row))
 
     def _candidates(self, canvas: Canvas, front: Front) -> tuple[Tensor, Tensor, Categorical | PointMass]:
-        """Tokens [B, A, n] of the nodes, whether each is a candidate, and what they were drawn from."""
-        # the newest token of the row above stands in for a predecessor that is not there yet
+        """Tokens [B, A, n] of the nodes, whether each is a candidate, and the distributions they are from."""
+        # the newest token of the row above replaces a missing predecessor
         stand_in = self.begin.gather(1, (front.work.row - 1).clamp_min(0)) + front.work.above - 1
         tokens = canvas.tokens.gather(1, front.root.where(front.is_known, stand_in))[:, :, None]
         valid = pad(front.follows[:, :, :-1], (1, 0), value=True)
@@ -239,7 +240,7 @@ class StaircaseSession(DraftSession):
         seen = pad(self.fed[:, None, :absent], (0, 2)) & (slot < place)
         if self.step.shape[0] > 1:
             root = front.root[:, :, None].expand_as(here).flatten(1)[:, :, None]
-            if self.drafter.window > 1:  # rows above may be further than in a staircase without drafts
+            if self.drafter.window > 1:  # rows above may be further than without drafts
                 reached = (front.work.row * self.lag + front.work.done)[:, :, None] + self.step
                 seen &= pad(self.seen_from[:, None, :absent], (0, 2)) <= reached.flatten(1)[:, :, None]
             seen |= (slot > root) & (slot <= place)
@@ -252,7 +253,7 @@ class StaircaseSession(DraftSession):
             return
         columns = self.columns[:, :, None]
         accepted = verdict.is_draft.view(rows, lanes, nodes).sum(-1, keepdim=True)
-        whole = front.follows | (front.column == columns)  # nothing that they see was missing
+        whole = front.follows | (front.column == columns)  # they saw everything
         kept = front.places.where((self.step > 0) & (self.step <= accepted) & whole, self.length)
         self.fed.scatter_(1, kept.flatten(1), True)
         self.fed[:, self.length] = False
@@ -271,22 +272,22 @@ class StaircaseSession(DraftSession):
 class StaircaseDrafter(SessionDrafter):
     """Decodes cell (i, j) once (i - 1, j ... j + s - 1) are decoded (ZipAR, 2412.04062).
 
-    Takes C + (R - 1) s forwards for R x C cells; s = C is raster order, and its output that of plain
-    decoding. Lossy otherwise, without a bound: cells miss the right end of the rows above.
+    An image of R x C cells takes C + (R - 1) s forward passes. s = C is raster order, whose output is that of
+    plain decoding. Smaller s is lossy, without a bound: cells miss the right end of the rows above.
 
     Args:
         zipar_window: s, from 1 to the columns of the image; None is a third of them, as published (8 of
             LlamaGen's 24, 16 of Lumina-mGPT's 48).
-        adaptive: predict the first token of a row twice, one forward apart, and let an acceptance rule judge
-            the token drawn the first time by the second distribution (the paper's adaptive window, judging
-            once). The token then has the second distribution; a row that fails is one forward late.
-            Takes s of 2 or more.
-        window: nodes that each row feeds per forward. Those beyond the first are Jacobi drafts, drawn with
-            the noise of the target itself: the tokens are those of window 1, in fewer forwards (windows over
-            several rows, as in PJD, 2606.05703, whose drafts are drawn without that noise).
+        adaptive: predict the first token of a row twice, one forward pass apart, and verify the token of the
+            first prediction against the second distribution (the paper's adaptive window, verified once). The
+            token then has the second distribution; a rejected one delays its row by one forward pass. Needs
+            s of 2 or more.
+        window: nodes of each row in a forward pass. Those beyond the first are Jacobi drafts, drawn with the
+            noise of the target itself: the tokens are those of window 1, in fewer forward passes (windows
+            over several rows, as in PJD, 2606.05703, whose drafts are drawn without that noise).
 
     Raises:
-        InputError: a window outside its range, or drafts in an adaptive staircase.
+        InputError: a window is out of range, or an adaptive staircase has drafts.
     """
 
     exactness = Level.LOSSY
@@ -294,25 +295,25 @@ class StaircaseDrafter(SessionDrafter):
 
     def __init__(self, zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> None:
         if not isinstance(adaptive, bool):
-            raise InputError("adaptive", adaptive, "True or False")
+            raise InputError("adaptive", adaptive, "must be True or False")
         if zipar_window is not None and (not is_integer(zipar_window) or zipar_window < 1 + adaptive):
-            allowed = "an integer of 2 or more" if adaptive else "a positive integer"
-            raise InputError("zipar_window", zipar_window, allowed)
+            rule = "must be an integer of at least 2 with adaptive=True" if adaptive else POSITIVE
+            raise InputError("zipar_window", zipar_window, rule)
         if not is_integer(window) or window < 1 or (adaptive and window > 1):
-            allowed = "1: an adaptive staircase drafts nothing" if adaptive else "a positive integer"
-            raise InputError("window", window, allowed)
+            rule = "must be 1 with adaptive=True, which has no drafts" if adaptive else POSITIVE
+            raise InputError("window", window, rule)
         self.zipar_window, self.adaptive, self.window = zipar_window, adaptive, window
         self.kind = DraftKind.IID if adaptive else DraftKind.COUPLED if window > 1 else DraftKind.POINT
         self.nodes = self.max_nodes = 1 + adaptive if window == 1 else window
 
     def lag(self, columns: int) -> int:
-        """Number of cells s by which a row is behind the one above, in an image of that many columns."""
+        """Return s, the number of cells by which a row is behind the one above, for that many columns."""
         if self.zipar_window is None:
             return max(columns // 3, 1 + self.adaptive)
         return self.zipar_window
 
     def lanes(self, grid: ImageGrid) -> int:
-        """Rows of an image at work in one forward: those being decoded, and one whose last token is fed."""
+        """Return the most rows of an image in one forward pass; the last token of one of them is only fed."""
         return min(grid.rows, 1 + -(-grid.columns // self.lag(grid.columns)))
 
     def fit(self, target: AnyTarget) -> StaircaseDrafter:
@@ -324,27 +325,27 @@ class StaircaseDrafter(SessionDrafter):
     def check(self, target: AnyTarget) -> None:
         grid = target.grid
         if grid is None:
-            raise InputError("accelerator", "zipar", "a model of image tokens: cells of an image have rows")
-        allowed = f"1 to {grid.columns}, the columns of the image"
+            raise InputError("accelerator", "zipar", "needs a model that draws images in rows of tokens")
+        rule = f"must be from 1 to {grid.columns}, the columns of the image"
         if self.lag(grid.columns) > grid.columns:
-            raise InputError("zipar_window", self.zipar_window, allowed)
+            raise InputError("zipar_window", self.zipar_window, rule)
         if self.window > grid.columns:
-            raise InputError("window", self.window, allowed)
+            raise InputError("window", self.window, rule)
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
-            allowed = "none: cells are not decoded in order"
-            raise InputError("logits_processor", len(sampler.processors), allowed)
+            rule = "cannot be used with zipar, which does not decode cells in order"
+            raise InputError("logits_processor", len(sampler.processors), rule)
         shortest, asked = min(grid.length for grid in grids_of(requests)), stopping.max_new_tokens
         if asked > shortest:
-            raise InputError("max_new_tokens", asked, f"at most {shortest}, the tokens of an image")
+            raise InputError("max_new_tokens", asked, f"must be at most {shortest}, the tokens of an image")
 
 
 def grids_of(requests: Sequence[Request]) -> list[ImageGrid]:
-    """Grids of the requests; InputError where one asks for no image of one grid."""
+    """Return the grids of the requests; raises InputError for a request without one."""
     return [require_grid(request.layout, "zipar") for request in requests]
 
 
 def zipar(zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> Accelerator:
-    """ZipAR (2412.04062): rows of an image decoded as a staircase; options as of `StaircaseDrafter`."""
+    """ZipAR (2412.04062): decode rows of an image as a staircase; options: see `StaircaseDrafter`."""
     return pair("zipar", StaircaseDrafter(zipar_window, adaptive, window))

@@ -1,4 +1,4 @@
-"""Fresh scenes as data for drafters: conversations about images, and images for models that draw."""
+"""Training data of new toy-world scenes in every step: conversations about images, and images to draw."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ __all__ = [
 ]
 
 STAGE = 11
-TRIAL_SCENES, TRIAL_TOKENS = 4, 96  # descriptions are longer, so none of these ends
+TRIAL_SCENES, TRIAL_TOKENS = 4, 96  # all descriptions are longer, so that no trial ends early
 SHARES = {"description": 0.45, "caption": 0.15, "question": 0.1, "two images": 0.15, "clip": 0.15}
 FRAMES = 4
-CAPTIONED = 0.3  # of what shows several images
+CAPTIONED = 0.3  # share of captions among prompts with several images
 PIXELS_A_TOKEN = 4
 CAPTION_LENGTH = 20  # the longest caption has 15 words
-# share of those that fill all slots, as some samplers do; the rest is masked as the prompt was
+# share of the null prompts that fill all slots, as in some samplers; the others are masked as their prompts
 ALL_SLOTS = 0.5
 UNKNOWN_WORD = 0.02
 _PROMPT_SEED = 0x1FA9E
@@ -65,7 +65,7 @@ _PROMPT_SEED = 0x1FA9E
 def scene_data(
     target: Any, reader: ConversationReader | Path, batch_size: int, seed: int, regenerate: int
 ) -> DrafterData:
-    """Fresh scenes in every step: images for a model that draws, conversations about images for others.
+    """Make data of new scenes in every step: images for an image model, conversations about them for others.
 
     Arguments are those of `MakeData`; `train_drafter` takes this function as its `data`.
     """
@@ -79,11 +79,12 @@ def scene_data(
 def scene_talk(seed: int, kind: str) -> Conversation:
     """Make a conversation of one prompt about a scene, and the right reply.
 
-    Of two images and of clips the reply is about the first: scenes-llava never saw several together, and
-    this is nearest to what it says by itself. What its drafters learn is what it makes of each token.
+    With two images or a clip, the reply is about the first image: scenes-llava was never trained on several
+    images together, and such replies are nearest to its own. Drafters learn the target's hidden states and
+    distributions at each token.
 
     Args:
-        seed: equal seeds give equal talk.
+        seed: equal seeds give equal conversations.
         kind: a key of `SHARES`.
     """
     rng, scene = np.random.default_rng([seed, STAGE]), sample_scene(seed)
@@ -109,14 +110,14 @@ def talk(images: list[np.ndarray], prompt: str, reply: str) -> Conversation:
 
 
 class SceneTalk:
-    """Data of conversations about fresh scenes in every step.
+    """Data of conversations about new scenes in every step.
 
     Args:
-        reader: of the target's tokens.
-        batch_size: sequences a step and process.
-        seed: of all scenes.
-        regenerate: longest reply to several images that the target writes itself; 0 for the right ones. Of
-            one image, these are what scenes-llava says anyway.
+        reader: encodes conversations for the target.
+        batch_size: sequences per step and process.
+        seed: seed of all scenes.
+        regenerate: most tokens of a reply to several images that the target generates itself; 0 for the right
+            replies. For one image the right replies are those of scenes-llava anyway.
     """
 
     def __init__(
@@ -127,28 +128,30 @@ class SceneTalk:
     def batch(self, step: int, process: int) -> DrafterBatch:
         seeds = training_seeds(self.seed, STAGE, step, process, self.batch_size)
         kinds = np.random.default_rng(seeds).choice(list(SHARES), size=len(seeds), p=list(SHARES.values()))
-        told = [scene_talk(int(seed), str(kind)) for seed, kind in zip(seeds, kinds, strict=True)]
-        several = [row for row, each in enumerate(told) if len(each.images) > 1]
+        talks = [scene_talk(int(seed), str(kind)) for seed, kind in zip(seeds, kinds, strict=True)]
+        several = [row for row, each in enumerate(talks) if len(each.images) > 1]
         if self.regenerate and several:
-            said = self.reader.regenerated([told[row] for row in several], self.regenerate)
-            for row, each in zip(several, said, strict=True):
-                told[row] = each
-        return DrafterBatch(tuple(map(self.reader.example, told)), int(seeds[0]))
+            regenerated = self.reader.regenerated([talks[row] for row in several], self.regenerate)
+            for row, each in zip(several, regenerated, strict=True):
+                talks[row] = each
+        return DrafterBatch(tuple(map(self.reader.example, talks)), int(seeds[0]))
 
     def trial(self) -> Trial:
-        told = [scene_talk(seed, "description").until(1) for seed in range(TRIAL_SCENES)]
-        requests = [Request(self.reader.inputs(each, answering=True)) for each in told]
+        talks = [scene_talk(seed, "description").until(1) for seed in range(TRIAL_SCENES)]
+        requests = [Request(self.reader.inputs(each, answering=True)) for each in talks]
         return Trial(requests, Sampler(), TRIAL_TOKENS)
 
 
 class SceneImages(LlamaGenImages):
-    """Data of images of fresh scenes in every step, a tenth of them without prompts."""
+    """Data of images of new scenes in every step, a tenth of them without prompts."""
 
     def batch(self, step: int, process: int) -> DrafterBatch:
         seeds = training_seeds(self.seed, IMAGE_STAGE, step, process, self.batch_size)
-        told = PromptedScenes.of(seeds)
-        pixels = image_pixels(told.scenes, self.target.grid.rows * PIXELS_A_TOKEN)
-        return DrafterBatch(self.examples(self.asked(told), told.dropped.tolist(), pixels), int(seeds[0]))
+        prompted = PromptedScenes.of(seeds)
+        pixels = image_pixels(prompted.scenes, self.target.grid.rows * PIXELS_A_TOKEN)
+        return DrafterBatch(
+            self.examples(self.asked(prompted), prompted.dropped.tolist(), pixels), int(seeds[0])
+        )
 
     def prompts(self, step: int, process: int) -> Trial:
         seeds = training_seeds(self.seed, IMAGE_STAGE, step, process, self.batch_size)
@@ -157,20 +160,20 @@ class SceneImages(LlamaGenImages):
     def trial(self) -> Trial:
         return self.trial_of(self.asked(PromptedScenes.of(np.arange(TRIAL_IMAGES), dropped=0.0)))
 
-    def asked(self, told: PromptedScenes) -> list[Tensor | int]:
-        """The prompt of each scene as the target takes it: words, or a class label."""
-        if self.text_encoder is None:
-            return [scene.class_label for scene in told.scenes]
-        rows = zip(*told.words(self.tokenizer), strict=True)
+    def asked(self, prompted: PromptedScenes) -> list[Tensor | int]:
+        """The prompt of each scene as the target takes it: tokens, or a class label."""
+        if self.target.classes is not None:
+            return [scene.class_label for scene in prompted.scenes]
+        rows = zip(*prompted.words(self.reader.tokenizer), strict=True)
         return [words[mask.bool()] for words, mask in rows]
 
 
 @dataclass(frozen=True)
 class PromptedScenes:
-    """Scenes with prompts that say all or part of them.
+    """Scenes with prompts that describe all or part of them.
 
     Attributes:
-        dropped: bool [n], rows that are to be seen without their condition.
+        dropped: bool [n], rows that are shown without their condition.
         draws: random numbers [n, 1 + CAPTION_LENGTH] in [0, 1), see `words`.
     """
 
@@ -186,10 +189,10 @@ class PromptedScenes:
         """Sample scenes of the profile for image tokens, and a prompt for each.
 
         Args:
-            seeds: of the scenes.
-            dropped: share of the scenes that are to be seen without their prompts.
-            objects: of each scene; None for one or two.
-            kept: so many scenes at the end are always seen with theirs.
+            seeds: seeds of the scenes.
+            dropped: share of the scenes that are shown without their prompts.
+            objects: number of objects of each scene; None for one or two.
+            kept: number of scenes at the end that always have their prompts.
         """
         scenes = [sample_scene(int(seed), objects=objects, profile=IMAGE_TOKENS) for seed in seeds]
         generators = [np.random.default_rng([int(seed), _PROMPT_SEED]) for seed in seeds]
@@ -201,7 +204,7 @@ class PromptedScenes:
     def words(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
         """Tokens [n, `CAPTION_LENGTH`] of the prompts, padded on the left, and their mask, 0 at padding.
 
-        Half of the dropped rows have no padding masked. Few words that say nothing are unknown ones.
+        Half of the dropped rows have no mask. A few words without meaning are replaced by unknown ones.
         """
         encoded = tokenizer(
             [prompt.text for prompt in self.prompts],
@@ -213,7 +216,7 @@ class PromptedScenes:
         )
         words, mask = encoded["input_ids"], encoded["attention_mask"]
         mask = mask.masked_fill((self.dropped & (self.draws[:, 0] < ALL_SLOTS))[:, None], 1)
-        # Words that say nothing of the image may be any word; people use many.
+        # words without meaning for the image may be any word, as in prompts of users
         unknown = (self.draws[:, 1:] < UNKNOWN_WORD) & (words == tokenizer.convert_tokens_to_ids("\u2581a"))
         return words.masked_fill(unknown, int(tokenizer.unk_token_id)), mask
 
