@@ -1,4 +1,4 @@
-"""`mmspec accelerators`: the tables of accelerators and acceptance rules, as docs/reference/accelerators.md has them."""
+"""`mmspec accelerators`: tables of accelerators and acceptance rules, also for the docs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def accelerators(as_json: AsJson = False) -> None:
 
 
 def _tables(rows: list[Json]) -> RenderableType:
-    """The accelerators and the rules as tables of the terminal."""
+    """The accelerators and acceptance rules as tables for the terminal."""
     from rich.console import Group
 
     from mmspec.evaluation.tables import figures
@@ -47,7 +47,7 @@ def _tables(rows: list[Json]) -> RenderableType:
 
 
 def markdown_table() -> str:
-    """The same tables as Markdown."""
+    """The accelerators and acceptance rules as tables in Markdown."""
     from mmspec.accelerators import promise_of
     from mmspec.core.draft import DraftKind
     from mmspec.plugins import METHODS, RULES
@@ -73,7 +73,7 @@ def markdown_table() -> str:
 
 
 def stated(exactness: str, bound: str | None) -> str:
-    """State a promise with its bound, or that it has none."""
+    """A promise with its bound, or with "no bound"."""
     if bound is not None:
         return f"{exactness}: {bound}"
     return exactness if exactness == "exact" else f"{exactness}, no bound"

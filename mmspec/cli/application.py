@@ -1,4 +1,4 @@
-"""The commands by name. Each has its own module and is listed here."""
+"""The typer application with all commands; each command has its own module."""
 
 from __future__ import annotations
 

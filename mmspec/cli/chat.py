@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli.console import note
-from mmspec.cli.loading import choose, load_pipeline, reference_model
+from mmspec.cli.loading import announce, choose, load_pipeline
 from mmspec.cli.options import Accelerator, ModelOptions, Temperature, unpack_options
 from mmspec.errors import InputError
 
@@ -29,7 +28,7 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     accelerator: Accelerator = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 512,
     temperature: Temperature = 0.0,
     *,
     how: ModelOptions,
@@ -46,8 +45,7 @@ def chat(
     """
     if how.as_json:
         raise InputError("--json", True, "is not available; mmspec caption prints JSON")
-    source = model or reference_model()
-    note(f"loading {source}")
+    source = announce(model)
     from mmspec.pipelines import VisionLanguagePipeline
 
     choice = choose(accelerator, source, how.drafter)
@@ -71,7 +69,7 @@ def chat(
 
 
 def _lines(interactive: bool) -> Iterator[str]:
-    """The turns of standard input, without empty lines."""
+    """Turns read from standard input, without empty lines."""
     while True:
         if interactive:
             typer.echo("> ", nl=False, err=True)

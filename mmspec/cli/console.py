@@ -1,4 +1,4 @@
-"""Output of the commands: results on stdout, the rest on stderr, and the results so far after Ctrl-C."""
+"""Output of the commands: results on stdout, notes and progress on stderr, partial results after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress, TaskID
 
-__all__ = ["Interruptible", "line_width", "note", "print_result", "progress"]
+__all__ = ["Interruptible", "note", "print_result", "progress"]
 
-WIDTH_OF_FILES = 160  # rich assumes 80 columns where there is no terminal, and would cut tables
+WIDTH_OF_FILES = 160  # without a terminal rich assumes 80 columns, which would cut tables
+SECONDS_BETWEEN_LINES = 10.0  # of progress without a terminal
 
 
 class Interruptible:
-    """A block that Ctrl-C ends early; what was collected is printed, then `finish` exits with 130."""
+    """A block that Ctrl-C ends early; the command prints partial results, then `finish` exits with 130."""
 
     interrupted = False
 
@@ -39,7 +40,7 @@ class Interruptible:
 
 
 def print_result(value: object, shown: RenderableType, as_json: bool) -> None:
-    """Write a result to stdout: its value as JSON, or the table or text that shows it."""
+    """Write a result to stdout: its value as JSON, or the table or text in `shown`."""
     if as_json:
         shown = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     if isinstance(shown, str):
@@ -48,19 +49,11 @@ def print_result(value: object, shown: RenderableType, as_json: bool) -> None:
         _console(stderr=False).print(shown)
 
 
-def line_width() -> int:
-    """Characters on a line of stdout."""
-    return _console(stderr=False).width
-
-
 def note(text: str) -> None:
     """Write one line to stderr, dim on a terminal."""
     from rich.text import Text
 
     _console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
-
-
-SECONDS_BETWEEN_LINES = 10.0
 
 
 def progress(*, quiet: bool = False) -> Progress:
@@ -71,6 +64,9 @@ def progress(*, quiet: bool = False) -> Progress:
         """Progress as lines of a log."""
 
         written = time.monotonic()
+
+        def advance(self, task_id: TaskID, advance: float = 1) -> None:
+            self.update(task_id, advance=advance)
 
         def update(self, task_id: TaskID, **changes: Any) -> None:
             super().update(task_id, **changes)

@@ -1,4 +1,4 @@
-"""`mmspec doctor`: what works on this machine, and which accelerator fits a model."""
+"""`mmspec doctor`: examines this machine, or recommends an accelerator for a model."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ TITLES = {
 
 
 def doctor(
-    model: Annotated[
-        str | None, typer.Argument(help="Folder or hub id of a model to examine, by its config.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="Folder or hub id of a model to examine.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what works on this machine, or which accelerator fits a model.
+    """Examine this machine, or recommend an accelerator for a model.
 
-    Without a model: versions, devices, optional packages, kernels, accelerators and
-    reference models. With a model: whether mmspec can accelerate it, how much memory
-    a row and a draft token take, a recommended accelerator, and the next command.
-    Only the config is read, and nothing is changed.
+    Without a model, it prints versions, devices, optional packages, kernels,
+    accelerators and reference models. With a model, it prints whether mmspec can
+    accelerate the model, the memory of a row and of a draft token, a recommended
+    accelerator, and the next command. It reads only the config.
 
     Example:
         mmspec doctor
@@ -106,7 +104,7 @@ def _model_table(found: Json) -> Table:
         table.add_row("layers", ", ".join(f"{count} {kind}" for kind, count in found["layers"].items()))
         table.add_row("keys and values", f"{found['token_bytes']:,} bytes per token and row")
     else:
-        table.add_row("keys and values", "none: the model draws in any order and caches nothing")
+        table.add_row("keys and values", "none: the model generates in any order, without a cache")
     for mixer in found["mixers"]:
         how = "in closed form" if mixer["closed_form"] else "token by token"
         sizes = f"{mixer['row_bytes']:,} bytes per row, {mixer['node_bytes']:,} per draft token"

@@ -1,4 +1,4 @@
-"""Which accelerator fits a model, from the files of its folder, its config and a list of published heads."""
+"""Recommends an accelerator for a model from its folder, its config and a list of published heads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Recommendation:
 
 
 def published_heads(model: str) -> list[Json]:
-    """The entries of `heads.json` for a hub id, or for a folder of the same name, as published or converted."""
+    """The entries of `heads.json` for a hub id, or for a folder of the same name."""
     name = Path(model).name.lower()
     heads: list[Json] = json.loads(LIST.read_text(encoding="utf-8"))["heads"]
     return [head for head in heads if head["target"].rpartition("/")[2].lower() == name]
@@ -76,14 +76,14 @@ def recommend(source: str, config: Any) -> Recommendation:
     if compared:
         exact = (one for one in compared if promise_of(METHODS[one.partition(":")[0]])[0] == "exact")
         name = next(exact, compared[0])
-        return _checked(source, name, None, "it needs no drafter, and suits how this model generates")
+        return _checked(source, name, None, "it needs no drafter, and fits how this model generates")
     if family is not None and family.draws:
         return _checked(source, "sjd", None, "image tokens need no drafter: the model drafts for itself")
     return Recommendation(
         "copy",
         None,
-        "no drafter is known for this model. copy helps where answers repeat the prompt (documents, code, edits) "
-        "and costs little elsewhere; a trained head helps everywhere",
+        "no drafter is known for this model. copy is faster where answers repeat the prompt (documents, "
+        "code, edits); for other answers, train a head",
         f"mmspec train drafter --target {source} --method eagle3 --out my-head",
     )
 
