@@ -112,7 +112,7 @@ def export(
     The folder is written completely or not at all.
 
     Example:
-        mmspec export my-eagle3 head --to speculators --target my-model
+        mmspec export my-eagle3 head --to specforge --target my-model
         mmspec export my-mtp my-model-with-mtp --to checkpoint --target my-model
         mmspec export assets/scenes-llava-small assistant --to transformers
     """

@@ -265,7 +265,7 @@ def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput]
     for index, title in enumerate(titles):
         for column, (label, output) in enumerate(drawn.items()):
             images.append(output.images[index])
-            words = f"{label}\n" * (len(drawn) > 1) + f"NFE {output.stats.nfe[index]}"
+            words = f"{label}\n" * (len(drawn) > 1) + f"{output.stats.nfe[index]} forward passes"
             captions.append(words if column else f"{words}\n{title}")
     side = min(max(SMALLEST_SIDE, *images[0].size), LARGEST_SIDE)
     columns = len(drawn) if len(drawn) > 1 else columns

@@ -148,7 +148,9 @@ def _framed(
     parts = [Text(above, style="dim"), figures(headers, rows), _time_table(records, wide), *more]
     parts.append(Text(explained, style="dim"))
     if not wide:
-        others = ", ".join(header.replace("\n", " ") for header, _, essential in columns if not essential)
+        others = ", ".join(
+            header.replace("/\n", "/").replace("\n", " ") for header, _, essential in columns if not essential
+        )
         parts.append(Text(f"further columns with --wide: {others}", style="dim"))
     return Group(*parts)
 
