@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.call_fields import CALL_FIELDS
-from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, AcceleratorChoice, announce, load_pipeline
+from mmspec.cli.loading import (
+    REFERENCE,
+    REFERENCE_IMAGE,
+    AcceleratorChoice,
+    announce,
+    load_pipeline,
+    reference_model,
+)
 from mmspec.cli.options import (
     BatchSize,
     GuidanceScale,
@@ -66,9 +73,18 @@ class Question:
     num_inference_steps: HeadSteps = None
     last_step_noise: LastStepNoise = False
 
+    @property
+    def source(self) -> str:
+        """Folder or hub id of the model, by default the reference model for the task."""
+        return self.model or reference_model(self._reference)
+
     def announce(self) -> str:
-        """Return the model after a note, by default the reference model for the task."""
-        return announce(self.model, REFERENCE_IMAGE if self.task == "generate" else REFERENCE)
+        """Return `source`, after a note that the model will be loaded."""
+        return announce(self.model, self._reference)
+
+    @property
+    def _reference(self) -> str:
+        return REFERENCE_IMAGE if self.task == "generate" else REFERENCE
 
     @property
     def settings(self) -> Keywords:

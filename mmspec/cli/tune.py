@@ -125,7 +125,7 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
 def windows(target: AnyTarget, tv: float) -> list[str]:
     """Names of the methods without a head that draft windows of image tokens within the allowed TV."""
     from mmspec.accelerators import promise_of
-    from mmspec.cli.compared import fits
+    from mmspec.cli.loading import fits
     from mmspec.plugins import METHODS
 
     promises = ("exact", "bounded") if tv else ("exact",)
