@@ -1,7 +1,7 @@
 """The command line: `mmspec caption`, `generate`, `check`, `bench`, `serve`, `train`, `evaluate` and others.
 
-Results go to stdout, progress and complaints to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong usage
-or input, 130 interrupted. Torch is imported inside the commands that need it, so `--help` is quick.
+Results go to stdout, progress and errors to stderr. Exit codes: 0 success, 1 failed check, 2 invalid input,
+130 interrupted. Commands import torch inside their functions, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def run(app: typer.Typer) -> None:
-    """Run commands and exit; one line says what was wrong with the input."""
+    """Run the commands and exit; invalid input gives one line on stderr."""
     from mmspec.errors import MMSpecError
 
     try:

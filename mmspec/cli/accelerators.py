@@ -1,16 +1,21 @@
-"""`mmspec accelerators`: the table of accelerators and acceptance rules, as docs/reference/accelerators.md shows it."""
+"""`mmspec accelerators`: tables of accelerators and acceptance rules, also for the docs."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from mmspec.cli.console import print_result
 from mmspec.cli.options import AsJson
 from mmspec.open_types import Json
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 __all__ = ["accelerators", "markdown_table"]
 
 
 def accelerators(as_json: AsJson = False) -> None:
-    """Print the accelerators and the acceptance rules, with what each promises, as Markdown.
+    """List the accelerators and the acceptance rules with their promises.
 
     Example:
         mmspec accelerators
@@ -23,17 +28,32 @@ def accelerators(as_json: AsJson = False) -> None:
         | {"source": method.source, "needs": method.needs, "options": sorted(options_of(method))}
         for name, method in METHODS.items()
     ]
-    print_result(rows, markdown_table(), as_json)
+    print_result(rows, _tables(rows), as_json)
+
+
+def _tables(rows: list[Json]) -> RenderableType:
+    """The accelerators and acceptance rules as tables for the terminal."""
+    from rich.console import Group
+
+    from mmspec.evaluation.tables import figures
+    from mmspec.plugins import RULES
+
+    found = [(row["name"], row["exactness"], row["needs"] or "-", row["summary"]) for row in rows]
+    rules = [(name, stated(rule.exactness, rule.bound)) for name, rule in RULES.items()]
+    return Group(
+        figures(("accelerator", "promise", "needs", "summary"), found, words=4),
+        figures(("acceptance=", "promise"), rules, words=2),
+    )
 
 
 def markdown_table() -> str:
-    """Render the table of accelerators and rules."""
+    """The accelerators and acceptance rules as tables in Markdown."""
     from mmspec.accelerators import promise_of
     from mmspec.core.draft import DraftKind
     from mmspec.plugins import METHODS, RULES
 
     lines = [
-        "| accelerator | what drafts | exact / bound / lossy | needs | source |",
+        "| accelerator | summary | promise | needs | source |",
         "|---|---|---|---|---|",
     ]
     for name, method in METHODS.items():
@@ -42,7 +62,7 @@ def markdown_table() -> str:
             source = f"[{source}](https://arxiv.org/abs/{source})"
         needs = method.needs or "nothing"
         lines.append(f"| `{name}` | {method.summary} | {stated(*promise_of(method))} | {needs} | {source} |")
-    lines += ["", "| `acceptance=` | exact / bound / lossy | for drafts that are |", "|---|---|---|"]
+    lines += ["", "| `acceptance=` | promise | kinds of drafts |", "|---|---|---|"]
     for name in RULES:
         rule = RULES[name]
         exactness = stated(rule.exactness, rule.bound) + (" at temperature 0" if rule.greedy_only else "")
@@ -53,7 +73,7 @@ def markdown_table() -> str:
 
 
 def stated(exactness: str, bound: str | None) -> str:
-    """State a promise with its bound, or that it has none."""
+    """A promise with its bound, or with "no bound"."""
     if bound is not None:
         return f"{exactness}: {bound}"
     return exactness if exactness == "exact" else f"{exactness}, no bound"

@@ -1,4 +1,4 @@
-"""The commands by name. Each has its own module and is listed here."""
+"""The typer application with all commands; each command has its own module."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mmspec import __version__
 from mmspec.cli.accelerators import accelerators
 from mmspec.cli.bench import bench_app
 from mmspec.cli.caption import caption
+from mmspec.cli.chat import chat
 from mmspec.cli.check import check
 from mmspec.cli.convert import convert, export
 from mmspec.cli.demo import demo_app
@@ -25,7 +26,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="mmspec",
-    help="Speculative decoding of multimodal models: the same text and images in fewer steps.",
+    help="Faster vision-language models and image generators by speculative decoding.",
     epilog="Try: mmspec caption image.png",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -48,7 +49,7 @@ def _options(
     pass
 
 
-for command in (caption, generate, check, tune, accelerators, convert, export, doctor, scenes, serve):
+for command in (caption, chat, generate, check, tune, accelerators, convert, export, doctor, scenes, serve):
     app.command()(command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(demo_app, name="demo")

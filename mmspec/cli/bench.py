@@ -1,4 +1,4 @@
-"""`mmspec bench`: several accelerators on the same prompts in one run."""
+"""`mmspec bench`: times several accelerators on the same prompts in one run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import typer
 from typer.core import TyperGroup
 
 from mmspec.cli.compared import ALL, Search, default_groups, find_best, groups_of
-from mmspec.cli.console import Interruptible, line_width, note, print_result, progress
+from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.loading import AcceleratorChoice, own_drafters
-from mmspec.cli.options import AsJson, ModelOptions, Plot, Table, TopK, TopP, unpack_options
+from mmspec.cli.options import AsJson, ModelOptions, Plot, Table, TopK, TopP, Wide, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords
@@ -38,7 +38,7 @@ TEXT_DEFAULTS = {"task": "describe", "max_new_tokens": 128, "temperature": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class BenchQuestion(Question):
-    """The options of `mmspec bench` that say what the model is asked."""
+    """Options of `mmspec bench` for the model and its prompts."""
 
     top_k: TopK = None
     top_p: TopP = None
@@ -56,25 +56,25 @@ class Files:
     results: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for result lines as Spec-Bench and MMSpec have them, a file for each accelerator."
+            help="Folder for result lines in the format of Spec-Bench and MMSpec, one file per accelerator."
         ),
     ] = None
 
     def check(self, batch_size: int) -> None:
-        """Check what is to be written before anything is measured.
+        """Check the output files before anything is measured.
 
         Raises:
-            InputError: a folder that is not there, or results of batches.
-            MissingDependencyError: matplotlib, which the report and the plot need, is not installed.
+            InputError: a folder does not exist, or `results` is set for batches.
+            MissingDependencyError: the report or the plot needs matplotlib, which is not installed.
         """
         from mmspec.evaluation.tables import check_plot
 
         for name, path in (("--html", self.html), ("--plot", self.plot)):
             if path is not None and not check_plot(path).parent.is_dir():
-                raise InputError(name, str(path), "a file in a folder that exists")
+                raise InputError(name, str(path), "must be a file in a folder that exists")
         if self.results is not None and batch_size != 1:
-            allowed = "--batch-size 1: lines have a time for each prompt"
-            raise InputError("--results", str(self.results), allowed)
+            rule = "needs --batch-size 1, because each line has the time of one prompt"
+            raise InputError("--results", str(self.results), rule)
 
 
 @unpack_options
@@ -82,31 +82,32 @@ def bench(
     accelerators: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas between, options as in draft_model:num_draft_tokens=8 or "
-            "flash:drafter=path/to/head; with several values, as in sjd:window=8|16, the best of them on "
-            "other prompts is compared. none always runs; all takes every method, of images at its best.",
-            show_default="none, copy and every drafter that the model names; none,sjd,gsd,... for images",
+            help="Names separated by commas, with options as in draft_model:num_draft_tokens=8 or "
+            "flash:drafter=path/to/head. For several values, as in sjd:window=8|16, the best value on "
+            "other prompts is compared. none always runs; all (images) selects every method at its best.",
+            show_default="none, copy, ... or for images none, sjd, ...; and drafters of the model's folder",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that every accelerator runs.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of repeats per accelerator.")] = 3,
     quality: Annotated[
         bool,
         typer.Option(
             "--quality",
-            help="Read the images too: attributes, and distance to plain decoding's, by the network in "
-            "reader/ of the model's folder or that of assets/scenes-llamagen, which has seen scenes only.",
+            help="Score the images too: attributes, and distance to plain decoding, by the network in "
+            "reader/ of the model's folder or of assets/scenes-llamagen, which was trained on scenes only.",
         ),
     ] = False,
     peers: Annotated[
         bool,
         typer.Option(
-            "--peers", help="Time transformers' own generate as well: plain, look-up, assisted, MTP."
+            "--peers", help="Time generate of transformers as well: plain, prompt look-up, assisted, MTP."
         ),
     ] = False,
     compiled: Annotated[
         bool,
-        typer.Option("--compile", help="Time every accelerator, and generate, compiled as well."),
+        typer.Option("--compile", help="Time every accelerator, and generate, with torch.compile as well."),
     ] = False,
+    wide: Wide = False,
     *,
     asked: BenchQuestion,
     searched: Search,
@@ -115,11 +116,11 @@ def bench(
 ) -> None:
     """Time accelerators against plain decoding on the same prompts, in turns.
 
-    Reports target forwards, acceptance length, the ratio of medians to plain
-    decoding, the share of outputs that are the same, memory, where the time goes,
-    and more, for several tasks also by task; of images also the measured distance to
-    the target's distribution, and with --quality what they show. Rows that lose stay
-    in. `mmspec bench compare` compares two results of --json.
+    Reports the share of identical outputs, tokens per forward pass, the speed-up
+    with its interval, memory, and the parts of the time; for several tasks also by
+    task. For images it reports forward passes and the measured distance to the
+    target's distribution, and with --quality scores of the images. --wide prints
+    further columns. `mmspec bench compare` compares two results of --json.
 
     Example:
         mmspec bench --accelerators none,copy,draft_model --task caption
@@ -130,6 +131,7 @@ def bench(
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
         mmspec bench path/to/model --prompt-file prompts.jsonl --batch-size 4 --json
     """
+    source = asked.announce()
     from mmspec.core.statistics import timed_by_device
     from mmspec.evaluation.contenders import count_parameters, describe_accelerator
     from mmspec.evaluation.machine import environment
@@ -138,9 +140,10 @@ def bench(
     from mmspec.evaluation.speed.timing import batches_of, measure
 
     files.check(asked.batch_size)
-    source = asked.source
     named = accelerators not in (None, ALL)
-    groups = groups_of(str(accelerators), source, how.drafter) if named else []  # errors cost no load
+    groups = (
+        groups_of(str(accelerators), source, how.drafter) if named else []
+    )  # raises before the model is loaded
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     scorer = load_scorer(subject, source) if quality else None
     if subject.draws:
@@ -183,7 +186,7 @@ def bench(
             bar.update(work, advance=1, description=f"repeat {run.repeat + 1}: {run.accelerator}")
     records, parts = summarised(runs, own, described, block)
     if not records:
-        note("nothing was finished by all accelerators")
+        note("no prompt was finished by all accelerators")
         block.finish()
     if subject.draws:
         seen = batches if quality else batches[:1]
@@ -192,17 +195,17 @@ def bench(
     if scorer is not None and not block.interrupted:
         records = with_quality(records, runs, batches, subject, contenders, scorer, how.seed)
     value = as_json([*records, *parts])
-    print_result(value, shown(records, parts, subject.draws, line_width()), how.as_json)
+    print_result(value, shown(records, parts, subject.draws, wide=wide), how.as_json)
     if files.out is not None:
         files.out.write_text(json.dumps(value, indent=1) + "\n")
         note(f"written: {files.out}")
     if files.plot is not None:
         note(f"written: {draw_bench(files.plot, records, parts)}")
     if files.html is not None:
-        from mmspec.evaluation.speed.plots import WIDTH, html_report
+        from mmspec.evaluation.speed.plots import html_report
 
         samples = samples_of(subject, contenders, runs, batches, how.seed)
-        page = html_report(records, shown(records, parts, subject.draws, WIDTH), samples)
+        page = html_report(records, shown(records, parts, subject.draws, wide=True), samples)
         files.html.write_text(page, encoding="utf-8")
         note(f"report: {files.html}")
     if files.results is not None:
@@ -224,7 +227,7 @@ def find_peers(
     contenders: Mapping[str, Contender],
     compiled: bool,
 ) -> Peers:
-    """Ways of transformers; their assistant is the draft model that is timed, or the model's own."""
+    """Decoders of transformers; the assistant is the draft model that is timed, or of the model's folder."""
     from mmspec.evaluation.speed.peers import image_peers, text_peers
 
     if subject.draws:
@@ -239,7 +242,7 @@ def find_peers(
 def summarised(
     runs: Sequence[TimedRun], own: dict[str, Keywords], settings: Keywords, block: Interruptible
 ) -> tuple[list[Record], list[Record]]:
-    """Records of all prompts, and of each category where there are several; none if interrupted early."""
+    """Records of all prompts, and of each category if there are several; none if interrupted early."""
     from mmspec.evaluation.speed.record import summarise
 
     how: Keywords = {"settings": settings, "own": own}
@@ -256,14 +259,16 @@ def summarised(
 
 
 def load_scorer(subject: Subject, source: str) -> Scorer:
-    """Load the network that reads images of scenes, with which they are scored."""
+    """Load the network that scores images of scenes."""
     from mmspec.evaluation.quality.attributes import AttributeJudge, scenes_network
     from mmspec.evaluation.quality.image_scores import Scorer
 
     if not subject.draws:
-        raise InputError("--quality", True, "a model that draws; mmspec evaluate text scores answers")
+        raise InputError("--quality", True, "needs an image generator; mmspec evaluate text scores answers")
     if len(subject.examples) < 3:
-        raise InputError("--samples", len(subject.examples), "at least 3 with --quality, for an interval")
+        raise InputError(
+            "--samples", len(subject.examples), "must be at least 3 with --quality, for an interval"
+        )
     judge = AttributeJudge.of_model(source)
     return Scorer(scenes_network(judge), judge)
 
@@ -277,7 +282,7 @@ def with_quality(
     scorer: Scorer,
     seed: int,
 ) -> list[Record]:
-    """The records with scores of the images of the first repeat; plain decoding draws once more for them."""
+    """Add scores of the images of the first repeat; the reference is plain decoding with other seeds."""
     from mmspec.evaluation.examples import OTHER_SEEDS
     from mmspec.evaluation.quality.image_scores import score_drawings
     from mmspec.evaluation.quality.intervals import jsonable
@@ -295,13 +300,13 @@ def with_quality(
     ]
 
 
-def shown(records: Sequence[Record], parts: Sequence[Record], draws: bool, width: int) -> RenderableType:
+def shown(records: Sequence[Record], parts: Sequence[Record], draws: bool, *, wide: bool) -> RenderableType:
     """The records as tables."""
     from rich.console import Group
 
     from mmspec.evaluation.speed.report import bench_report, image_report, peer_table
 
-    table = image_report(records, width=width) if draws else bench_report(records, parts, width=width)
+    table = image_report(records, wide=wide) if draws else bench_report(records, parts, wide=wide)
     missing = records[0].settings.get("peers_missing")
     return table if missing is None else Group(table, peer_table(records, missing))
 
@@ -313,7 +318,7 @@ def samples_of(
     batches: Sequence[Sequence[Example]],
     seed: int,
 ) -> list[Sample]:
-    """The first prompts with what every accelerator made of them; images are drawn once more for it."""
+    """The first prompts with the outputs of every accelerator; images are generated again."""
     from mmspec.evaluation.contenders import subject_of
     from mmspec.evaluation.speed.plots import Sample
     from mmspec.media import load_image
@@ -337,10 +342,10 @@ def samples_of(
 
 def compare(
     before: Annotated[Path, typer.Argument(help="A result of mmspec bench --json.")],
-    after: Annotated[Path, typer.Argument(help="A later one, of the same prompts and settings.")],
+    after: Annotated[Path, typer.Argument(help="A later result, of the same prompts and settings.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare two benches: by their speed-ups, which do not depend on how fast the machine was.
+    """Compare two results by their speed-ups, which do not depend on the speed of the machine.
 
     Example:
         mmspec bench --json > before.json
@@ -349,7 +354,7 @@ def compare(
     from mmspec.evaluation.speed.bench_files import compare_benches
     from mmspec.evaluation.tables import figures, with_interval
 
-    found, told = compare_benches(before, after)
+    found, differences = compare_benches(before, after)
     verdicts = {True: "differs", False: "within the intervals", None: "no intervals"}
     rows = []
     for one in found:
@@ -358,18 +363,18 @@ def compare(
         ratios = f"{one.ratio:.2f}x", f"{one.seconds_ratio:.2f}x"
         same = "yes" if one.same_figures else "no"
         rows.append((one.accelerator, earlier, later, *ratios, verdicts[one.differs], same))
-    columns = ("accelerator", "before", "after", "ratio", "seconds", "verdict", "same forwards")
-    for line in told:
+    columns = ("accelerator", "before", "after", "ratio", "seconds", "verdict", "same counts")
+    for line in differences:
         note(f"differs: {line}")
-    value = {"compared": list(map(vars, found)), "differs": told}
+    value = {"compared": list(map(vars, found)), "differs": differences}
     print_result(value, figures(columns, rows, title=f"{before} and {after}"), as_json)
 
 
 class WithDefault(TyperGroup):
-    """A group whose first command runs where none is named, so that `mmspec bench MODEL` stays as it is."""
+    """A group whose first command is the default, so that `mmspec bench MODEL` works."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Name the first command unless another one is."""
+        """Insert the first command unless another is given."""
         default, *others = self.commands
         return super().parse_args(ctx, args if args and args[0] in others else [default, *args])
 

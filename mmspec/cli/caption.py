@@ -1,4 +1,4 @@
-"""`mmspec caption`: images in, text out."""
+"""`mmspec caption`: descriptions of images, or answers about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.console import Interruptible, note, print_result
-from mmspec.cli.loading import choose, load_pipeline, reference_model
+from mmspec.cli.loading import announce, choose, load_pipeline
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, items_of
 from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, Temperature, unpack_options
 from mmspec.errors import InputError
@@ -36,24 +36,26 @@ FIGURES = (  # of the stats, in a record
 def caption(
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE...", help="Paths or https URLs; a held-out scene if none."),
+        typer.Argument(metavar="IMAGE...", help="Paths or https URLs; by default a held-out scene."),
     ] = None,
     model: ModelOption = None,
-    prompt: Annotated[str, typer.Option(help="What to ask of every image.")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="Prompt for every image.")] = PROMPT,
     accelerator: Accelerator = None,
-    max_new_tokens: Annotated[int, typer.Option(min=0, help="Most tokens per image.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens per image.")] = 128,
     temperature: Temperature = 0.0,
-    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it comes.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the text while it is generated.")] = False,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="Decode plainly too; exit with 1 unless the tokens are the same."),
+        typer.Option("--compare", help="Run plain decoding too; exit with 1 unless the tokens are the same."),
     ] = False,
     figure: Annotated[
         Path | None,
-        typer.Option(help="Draw the first image beside its text, coloured by who found each word."),
+        typer.Option(
+            help="Image file to write: the first image beside its text, with draft tokens in another color."
+        ),
     ] = None,
     prompt_file: PromptFile = None,
-    out: Annotated[Path | None, typer.Option(help="With --ray: folder of texts.")] = None,
+    out: Annotated[Path | None, typer.Option(help="With --ray: folder for the texts.")] = None,
     *,
     many: RayOptions,
     how: ModelOptions,
@@ -65,28 +67,28 @@ def caption(
         mmspec caption a.jpg --prompt "What is this?" --model path/to/model
         mmspec caption --ray --prompt-file assets/prompts/mmspec/mmspec.jsonl --out texts
     """
+    source = announce(model)
     from mmspec.evaluation.contenders import contender
     from mmspec.evaluation.examples import own_examples, scene_examples
     from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.pipelines import VisionLanguagePipeline
 
-    source = model or reference_model()
     choice = choose(accelerator, source, how.drafter)
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     if prompt_file is not None and images:
-        raise InputError("--prompt-file", prompt_file, "either a file, or images")
+        raise InputError("--prompt-file", prompt_file, "cannot be combined with images")
     if many.ray:
         for option, given in (("--compare", compare), ("--stream", stream), ("--figure", figure)):
             if given:
-                raise InputError(option, given, "nothing, with --ray")
+                raise InputError(option, given, "cannot be combined with --ray")
         items = items_of(prompt_file, images or (), prompt)
         if out is None:
-            raise InputError("--out", None, "a folder, with --ray")
+            raise InputError("--out", None, "must be a folder with --ray")
         found = decode_many(source, choice, items, settings, out, many, how, draws=False)
         print_result(found, f"{out}: {len(found)} texts", how.as_json)
         return
     if out is not None:
-        raise InputError("--out", str(out), "nothing: it is the folder of --ray")
+        raise InputError("--out", str(out), "needs --ray")
     if prompt_file is not None:
         examples = read_prompt_file(prompt_file)
     elif images:
@@ -94,7 +96,7 @@ def caption(
     else:
         examples = [replace(example, turns=(prompt,)) for example in scene_examples("caption", 1, how.seed)]
         seen = examples[0].identifier.replace("scene", "scenes --seed")
-        note(f"no image named: a held-out scene is taken, which mmspec {seen} --count 1 draws")
+        note(f"no image given: using a held-out scene (mmspec {seen} --count 1 shows it)")
     pipe = load_pipeline(VisionLanguagePipeline, source, how)
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     plain = contender(pipe, "none")
@@ -103,7 +105,7 @@ def caption(
     settings |= {"seed": how.seed}
     records: list[Json] = []
     with Interruptible() as block:
-        if compare:  # the first call of a process takes longer, and would be one of those compared
+        if compare:  # warm-up: the first call of a process takes longer
             short = {**settings, "max_new_tokens": min(WARM_UP_TOKENS, max_new_tokens)}
             for each in (accelerated, plain):
                 list(_decode(each, examples[0], short))
@@ -129,13 +131,13 @@ def caption(
 
 @dataclass
 class Echo:
-    """A transformers streamer that writes text to stdout as soon as it is whole, turn after turn."""
+    """Streamer of transformers that writes complete characters to stdout."""
 
     tokenizer: Processor
     deltas: TextDeltas | None = None
 
     def put(self, tokens: Any) -> None:
-        """Write the text that tokens complete; the first ones are the prompt, which is left out."""
+        """Write the text of new tokens; the first call has the prompt, which is not written."""
         from mmspec.pipelines.text_stream import TextDeltas
 
         if self.deltas is None:
@@ -144,7 +146,7 @@ class Echo:
             typer.echo(self.deltas.add(tokens.tolist()), nl=False)
 
     def end(self) -> None:
-        """Write what was held back."""
+        """Write the remaining text."""
         if self.deltas is not None:
             typer.echo(self.deltas.finish(), nl=False)
         self.deltas = None
@@ -153,7 +155,7 @@ class Echo:
 def _decode(
     contender: Contender, example: Example, settings: Keywords, *, streamed: bool = False
 ) -> Iterator[TextOutput]:
-    """Decode the turns of one example, with their text streamed to stdout if asked."""
+    """Decode the turns of one example; with `streamed`, write their text to stdout."""
     from mmspec.evaluation.contenders import converse
 
     pipe = contender.enter()
@@ -161,7 +163,7 @@ def _decode(
 
 
 def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Processor) -> None:
-    """Draw the image beside its text, with the tokens of the draft told apart."""
+    """Draw the image beside its text, with draft tokens in another color."""
     from mmspec.evaluation.tables import draw_decoding
     from mmspec.media import load_image
     from mmspec.pipelines.text_stream import TextDeltas
@@ -169,7 +171,7 @@ def _draw(path: Path, example: Example, output: TextOutput, tokenizer: Processor
     deltas = TextDeltas(tokenizer)
     pieces = [deltas.add([token]) for token in output.tokens[0]]
     stats = output.stats
-    remark = f"{stats.new_tokens[0]} tokens in {stats.target_forwards} passes of the model"
+    remark = f"{stats.new_tokens[0]} tokens in {stats.target_forwards} forward passes"
     draw_decoding(path, load_image(example.images[0]), pieces, output.drafted[0], remark)
 
 
@@ -191,5 +193,5 @@ def _remark(output: TextOutput, expected: TextOutput | None) -> str:
     if expected is None:
         return str(output.stats)
     same = "the same tokens as" if output.tokens == expected.tokens else "NOT the tokens of"
-    plain = f"{expected.stats.target_forwards} target forwards and {expected.stats.seconds:.2f} s"
+    plain = f"{expected.stats.target_forwards} forward passes and {expected.stats.seconds:.2f} s"
     return f"{output.stats}, {output.stats.seconds:.2f} s; {same} plain decoding, which took {plain}"

@@ -1,4 +1,4 @@
-"""`mmspec check`: compares an accelerator's tokens with plain decoding's."""
+"""`mmspec check`: compares the tokens of an accelerator with those of plain decoding."""
 
 from __future__ import annotations
 
@@ -25,37 +25,41 @@ TEXT_DEFAULTS = {"task": "mixed", "max_new_tokens": 128, "temperature": 1.0}
 
 @dataclass(frozen=True, kw_only=True)
 class CheckQuestion(Question):
-    """The options of `mmspec check` that say what the model is asked."""
+    """Options of `mmspec check` for the model and its prompts."""
 
-    samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 6
+    samples: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 6
     temperature: Annotated[
         float | None,
-        typer.Option(min=1e-4, help="Of the sampled comparison.", show_default="1; for images the model's"),
+        typer.Option(
+            min=1e-4,
+            help="Temperature of the sampled comparison.",
+            show_default="1; for images that of the model",
+        ),
     ] = None
 
 
 @unpack_options
 def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOptions) -> None:
-    """Compare an accelerator's tokens with plain decoding's; exit with 1 if they differ.
+    """Compare the tokens of an accelerator with those of plain decoding; exit with 1 if they differ.
 
-    Greedy tokens are compared with `model.generate` of transformers, sampled
-    ones with plain decoding under the same noise. The first difference is shown
-    with the gap between the reference's two best logits there: in half
-    precision, a gap of at most 2 ulp is a tie that plain decoding itself cannot
-    decide, and is called explained. Models with recurrent layers round further
-    apart: there it is 8 ulp, and 128 in float32.
+    Greedy tokens are compared with `model.generate` of transformers, sampled tokens
+    with plain decoding under the same noise. The report shows the first difference
+    and the gap between the two best logits of the reference there. In half
+    precision, a gap of at most 2 ulp is a near-tie, and the difference is called
+    explained. The limit is 8 ulp for models with recurrent layers, and 128 ulp in
+    float32.
 
-    Models that draw are compared with plain decoding alike; an exact accelerator
-    that gives other tokens of the same distribution has that distribution tested
-    instead, at every place of what it drew. Drafts of a MAR's cells keep the
-    distribution of one cell a forward, and are compared with that. Masked language
-    models are compared with plain decoding, which decides one place a forward.
+    Image generators are compared with plain decoding. If an exact accelerator
+    generates other tokens of the same distribution, the distribution is tested at
+    every place. Drafts for MAR are compared with decoding of one cell per forward
+    pass, masked language models with decoding of one place per forward pass.
 
     Example:
         mmspec check --accelerator copy
         mmspec check path/to/model --drafter path/to/small --image a.jpg
         mmspec check --task generate --accelerator sjd --samples 32 --batch-size 8
     """
+    source = asked.announce()
     from mmspec.evaluation.identity.checks import (
         ContinuousCheck,
         IdentityCheck,
@@ -65,8 +69,7 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
     )
     from mmspec.evaluation.identity.comparison import identity_report
 
-    source = asked.source
-    choose(accelerator, source, how.drafter)  # what is missing should not cost a load
+    choose(accelerator, source, how.drafter)  # raises for a missing drafter, before the model is loaded
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     choice = choose(accelerator, source, how.drafter, subject.pipe.default_accelerator)
     if accelerator is None and subject.draws:
@@ -88,7 +91,9 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
         temperature = subject.described["temperature"]
         identity = ImageCheck(**common, temperature=temperature, settings=subject.settings)
     elif asked.guidance_scale is not None:
-        raise InputError("--guidance", asked.guidance_scale, "nothing: text is compared without guidance")
+        raise InputError(
+            "--guidance", asked.guidance_scale, "cannot be used with text, which is compared without guidance"
+        )
     else:
         kind = MaskedCheck if target.fills_masks else IdentityCheck
         identity = kind(**common, **subject.settings)

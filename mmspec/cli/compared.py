@@ -1,4 +1,4 @@
-"""Accelerators that a bench compares: written lists, defaults, and the best of several settings."""
+"""Accelerators that a bench compares: lists of the user, defaults, and the best of several settings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.console import progress
-from mmspec.cli.loading import AcceleratorChoice, compared_choices, default_choices, own_drafters
+from mmspec.cli.loading import (
+    AcceleratorChoice,
+    choice_of,
+    compared_choices,
+    default_choices,
+    fits,
+    own_drafters,
+)
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.subject import Subject
-from mmspec.errors import InputError, MMSpecError
+from mmspec.errors import InputError
 from mmspec.registry import alternatives
 
 if TYPE_CHECKING:
     from mmspec.evaluation.examples import Example
-    from mmspec.plugins import Method
     from mmspec.targets import AnyTarget
 
 __all__ = ["ALL", "Search", "default_groups", "find_best", "groups_of", "image_accelerators"]
@@ -28,19 +34,21 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The options that say how the best of several settings is found."""
+    """Options of the search for the best of several settings."""
 
     best: Annotated[
-        str, typer.Option(help="What the best of several settings is found by: seconds or forwards.")
+        str, typer.Option(help="Measure that selects the best of several settings: seconds or forwards.")
     ] = "seconds"
-    search: Annotated[int, typer.Option(min=1, help="How many other prompts it is found on.")] = 12
+    search: Annotated[int, typer.Option(min=1, help="Number of other prompts for the search.")] = 12
     search_file: Annotated[
         Path | None,
-        typer.Option(help="File of those prompts, as of --prompt-file; scenes, or captions, if not given."),
+        typer.Option(
+            help="File of those prompts, in a format of --prompt-file; by default scenes or captions."
+        ),
     ] = None
 
     def others(self, subject: Subject) -> list[Example] | None:
-        """The other prompts; None where the subject's are the user's own, and no file of others is named."""
+        """The prompts of the search; None if the user's own prompts are measured without --search-file."""
         from mmspec.evaluation.contenders import load_images
         from mmspec.evaluation.prompt_files import read_prompt_file
 
@@ -51,7 +59,10 @@ class Search:
 
 
 def groups_of(accelerators: str, source: str, drafter: str | None) -> list[list[AcceleratorChoice]]:
-    """Settings of each accelerator in a list: one, or several of which the best is compared; "none" leads."""
+    """Parse a list of accelerators into groups of settings; the best setting of each group is compared.
+
+    "none" comes first.
+    """
     written = [alternatives(part) for part in accelerators.split(",") if part.strip()]
     choices = compared_choices(",".join(label for labels in written for label in labels), source, drafter)
     by_label = {choice.label: choice for choice in choices}
@@ -63,12 +74,18 @@ def groups_of(accelerators: str, source: str, drafter: str | None) -> list[list[
 def default_groups(
     accelerators: str | None, subject: Subject, source: str, drafter: str | None
 ) -> list[list[AcceleratorChoice]]:
-    """The accelerators to compare where none are named, or all of them."""
+    """The accelerators to compare without --accelerators, or with `all`."""
     if not subject.draws:
-        return [[choice] for choice in default_choices(source, drafter, subject.pipe.target)]
+        pipe = subject.pipe
+        return [
+            [choice] for choice in default_choices(source, drafter, pipe.target, pipe.default_accelerator)
+        ]
     if accelerators == ALL:
         return groups_of(image_methods(subject.pipe.target, source, drafter), source, drafter)
-    return groups_of(",".join(image_accelerators(subject.pipe.target)), source, drafter)
+    groups = groups_of(",".join(image_accelerators(subject.pipe.target)), source, None)
+    drafted = own_drafters(source).values() if drafter is None else [choice_of(drafter, source)]
+    known = {choice.label for group in groups for choice in group}
+    return [*groups, *([choice] for choice in drafted if choice.label not in known)]
 
 
 def find_best(
@@ -78,20 +95,26 @@ def find_best(
     batch_size: int,
     how: ModelOptions,
 ) -> tuple[list[AcceleratorChoice], dict[str, dict[str, dict[str, float]]]]:
-    """The best setting of each accelerator on other prompts, and by it the figures of all that were tried."""
+    """Find the best setting of each accelerator on other prompts.
+
+    Returns:
+        The best choices, and for each of their labels the figures of all settings that were tried.
+    """
     from mmspec.evaluation.speed.timing import batches_of
     from mmspec.evaluation.speed.tuning import MEASURES, best_of
 
     if searched.best not in MEASURES:
-        raise InputError("--best", searched.best, " or ".join(MEASURES))
+        raise InputError("--best", searched.best, f"must be {' or '.join(MEASURES)}")
     choices = {choice.label: choice for group in groups for choice in group}
     if len(choices) == len(groups):
         return list(choices.values()), {}
     others = searched.others(subject)
     if others is None:
         written = " or ".join(choice.label for group in groups if len(group) > 1 for choice in group)
-        allowed = "one setting of each, or a --search-file: the best is found on other prompts than your own"
-        raise InputError("--accelerators", written, allowed)
+        rule = (
+            "must have one setting each without --search-file; the search needs prompts that are not measured"
+        )
+        raise InputError("--accelerators", written, rule)
     batches = batches_of(others, batch_size)
     settings = {**subject.settings, **subject.form}
     decoders = {
@@ -114,29 +137,18 @@ def find_best(
 
 
 def image_accelerators(target: Any) -> list[str]:
-    """Accelerators of images to compare where none are named, as on the command line; the first leads."""
+    """Accelerators of images that are compared by default; `mmspec check` uses the first."""
     return list(target.compared) or ["sjd", "gsd", "lantern", "zipar"]
 
 
 def image_methods(target: AnyTarget, source: str, drafter: str | None) -> str:
-    """All ways of decoding images with this model, each with the settings that its best is searched among."""
+    """All accelerators of images that fit this model, each with the settings of its search."""
     from mmspec.heads.checkpoint import head_of
     from mmspec.plugins import METHODS
 
-    heads = set(own_drafters(source)) if drafter is None else {head_of(drafter)}
+    heads = {one.name for one in own_drafters(source).values()} if drafter is None else {head_of(drafter)}
     found = ["none"]
     for method in METHODS.values():
         if method.trials and (method.name in heads if method.head else fits(method, target)):
             found += method.trials
     return ",".join(found)
-
-
-def fits(method: Method, target: AnyTarget) -> bool:
-    """Whether a method without a head decodes with this model."""
-    from mmspec.accelerators import make
-
-    try:
-        make(method).fit(target)
-    except MMSpecError:
-        return False
-    return True

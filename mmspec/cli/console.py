@@ -1,24 +1,26 @@
-"""Output of the commands: results on stdout, the rest on stderr, and the results so far after Ctrl-C."""
+"""Output of the commands: results on stdout, notes and progress on stderr, partial results after Ctrl-C."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
-__all__ = ["Interruptible", "line_width", "note", "print_result", "progress"]
+__all__ = ["Interruptible", "note", "print_result", "progress"]
 
-WIDTH_OF_FILES = 160  # rich assumes 80 columns where there is no terminal, and would cut tables
+WIDTH_OF_FILES = 160  # without a terminal rich assumes 80 columns, which would cut tables
+SECONDS_BETWEEN_LINES = 10.0  # of progress without a terminal
 
 
 class Interruptible:
-    """A block that Ctrl-C ends early; what was collected is printed, then `finish` exits with 130."""
+    """A block that Ctrl-C ends early; the command prints partial results, then `finish` exits with 130."""
 
     interrupted = False
 
@@ -38,18 +40,13 @@ class Interruptible:
 
 
 def print_result(value: object, shown: RenderableType, as_json: bool) -> None:
-    """Write a result to stdout: its value as JSON, or the table or text that shows it."""
+    """Write a result to stdout: its value as JSON, or the table or text in `shown`."""
     if as_json:
         shown = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     if isinstance(shown, str):
         typer.echo(shown)
     else:
         _console(stderr=False).print(shown)
-
-
-def line_width() -> int:
-    """Characters on a line of stdout."""
-    return _console(stderr=False).width
 
 
 def note(text: str) -> None:
@@ -60,8 +57,24 @@ def note(text: str) -> None:
 
 
 def progress(*, quiet: bool = False) -> Progress:
-    """A progress bar on stderr that goes away when it is done; nothing where stderr is no terminal."""
+    """A progress bar on stderr that is erased at the end; without a terminal, a line every ten seconds."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    class Lines(Progress):
+        """Progress as lines of a log."""
+
+        written = time.monotonic()
+
+        def advance(self, task_id: TaskID, advance: float = 1) -> None:
+            self.update(task_id, advance=advance)
+
+        def update(self, task_id: TaskID, **changes: Any) -> None:
+            super().update(task_id, **changes)
+            if time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
+                self.written = time.monotonic()
+                task = next(one for one in self.tasks if one.id == task_id)
+                total = "" if task.total is None else f" of {task.total:.0f}"
+                note(f"{task.description}: {task.completed:.0f}{total}")
 
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -70,7 +83,9 @@ def progress(*, quiet: bool = False) -> Progress:
         TimeRemainingColumn(),
     )
     console = _console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    if console.is_terminal or quiet:
+        return Progress(*columns, console=console, transient=True, disable=quiet)
+    return Lines(*columns, console=console, disable=True)
 
 
 def _console(stderr: bool) -> Console:

@@ -1,4 +1,4 @@
-"""`mmspec convert` and `mmspec export`: folders of official checkpoints, and our heads for other engines."""
+"""`mmspec convert` and `mmspec export`: official checkpoints to folders, and drafters for other engines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.console import print_result
-from mmspec.cli.loading import read_dtype
+from mmspec.cli.loading import announce, read_dtype
 from mmspec.cli.options import AsJson
 from mmspec.errors import CheckpointError, InputError
 from mmspec.open_types import Json
@@ -27,25 +27,26 @@ def convert(
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
     image_size: Annotated[
-        int | None, typer.Option(help="Pixels per side it was trained for, where the name does not say.")
+        int | None,
+        typer.Option(help="Pixels per side of the training images, if the file name does not contain them."),
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(help="Attention heads, where the size is none of the published.")
+        int | None, typer.Option(help="Number of attention heads, for sizes that were not published.")
     ] = None,
     control_resize: Annotated[
         str | None,
         typer.Option(
-            help="Of a ControlAR: nearest or bicubic, where the name does not say what controls it."
+            help="For ControlAR: nearest or bicubic, if the file name does not contain the kind of control."
         ),
     ] = None,
-    vae: Annotated[Path | None, typer.Option(help="Of a MAR: its kl16.ckpt, or a diffusers folder.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto (the file's own), float32, bfloat16 or float16.")] = "auto",
+    vae: Annotated[Path | None, typer.Option(help="For MAR: its kl16.ckpt, or a diffusers folder.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (as in the file), float32, bfloat16 or float16.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Convert an official LlamaGen, ControlAR, LPD, NAR, PAR, VAR, MAR, Lumina-mGPT or image tokenizer.
 
-    Keys and shapes are checked first, no code in the file is run, and the folder
-    appears complete or not at all.
+    Keys and shapes are checked first, code in the file is never run, and the folder is
+    written completely or not at all.
 
     Example:
         mmspec convert c2i_B_256.pt --out llamagen-b-256
@@ -66,7 +67,9 @@ def convert(
         if name in converter.refuses:
             option = "--heads" if name == "num_heads" else f"--{name.replace('_', '-')}"
             shown = str(value) if isinstance(value, Path) else value
-            raise InputError(option, shown, f"nothing: {converter.refuses[name]}")
+            raise InputError(
+                option, shown, f"cannot be used with {checkpoint.name}: {converter.refuses[name]}"
+            )
     written = load(converter.convert)(checkpoint, out, **given, dtype=chosen)
     print_result(written, written["path"], as_json)
 
@@ -77,7 +80,7 @@ if TYPE_CHECKING:
 
 
 class LayoutName(StrEnum):
-    """Layouts that can be written."""
+    """Layouts of `mmspec export`."""
 
     speculators = "speculators"
     specforge = "specforge"
@@ -92,42 +95,43 @@ def export(
         LayoutName,
         typer.Option(
             help="speculators (vLLM) or specforge (SGLang) for EAGLE-3 heads; checkpoint for MTP heads, in a "
-            "copy of their target's; transformers for draft models."
+            "copy of the target's checkpoint; transformers for draft models."
         ),
     ],
     target: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id of the model that a head drafts for, as it will be served."),
+        typer.Option(help="Folder or hub id of the target of a head, as it will be served."),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="auto (the drafter's own), float32, bfloat16 or float16.")
+        str, typer.Option(help="auto (as in the drafter), float32, bfloat16 or float16.")
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained drafter for vLLM, SGLang or transformers' own assisted generation.
+    """Write a trained drafter for vLLM, SGLang or assisted generation in transformers.
 
-    The folder appears complete or not at all.
+    The folder is written completely or not at all.
 
     Example:
-        mmspec export my-eagle3 head --to speculators --target my-model
+        mmspec export my-eagle3 head --to specforge --target my-model
         mmspec export my-mtp my-model-with-mtp --to checkpoint --target my-model
         mmspec export assets/scenes-llava-small assistant --to transformers
     """
+    announce(drafter)
     chosen = read_dtype(dtype)
     if to is LayoutName.transformers:
         if target is not None:
-            allowed = "nothing: a draft model is served with any target of its words"
-            raise InputError("--target", target, allowed)
+            rule = "cannot be used for a draft model, which fits any target with its vocabulary"
+            raise InputError("--target", target, rule)
         written = write_assistant(drafter, out, chosen)
     elif target is None:
-        raise InputError("--target", None, "folder or hub id of the model that the head drafts for")
+        raise InputError("--target", None, "must be the folder or hub id of the head's target")
     else:
         written = write_head(drafter, to, target, out, chosen)
     print_result({"layout": to.value, **written}, f"{out}: {to.value}", as_json)
 
 
 def write_head(drafter: str, layout: LayoutName, target: str, out: Path, dtype: torch.dtype | None) -> Json:
-    """Write a head, of MTP inside a copy of its target's checkpoint; returns what there is to say of it."""
+    """Write a head (MTP heads in a copy of the target's checkpoint); returns its record."""
     import torch
 
     from mmspec.atomic_file import new_folder
@@ -137,7 +141,7 @@ def write_head(drafter: str, layout: LayoutName, target: str, out: Path, dtype: 
 
     source, in_copy = check_source(target, "target"), layout is LayoutName.checkpoint
     if in_copy and not Path(source).is_dir():
-        raise InputError("--target", target, "a folder: it is copied")
+        raise InputError("--target", target, "must be a folder, because it is copied")
     config = load_config(source, argument="target")
     kind, writer = next(
         (name, head.exports[layout]) for name, head in HEADS.items() if layout in head.exports
@@ -153,28 +157,30 @@ def write_head(drafter: str, layout: LayoutName, target: str, out: Path, dtype: 
 
 
 def check_target(head: Any, config: PreTrainedConfig, name: str) -> None:
-    """Raise InputError unless a head was made for a target of that config."""
+    """Raise InputError unless a head fits a target of that config."""
     text = config.get_text_config(decoder=True)
     wanted = {"hidden_size": head.config.hidden_size, "num_hidden_layers": head.config.target_layers}
     for key, value in wanted.items():
         given = int(getattr(text, key))
         if value and given != value:
-            raise InputError("--target", f"{name}: {key} {given}", f"the head's own target, of {value}")
+            raise InputError(
+                "--target", f"{name}: {key} {given}", f"must be the head's target, whose {key} is {value}"
+            )
     if head.config.vocabulary > int(text.vocab_size):
-        allowed = f"the head's own target, which knows {head.config.vocabulary} tokens"
-        raise InputError("--target", f"{name}: vocab_size {text.vocab_size}", allowed)
+        rule = f"must be the head's target, which has {head.config.vocabulary} tokens"
+        raise InputError("--target", f"{name}: vocab_size {text.vocab_size}", rule)
 
 
 def write_assistant(drafter: str, out: Path, dtype: torch.dtype | None) -> Json:
-    """Write a draft model as one folder that transformers loads; returns `path`, `class` and `parameters`."""
+    """Write a draft model as a folder of transformers; returns `path`, `class` and `parameters`."""
     from mmspec.atomic_file import new_folder
     from mmspec.heads.checkpoint import head_of
     from mmspec.models.checkpoint import check_source, load_config, load_model, load_processor
 
     source = check_source(drafter, "drafter")
     if (kind := head_of(source)) is not None:
-        allowed = "a whole model: a head works on its target's hidden states, for speculators or specforge"
-        raise CheckpointError("drafter", f"{source}: a head for {kind}", allowed)
+        rule = "must be a draft model; export heads with --to speculators, specforge or checkpoint"
+        raise CheckpointError("drafter", f"{source}: a head for {kind}", rule)
     config = load_config(source, argument="drafter")
     model = load_model(source, config, argument="drafter", dtype=dtype or "auto")
     processor = load_processor(source, config, argument="drafter")

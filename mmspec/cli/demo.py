@@ -1,4 +1,4 @@
-"""`mmspec demo`: captioning and image generation in a browser."""
+"""`mmspec demo`: demos of captioning and image generation in a browser."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import typer
 from mmspec.cli import main
 from mmspec.cli.console import note, print_result
 from mmspec.cli.loading import (
-    REFERENCE,
     REFERENCE_IMAGE,
+    announce,
     choose,
     load_pipeline,
     parse_choice,
-    reference_model,
 )
 from mmspec.cli.options import Accelerator, Host, ModelOption, ModelOptions, Port, unpack_options
 from mmspec.cli.serve import check_installed, listen
@@ -38,19 +37,19 @@ SCENE_PROMPTS = (
     "two small blue squares",
 )
 PROMPTS = ("a red bus in the rain", "a corgi in space", "a lighthouse at dawn, oil on canvas")
-WAITING = 32  # visitors in line; more are told that it is full
+WAITING = 32  # longest queue of visitors
 
 demo_app = typer.Typer(help="Show a model in a browser.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Options that say where a page is served."""
+    """Options of the address of a page."""
 
     host: Host = "127.0.0.1"
     port: Port = 7860
     share: Annotated[
-        bool, typer.Option("--share", help="Open a public address through Gradio's servers for 72 hours.")
+        bool, typer.Option("--share", help="Open a public address on Gradio's servers for 72 hours.")
     ] = False
 
 
@@ -59,15 +58,15 @@ class Site:
 def caption(
     model: ModelOption = None, accelerator: Accelerator = None, *, site: Site, how: ModelOptions
 ) -> None:
-    """Ask a model about pictures and videos, with plain decoding racing beside.
+    """Ask a model about images and videos, beside plain decoding.
 
     Example:
         mmspec demo caption --port 7860
         mmspec demo caption --model path/to/model --accelerator copy
     """
     check_installed("mmspec demo", "demo", "gradio")
-    source = model or reference_model(REFERENCE)
-    choose(accelerator, source, how.drafter)  # what is missing should not cost a load
+    source = announce(model)
+    choose(accelerator, source, how.drafter)  # raises for a missing drafter, before the model is loaded
 
     def make() -> Any:
         from mmspec.assets import find_assets
@@ -88,13 +87,15 @@ def generate(
     model: ModelOption = None,
     accelerator: Annotated[
         str | None,
-        typer.Option(help="The method chosen at first; the page offers all that fit.", show_default="sjd"),
+        typer.Option(
+            help="The method that is selected first; the page offers all that fit.", show_default="sjd"
+        ),
     ] = None,
     *,
     site: Site,
     how: ModelOptions,
 ) -> None:
-    """Draw images and watch them fill in; compare methods on one seed.
+    """Generate images round by round, and compare methods on the same seed.
 
     Example:
         mmspec demo generate --port 7860
@@ -103,8 +104,8 @@ def generate(
     check_installed("mmspec demo", "demo", "gradio")
     first = None if accelerator is None else parse_choice(accelerator)
     if first is not None and first.options:
-        raise InputError("--accelerator", accelerator, "a name alone: the page has its options")
-    source = model or reference_model(REFERENCE_IMAGE)
+        raise InputError("--accelerator", accelerator, "must be a name without options, which the page sets")
+    source = announce(model, REFERENCE_IMAGE)
 
     def make() -> Any:
         from mmspec.demo.image_generation import ImageGeneration
@@ -121,7 +122,7 @@ def generate(
 
 
 def run_space(page: str) -> None:
-    """Run `mmspec demo PAGE` as a Space of Hugging Face: with Gradio's address, and $MMSPEC_MODEL.
+    """Run `mmspec demo PAGE` as a Hugging Face Space, configured by $MMSPEC_MODEL and $MMSPEC_ACCELERATOR.
 
     Args:
         page: "caption" or "generate".
@@ -136,13 +137,13 @@ def run_space(page: str) -> None:
 
 
 def label(source: str, model: str | None) -> str:
-    """Name of a model for its page, which says so of one that is there to try things out."""
+    """Title of a model on its page; the reference model is marked as a toy model."""
     return Path(source).name + (", a toy model" if model is None else "")
 
 
 def show(make: Callable[[], Any], source: str, site: Site, how: ModelOptions) -> None:
-    """Make a page and serve it until Ctrl-C, which exits with 130."""
-    with listen(site.host, site.port) as listener:  # before the model is loaded, which takes longer
+    """Create a page and serve it until Ctrl-C, which exits with 130."""
+    with listen(site.host, site.port) as listener:  # before the model is loaded, which is slow
         page = make()
         page.warm_up()
         address = listener.getsockname()[:2]
@@ -159,7 +160,7 @@ def show(make: Callable[[], Any], source: str, site: Site, how: ModelOptions) ->
 
 
 def launch(blocks: gradio.Blocks, host: str, port: int, *, share: bool = False) -> str:
-    """Start to serve a page, in a thread of its own; return its address."""
+    """Serve a page in a new thread; return its address."""
     from mmspec.demo.theme import STYLE, theme
     from mmspec.demo.uploads import UPLOAD_LIMITS
 

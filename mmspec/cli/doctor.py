@@ -1,4 +1,4 @@
-"""`mmspec doctor`: says what works on this machine, and why the rest does not."""
+"""`mmspec doctor`: examines this machine, or recommends an accelerator for a model."""
 
 from __future__ import annotations
 
@@ -6,32 +6,42 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmspec.cli.console import print_result
+from mmspec.cli.console import note, print_result
 from mmspec.cli.options import AsJson
 from mmspec.open_types import Json
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
 __all__ = ["doctor"]
 
+TITLES = {
+    "packages": "Packages",
+    "optional": "Optional packages",
+    "devices": "Devices",
+    "kernels": "Kernels",
+    "accelerators": "Accelerators",
+    "reference_models": "Reference models",
+}
+
 
 def doctor(
-    model: Annotated[
-        str | None, typer.Argument(help="Folder or hub id: look at this model, by its config.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help="Folder or hub id of a model to examine.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what works on this machine, and why the rest does not.
+    """Examine this machine, or recommend an accelerator for a model.
 
-    Looks at versions, devices, optional packages, kernels, accelerators and
-    reference models; changes nothing. Of a model it says whether it can be
-    accelerated, and how much memory a row and a drafted token take.
+    Without a model, it prints versions, devices, optional packages, kernels,
+    accelerators and reference models. With a model, it prints whether mmspec can
+    accelerate the model, the memory of a row and of a draft token, a recommended
+    accelerator, and the next command. It reads only the config.
 
     Example:
         mmspec doctor
         mmspec doctor assets/scenes-llava
     """
+    note("examining " + (model or "this machine"))
     if model is not None:
         from mmspec.evaluation.machine import examine_model
 
@@ -43,63 +53,69 @@ def doctor(
     from mmspec.plugins import METHODS
 
     findings = examine(METHODS) | {"reference_models": examine_models()}
-    print_result(findings, _table(findings), as_json)
+    print_result(findings, _tables(findings), as_json)
 
 
-def _table(findings: Json) -> Table:
-    from rich import box
-    from rich.table import Table
+def _tables(findings: Json) -> RenderableType:
+    """A table for each group of findings."""
+    from rich.console import Group
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", show_header=False)
-    table.add_row("mmspec", "yes", f"{findings['mmspec']['version']} in {findings['mmspec']['folder']}")
-    table.add_row("python", "yes", f"{findings['python']}, {findings['system']}", end_section=True)
-    for title, rows in (
-        ("package", findings["packages"]),
-        ("optional", findings["optional"]),
-        ("device", findings["devices"]),
-        ("kernel", findings["kernels"]),
-        ("accelerator", findings["accelerators"]),
-        ("model", findings["reference_models"]),
-    ):
-        for one in rows:
+    about = f"mmspec {findings['mmspec']['version']} in {findings['mmspec']['folder']}"
+    system = f"Python {findings['python']}, {findings['system']}"
+    tables = []
+    for group, title in TITLES.items():
+        table = _table(title)
+        for one in findings[group]:
             mark = Text("yes", "green") if one["ok"] else Text("no", "yellow")
-            row = f"{title} {one['name']}", mark, Text(_detail(title, one))
-            table.add_row(*row, end_section=one is rows[-1])
+            table.add_row(one["name"], mark, Text(_detail(group, one)))
+        tables.append(table)
+    return Group(Text(f"{about}\n{system}\n"), *tables)
+
+
+def _table(title: str | None = None) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False, title=title, title_justify="left")
+    table.add_column(no_wrap=True)
     return table
 
 
-def _detail(title: str, found: Json) -> str:
-    """Words about a finding, by the kind of it."""
-    if title in ("package", "optional"):
-        said = found["version"] if found["ok"] else f"{found['for']}: {found['remedy']}"
-        return said + (f", {found['note']}" if "note" in found else "")
-    if title == "kernel":
+def _detail(group: str, found: Json) -> str:
+    """The last column of a finding's row."""
+    if group in ("packages", "optional"):
+        version = found["version"] if found["ok"] else f"{found['for']}: {found['remedy']}"
+        return version + (f", {found['note']}" if "note" in found else "")
+    if group == "kernels":
         return f"{found['backend']} on {found['device']}: {found['reason']}; {found['summary']}"
-    if title == "accelerator" and found["ok"]:
+    if group == "accelerators" and found["ok"]:
         needs = f"; needs {found['needs']}" if found["needs"] else ""
         return f"{found['exactness']}; {found['summary']}{needs}"
-    return str(found["problem" if title == "accelerator" else "detail"])
+    return str(found["problem" if group == "accelerators" else "detail"])
 
 
 def _model_table(found: Json) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    table = _table()
     table.add_row(found["name"], "can be accelerated" if found["ok"] else found["problem"])
     if not found["ok"]:
         return table
-    if not found["layers"]:
-        table.add_row("keys and values", "none: it draws in any order, and reads all that is drawn anew")
-        return table
-    table.add_row("layers", ", ".join(f"{count} {kind}" for kind, count in found["layers"].items()))
-    table.add_row("keys and values", f"{found['token_bytes']:,} bytes a token and row")
+    if found["layers"]:
+        table.add_row("layers", ", ".join(f"{count} {kind}" for kind, count in found["layers"].items()))
+        table.add_row("keys and values", f"{found['token_bytes']:,} bytes per token and row")
+    else:
+        table.add_row("keys and values", "none: the model generates in any order, without a cache")
     for mixer in found["mixers"]:
         how = "in closed form" if mixer["closed_form"] else "token by token"
-        sizes = f"{mixer['row_bytes']:,} bytes a row, {mixer['node_bytes']:,} a drafted token"
-        table.add_row(f"{mixer['count']} {mixer['name']}", f"drafts are computed {how}; {sizes}")
+        sizes = f"{mixer['row_bytes']:,} bytes per row, {mixer['node_bytes']:,} per draft token"
+        table.add_row(f"{mixer['count']} {mixer['name']}", f"computes drafts {how}; {sizes}")
     if found["mixers"]:
-        sizes = f"{found['row_bytes'] / 1e6:,.2f} MB a row, {found['node_bytes'] / 1e6:,.2f} MB"
-        table.add_row("recurrent states", f"{sizes} a drafted token of a row")
+        sizes = f"{found['row_bytes'] / 1e6:,.2f} MB per row, {found['node_bytes'] / 1e6:,.2f} MB"
+        table.add_row("recurrent states", f"{sizes} per draft token and row")
+    advice = found["recommended"]
+    drafter = f" with {advice['drafter']}" if advice["drafter"] else ""
+    table.add_row("recommended", f"{advice['accelerator']}{drafter}: {advice['reason']}")
+    if advice["others"]:
+        table.add_row("other heads", ", ".join(advice["others"]))
+    table.add_row("next command", advice["command"])
     return table

@@ -1,4 +1,4 @@
-"""`mmspec evaluate images`: quality and variety of images, from folders or drawn by a model."""
+"""`mmspec evaluate images`: quality and diversity of images of a folder or a model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mmspec.cli.console import Interruptible, note, progress
 from mmspec.cli.image_scoring import SCENES, Scoring, Session, report
 from mmspec.cli.loading import (
     REFERENCE_IMAGE,
+    announce,
     load_pipeline,
     parse_choice,
     parse_choices,
-    reference_model,
     with_drafter,
 )
 from mmspec.cli.many import RayOptions, decode_many
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["images"]
 
-SAMPLES = 200  # more than the features of the network of scenes
+SAMPLES = 200  # more than the scenes network has features
 REFERENCE = "reference"
 
 
@@ -45,42 +45,44 @@ def images(
         typer.Option(
             "--accelerator",
             "--accelerators",
-            help="Who draws; several with commas between.",
+            help="Accelerators that generate the images, separated by commas.",
             show_default="none",
         ),
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Score the images in this folder or .npz file.")] = None,
     prompt_file: Annotated[
-        Path | None, typer.Option(help="Prompts in the order of the images: a line each, or a published set.")
+        Path | None,
+        typer.Option(help="Prompts in the order of the images: one per line, or a published set."),
     ] = None,
     n: Annotated[
-        int | None, typer.Option(min=3, help="How many images.", show_default="200; all in a folder")
+        int | None, typer.Option(min=3, help="Number of images.", show_default="200; all in a folder")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Keep what is drawn, in a folder for each accelerator.")
+        Path | None, typer.Option(help="Folder to keep the images, with a subfolder per accelerator.")
     ] = None,
     guidance_scale: GuidanceScale = None,
     num_inference_steps: HeadSteps = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images drawn together.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images generated together.")] = 16,
     *,
     scoring: Scoring,
     many: RayOptions,
     how: ModelOptions,
 ) -> None:
-    """Score images: distances to others, agreement with prompts, entropy and diversity.
+    """Score images: distances to a reference set, agreement with prompts, entropy and diversity.
 
-    Images come from a folder, or are drawn by a model with each of the named
-    accelerators, by default from captions of held-out scenes. Sets are compared
-    at equal numbers and sizes only. Every figure has a 95 % interval.
+    Images come from a folder, or from a model with each of the given accelerators,
+    by default for captions of held-out scenes. Sets are compared only if they have
+    the same number and size of images. Every figure has a 95 % interval.
 
-    The network "scenes" has seen scenes only: compare its figures with one
-    another. Published figures are made with --features inception.
+    The network "scenes" was trained on scenes only, so that its figures are only
+    comparable with each other. Published figures use --features inception.
 
     Example:
         mmspec evaluate images --accelerator none,sjd,lantern --n 32
         mmspec evaluate images --folder drawn/sjd --against drawn/none
         mmspec evaluate images --ray --accelerator sjd --n 1000 --out drawn
     """
+    source = str(folder) if folder is not None else announce(model, REFERENCE_IMAGE)
     from mmspec.core.statistics import merge_stats
     from mmspec.evaluation.examples import OTHER_SEEDS
     from mmspec.evaluation.quality.feature_network import check_network_name
@@ -95,21 +97,22 @@ def images(
     asked = None if prompt_file is None else read_prompts(prompt_file)
     if folder is not None:
         if model is not None or accelerator is not None or out is not None:
-            raise InputError("--folder", str(folder), "either a folder, or a model that draws")
-        score_folder(folder, n, asked, partial(Session, scoring, how, metrics, named, str(folder)))
+            raise InputError("--folder", source, "cannot be combined with a model, --accelerator or --out")
+        score_folder(folder, n, asked, partial(Session, scoring, how, metrics, named, source))
         return
     choices = parse_choices(accelerator or "none")
     against = scoring.against
     rival = parse_choice(str(against)) if is_accelerator(against) else None
-    source = model or reference_model(REFERENCE_IMAGE)
     choices = [with_drafter(choice, source, how.drafter) for choice in choices]
     rival = rival and with_drafter(rival, source, how.drafter)
     if not many.ray:
         check_empty(out)
     elif out is None:
-        raise InputError("--out", None, "a folder, with --ray")
+        raise InputError("--out", None, "must be a folder with --ray")
     elif rival is not None:
-        raise InputError("--against", str(against), "scenes, a folder or a file of features, with --ray")
+        raise InputError(
+            "--against", str(against), "must be scenes, a folder or a file of features with --ray"
+        )
     session = Session(scoring, how, metrics, named, source)
     pipe = load_pipeline(ImageGenerationPipeline, source, how)
     subjects = subjects_of(pipe, asked, n, how.seed)
@@ -136,7 +139,7 @@ def images(
     holder = tempfile.TemporaryDirectory(prefix="mmspec-") if out is None else nullcontext(out)
     with holder as kept, Interruptible() as block, progress(quiet=how.as_json) as bar:
         where = Path(kept)
-        work = bar.add_task("drawing", total=(len(choices) + (rival is not None)) * len(subjects))
+        work = bar.add_task("generating", total=(len(choices) + (rival is not None)) * len(subjects))
         draw = partial(
             draw_images,
             pipe,
@@ -145,7 +148,7 @@ def images(
             settings=sampling,
             on_images=partial(bar.advance, work),
         )
-        if rival is not None:  # other seeds: what draws alike would have a distance of exactly 0
+        if rival is not None:  # the same seeds would have a distance of 0
             pipe.set_accelerator(rival.name, **rival.options)
             draw(where / REFERENCE, seed=how.seed + OTHER_SEEDS)
             drawn = read_images(where / REFERENCE, label=f"{rival.label}, other seeds")
@@ -161,7 +164,7 @@ def images(
     if scores:
         report(session, scores, reference, len(subjects), pipe.sampling(sampling))
     else:
-        note("no accelerator has drawn all images")
+        note("no accelerator generated all images")
     block.finish()
 
 
@@ -180,24 +183,26 @@ def score_folder(
 
 
 def is_accelerator(against: str | None) -> bool:
-    """True for what is neither scenes, nor a file of statistics, nor a folder."""
+    """True unless the value is "scenes", a file of statistics, or a folder."""
     return against not in (None, SCENES) and not (
         str(against).endswith((".safetensors", ".npz")) or "/" in str(against) or Path(str(against)).is_dir()
     )
 
 
 def with_prompts(images: ImageSet, prompts: list[str] | None, *, first: bool) -> ImageSet:
-    """The images with prompts of a file, if there is one."""
+    """Add the prompts of a file, if any, to the images."""
     if prompts is None:
         return images
     count = len(images.images)
     if len(prompts) < count or (len(prompts) > count and not first):
-        raise InputError("--prompt-file", f"{len(prompts)} prompts", f"one for each of the {count} images")
+        raise InputError(
+            "--prompt-file", f"{len(prompts)} prompts", f"must have one prompt for each of the {count} images"
+        )
     return replace(images, prompts=prompts[:count])
 
 
 def subjects_of(pipe: Any, prompts: list[str] | None, n: int | None, seed: int) -> list[Asked]:
-    """Prompts of the images: the user's, in turn, or captions or classes of scenes."""
+    """Prompts of the images: those of the user, repeated if necessary, or captions or classes of scenes."""
     from mmspec.evaluation.contenders import image_examples
 
     if prompts is None:
@@ -211,11 +216,13 @@ def subjects_of(pipe: Any, prompts: list[str] | None, n: int | None, seed: int) 
 
 
 def check_empty(out: Path | None) -> None:
-    """Raise InputError where there is something in the way of new images."""
+    """Raise InputError unless the folder is new or empty."""
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError("--out", str(out), "a new or empty folder: images of two runs are never mixed")
+        raise InputError(
+            "--out", str(out), "must be a new or empty folder, so that images of two runs are not mixed"
+        )
 
 
 def folder_name(label: str) -> str:
-    """An accelerator with its options as the name of a folder."""
+    """Name of the folder of an accelerator with its options."""
     return "".join(letter if letter.isalnum() or letter in "=.-_" else "," for letter in label)

@@ -1,4 +1,4 @@
-"""`mmspec generate`: text in, images out."""
+"""`mmspec generate`: images from prompts or classes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.loading import (
     REFERENCE_IMAGE,
     AcceleratorChoice,
+    announce,
     choose,
     load_pipeline,
     parse_choice,
     parse_choices,
-    reference_model,
     with_drafter,
 )
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, located
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 SAMPLES = 4  # without a prompt
-FIGURES = (  # of the stats of an accelerator, in its record
+FIGURES = (  # stats in the record of an accelerator
     *("exactness", "keeps", "nfe_mean", "nfe_max", "step_compression", "acceptance_length"),
     *("tv_mean", "tv_max", "drift_mean", "drift_max", "rollbacks", "seconds"),
 )
@@ -53,29 +53,30 @@ COLUMNS_ON_SHEET = 6
 SMALLEST_SIDE, LARGEST_SIDE = 192, 512  # of an image on a sheet
 
 Pixels = Annotated[
-    int | None, typer.Option(help="Pixels, for models of several sizes.", show_default="the model's")
+    int | None, typer.Option(help="Pixels, for models with several sizes.", show_default="that of the model")
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """Options that go to the pipeline as they are."""
+    """Options that are passed to the pipeline unchanged."""
 
     num_images_per_prompt: Annotated[int, setting("num_images_per_prompt", "--n", min=1)] = 1
-    negative_prompt: Annotated[str | None, typer.Option(help="What guidance leads away from.")] = None
+    negative_prompt: Annotated[str | None, typer.Option(help="Negative prompt of guidance.")] = None
     guidance_scale: GuidanceScale = None
     temperature: Annotated[
-        float | None, typer.Option(help="0 takes the likeliest token everywhere.", show_default="the model's")
+        float | None,
+        typer.Option(help="Sampling temperature; 0 is greedy.", show_default="that of the model"),
     ] = None
     top_k: TopK = None
     top_p: TopP = None
     height: Pixels = None
     width: Pixels = None
     control_image: Annotated[
-        str | None, typer.Option("--control", help="Image of edges, depths, ... that controls a ControlAR.")
+        str | None, typer.Option("--control", help="Control image (edges, depth, ...) for ControlAR.")
     ] = None
     control_strength: Annotated[
-        float | None, typer.Option(help="Factor of the control; 0 draws without.", show_default="1")
+        float | None, typer.Option(help="Weight of the control image; 0 ignores it.", show_default="1")
     ] = None
     batch_size: Annotated[int, setting("batch_size", min=1)] = 1
     num_inference_steps: HeadSteps = None
@@ -83,7 +84,7 @@ class ImageOptions:
 
     @property
     def settings(self) -> Keywords:
-        """The keywords of every call that are given."""
+        """Keywords of every call, without those that are None."""
         control = None if self.control_image is None else located(self.control_image)
         given = {"control_image": control, "last_step_noise": self.last_step_noise or None}
         return given_of(**{**vars(self), **given})
@@ -92,11 +93,13 @@ class ImageOptions:
 @unpack_options
 def generate(
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT...", help="What to draw; held-out captions if none.")
+        list[str] | None,
+        typer.Argument(metavar="PROMPT...", help="Prompts; by default captions of held-out scenes."),
     ] = None,
     model: ModelOption = None,
     classes: Annotated[
-        list[int] | None, typer.Option("--class", help="Label, for models of classes; may be repeated.")
+        list[int] | None,
+        typer.Option("--class", help="Class label, for class-conditional models; repeatable."),
     ] = None,
     accelerator: Annotated[
         str | None,
@@ -108,11 +111,11 @@ def generate(
     compare: Annotated[
         str | None,
         typer.Option(
-            help="Accelerators, such as none,sjd,gsd,lantern, that draw the same seeds side by side."
+            help="Accelerators to compare side by side on the same seeds, such as none,sjd,gsd,lantern."
         ),
     ] = None,
     window: Annotated[
-        int | None, typer.Option(help="Places drafted at once, for accelerators that have a window.")
+        int | None, typer.Option(help="Places drafted together, for accelerators with a window.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Image file to write; with --ray a folder.")] = Path("image.png"),
     prompt_file: PromptFile = None,
@@ -121,11 +124,11 @@ def generate(
     many: RayOptions,
     how: ModelOptions,
 ) -> None:
-    """Draw images from prompts, in fewer forwards of the model.
+    """Generate images from prompts or classes.
 
-    One image is written as it is, several as a sheet with captions. What each
-    accelerator promises is said with its figures: exact, a bound on the total
-    variation of every token (tv<=0.1), or lossy.
+    Several images are written as one sheet with captions. The table shows the
+    promise of each accelerator: exact, a bound on the total variation distance per
+    token (tv<=0.1), or lossy.
 
     Example:
         mmspec generate "a red ring left of a small blue cross" --n 4 --out rings.png
@@ -133,16 +136,16 @@ def generate(
         mmspec generate --compare none,sjd,gsd,lantern --out compared.png
         mmspec generate --ray --prompt-file prompts.txt --out drawn
     """
+    if compare is not None and accelerator is not None:
+        raise InputError("--compare", compare, "cannot be combined with --accelerator")
+    source = announce(model, REFERENCE_IMAGE)
     from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.pipelines import ImageGenerationPipeline
 
-    if compare is not None and accelerator is not None:
-        raise InputError("--compare", compare, "either --accelerator or --compare, not both")
     choices = [] if compare is None else parse_choices(compare)
     choices += [] if accelerator is None else [parse_choice(accelerator)]
     if prompt_file is not None:
         prompts = [*(prompts or []), *(one.only_turn() for one in read_prompt_file(prompt_file))]
-    source = model or reference_model(REFERENCE_IMAGE)
     if not choices and how.drafter is not None:
         choices = [choose(None, source, how.drafter)]
     if many.ray:
@@ -150,7 +153,7 @@ def generate(
         return
     check_image_file(out)
     pipe: ImageGenerationPipeline | None = None
-    if not choices:  # the model decides
+    if not choices:  # the default depends on the model
         pipe = load_pipeline(ImageGenerationPipeline, source, how)
         choices = [parse_choice(pipe.default_accelerator)]
     choices = [with_drafter(choice, source, how.drafter) for choice in with_window(choices, window)]
@@ -196,13 +199,13 @@ def draw_many(
     many: RayOptions,
     how: ModelOptions,
 ) -> None:
-    """Draw every prompt and class with many workers into a folder."""
+    """Generate an image of every prompt and class with many workers, and write them to a folder."""
     from mmspec.many.work import Item
 
     if len(choices) > 1:
-        raise InputError("--compare", [one.label for one in choices], "one accelerator, with --ray")
+        raise InputError("--compare", [one.label for one in choices], "must be one accelerator with --ray")
     if not prompts and not classes:
-        raise InputError("--ray", True, "with prompts, --prompt-file or --class")
+        raise InputError("--ray", True, "needs prompts, --prompt-file or --class")
     choice = with_drafter(choices[0] if choices else parse_choice("sjd"), source, how.drafter)
     settings = asked.settings
     del settings["batch_size"]
@@ -212,18 +215,18 @@ def draw_many(
     items = [Item(index, prompt, label=label) for index, (prompt, label) in enumerate(each)]
     records = decode_many(source, choice, items, settings, out, many, how, draws=True)
     forwards = sum(one["target_forwards"] for one in records) / len(records)
-    print_result(records, f"{out}: {len(records)} images, {forwards:.1f} forwards each", how.as_json)
+    print_result(records, f"{out}: {len(records)} images, {forwards:.1f} forward passes each", how.as_json)
 
 
 def with_window(choices: Sequence[AcceleratorChoice], window: int | None) -> list[AcceleratorChoice]:
-    """The choices, with this window where the drafter has one and the choice names none itself."""
+    """Add the option `window` to the choices whose drafter has a window and which do not set it."""
     if window is None:
         return list(choices)
     from mmspec.accelerators import options_of
 
     have = {one.name for one in choices if one.method is not None and "window" in options_of(one.method)}
     if not have:
-        raise InputError("--window", window, "an accelerator that has a window, such as sjd")
+        raise InputError("--window", window, "needs an accelerator that has a window, such as sjd")
     return [
         replace(choice, options={"window": window, **choice.options}) if choice.name in have else choice
         for choice in choices
@@ -231,14 +234,14 @@ def with_window(choices: Sequence[AcceleratorChoice], window: int | None) -> lis
 
 
 def check_image_file(path: Path) -> None:
-    """Raise InputError for what is no image file, or in a folder that cannot be written."""
+    """Raise InputError unless the path is an image file in a folder that can be written."""
     from PIL import Image
 
     if path.is_dir() or path.suffix.lower() not in Image.registered_extensions():
-        raise InputError("--out", str(path), "an image file such as image.png")
+        raise InputError("--out", str(path), "must be an image file such as image.png")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError("--out", str(path), "a file in a folder that can be written")
+        raise InputError("--out", str(path), "must be in a folder that can be written")
 
 
 def samples(pipe: ImageGenerationPipeline, seed: int) -> tuple[list[str] | None, list[int] | None]:
@@ -247,22 +250,22 @@ def samples(pipe: ImageGenerationPipeline, seed: int) -> tuple[list[str] | None,
 
     classes = getattr(pipe.model.config, "num_classes", 0)
     if getattr(pipe.model.config, "condition_type", None) == "class":
-        note(f"no class named: the first of {classes} are taken")
+        note(f"no class given: using the first of {classes}")
         return None, list(range(min(SAMPLES, classes)))
-    note("no prompt: the captions of held-out scenes are taken")
+    note("no prompt given: using captions of held-out scenes")
     scenes = [sample_scene(SAMPLES * seed + index, profile=IMAGE_TOKENS) for index in range(SAMPLES)]
     return [caption(scene) for scene in scenes], None
 
 
 def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput], columns: int) -> None:
-    """Write the one image, or a sheet: a column for each accelerator where there are several."""
+    """Write one image, or a sheet of several, with one column per accelerator if there are several."""
     from mmspec.scenes.contact_sheet import image_sheet
 
     images, captions = [], []
     for index, title in enumerate(titles):
         for column, (label, output) in enumerate(drawn.items()):
             images.append(output.images[index])
-            words = f"{label}\n" * (len(drawn) > 1) + f"NFE {output.stats.nfe[index]}"
+            words = f"{label}\n" * (len(drawn) > 1) + f"{output.stats.nfe[index]} forward passes"
             captions.append(words if column else f"{words}\n{title}")
     side = min(max(SMALLEST_SIDE, *images[0].size), LARGEST_SIDE)
     columns = len(drawn) if len(drawn) > 1 else columns
@@ -271,11 +274,11 @@ def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput]
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(path)
     except OSError as error:
-        raise InputError("--out", str(path), f"a file that can be written ({error})") from error
+        raise InputError("--out", str(path), f"must be a file that can be written ({error})") from error
 
 
 def record(output: ImageOutput, first: ImageOutput, titles: Sequence[str]) -> Json:
-    """The figures of one accelerator; `identical` counts the images with the same tokens as the first's."""
+    """The figures of one accelerator; `identical` counts images with the tokens of the first one."""
     stats = output.stats
     figures = {name: getattr(stats, name) for name in FIGURES}
     images = zip(titles, stats.nfe, output.tokens, output.finish_reasons, strict=True)
@@ -292,21 +295,20 @@ def record(output: ImageOutput, first: ImageOutput, titles: Sequence[str]) -> Js
 
 
 def is_same(tokens: Any, others: Any) -> bool:
-    """True if two images have the same tokens, ids or vectors."""
+    """True if two images have the same token ids or vectors."""
     return bool(tokens == others) if isinstance(tokens, list) else bool((tokens == others).all())
 
 
 def table(records: Sequence[Json]) -> rich.table.Table:
-    """The records as people read them."""
+    """The records as a table."""
     from mmspec.evaluation.tables import figures
 
-    columns = ("accelerator", "promise", "forwards\nmean", "max", "tokens per\nforward", "seconds")
+    columns = ("accelerator", "promise", "forward\npasses", "most", "times\nfewer", "seconds", "tv or\ndrift")
     rows = []
     for row in records:
         measured = row["drift_mean"] if row["tv_mean"] is None else row["tv_mean"]
         promise = f"{row['exactness']} ({row['keeps']})" if row["keeps"] else row["exactness"]
         counted = f"{row['nfe_mean']:.1f}", str(row["nfe_max"]), f"{row['step_compression']:.2f}"
-        seconds = f"{row['seconds']:.2f}", f"{row['decode_seconds']:.2f}"
         shown = "-" if measured is None else f"{measured:.3f}"
-        rows.append((row["accelerator"], promise, *counted, *seconds, shown))
-    return figures((*columns, "for pixels", "measured tv\nor drift"), rows, words=2)
+        rows.append((row["accelerator"], promise, *counted, f"{row['seconds']:.2f}", shown))
+    return figures(columns, rows, words=2)

@@ -1,4 +1,4 @@
-"""Options, networks, reference and report of `mmspec evaluate images`, whoever draws the images."""
+"""Options, networks, reference and report of `mmspec evaluate images`."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ CLIP = "openai/clip-vit-base-patch16"
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """Options that say what is measured, and with what."""
+    """Options for the metrics, the networks and the reference."""
 
     against: Annotated[
         str | None,
         typer.Option(
-            help="What distances are to: scenes, a folder of images, a .safetensors file that --cache wrote, "
+            help="Reference of distances: scenes, a folder of images, a .safetensors file of --cache, "
             "an .npz file with images (arr_0) or with mu and sigma of features, or an accelerator, which "
-            "draws with other seeds.",
+            "runs with other seeds.",
             show_default="scenes, for their captions",
         ),
     ] = None
     metrics: Annotated[
         str | None,
         typer.Option(
-            help="Of fid, kid, precision_recall, density_coverage, inception_score, clip_score, attributes; "
-            "entropy and diversity always come along.",
-            show_default="all that can be computed here but clip_score",
+            help="Some of fid, kid, precision_recall, density_coverage, inception_score, clip_score, "
+            "attributes; entropy and diversity are always included.",
+            show_default="all that can be computed, except clip_score",
         ),
     ] = None
     features: Annotated[
         str,
         typer.Option(help="Network: scenes, inception, dinov2, clip, or a vision model's folder or hub id."),
     ] = SCENES
-    clip: Annotated[str, typer.Option(help="CLIP for clip_score: folder or hub id.")] = CLIP
+    clip: Annotated[str, typer.Option(help="CLIP model for clip_score: folder or hub id.")] = CLIP
     cache: Annotated[
         Path | None,
-        typer.Option(help="Folder for reference features.", show_default="~/.cache/mmspec/statistics"),
+        typer.Option(help="Cache folder for reference features.", show_default="~/.cache/mmspec/statistics"),
     ] = None
 
 
 class Session:
-    """The networks and the reference of one run; `left_out` says what metrics lack that cannot be computed.
+    """The networks and the reference of one run; `left_out` has the reason for each metric that is skipped.
 
     Args:
         scoring, how: options of the command.
-        metrics, named: what is measured, and whether the user said so.
-        source: the model or folder, in which a reader of its own may lie.
+        metrics, named: the metrics, and whether the user chose them.
+        source: the model or folder, which may have its own `reader/`.
     """
 
     def __init__(
@@ -107,17 +107,16 @@ class Session:
         objects: int | None = None,
         is_drawn: bool = False,
     ) -> Reference | None:
-        """Settle what is measured, and read what images are compared with; before anything is drawn.
+        """Select the metrics and read the reference, before any image is generated.
 
         Args:
-            count, size, prompts: of the images.
-            of_scenes: the prompts are those of the scenes that are rendered, so that the two can be compared
-                though nobody said so.
-            objects: in scenes that they are compared with; None is any number.
-            is_drawn: the reference will be drawn.
+            count, size, prompts: number, size and prompts of the images.
+            of_scenes: True if the prompts are those of rendered scenes, which are then the default reference.
+            objects: number of objects in the scenes of the reference; None for any.
+            is_drawn: True if the reference will be generated.
 
         Returns:
-            None where distances are left out, or the reference will be drawn.
+            The reference; None without distances, or if the reference will be generated.
         """
         from mmspec.evaluation.quality import image_folder, image_scores, reference_statistics
 
@@ -129,7 +128,7 @@ class Session:
                 metric, count, self.network, has_reference=against is not None, prompts=prompts
             )
             if lacks is not None and self.named:
-                raise InputError(f"--metrics {metric}", f"{count} images", f"it needs {lacks}")
+                raise InputError(f"--metrics {metric}", f"{count} images", f"needs {lacks}")
             if lacks is not None:
                 self._leave_out(metric, lacks)
         if against is None or is_drawn or not set(self.metrics) & {*image_scores.DISTANCES}:
@@ -151,23 +150,23 @@ class Session:
         return reference
 
     def _published(self, path: Path, count: int) -> Reference:
-        """Read a reference of others; leaves out what cannot be computed from it."""
+        """Read a published reference, and skip the metrics that cannot be computed from it."""
         from mmspec.evaluation.quality import image_scores, reference_statistics
 
         cache = self.scoring.cache or reference_statistics.DEFAULT_CACHE
         reference = reference_statistics.read_published(path, self.network, count, cache)
         for metric in [name for name in self.metrics if name in image_scores.DISTANCES and name != "fid"]:
             if reference.features is None:
-                lacks = f"{count} images of the reference, and {path.name} has fewer, or mu and sigma alone"
+                lacks = f"{count} images of the reference, but {path.name} has fewer, or only mu and sigma"
                 if self.named:
-                    raise InputError(f"--metrics {metric}", str(path), f"it needs {lacks}")
+                    raise InputError(f"--metrics {metric}", str(path), f"needs {lacks}")
                 self._leave_out(metric, lacks)
         if reference.moments is not None:
-            note(f"fid is to the mu and sigma of {path.name}, of images whose number it does not say")
+            note(f"fid uses mu and sigma of {path.name}, which does not state the number of images")
         return reference
 
     def score(self, images: ImageSet, reference: Reference | None) -> Json:
-        """Figures of a set."""
+        """Score a set of images."""
         from mmspec.evaluation.quality.image_scores import score_images
 
         return dict(score_images(images, reference, self.metrics, self.scorer))
@@ -175,7 +174,7 @@ class Session:
     def _leave_out(self, metric: str, lacks: str) -> None:
         self.metrics.remove(metric)
         self.left_out[metric] = f"needs {lacks}"
-        note(f"{metric} is left out: it needs {lacks}")
+        note(f"{metric} is skipped: it needs {lacks}")
 
 
 def report(
@@ -185,7 +184,7 @@ def report(
     count: int,
     sampling: Keywords | None = None,
 ) -> None:
-    """Print the figures: a row for each, a column for each set of images."""
+    """Print the figures: one row per metric, one column per set of images."""
     from mmspec.evaluation.quality.intervals import jsonable
     from mmspec.evaluation.tables import figures
 
@@ -194,9 +193,9 @@ def report(
     settings |= {"weights": about["weights"][:16], "against": against, **(sampling or {})}
     names = list(next(iter(scores.values())))
     rows = [[name, *(shown(row[name]) for row in scores.values())] for name in names]
-    caption = f"value [95 % interval]; features of {about['network']!r}, {session.network.width} of them"
+    caption = f"value [95 % interval]; features of {about['network']!r}, width {session.network.width}"
     if about["network"] == SCENES:
-        caption += ", a small network that knows scenes only: compare within this table"
+        caption += ", a small network trained on scenes only: compare within this table"
     title = f"{count} images" + ("" if against is None else f", against {against}")
     table = figures(("", *scores), rows, title=title, caption=caption, caption_justify="left")
     found = [{"images": label} | jsonable(row) for label, row in scores.items()]
@@ -205,5 +204,5 @@ def report(
 
 
 def shown(value: object) -> str:
-    """A figure with its interval, or a word."""
+    """A figure as text, with its interval if it has one."""
     return f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Reads the accelerators that the command line names, and loads its models and drafters.
+"""Accelerators, models and drafters as the command line names them.
 
 An accelerator is written as `copy`, or as `draft_model:num_draft_tokens=3`.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mmspec.cli.console import note
-from mmspec.errors import InputError
+from mmspec.errors import InputError, MMSpecError
 from mmspec.open_types import Keywords
 from mmspec.registry import did_you_mean, parse_options
 
@@ -20,16 +20,21 @@ if TYPE_CHECKING:
 
     from mmspec.cli.options import ModelOptions
     from mmspec.pipelines import MMSpecPipeline
+    from mmspec.plugins import Method
+    from mmspec.targets import AnyTarget
     from mmspec.targets.model_target import ModelTarget
 
 __all__ = [
     "AcceleratorChoice",
     "absolute_options",
     "absolute_source",
+    "announce",
     "check_device",
+    "choice_of",
     "choose",
     "compared_choices",
     "default_choices",
+    "fits",
     "load_pipeline",
     "own_drafters",
     "parse_choice",
@@ -45,20 +50,35 @@ REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
+def announce(model: str | None, reference: str = REFERENCE) -> str:
+    """Return the named model, or else the reference model, after a note that it will be loaded.
+
+    Commands call this first, because importing torch and transformers takes seconds.
+    """
+    note(f"loading {model or reference}")
+    return model or reference_model(reference)
+
+
 def reference_model(name: str = REFERENCE) -> str:
-    """The folder of a reference model."""
+    """Return the folder of a reference model.
+
+    Raises:
+        InputError: it is not installed.
+    """
     from mmspec.assets import find_assets, reference_models
 
     if (folder := reference_models().get(name)) is not None:
         return _shown(folder)
     assets = find_assets()
     where = "there is no assets/ folder beside the package" if assets is None else f"it is not in {assets}"
-    allowed = f"name a checkpoint folder or hub id: the reference model {name} comes with a clone of the "
-    raise InputError("model", None, f"{allowed}repository (pip install -e .), and {where}")
+    rule = (
+        f"must be a checkpoint folder or hub id, because the reference model {name} is missing: {where}. It "
+    )
+    raise InputError("model", None, f"{rule}comes with a clone of the repository (pip install -e .)")
 
 
 def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
-    """The drafters that a model's folder names and that are in folders here, by label; {} for a hub id."""
+    """The drafters in `drafters.json` of a model's folder whose folders exist, by label; {} for a hub id."""
     from mmspec import assets
 
     return {
@@ -69,10 +89,9 @@ def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
 
 
 def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> AcceleratorChoice:
-    """The choice with what drafts for it among its options, if it needs that.
+    """Add the option `drafter` to the choice if its accelerator needs one.
 
-    Its own option `drafter` comes first, then what the command line names for all accelerators, and last what
-    the model's folder names.
+    The choice's own option comes first, then `--drafter`, then `drafters.json` in the model's folder.
     """
     from mmspec.pipelines.drafter import find_drafter
 
@@ -87,12 +106,12 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
 
 
 def absolute_source(source: str) -> str:
-    """A folder by its whole path, so that it is found from anywhere; a hub id as it is."""
+    """The absolute path of a folder; a hub id unchanged."""
     return str(Path(source).absolute()) if Path(source).is_dir() else source
 
 
 def absolute_options(choice: AcceleratorChoice) -> Keywords:
-    """The options of a choice, a drafter's folder by its whole path."""
+    """The options of a choice, with the absolute path of a drafter's folder."""
     return {
         key: absolute_source(str(value)) if key == "drafter" else value
         for key, value in choice.options.items()
@@ -100,24 +119,39 @@ def absolute_options(choice: AcceleratorChoice) -> Keywords:
 
 
 def compared_choices(accelerators: str, model: str, drafter: str | None) -> list[AcceleratorChoice]:
-    """Read accelerators to compare, separated by commas, with their drafters; plain decoding comes along."""
+    """Parse accelerators separated by commas and add their drafters; plain decoding is always included."""
     choices = [with_drafter(choice, model, drafter) for choice in parse_choices(accelerators)]
     has_plain = any(choice.label == "none" for choice in choices)
     return choices if has_plain else [parse_choice("none"), *choices]
 
 
-def default_choices(model: str, drafter: str | None, target: ModelTarget[Any]) -> list[AcceleratorChoice]:
-    """The accelerators to compare on a target where none are named: plain decoding, and all that drafts here.
+def default_choices(
+    model: str, drafter: str | None, target: ModelTarget[Any], default: str
+) -> list[AcceleratorChoice]:
+    """The accelerators that a command compares if none are named.
 
-    That is copying and the drafters that are there; of a masked model, several places a forward.
+    They are those that the target lists (otherwise plain decoding, `copy` and the pipeline's `default`), with
+    the named drafter or those of the model's folder.
     """
-    without = ",".join(target.compared) or "none,copy"
+    without = ",".join(target.compared or ("none", "copy", default))
     drafted = own_drafters(model).values() if drafter is None else [choice_of(drafter, model)]
-    return [*parse_choices(without), *drafted]
+    fitting = (one for one in parse_choices(without) if one.method is None or fits(one.method, target))
+    return list({one.label: one for one in (*fitting, *drafted)}.values())
+
+
+def fits(method: Method, target: AnyTarget) -> bool:
+    """Whether a method without a drafter can decode with this model."""
+    from mmspec.accelerators import make
+
+    try:
+        make(method).fit(target)
+    except MMSpecError:
+        return False
+    return True
 
 
 def choice_of(drafter: str, model: str) -> AcceleratorChoice:
-    """The accelerator of a named drafter: the head that it is, or a draft model."""
+    """The accelerator of a named drafter, a head or a draft model."""
     from mmspec.heads.checkpoint import head_of
 
     return with_drafter(parse_choice(head_of(drafter) or "draft_model"), model, drafter)
@@ -126,7 +160,7 @@ def choice_of(drafter: str, model: str) -> AcceleratorChoice:
 def choose(
     accelerator: str | None, model: str, drafter: str | None, otherwise: str = "copy"
 ) -> AcceleratorChoice:
-    """The named accelerator with its drafter; else the named drafter's, the model's default, or another."""
+    """The named accelerator, or that of the drafter, the default of the model's folder, or `otherwise`."""
     from mmspec import assets
 
     if accelerator is not None:
@@ -138,7 +172,7 @@ def choose(
 
 
 def read_dtype(name: str) -> torch.dtype | None:
-    """The dtype of that name; None for "auto"."""
+    """The torch dtype of a name; None for "auto"."""
     if name not in DTYPES:
         raise InputError("--dtype", name, did_you_mean(name, DTYPES))
     import torch
@@ -148,9 +182,8 @@ def read_dtype(name: str) -> torch.dtype | None:
 
 
 def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeline:
-    """Load a checkpoint with plain decoding; accelerators are set up on it afterwards."""
+    """Load a checkpoint with plain decoding; the caller sets accelerators afterwards."""
     dtype = read_dtype(how.dtype)
-    note(f"loading {model}")
     import torch
     from transformers.utils import logging
 
@@ -165,17 +198,17 @@ def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeli
     if device is not None and device != "auto":
         check_device(device)
     if dtype is None and device in (None, "cpu") and _is_reference(model):
-        dtype = torch.float32  # stored in half precision, in which most CPUs are slow
+        dtype = torch.float32  # stored in half precision, which is slow on most CPUs
     pipe = kind.from_pretrained(model, accelerator="none", dtype=dtype, device_map=device, mode=how.mode)
     if not how.pack:
         pipe.disable_packing()
     if isinstance(pipe, ImageGenerationPipeline):
-        pipe.set_progress_bar_config(disable=True)  # the commands have their own
+        pipe.set_progress_bar_config(disable=True)  # commands show their own
     return cast(Pipeline, pipe)
 
 
 def _shown(folder: str | Path) -> str:
-    """A path as the user would write it, or a hub id: reports should not tell where a clone lies."""
+    """A path relative to the current folder if it is inside, so that reports do not depend on the machine."""
     here, path = Path.cwd(), Path(folder)
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(folder)
 
@@ -187,20 +220,15 @@ def _is_reference(model: str) -> bool:
 
 
 def check_device(device: str) -> None:
-    """Raise InputError for a device that does not work here."""
+    """Raise InputError for a device that does not work on this machine."""
     import torch
 
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            "--device", device, f"a device that works here; see mmspec doctor ({reason})"
-        ) from error
-
-
-if TYPE_CHECKING:
-    from mmspec.plugins import Method
+        rule = f"must be a device that works on this machine; see mmspec doctor ({reason})"
+        raise InputError("--device", device, rule) from error
 
 
 @dataclass(frozen=True)
@@ -208,9 +236,9 @@ class AcceleratorChoice:
     """An accelerator with its options.
 
     Attributes:
-        label: as the user wrote it.
-        name: of the method, known to exist; or "auto".
-        options: of its drafter and rule.
+        label: the text that the user wrote.
+        name: name of a method in `METHODS`, or "auto".
+        options: options of its drafter and acceptance rule.
     """
 
     label: str
@@ -219,7 +247,7 @@ class AcceleratorChoice:
 
     @property
     def method(self) -> Method | None:
-        """The method of that name; None for "auto", which is one that `mmspec tune` has found."""
+        """The method of that name; None for "auto", the result of `mmspec tune`."""
         from mmspec.accelerators.tuned import AUTO
         from mmspec.plugins import METHODS
 
@@ -227,15 +255,15 @@ class AcceleratorChoice:
 
 
 def parse_choice(text: str) -> AcceleratorChoice:
-    """Read `name[:option=value]...`, as of `parse_options`."""
+    """Parse `name[:option=value]...`, see `parse_options`."""
     choice = AcceleratorChoice(text.strip(), *parse_options("accelerator", text))
-    _ = choice.method  # a typo should not cost a load
+    _ = choice.method  # raises for an unknown name, before a model is loaded
     return choice
 
 
 def parse_choices(text: str) -> list[AcceleratorChoice]:
-    """Read a list separated by commas; repeated entries count once."""
+    """Parse a list separated by commas; repeated entries count once."""
     written = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not written:
-        raise InputError("accelerators", text, "names separated by commas, such as none,copy")
+        raise InputError("accelerators", text, "must be names separated by commas, such as none,copy")
     return [parse_choice(part) for part in written]

@@ -1,4 +1,4 @@
-"""`--ray` of several commands: prompts decoded by many workers into a folder that can be resumed."""
+"""Option `--ray` of several commands: many workers decode prompts into a folder that can be resumed."""
 
 from __future__ import annotations
 
@@ -25,26 +25,31 @@ __all__ = ["PromptFile", "RayOptions", "decode_many", "items_of"]
 
 PromptFile = Annotated[
     str | None,
-    typer.Option("--prompt-file", help="File of prompts: a line each, JSON, a table, or a published set."),
+    typer.Option("--prompt-file", help="File of prompts: one per line, JSON, a table, or a published set."),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """Options of commands that can spread their work."""
+    """Options of commands that can use many workers."""
 
     ray: Annotated[
         bool,
-        typer.Option("--ray", help="Spread prompts over workers (Ray Data); --out is a folder to resume."),
+        typer.Option(
+            "--ray",
+            help="Distribute prompts over workers (Ray Data); --out is a folder, which can be resumed.",
+        ),
     ] = False
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="With --ray.", show_default="one for each GPU, or for every two cores"),
+        typer.Option(
+            min=1, help="Number of workers with --ray.", show_default="one per GPU, or per two cores"
+        ),
     ] = None
 
 
 def items_of(prompt_file: str | None, images: Sequence[str] = (), prompt: str | None = None) -> list[Item]:
-    """The items of a file of prompts, or of images with one prompt."""
+    """The items of a prompt file, or of images with one prompt."""
     from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.many.work import Item
 
@@ -55,12 +60,12 @@ def items_of(prompt_file: str | None, images: Sequence[str] = (), prompt: str | 
             for index, one in enumerate(examples)
         ]
     if not images:
-        raise InputError("--ray", True, "with --prompt-file, or with images")
+        raise InputError("--ray", True, "needs --prompt-file or images")
     return [Item(index, prompt, (located(image),)) for index, image in enumerate(images)]
 
 
 def located(image: object) -> str:
-    """A path that workers find from another folder; an address as it is."""
+    """The absolute path of a file; a URL unchanged."""
     path = Path(str(image))
     return str(path.absolute()) if path.is_file() else str(image)
 
@@ -76,9 +81,9 @@ def decode_many(
     *,
     draws: bool,
 ) -> list[Json]:
-    """Decode all items with many workers into a folder; returns a record for each.
+    """Decode all items with many workers into a folder; returns one record per item.
 
-    Beside a file for each item stands `images.jsonl` or `texts.jsonl` with all records, once all are done.
+    The folder gets a file per item and, at the end, `images.jsonl` or `texts.jsonl` with all records.
     """
     from mmspec.many.pool import check_ray, run_many
     from mmspec.many.work import Work
@@ -86,7 +91,7 @@ def decode_many(
     check_ray()
     read_dtype(how.dtype)
     if how.device is not None:
-        raise InputError("--device", how.device, "nothing: with --ray workers take the GPUs there are")
+        raise InputError("--device", how.device, "cannot be combined with --ray, whose workers use all GPUs")
     work = Work(
         model=absolute_source(source),
         draws=draws,
@@ -101,7 +106,7 @@ def decode_many(
         task = bar.add_task(choice.label, total=len(items))
         records = run_many(work, items, asked.workers, lambda done: bar.update(task, completed=done))
     if block.interrupted:
-        note(f"interrupted: the same command goes on with {out}")
+        note(f"interrupted: run the same command again to continue {out}")
         block.finish()
     name = "images.jsonl" if draws else "texts.jsonl"
     lines = "".join(json.dumps(record) + "\n" for record in records)

@@ -1,4 +1,4 @@
-"""Options that several commands share, alone or in a dataclass that `unpack_options` hands to a command."""
+"""Options that several commands share, single or grouped in a dataclass for `unpack_options`."""
 
 from __future__ import annotations
 
@@ -30,42 +30,45 @@ __all__ = [
     "Temperature",
     "TopK",
     "TopP",
+    "Wide",
     "setting",
     "unpack_options",
 ]
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="Checkpoint folder or hub id; the reference model in assets/ if none is given."),
+    typer.Argument(help="Checkpoint folder or hub id; by default the reference model in assets/."),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Checkpoint folder or hub id; the reference model if none.")
+    str | None, typer.Option("--model", help="Checkpoint folder or hub id; by default the reference model.")
 ]
 Accelerator = Annotated[
     str | None,
     typer.Option(
-        help="none, copy, draft_model:num_draft_tokens=8, ...; by default what the model names, or copy."
+        help="none, copy, draft_model:num_draft_tokens=8, ...; by default that of the model's drafters.json, "
+        "or copy."
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
 
 
 def setting(name: str, *flags: str, **how: Any) -> Any:
-    """An option for a call field of pipelines, with its help; `how` it is shown otherwise."""
+    """An option for a call field of pipelines, with the field's help; `how` are other settings of typer."""
     return typer.Option(*flags, help=CALL_FIELDS[name].help, **how)
 
 
-OF_MODEL = "the model's"
+OF_MODEL = "that of the model"
 Temperature = Annotated[float, setting("temperature", min=0.0)]
 GuidanceScale = Annotated[float | None, setting("guidance_scale", "--guidance", show_default=OF_MODEL)]
 TopK = Annotated[int | None, setting("top_k", show_default=OF_MODEL)]
 TopP = Annotated[float | None, setting("top_p", show_default=OF_MODEL)]
 HeadSteps = Annotated[int | None, setting("num_inference_steps", "--steps", min=2, show_default=OF_MODEL)]
 LastStepNoise = Annotated[bool, setting("last_step_noise", "--last-step-noise")]
-Table = Annotated[Path | None, typer.Option(help="JSON file to write as well.")]
-Plot = Annotated[Path | None, typer.Option(help="Image of the table to write (matplotlib).")]
-Host = Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+Table = Annotated[Path | None, typer.Option(help="JSON file to write in addition.")]
+Plot = Annotated[Path | None, typer.Option(help="Plot of the results to write (needs matplotlib).")]
+Wide = Annotated[bool, typer.Option("--wide", help="Print all columns of the tables.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 means all.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 
@@ -77,36 +80,38 @@ class ModelOptions:
         str | None,
         typer.Option(
             help="Folder or hub id of the draft model or head, for accelerators that need one; by default "
-            "what drafters.json in the model's folder names."
+            "that of drafters.json in the model's folder."
         ),
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of the choice of scenes.")] = 0
-    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")] = (
+    dtype: Annotated[str, typer.Option(help="auto (as in the checkpoint), float32, bfloat16 or float16.")] = (
         "auto"
     )
     device: Annotated[
         str | None,
-        typer.Option(help="cpu, cuda, cuda:1, ... or auto (spread over all); the GPU if there is one."),
+        typer.Option(
+            help="cpu, cuda, cuda:1, ... or auto (spread over all); by default the GPU if there is one."
+        ),
     ] = None
     mode: Annotated[
         str | None,
         typer.Option(
-            help="Of a model that was trained for both: blocks or autoregressive.", show_default="blocks"
+            help="For models trained for both modes: blocks or autoregressive.", show_default="blocks"
         ),
     ] = None
     pack: Annotated[
         bool,
         typer.Option(
-            help="On a CPU, keep packed copies of linear layers in up to half of the free memory: faster."
+            help="On a CPU, pack linear layers into up to half of the free memory, which is faster."
         ),
     ] = True
     as_json: AsJson = False
 
 
 def unpack_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of its dataclass arguments as options, and make the dataclasses of them.
+    """Decorator that turns the fields of a command's dataclass arguments into options of typer.
 
-    Fields are annotated as options of typer are, and have defaults.
+    Fields need a default, and are annotated like options of typer.
     """
     signature = inspect.signature(command, eval_str=True)
     kinds = {name: one.annotation for name, one in signature.parameters.items()}
@@ -129,5 +134,5 @@ def unpack_options(command: Callable[..., None]) -> Callable[..., None]:
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             for option, default, kind in found
         ]
-    unpacked.__dict__["__signature__"] = inspect.Signature(options)  # what typer reads
+    unpacked.__dict__["__signature__"] = inspect.Signature(options)  # read by typer
     return unpacked

@@ -1,4 +1,4 @@
-"""`mmspec scenes`: a contact sheet of the images that reference models are trained on."""
+"""`mmspec scenes`: a contact sheet of images of the toy world, on which the reference models are trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["scenes"]
 def scenes(
     out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("scenes.png"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first scene.")] = 0,
-    count: Annotated[int, typer.Option(min=1, help="How many scenes.")] = 24,
+    count: Annotated[int, typer.Option(min=1, help="Number of scenes.")] = 24,
     as_json: AsJson = False,
 ) -> None:
     """Draw scenes with their captions to an image file.
@@ -32,5 +32,5 @@ def scenes(
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError("--out", str(out), f"an image file that can be written ({error})") from error
+        raise InputError("--out", str(out), f"must be an image file that can be written ({error})") from error
     print_result({"path": str(path), "seed": seed, "count": count}, str(path), as_json)

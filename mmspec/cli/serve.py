@@ -1,4 +1,4 @@
-"""`mmspec serve`: models behind an HTTP server with OpenAI's routes."""
+"""`mmspec serve`: an HTTP server with the routes of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mmspec.cli.console import note
 from mmspec.cli.loading import (
     REFERENCE,
     REFERENCE_IMAGE,
+    announce,
     choose,
     load_pipeline,
     parse_choice,
-    reference_model,
 )
 from mmspec.cli.options import Accelerator, Host, ModelOptions, Port, unpack_options
 from mmspec.errors import InputError, MissingDependencyError
@@ -39,7 +39,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="MODEL...",
-            help="Checkpoint folders or hub ids; the reference models for text and images if none.",
+            help="Checkpoint folders or hub ids; by default the reference models for text and images.",
         ),
     ] = None,
     accelerator: Accelerator = None,
@@ -47,19 +47,21 @@ def serve(
     port: Port = 8000,
     api_key: Annotated[
         str | None,
-        typer.Option(help="What clients must send; none is asked for if none.", envvar="MMSPEC_API_KEY"),
+        typer.Option(help="Key that clients must send; by default none.", envvar="MMSPEC_API_KEY"),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Requests decoded together, per model.")] = 8,
-    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait for a place.")] = 64,
-    wait_seconds: Annotated[float, typer.Option(help="How long a request may wait.")] = 30,
-    run_seconds: Annotated[float, typer.Option(help="How long a request may be decoded.")] = 300,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 32_000_000,
-    max_images: Annotated[int, typer.Option(min=1, help="Most images in one request.")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 4096,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Largest number of requests in the running batch of a model.")
+    ] = 8,
+    queue: Annotated[int, typer.Option(min=1, help="Largest number of waiting requests.")] = 64,
+    wait_seconds: Annotated[float, typer.Option(help="Longest wait of a request, in seconds.")] = 30,
+    run_seconds: Annotated[float, typer.Option(help="Longest decoding time of a request, in seconds.")] = 300,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest request body, in bytes.")] = 32_000_000,
+    max_images: Annotated[int, typer.Option(min=1, help="Maximum number of images per request.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 4096,
     allow_url_domain: Annotated[
         list[str] | None,
         typer.Option(
-            help="Server that images may be fetched from, * for all public ones; repeat it for several.",
+            help="Server from which images may be fetched, * for all public servers; repeatable.",
             show_default="none",
         ),
     ] = None,
@@ -67,23 +69,25 @@ def serve(
         list[str] | None,
         typer.Option(
             help="Origin of web pages that may read answers, such as http://localhost:3000, * for all; "
-            "repeat it for several.",
+            "repeatable.",
             show_default="none",
         ),
     ] = None,
     *,
     how: ModelOptions,
 ) -> None:
-    """Serve models over HTTP, with the routes of OpenAI's chat completions and image generations.
+    """Serve models over HTTP, with OpenAI's routes for chat completions and image generations.
 
-    Requests join the running batch between rounds, first come first served. Also there: /v1/models, /health
-    and Prometheus' /metrics.
+    Requests join the running batch between rounds, in order of arrival. Further routes:
+    /v1/models, /health and /metrics (Prometheus).
 
     Example:
         mmspec serve --port 8000
         mmspec serve path/to/model --rows 16 --api-key secret --allow-origin http://localhost:3000
     """
     check_installed("mmspec serve", "serve", "fastapi", "uvicorn", "prometheus_client")
+    references = () if models else (REFERENCE, REFERENCE_IMAGE)
+    sources = [announce(one) for one in models or ()] + [announce(None, one) for one in references]
     from mmspec.serving.app import create_app, read_origin
     from mmspec.serving.limits import ServerLimits
     from mmspec.serving.metrics import Metrics
@@ -98,11 +102,10 @@ def serve(
         url_hosts=frozenset(allow_url_domain or []),
     )
     origins = [read_origin(origin) for origin in allow_origin or []]
-    sources = models or [reference_model(REFERENCE), reference_model(REFERENCE_IMAGE)]
     names = [name_of(source) for source in sources]
     if len(set(names)) < len(names):
-        raise InputError("MODEL", names, "folders of different names, by which clients choose")
-    with listen(host, port) as listener:  # before models are loaded, which takes longer
+        raise InputError("MODEL", names, "must have different folder names, by which clients select a model")
+    with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
         engines = [load_engine(source, accelerator, rows, limits, metrics, how) for source in sources]
         application = create_app(engines, metrics, limits, api_key, origins)
@@ -110,54 +113,56 @@ def serve(
 
 
 def check_installed(command: str, extra: str, *packages: str) -> None:
-    """Raise MissingDependencyError unless the packages of a command are there."""
+    """Raise MissingDependencyError unless the packages of a command are installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"{command} needs {package}: pip install 'mmspec[{extra}]'")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the socket of a server."""
+    """Open the socket of a server; raises InputError if the address is not free."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        allowed = f"an address that is free: {error.strerror or error}; name another --port or --host"
-        raise InputError("--port", f"{host}:{port}", allowed) from error
+        rule = f"must be a free address ({error.strerror or error}); choose another --port or --host"
+        raise InputError("--port", f"{host}:{port}", rule) from error
 
 
 def name_of(source: str) -> str:
-    """The name of a model: the last part of its source, as of the folder that `.` or `..` stands for."""
+    """The name of a model: the last part of its absolute path or hub id."""
     return Path(os.path.abspath(source)).name
 
 
 def load_engine(
     source: str, accelerator: str | None, rows: int, limits: ServerLimits, metrics: Metrics, how: ModelOptions
 ) -> Engine:
-    """Load a model and its accelerator; clients name it by the last part of its source."""
+    """Load a model with its accelerator, and return its engine."""
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
     from mmspec.serving.engine import Engine
     from mmspec.serving.rows import why_in_turn
 
     if accelerator is not None:
-        parse_choice(accelerator)  # a typo should not cost a load
+        parse_choice(accelerator)  # raises for an unknown name, before the model is loaded
     pipe = load_pipeline(MMSpecPipeline, source, how)
     if accelerator is None and isinstance(pipe, ImageGenerationPipeline):
         accelerator = pipe.default_accelerator
         if accelerator == "sjd":
-            # with this coupling no token depends on the window, which can then follow the number of rows
+            # with this coupling no token depends on the window, whose size follows the number of rows
             accelerator = "sjd:coupling=exact"
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media
     name = name_of(source)
     reason = why_in_turn(pipe)
-    note(f"{name}: {choice.label}, {rows} rows" + ("" if reason is None else f" that take turns ({reason})"))
+    note(
+        f"{name}: {choice.label}, {rows} rows" + ("" if reason is None else f", decoded in turns ({reason})")
+    )
     return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))
 
 
 def run_server(application: Any, listener: socket.socket, names: list[str], *, as_json: bool) -> None:
-    """Serve until Ctrl-C, which exits with 130 after requests at work are done, or SIGTERM."""
+    """Serve until SIGTERM or Ctrl-C; Ctrl-C finishes running requests and exits with 130."""
     import uvicorn
 
     from mmspec.cli.console import print_result

@@ -1,4 +1,4 @@
-"""The subject of `bench` and `check`: a loaded model and the prompts it answers or draws."""
+"""The subject of `bench`, `check` and `tune`: a loaded model and its prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.call_fields import CALL_FIELDS
-from mmspec.cli.loading import REFERENCE, REFERENCE_IMAGE, AcceleratorChoice, load_pipeline, reference_model
+from mmspec.cli.loading import (
+    REFERENCE,
+    REFERENCE_IMAGE,
+    AcceleratorChoice,
+    announce,
+    load_pipeline,
+    reference_model,
+)
 from mmspec.cli.options import (
     BatchSize,
     GuidanceScale,
@@ -33,36 +40,34 @@ __all__ = ["Question", "Subject", "load_subject"]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Options that say what a model is asked, and which model; None leaves it to the command or the model."""
+    """Options for the model and its prompts; None means the default of the command or the model."""
 
     model: Model = None
-    prompts: Annotated[list[str] | None, typer.Option("--prompt", help="What to ask; may be repeated.")] = (
+    prompts: Annotated[list[str] | None, typer.Option("--prompt", help="Prompt; repeatable.")] = None
+    images: Annotated[list[str] | None, typer.Option("--image", help="Image (path or URL); repeatable.")] = (
         None
     )
-    images: Annotated[
-        list[str] | None, typer.Option("--image", help="Image to ask about (path or URL); may be repeated.")
-    ] = None
     prompt_file: Annotated[
         str | None,
         typer.Option(
-            help="Prompts as published: Spec-Bench, MMSpec, COCO captions, Parti, GenEval, DrawBench; or "
-            "JSON, a table, or text, a prompt a line."
+            help="Prompts in a known format: Spec-Bench, MMSpec, COCO captions, Parti, GenEval, DrawBench; "
+            "or JSON, a table, or text with one prompt per line."
         ),
     ] = None
     task: Annotated[
         str | None,
         typer.Option(
-            help="Without prompts of your own, on scenes: caption, describe, question, two_images, clip, "
-            "story, some with commas between, all, or mixed; or generate, for models that draw."
+            help="Without your own prompts, a task on scenes: caption, describe, question, two_images, clip, "
+            "story, several separated by commas, all, or mixed; or generate, for image generators."
         ),
     ] = None
-    samples: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8
+    samples: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 8
     batch_size: BatchSize = 1
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens per answer.", show_default="128")
+        int | None, typer.Option(min=1, help="Maximum number of tokens per answer.", show_default="128")
     ] = None
     temperature: Annotated[
-        float | None, setting("temperature", min=0.0, show_default="0; for images the model's")
+        float | None, setting("temperature", min=0.0, show_default="0; for images that of the model")
     ] = None
     guidance_scale: GuidanceScale = None
     num_inference_steps: HeadSteps = None
@@ -70,45 +75,53 @@ class Question:
 
     @property
     def source(self) -> str:
-        """Folder or hub id of the model; the reference model for the task where none is named."""
-        return self.model or reference_model(REFERENCE_IMAGE if self.task == "generate" else REFERENCE)
+        """Folder or hub id of the model, by default the reference model for the task."""
+        return self.model or reference_model(self._reference)
+
+    def announce(self) -> str:
+        """Return `source`, after a note that the model will be loaded."""
+        return announce(self.model, self._reference)
+
+    @property
+    def _reference(self) -> str:
+        return REFERENCE_IMAGE if self.task == "generate" else REFERENCE
 
     @property
     def settings(self) -> Keywords:
-        """The keywords of every call that are given."""
+        """Keywords of every call, without those that are None."""
         own = {name: value for name, value in vars(self).items() if name in CALL_FIELDS}
-        del own["batch_size"]  # of calls that this command makes, of text too
+        del own["batch_size"]  # the command makes the batches
         return given_of(**{**own, "last_step_noise": self.last_step_noise or None})
 
     @property
     def title(self) -> str | None:
-        """The prompts in a word, for reports."""
+        """Short name of the prompts, for reports."""
         return "own prompts" if self.prompts or self.images else self.prompt_file or self.task
 
     def examples(self) -> list[Example]:
-        """The user's own prompts and images, or those of their file; [] where there is nothing of theirs."""
+        """The user's own prompts and images, or those of the prompt file; [] without either."""
         from mmspec.evaluation.examples import own_examples
         from mmspec.evaluation.prompt_files import read_prompt_file
 
         if self.prompt_file is None:
             return own_examples(self.prompts or (), self.images or ()) if self.prompts or self.images else []
         if self.prompts or self.images:
-            raise InputError("--prompt-file", self.prompt_file, "either a file, or --prompt and --image")
+            raise InputError("--prompt-file", self.prompt_file, "cannot be combined with --prompt or --image")
         return read_prompt_file(self.prompt_file, self.samples, evenly=True)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A loaded model, and what it is asked.
+    """A loaded model and its prompts.
 
     Attributes:
         pipe: the pipeline.
-        draws: whether it gives images.
-        examples: what it is asked.
+        draws: whether it generates images.
+        examples: the prompts.
         settings: keywords of every call.
-        described: what they come to, for records.
-        others: makes so many other prompts of the kind; None where the prompts are the user's own.
-        form: keyword of calls whose time is taken: the form of images.
+        described: the effective settings, for records.
+        others: returns a number of other prompts of the same kind; None if the prompts are the user's own.
+        form: keyword of timed calls, the output type of images.
     """
 
     pipe: Any
@@ -120,29 +133,29 @@ class Subject:
     form: Keywords = field(default_factory=dict)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens of an answer as text, without special tokens."""
+        """Decode the tokens of an answer, without special tokens."""
         text: str = self.pipe.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
     def contender(self, choice: AcceleratorChoice) -> Contender:
-        """Set an accelerator up on the pipeline, here and only here."""
+        """Set up an accelerator on the pipeline."""
         from mmspec.evaluation.contenders import contender
 
         return contender(self.pipe, choice.name, **choice.options)
 
 
 def load_subject(source: str, asked: Question, how: ModelOptions, defaults: Keywords) -> Subject:
-    """Load a model and bring together what it is asked; `defaults` are the task and settings of text."""
+    """Load a model and its prompts; `defaults` are the task and settings of text."""
     from mmspec.evaluation.contenders import GENERATE, load_images
     from mmspec.evaluation.examples import read_tasks, scene_examples
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
 
     tasks = () if asked.task in (None, GENERATE) else read_tasks(str(asked.task), GENERATE)
-    examples = asked.examples()  # a file that cannot be used should not cost a load
+    examples = asked.examples()  # raises for an unusable file, before the model is loaded
     pipe = load_pipeline(ImageGenerationPipeline if asked.task == GENERATE else MMSpecPipeline, source, how)
     if isinstance(pipe, ImageGenerationPipeline):
         if tasks:
-            raise InputError("task", asked.task, f"{GENERATE}: this model draws images")
+            raise InputError("task", asked.task, f"must be {GENERATE} for an image generator")
         return image_subject(pipe, asked, examples, how.seed)
     settings = defaults | asked.settings
     task = settings.pop("task")
@@ -164,21 +177,21 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: Keyw
 def image_subject(
     pipe: ImageGenerationPipeline, asked: Question, examples: list[Example], seed: int
 ) -> Subject:
-    """A model that draws, with captions, classes, or prompts of one's own."""
+    """An image generator with captions, classes, or the user's own prompts."""
     from mmspec.evaluation.contenders import GENERATE, image_examples
 
     if asked.images:
-        raise InputError("--image", list(asked.images), "no images: this model draws them")
+        raise InputError("--image", list(asked.images), "cannot be used with an image generator")
     if asked.max_new_tokens is not None:
         length = pipe.target.layout_of(pipe.target.grid).length
-        allowed = f"nothing: an image of this model has {length} tokens"
-        raise InputError("--max-new-tokens", asked.max_new_tokens, allowed)
+        rule = f"cannot be set, because an image of this model has {length} tokens"
+        raise InputError("--max-new-tokens", asked.max_new_tokens, rule)
     described = {"task": asked.title or GENERATE} | pipe.sampling(asked.settings)
     attention = pipe.model.config._attn_implementation
     described["baseline"] = f"plain decoding through the same loop, {attention} attention"
     if examples:
         for example in examples:
-            example.only_turn()  # or it is refused before any image is drawn
+            example.only_turn()  # raises for conversations, before any image is generated
         return Subject(pipe, True, examples, asked.settings, described)
     found = image_examples(pipe, asked.samples, seed)
 

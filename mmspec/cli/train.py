@@ -1,4 +1,4 @@
-"""`mmspec train`: drafters for any model, and draft models."""
+"""`mmspec train`: trains heads and draft models."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli.console import note, print_result
+from mmspec.cli.loading import announce
 from mmspec.cli.options import AsJson, unpack_options
 from mmspec.open_types import Keywords
 
 __all__ = ["Start", "TrainingOptions", "train_app"]
 
-Start = Annotated[Path | None, typer.Option("--from", help="Trained folder to begin with.")]
+Start = Annotated[Path | None, typer.Option("--from", help="Trained folder to start from.")]
 Pixels = Annotated[
-    int | None, typer.Option(help="Pixels of images that the target draws.", show_default="the model's own")
+    int | None,
+    typer.Option(help="Pixels of images that the target generates.", show_default="that of the model"),
 ]
 
-train_app = typer.Typer(help="Train models.", no_args_is_help=True)
+train_app = typer.Typer(help="Train drafters.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options of every training; None leaves the choice to the trainer."""
+    """Options of every training; None means the default of the trainer."""
 
-    minutes: Annotated[float | None, typer.Option(min=0.0, help="Length of the training.")] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Length in steps instead; reproducible.")] = None
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples that a process reads at once.")] = (
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Duration of the training in minutes.")] = (
         None
     )
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of steps, instead of --minutes; reproducible.")
+    ] = None
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples per process and batch.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and examples.")] = 0
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice if not given.")] = (
-        None
-    )
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from an interrupted run.")] = False
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default that of torch.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False
     as_json: AsJson = False
 
     @property
     def plan(self) -> Keywords:
-        """The keywords of a trainer that are given, see `RunOptions`."""
+        """Keywords of a trainer, without those that are None, see `RunOptions`."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "as_json"}
 
     def report(self, folder: Path, hint: str | None = None, **record: str) -> None:
-        """Print the folder and a hint, a command that takes it; or the folder and its record as JSON."""
+        """Print the folder and a hint with the options that use it; or the folder and its record as JSON."""
         print_result({"folder": str(folder), **record, "seed": self.seed}, str(folder), self.as_json)
         if hint is not None and not self.as_json:
             note(f"{hint} {folder}")
@@ -52,25 +54,25 @@ class TrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """Options of every training that a target runs along with."""
+    """Options of every training that runs the target."""
 
     max_length: Annotated[int | None, typer.Option(min=1, help="Skip conversations of more tokens.")] = None
     dtype: Annotated[
-        str, typer.Option(help="Of the target: float32, bfloat16, float16; auto is bfloat16 on a GPU.")
+        str, typer.Option(help="Dtype of the target: float32, bfloat16, float16; auto is bfloat16 on a GPU.")
     ] = "auto"
-    accumulate: Annotated[int, typer.Option(min=1, help="So many batches make a step.")] = 1
-    log_dir: Annotated[Path | None, typer.Option(help="Folder for tensorboard.")] = None
+    accumulate: Annotated[int, typer.Option(min=1, help="Number of batches per step.")] = 1
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")] = None
 
 
 @train_app.callback()
 def _group() -> None:
-    """Train models; several GPUs, also with FSDP 2, through `accelerate launch -m mmspec train ...`."""
+    """Train drafters; on several GPUs, also with FSDP 2, by `accelerate launch -m mmspec train ...`."""
 
 
 @train_app.command()
 @unpack_options
 def drafter(
-    target: Annotated[str, typer.Option(help="Folder or hub id of the model that it drafts for.")],
+    target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write.", show_default="named after target and method")
     ] = None,
@@ -78,30 +80,35 @@ def drafter(
         str,
         typer.Option(
             help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, ppd, specvlm or "
-            "vispec; with settings: flash:block=10."
+            "vispec, with settings as in flash:block=10."
         ),
     ] = "eagle",
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Conversations, with images or not: JSONL, or LLaVA's JSON. For image models a JSONL file "
-            "of images: image, and prompt or class; cjd needs none. Scenes if not given, which no "
-            "model of text alone can read."
+            help="Conversations, with or without images: JSONL, or LLaVA's JSON. For image generators "
+            "JSONL with image, and prompt or class; cjd needs no image. By default scenes, which text "
+            "models cannot use."
         ),
     ] = None,
     height: Pixels = None,
     width: Pixels = None,
     regenerate: Annotated[
-        int, typer.Option(min=0, help="Longest reply that the target writes itself; 0 learns the data's.")
+        int,
+        typer.Option(
+            min=0,
+            help="Longest reply that the target generates for training; 0 uses the replies of the data.",
+        ),
     ] = 0,
     learn_prompts: Annotated[
-        bool, typer.Option("--learn-prompts", help="Learn all text of the conversations, not replies alone.")
+        bool,
+        typer.Option("--learn-prompts", help="Train on all text of the conversations, not only on replies."),
     ] = False,
     states: Annotated[
         Path | None,
         typer.Option(
-            help="Folder that keeps the target's hidden states of every sequence: the next training on the "
-            "same data does not run it again. Not for scenes and images, which are new in every step."
+            help="Folder that stores the target's hidden states, so that the next training on the same data "
+            "does not run the target. Not for scenes and images, which are new in every step."
         ),
     ] = None,
     start: Start = None,
@@ -109,10 +116,10 @@ def drafter(
     along: TargetOptions,
     training: TrainingOptions,
 ) -> None:
-    """Train a drafter for a model, which runs along and stays as it is.
+    """Train a drafter for a target, whose weights are not changed.
 
-    Resumable; writes a folder that `drafter=` and `--drafter` take. By default
-    it takes 10 minutes, 8 examples at once.
+    Writes a folder for `drafter=` and `--drafter`. By default it trains for 10 minutes
+    on batches of 8 examples. An interrupted training continues with --resume.
 
     Example:
         mmspec train drafter --target llava-hf/llava-1.5-7b-hf --data my.jsonl --method flash
@@ -122,6 +129,7 @@ def drafter(
         mmspec train drafter --target my-llamagen --out my-eagle --data images.jsonl --minutes 60
         mmspec train drafter --target deepseek-ai/Janus-Pro-7B --method cjd --data prompts.jsonl --minutes 600
     """
+    announce(target)
     from mmspec.errors import InputError
     from mmspec.pipelines.drafter_prompts import ImagePrompts
     from mmspec.registry import parse_options
@@ -135,7 +143,11 @@ def drafter(
     if data is not None and RECIPES[name].record.of_images:
         source = ImagePrompts(data, height, width)
     elif (height, width) != (None, None):
-        raise InputError("height, width", (height, width), "nothing, unless the target draws the images")
+        raise InputError(
+            "--height and --width",
+            (height, width),
+            "need an image generator as the target, and --data with images",
+        )
     folder = train_drafter(
         target,
         out or Path(f"{Path(target).name}-{name}"),
@@ -155,7 +167,7 @@ def drafter(
 @train_app.command()
 @unpack_options
 def draft_model(
-    target: Annotated[str, typer.Option(help="Folder or hub id of the model that it drafts for.")],
+    target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
     data: Annotated[Path, typer.Option(help="Conversations: JSONL, or LLaVA's JSON.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write.", show_default="named after the target")
@@ -164,24 +176,24 @@ def draft_model(
         str,
         typer.Option(
             "--from",
-            help="Folder or hub id of a small model of the same tokenizer; or layers:4, the target itself "
-            "with its first two layers and its last two.",
+            help="Folder or hub id of a small model with the same tokenizer; or layers:4, the first two and "
+            "the last two layers of the target.",
         ),
     ] = "layers:2",
     divergence: Annotated[
         str,
-        typer.Option(help="Of the two distributions: forward_kl, reverse_kl, jsd or tvd; or hard_labels."),
+        typer.Option(help="Loss: forward_kl, reverse_kl, jsd, tvd or hard_labels."),
     ] = "forward_kl",
-    beta: Annotated[float, typer.Option(help="Of jsd, weight of the target's part.")] = 0.5,
+    beta: Annotated[float, typer.Option(help="Weight of the target in jsd.")] = 0.5,
     own_share: Annotated[
         float,
-        typer.Option(help="Share of the steps that learn from replies which the draft model samples itself."),
+        typer.Option(help="Share of the steps that use replies sampled from the draft model."),
     ] = 0.5,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Longest reply that it samples.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Longest reply that the draft model samples.")] = 64,
     regenerate: Annotated[
         int,
         typer.Option(
-            min=0, help="In other steps, longest reply that the target writes; 0 learns the data's."
+            min=0, help="Longest reply of the target in other steps; 0 uses the replies of the data."
         ),
     ] = 0,
     rate: Annotated[
@@ -189,30 +201,34 @@ def draft_model(
         typer.Option(help="Factor of the learning rate.", show_default="1 for layers, 0.05 for a model"),
     ] = None,
     save_dtype: Annotated[
-        str | None, typer.Option(help="Of the folder's weights.", show_default="the target's")
+        str | None, typer.Option(help="Dtype of the saved weights.", show_default="that of the target")
     ] = None,
     states: Annotated[
         Path | None,
-        typer.Option(help="Folder that keeps the target's hidden states; with --own-share 0."),
+        typer.Option(help="Folder that stores the target's hidden states; needs --own-share 0."),
     ] = None,
     frequent_tokens: Annotated[
         int,
-        typer.Option(min=0, help="Tokens that it drafts, the most frequent of the data; 0 for all."),
+        typer.Option(
+            min=0, help="Number of tokens in the draft vocabulary, the most frequent of the data; 0 for all."
+        ),
     ] = 0,
     *,
     along: TargetOptions,
     training: TrainingOptions,
 ) -> None:
-    """Train a small model that drafts for a larger one, by distillation (DistillSpec).
+    """Train a small draft model for a target by distillation (DistillSpec).
 
-    Resumable; writes a folder of transformers that `drafter=` and `--drafter`
-    take. By default it takes 10 minutes, 8 examples at once.
+    Writes a folder of transformers for `drafter=` and `--drafter`. By default it trains
+    for 10 minutes on batches of 8 examples. An interrupted training continues with
+    --resume.
 
     Example:
         mmspec train draft-model --target Qwen/Qwen3-8B --from Qwen/Qwen3-0.6B --data my.jsonl --minutes 120
         mmspec train draft-model --target my-model --from layers:3 --data my.jsonl --own-share 0
         mmspec train draft-model --target my-model --from my-draft --data my.jsonl --own-share 1
     """
+    announce(target)
     from mmspec.training.draft_model import train_draft_model
 
     folder = train_draft_model(

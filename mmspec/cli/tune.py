@@ -1,4 +1,4 @@
-"""`mmspec tune`: the fastest accelerator of a model on this device."""
+"""`mmspec tune`: finds the fastest accelerator for a model on this device."""
 
 from __future__ import annotations
 
@@ -30,39 +30,41 @@ TEXT_DEFAULTS = {"task": "mixed", "max_new_tokens": 128, "temperature": 0.0}
 def tune(
     tv: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Allowed total variation per token; 0 leaves the output exact."),
+        typer.Option(
+            min=0.0, max=1.0, help="Allowed total variation distance per token; 0 keeps the output exact."
+        ),
     ] = 0.0,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that the last candidates run.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of repeats of the last stage.")] = 3,
     *,
     asked: Question,
     how: ModelOptions,
 ) -> None:
-    """Find the fastest accelerator for a model, this device and an allowed loss, and keep it.
+    """Find the fastest accelerator for a model, this device and an allowed loss, and store it.
 
-    Accelerators and their options, sizes chosen by measured costs among them, run on a
-    few prompts; the faster ones on more. Afterwards accelerator="auto" takes the
-    winner, which is plain decoding where nothing is surely faster.
+    All candidates run on a few prompts, and the faster ones on more. Afterwards
+    accelerator="auto" uses the winner. Plain decoding wins unless another
+    candidate is significantly faster.
 
     Example:
         mmspec tune assets/scenes-llava
         mmspec tune assets/scenes-llamagen --task generate --tv 0.1 --batch-size 4
         mmspec caption image.png --accelerator auto
     """
+    source = asked.announce()
     from mmspec.accelerators.tuned import Tuned, save_tuned
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.timing import batches_of
     from mmspec.evaluation.speed.tuning import STAGES, allowed_by, fastest, search
 
-    source = asked.source
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     batches = batches_of(subject.examples, asked.batch_size)
-    random.Random(how.seed).shuffle(batches)  # early stages see all categories
+    random.Random(how.seed).shuffle(batches)  # so that early stages contain all categories
     form = {"output_type": "pt"} if subject.draws else {}
     choices, decoders = {}, {}
     for choice in candidates(subject, source, how.drafter, tv):
         try:
             contender = subject.contender(choice)
-        except InputError as error:  # a size that this drafter does not have
+        except InputError as error:  # an option value that the drafter does not support
             note(f"left out: {choice.label} ({error})")
             continue
         if allowed_by(contender.accelerator.exactness, tv):
@@ -75,7 +77,7 @@ def tune(
             decoders, batches, repeats, subject.pipe.device, lambda label: bar.update(work, description=label)
         )
     if block.interrupted:
-        note("nothing was saved")
+        note("interrupted: no result was stored")
         block.finish()
     best = fastest(trials)
     choice, record = choices[best.label], best.record
@@ -94,20 +96,21 @@ def tune(
     path = save_tuned(subject.pipe.model, found)
     value = {"best": best.label, **vars(found), "saved": str(path)}
     print_result(value, shown(trials, best.label, described), how.as_json)
-    note(f'best: {best.label}, kept for accelerator="auto" in {path}')
+    note(f'best: {best.label}, stored for accelerator="auto" in {path}')
 
 
 def candidates(subject: Subject, source: str, drafter: str | None, tv: float) -> list[AcceleratorChoice]:
-    """All that is tried on a model: what needs no drafter, and the drafters that are there."""
+    """The candidates for a model: accelerators without a drafter, and the drafters of its folder."""
     from mmspec.cli.loading import default_choices
     from mmspec.evaluation.speed.tuning import variants
 
     target = subject.pipe.target
     if not subject.draws:
-        named = [(one.name, one.options) for one in default_choices(source, drafter, target)]
+        found = default_choices(source, drafter, target, subject.pipe.default_accelerator)
+        named = [(one.name, one.options) for one in found]
     else:
         named = [("none", {})]
-        if not target.vector_size:  # without a draft model nothing exact shortens continuous tokens
+        if not target.vector_size:  # continuous tokens need a draft model
             named += [(name, {}) for name in windows(target, tv)]
         named += [(one.name, one.options) for one in own_drafters(source).values()]
     found = []
@@ -120,9 +123,9 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
 
 
 def windows(target: AnyTarget, tv: float) -> list[str]:
-    """Names of the methods without a head that draft image tokens in windows and keep to the allowed TV."""
+    """Names of the methods without a head that draft windows of image tokens within the allowed TV."""
     from mmspec.accelerators import promise_of
-    from mmspec.cli.compared import fits
+    from mmspec.cli.loading import fits
     from mmspec.plugins import METHODS
 
     promises = ("exact", "bounded") if tv else ("exact",)
@@ -137,15 +140,16 @@ def windows(target: AnyTarget, tv: float) -> list[str]:
 
 
 def shown(trials: Sequence[Trial], best: str, described: Json) -> Table:
-    """The evidence as a table."""
+    """The trials as a table."""
     from mmspec.evaluation.tables import figures, with_interval
 
-    columns = ("accelerator", "promise", "stage", "prompts", "tokens/\nforward", "identical", "speed-up", "")
+    columns = ("accelerator", "promise", "stage", "prompts", "tokens/\npass", "identical", "speed-up")
     rows = []
     for trial in trials:
         one = trial.record
         counted = str(trial.stage), str(one.samples), f"{one.acceptance_length:.2f}", f"{one.identical:.0%}"
         speedup = with_interval(one.speedup, one.speedup_interval, "x")
-        rows.append((trial.label, one.exactness, *counted, speedup, "best" if trial.label == best else ""))
+        label = f"{trial.label} (best)" if trial.label == best else trial.label
+        rows.append((label, one.exactness, *counted, speedup))
     title = ", ".join(f"{name} {described[name]}" for name in ("model", "task", "dtype") if name in described)
     return figures(columns, rows, title=f"{title}; speed-ups over plain decoding in the same stage")

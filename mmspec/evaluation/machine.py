@@ -1,4 +1,4 @@
-"""Reports on this machine (versions, devices, packages, accelerators) and on a model by its config."""
+"""Reports on this machine (versions, devices, packages, accelerators) and on a model from its config."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from mmspec import __version__
 from mmspec.accelerators import promise_of
 from mmspec.core.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.evaluation.recommendation import recommend
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.open_types import Json
 from mmspec.plugins import family_of, load, register_families
@@ -42,14 +44,14 @@ REQUIRED = (
     *("av", "num2words", "numpy", "packaging", "pillow", "psutil", "tqdm", "typer", "rich"),
 )
 OPTIONAL = {
-    "triton": ("fast kernels on a GPU; the torch twins are used without it", "pip install triton (Linux)"),
+    "triton": ("fast kernels on a GPU; without it torch implementations run", "pip install triton (Linux)"),
     "matplotlib": ("plots", 'pip install "mmspec[eval]"'),
     "nvidia-ml-py": ("energy of a GPU", 'pip install "mmspec[eval]"'),
     "pycocoevalcap": ("CIDEr of texts", 'pip install "mmspec[eval]"'),
     "rouge-score": ("ROUGE of texts", 'pip install "mmspec[eval]"'),
     "sacrebleu": ("BLEU of texts", 'pip install "mmspec[eval]"'),
-    "torch-fidelity": ("the features of Inception", 'pip install "mmspec[eval]"'),
-    "ray": ("--ray: many workers", 'pip install "mmspec[ray]"'),
+    "torch-fidelity": ("features of the Inception network", 'pip install "mmspec[eval]"'),
+    "ray": ("option --ray, many workers", 'pip install "mmspec[ray]"'),
     "gradio": ("mmspec demo", 'pip install "mmspec[demo]"'),
     "fastapi": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "prometheus-client": ("mmspec serve", 'pip install "mmspec[serve]"'),
@@ -59,7 +61,7 @@ OPTIONAL = {
 
 
 def examine(accelerators: Mapping[str, Method]) -> Json:
-    """List versions, devices, packages, kernels and the given methods."""
+    """Report versions, devices, packages, kernels and the given methods."""
     return {
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
         "python": platform.python_version(),
@@ -73,7 +75,7 @@ def examine(accelerators: Mapping[str, Method]) -> Json:
 
 
 def environment(device: torch.device, dtype: torch.dtype) -> Json:
-    """Device, number format and versions that figures were measured with."""
+    """Device, dtype and versions, for records of measurements."""
     import torch
     import transformers
 
@@ -106,7 +108,7 @@ def _package(name: str, purpose: str, remedy: str) -> Json:
 
 
 def _noted(package: Json) -> Json:
-    """Add to transformers what is known of its version."""
+    """Add a note on the version of transformers."""
     if package["name"] != "transformers" or not package["ok"]:
         return package
     from mmspec.transformers_versions import describe
@@ -134,12 +136,14 @@ def _devices() -> list[Json]:
     if mps.is_available():
         devices.append({"name": "mps", "ok": True, "detail": "Apple GPU"})
     elif platform.system() == "Darwin":
-        devices.append({"name": "mps", "ok": False, "detail": "not built in, or macOS is too old"})
+        devices.append(
+            {"name": "mps", "ok": False, "detail": "this torch was built without MPS, or macOS is too old"}
+        )
     return devices
 
 
 def _kernels() -> list[Json]:
-    """The ops of `mmspec.kernels`, and what they run as on the device at hand."""
+    """The ops of `mmspec.kernels`, with their backend on this device."""
     import torch
 
     from mmspec import kernels
@@ -148,7 +152,7 @@ def _kernels() -> list[Json]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         backend, reason = explain_backend(device)
-    except ValueError as error:  # an unknown MMSPEC_BACKEND is a finding, not a crash
+    except ValueError as error:  # an unknown MMSPEC_BACKEND is reported
         backend, reason = "none", str(error)
     return [
         {
@@ -164,7 +168,7 @@ def _kernels() -> list[Json]:
 
 
 def processor_name() -> str:
-    """Name of the processor as its maker gives it, where the system tells."""
+    """Model name of the processor, from /proc/cpuinfo if possible."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -175,8 +179,8 @@ def processor_name() -> str:
 
 def _accelerator(name: str, method: Method) -> Json:
     try:
-        exactness, problem = promise_of(method)[0], None  # asking imports the plug-in
-    except Exception as error:  # a plug-in that does not import is a finding, not a crash
+        exactness, problem = promise_of(method)[0], None  # imports the plug-in
+    except Exception as error:  # a plug-in that cannot be imported is reported
         exactness, problem = None, f"{type(error).__name__}: {error}"
     return {
         "name": name,
@@ -189,15 +193,15 @@ def _accelerator(name: str, method: Method) -> Json:
 
 
 def examine_model(source: str) -> Json:
-    """Examine the model of a folder, hub id or GGUF file by its config alone, on the meta device.
+    """Examine the model of a folder, hub id or GGUF file from its config, on the meta device.
 
     Returns:
-        `ok`, and `problem` if it is not; else its layers by kind, the bytes that a token, a row and a drafted
-        token take, and its recurrent mixers with how they are computed over a draft. Of a model that draws
-        images in any order (MAR), which caches nothing, there are no layers and no bytes.
+        `ok`, and `problem` if it is false. Otherwise `recommended` (fields of `Recommendation`), layers by
+        kind, bytes per token, row and draft token, and the recurrent mixers with how they compute a draft. A
+        model that generates in any order (MAR) has no cache, and layers and bytes are empty or 0.
 
     Raises:
-        CheckpointError: there is no such model, or none of transformers.
+        CheckpointError: the model does not exist, or transformers does not support it.
     """
     place, inside = split_gguf(source)
     folder = check_source(place)
@@ -205,19 +209,20 @@ def examine_model(source: str) -> Json:
         register_families()
         config = AutoConfig.from_pretrained(folder, **inside)
     except (OSError, ValueError) as error:
-        allowed = f"a folder or hub id with a config ({first_line(error)})"
-        raise CheckpointError("model", source, allowed) from error
-    found = {"name": type(config).__name__, "ok": True, "problem": None}
+        rule = f"must be a folder or hub id with a config ({first_line(error)})"
+        raise CheckpointError("model", source, rule) from error
+    found = {"name": type(config).__name__, "ok": True, "problem": None, "recommended": None}
     try:
         model = skeleton(config)
         found["name"] = type(model).__name__
+        found["recommended"] = asdict(recommend(source, config))
         family = family_of(config)
         if family is not None and load(family.target).any_order:
             sizes = dict.fromkeys(("token_bytes", "row_bytes", "node_bytes"), 0)
             return found | {"layers": {}, "mixers": []} | sizes
         check_model(model)
     except UnsupportedModelError as error:
-        return found | {"ok": False, "problem": str(error)}
+        return found | {"ok": False, "problem": str(error), "recommended": None}
     states = measure_states(model)
     mixers = Counter((one.mixer, one.is_closed, one.row, one.node) for one in states)
     return found | {
@@ -233,18 +238,18 @@ def examine_model(source: str) -> Json:
 
 
 def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build the model of a config on the meta device, in the config's dtype."""
-    usual = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")  # a GGUF file does not say
+    """Build the model of a config on the meta device, in the dtype of the config."""
+    usual = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")  # a GGUF file does not contain it
     (name, *_) = getattr(config, "architectures", None) or [usual]
     model_class: Any = None
     family = family_of(config)
-    if family is not None and (family.draws or family.own_code):  # published with other names of classes
+    if family is not None and (family.draws or family.own_code):  # published with other class names
         kinds: Any = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING)
         model_class = next(kind[type(config)] for kind in kinds if type(config) in kind)
     model_class = model_class or getattr(transformers, name, None)
     if model_class is None:
-        allowed = "a model of text, of text and images, or one that draws images"
-        raise CheckpointError("model", name or type(config).__name__, allowed)
+        rule = "must be a text model, a vision-language model or an image generator"
+        raise CheckpointError("model", name or type(config).__name__, rule)
     with torch.device("meta"):
         model: PreTrainedModel = model_class._from_config(config, dtype=config.dtype or torch.float32)
     model.eval()

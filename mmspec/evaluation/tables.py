@@ -1,4 +1,4 @@
-"""Tables of figures, and the drawing of a caption whose tokens tell their origin."""
+"""Tables of figures, and an image of a caption with its draft tokens in another color."""
 
 from __future__ import annotations
 
@@ -14,26 +14,52 @@ from rich.table import Table
 
 from mmspec.errors import MissingDependencyError
 
-__all__ = ["check_plot", "draw_decoding", "figures", "with_interval"]
+__all__ = ["MOST_COLUMNS", "check_plot", "draw_decoding", "figures", "with_interval"]
+
+MOST_COLUMNS = 7  # of a table without --wide
+LABEL = 28  # characters on a line of a name with options
 
 
 def figures(
     columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, words: int = 1, **settings: Any
 ) -> Table:
-    """A table whose first so many columns hold words, the others figures; settings are of rich's Table."""
+    """Make a table of figures.
+
+    Args:
+        columns: headers. A column of accelerators breaks names before options, never inside a word.
+        rows: cells of each row.
+        words: number of leading columns with text, which may be wrapped; the others have figures.
+        settings: keywords of rich's `Table`.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", **settings)
+    named = {index for index, column in enumerate(columns) if column == "accelerator"}
     for index, column in enumerate(columns):
-        if index < words:
-            table.add_column(column, overflow="fold")
+        if index in named:
+            table.add_column(column, overflow="ellipsis")
+        elif index < words:
+            table.add_column(column, overflow="ellipsis" if index == 0 else "fold")
         else:
             table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        cells = enumerate(row)
+        table.add_row(*(_broken(one) if i in named and isinstance(one, str) else one for i, one in cells))
     return table
 
 
+def _broken(label: str) -> str:
+    """An accelerator with line breaks before options, where a line would be too long."""
+    name, *options = label.split(":")
+    lines = [name]
+    for option in options:
+        if len(lines[-1]) + len(option) < LABEL:
+            lines[-1] += f":{option}"
+        else:
+            lines.append(f" :{option}")
+    return "\n".join(lines)
+
+
 def with_interval(value: float, ends: tuple[float, float] | None, unit: str = "") -> str:
-    """A figure with its interval, if it has one."""
+    """A figure with its interval, if any."""
     return f"{value:.2f}{unit}" + ("" if ends is None else f" [{ends[0]:.2f}, {ends[1]:.2f}]")
 
 
@@ -45,7 +71,7 @@ DRAFTED, OWN = "#1a7f37", "#d1242f"
 
 
 def check_plot(path: str | Path) -> Path:
-    """Check that plots can be drawn; return the path of one.
+    """Return the path of a plot, after a check that matplotlib is installed.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -58,14 +84,14 @@ def check_plot(path: str | Path) -> Path:
 def draw_decoding(
     path: str | Path, image: Image.Image, pieces: Sequence[str], drafted: Sequence[bool], remark: str
 ) -> Path:
-    """Draw an image beside its caption, every token coloured by its origin.
+    """Draw an image beside its caption; draft tokens and the target's own tokens have different colors.
 
     Args:
         path: file to write.
-        image: what was described.
-        pieces: the text of each token, joining to the whole.
-        drafted: for each token, True if it came from the draft.
-        remark: a line under the text.
+        image: the image that was described.
+        pieces: the text of each token.
+        drafted: for each token, True if it is an accepted draft token.
+        remark: a line below the text.
     """
     font = ImageFont.load_default(size=18)
     left = MARGIN * 2 + IMAGE
@@ -84,7 +110,7 @@ def draw_decoding(
     for x, y, piece, colour in placed:
         pen.text((x, y), piece, fill=colour, font=font)
     pen.text((left, text_bottom), "from the draft", fill=DRAFTED, font=font)
-    pen.text((left + 150, text_bottom), "the target's own, one per forward", fill=OWN, font=font)
+    pen.text((left + 150, text_bottom), "chosen by the target, one per forward pass", fill=OWN, font=font)
     pen.text((left, text_bottom + LINE_HEIGHT), remark, fill="black", font=font)
     path = Path(path)
     sheet.save(path)

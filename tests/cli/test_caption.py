@@ -73,7 +73,7 @@ def test_turns_that_are_not_decoded_are_refused_or_counted(
     assert any("1 later turns of conversations" in note for note in report["notes"])
     for command in (["generate", "--model"], ["bench"], ["evaluate", "images"]):
         said = fails(*command, llamagens["caption"], "--prompt-file", two_turns)
-        assert "got '2 turns'; one turn: it asks for an image" in said
+        assert "got '2 turns'" in said
 
 
 def test_by_default_the_drafter_is_the_one_that_the_models_folder_names(

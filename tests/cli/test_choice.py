@@ -39,3 +39,30 @@ def test_ways_of_drawing_siblings_are_choices_of_one_run() -> None:
     for choice in parse_choices(",".join(asked)):
         made = build_accelerator(choice.name, model=models[choice.name], **choice.options)
         assert type(made.rule).__name__ == asked[choice.label] and made.exactness == "exact"
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("scenes-llamagen", ["none", "sjd", "gsd", "lantern", "zipar", "cjd", "eagle"]),
+        ("scenes-diffusion", ["none", "freedave", "low_confidence:places_per_step=2", "threshold"]),
+    ],
+)
+def test_a_bench_compares_the_drafters_of_the_model_by_default(name, labels) -> None:
+    from mmspec import MMSpecPipeline
+    from mmspec.cli.compared import default_groups
+    from mmspec.cli.subject import Subject
+    from mmspec.pipelines import ImageGenerationPipeline
+
+    source = f"assets/{name}"
+    pipe = MMSpecPipeline.from_pretrained(source, accelerator="none")
+    subject = Subject(pipe, isinstance(pipe, ImageGenerationPipeline), [], {}, {})
+    groups = default_groups(None, subject, source, None)
+    assert all(len(group) == 1 for group in groups)
+    found = [choice.label for (choice,) in groups]
+    assert found[: len(labels)] == labels
+    for (choice,) in groups:
+        subject.contender(choice)
+    if name == "scenes-llamagen":
+        own = default_groups(None, subject, source, "assets/scenes-llamagen-eagle")
+        assert [choice.name for (choice,) in own][-1] == "eagle" and len(own) == 6

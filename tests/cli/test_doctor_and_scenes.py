@@ -1,10 +1,16 @@
 """`mmspec doctor` and `mmspec scenes`."""
 
+import json
+import re
+
 import pytest
 from PIL import Image
 
 from mmspec.errors import CheckpointError
+from mmspec.evaluation.recommendation import LIST
+from mmspec.plugins import METHODS
 from tests.tiny_models import (
+    tiny_llama,
     tiny_minimax,
     tiny_qwen3_5,
 )
@@ -25,8 +31,8 @@ def test_doctor_names_what_is_here_and_what_is_not(run, run_json, monkeypatch):
     assert not any(model["ok"] for model in findings["reference_models"])
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = run("doctor").stdout
-    assert all(row in shown for row in ("accelerator copy", "device cpu", "kernel philox_uniform"))
-    assert "\x1b[3" not in shown, "NO_COLOR is set by `run`"
+    assert all(row in shown for row in ("Devices", "Kernels", "Accelerators", "philox_uniform"))
+    assert not re.search(r"\x1b\[3\d", shown), "NO_COLOR is set by `run`"
 
 
 @pytest.mark.parametrize(
@@ -75,3 +81,42 @@ def test_doctor_looks_at_a_model_by_its_config(run, run_json, tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match="a folder"):
             run("doctor", folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator", "drafter"),
+    [
+        ("scenes-llava", "flash", "assets/scenes-llava-flash"),  # the default of its drafters.json
+        ("scenes-hybrid-dflash/../scenes-hybrid", "dflash", "assets/scenes-hybrid-dflash"),
+        ("scenes-diffusion", "freedave", None),
+    ],
+)
+def test_a_recommendation_uses_the_folder_or_the_family(run_json, name, accelerator, drafter):
+    found = run_json("doctor", f"assets/{name}")["recommended"]
+    assert (found["accelerator"], found["drafter"]) == (accelerator, drafter)
+    assert found["command"].startswith(f"mmspec check assets/{name} --accelerator {accelerator}")
+
+
+def test_a_recommendation_names_published_heads_and_exact_methods(run, run_json, llamagens, tmp_path):
+    config = tiny_llama().config
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path / "Qwen3-8B")
+    found = run_json("doctor", tmp_path / "Qwen3-8B")["recommended"]
+    assert (found["accelerator"], found["drafter"]) == ("eagle3", "RedHatAI/Qwen3-8B-speculator.eagle3")
+    assert found["others"] == [
+        "eagle3: AngelSlim/Qwen3-8B_eagle3", "dflash: z-lab/Qwen3-8B-DFlash-b16"
+    ]  # fmt: skip
+    assert "other heads" in run("doctor", tmp_path / "Qwen3-8B").stdout
+    config.save_pretrained(tmp_path / "own-llama")
+    found = run_json("doctor", tmp_path / "own-llama")["recommended"]
+    assert (found["accelerator"], found["drafter"]) == ("copy", None)
+    assert found["command"].startswith(f"mmspec train drafter --target {tmp_path / 'own-llama'}")
+    found = run_json("doctor", llamagens["class"])["recommended"]
+    assert (found["accelerator"], found["drafter"]) == ("sjd", None)
+
+
+def test_every_published_head_names_an_accelerator_and_its_source():
+    heads = json.loads(LIST.read_text(encoding="utf-8"))["heads"]
+    assert all(set(head) == {"target", "accelerator", "drafter", "source"} for head in heads)
+    assert all(METHODS[head["accelerator"]].head for head in heads)
+    assert len({(head["target"], head["drafter"]) for head in heads}) == len(heads)

@@ -22,7 +22,7 @@ def test_a_planted_bug_is_found(run, tiny_folder, monkeypatch):
     asked = ("--accelerator", "copy", "--samples", 3, "--max-new-tokens", 24)
     result = run("evaluate", "text", tiny_folder, *asked)
     assert result.exit_code == 1
-    assert "copy promises exactness, and changes tokens" in result.stderr
+    assert "copy is exact by its promise, but changed" in result.stderr
 
 
 def test_own_questions_in_batches_have_all_figures(run, run_json, tiny_folder, images, tmp_path):

@@ -4,7 +4,18 @@ import re
 import shlex
 from pathlib import Path
 
-COMMANDS = ["caption", "generate", "check", "bench", "accelerators", "doctor", "scenes", "convert", "export"]
+COMMANDS = [
+    "caption",
+    "chat",
+    "generate",
+    "check",
+    "bench",
+    "accelerators",
+    "doctor",
+    "scenes",
+    "convert",
+    "export",
+]
 COMMANDS += [
     "tune",
     "serve",

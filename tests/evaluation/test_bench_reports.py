@@ -7,6 +7,7 @@ from io import StringIO
 import pytest
 from PIL import Image
 from rich.console import Console
+from rich.table import Table
 
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
@@ -97,6 +98,23 @@ def test_benches_are_compared_by_their_ratios(written):
     assert slower.differs is True and slower.ratio == pytest.approx(slower.after / 9.0)
 
 
+def test_tables_have_at_most_seven_columns_and_names_break_before_options():
+    label = "eagle:drafter=some/long/folder/of/heads:copy=true:num_draft_tokens=8"
+    found = [replace(one, accelerator=label) for one in records()]
+    for part in bench_report(found, found).renderables:
+        if isinstance(part, Table):
+            assert len(part.columns) <= 7
+    lines = [line.strip() for line in text(bench_report(found), 120).splitlines()]
+    assert any(line.startswith("eagle ") for line in lines)
+    for words in (":drafter=some/long/folder/of/heads", ":copy=true", ":num_draft_tokens=8"):
+        assert any(line.startswith(words) for line in lines)
+    assert any(
+        len(part.columns) > 7
+        for part in bench_report(found, wide=True).renderables
+        if isinstance(part, Table)
+    )
+
+
 def test_each_task_has_its_rows_and_its_panel(tmp_path):
     runs = []
     for batch, task in enumerate(("caption", "clip")):
@@ -108,7 +126,7 @@ def test_each_task_has_its_rows_and_its_panel(tmp_path):
     names, own = ["none", "flash"], {"flash": {"parameters": 1_500_000}}
     whole, *tasks = (summarise(runs, names, category=task, own=own) for task in (None, "caption", "clip"))
     parts = [one for task in tasks for one in task]
-    shown = text(bench_report(whole, parts))
+    shown = text(bench_report(whole, parts, wide=True))
     for part in ("caption", "clip", "1.50 M", "5.00x", "2.50x", "2.00x (2.00-2.00)"):
         assert part in shown
     pytest.importorskip("matplotlib")
@@ -116,8 +134,9 @@ def test_each_task_has_its_rows_and_its_panel(tmp_path):
     assert draw_bench(tmp_path / "parts.png", whole, parts).stat().st_size > alone > 5_000
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_images_are_shown_with_what_they_depend_on_and_what_they_are_of(width, tmp_path):
+@pytest.mark.parametrize("wide", [False, True])
+def test_images_are_shown_with_their_settings_and_scores(wide, tmp_path):
+    width = 160 if wide else 100
     tv = {"tv_sum": 0.3, "tv_max": 0.2, "tv_places": 6}
     runs = [run("none", 0, 5.0, of=stats(16, 15), pixels=1.0)]
     runs += [run("dark", 0, 2.0, of=stats(16, 3, exactness="tv<=0.1", **tv), pixels=1.0)]
@@ -129,14 +148,14 @@ def test_images_are_shown_with_what_they_depend_on_and_what_they_are_of(width, t
     }
     own = {"none": {"promise": "exact", "window": 1}, "dark": {"promise": "lossy, no bound", "window": 2}}
     found = summarise(runs, ["none", "dark"], settings=context, own=own)
-    shown = text(image_report([replace(one, quality=quality) for one in found], width=width), width)
+    shown = text(image_report([replace(one, quality=quality) for one in found], wide=wide), width)
     assert "…" not in shown
     shown = " ".join(shown.split())
     for part in ("4.00x", "2.50x", "lossy, no", "0.050", "guidance 2", "top-k off", "min-p 0.1", "16.0"):
         assert part in shown, part
     for part in ("3 (-1 to 7)", "0.5 (0.2 to 0.8)", "dark *"):
         assert part in shown
-    assert ("left out on a narrow screen" in shown) == (width == 80)
+    assert ("further columns with --wide" in shown) != wide
     with pytest.raises(KeyError, match="promise"):
         image_report(summarise(runs, ["none", "dark"], settings=context))
     pytest.importorskip("matplotlib")

@@ -1,4 +1,4 @@
-"""Tables of a bench, for people."""
+"""Tables of a bench for the terminal and the HTML report."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from mmspec.call_fields import NO_TRUNCATION
 from mmspec.evaluation.speed.record import Record
 from mmspec.evaluation.speed.timing import BASELINE
 from mmspec.evaluation.tables import figures
-from mmspec.open_types import Json
 
 __all__ = ["bench_report", "image_report", "peer_table"]
 
 PARTS_EXPLAINED = (
-    "prompt: the target reads the prompts; target: it scores; draft: the drafter; verify: sampler, rule and "
-    "commit; rest: loop, canvas and pipeline"
+    "prompt: prefill; target: scoring; draft: the drafter; verify: sampler, acceptance rule and commit; "
+    "rest: loop, canvas and pipeline"
 )
-WIDE = 150
 
 
 def speedup(record: Record) -> str:
-    """Render the ratio to plain decoding with its interval over prompts, or the extremes of repeats."""
+    """Render the speed-up with its interval over prompts, or with the extremes of repeats."""
     ends = record.speedup_interval or (record.speedup_min, record.speedup_max)
     return f"{record.speedup:.2f}x ({ends[0]:.2f}-{ends[1]:.2f})"
 
 
 def median_prompt(record: Record) -> str:
-    """Render the ratio to plain decoding of the median prompt."""
+    """Render the median speed-up of single prompts."""
     return "-" if record.over_plain is None else f"{record.over_plain['median']:.2f}x"
 
 
@@ -43,66 +41,70 @@ def _variation(record: Record, which: str) -> str:
     return "-" if measured is None else f"{measured[which]:.3f}"
 
 
-#: Header, what a record shows there, and whether a narrow screen shows it too.
+#: Header, the figure of a record, and whether it is shown without --wide: at most six, beside the name.
 Columns = Sequence[tuple[str, Callable[[Record], str], bool]]
 
 COLUMNS: Columns = (
     ("promise", lambda record: record.exactness, True),
     ("identical", lambda record: f"{record.identical:.0%}", True),
-    ("tokens", lambda record: str(record.new_tokens), True),
-    ("target\nforwards", lambda record: str(record.target_forwards), True),
-    ("tokens/\nforward", lambda record: f"{record.acceptance_length:.2f}", True),
+    ("tokens", lambda record: str(record.new_tokens), False),
+    ("forward\npasses", lambda record: str(record.target_forwards), False),
+    ("tokens/\npass", lambda record: f"{record.acceptance_length:.2f}", True),
     ("accepted", lambda record: f"{record.acceptance_rate:.0%}", False),
     ("tokens/s", lambda record: f"{record.tokens_per_second:.0f}", False),
-    ("speed-up\n(range)", speedup, True),
+    ("speed-up\n(interval)", speedup, True),
     ("median\nprompt", median_prompt, False),
     ("decoding\nalone", lambda record: f"{record.decode_speedup:.2f}x", False),
-    ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", False),
+    ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", True),
     ("J/token", lambda record: _or_dash(record.joules_per_token), False),
-    ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", False),
+    ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", True),
 )
 IMAGE_COLUMNS: Columns = (
     ("promise", lambda record: str(record.own["promise"]), True),
     ("window", lambda record: str(record.own["window"]), False),
     ("same", lambda record: f"{record.identical:.0%}", False),
-    ("NFE\nmean", lambda record: f"{record.nfe_mean:.1f}", True),
-    ("NFE\nmax", lambda record: str(record.nfe_max), True),
+    ("forward\npasses", lambda record: f"{record.nfe_mean:.1f}", True),
+    ("most", lambda record: str(record.nfe_max), False),
     ("times\nfewer", lambda record: f"{record.step_compression:.2f}x", True),
-    ("accepted\na round", lambda record: f"{record.acceptance_length:.2f}", False),
+    ("tokens/\npass", lambda record: f"{record.acceptance_length:.2f}", False),
     ("tv or\ndrift", lambda record: _variation(record, "mean"), True),
     ("its\nmax", lambda record: _variation(record, "max"), False),
-    ("speed-up\n(range)", speedup, True),
+    ("speed-up\n(interval)", speedup, True),
     ("with\npixels", lambda record: f"{record.speedup_with_pixels:.2f}x", True),
     ("state", lambda record: f"{record.state_bytes / 1e6:.1f} MB", False),
 )
 
 
 def bench_report(
-    records: Sequence[Record], by_category: Sequence[Record] = (), *, width: int = WIDE
+    records: Sequence[Record], by_category: Sequence[Record] = (), *, wide: bool = False
 ) -> RenderableType:
     """Render the records as a table, with the settings above and an explanation below.
 
     Args:
-        records: of all prompts.
-        by_category: of the prompts of each category.
-        width: characters on a line; below 150 some columns are left out, and named.
+        records: one record per accelerator, over all prompts.
+        by_category: one record per category and accelerator.
+        wide: whether to show all columns; without it tables have at most seven, and the others are listed.
     """
     explained = (
-        "tokens/forward counts the bonus token, plain decoding has 1. speed-up: ratio to none in this run, "
-        f"of medians over {records[0].repeats} interleaved repeats, and its 95 % bootstrap interval over "
-        "prompts (the extremes of repeats for fewer than three); median prompt: of the ratios of single "
-        "prompts; decoding alone: without reading the prompts. accepted: share of draft tokens. "
-        f"memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
+        "tokens/pass: tokens per forward pass, bonus tokens included; plain decoding has 1. speed-up: ratio "
+        f"to none in this run, of medians over {records[0].repeats} interleaved repeats, with its 95 % "
+        "bootstrap interval over prompts (the extremes of repeats for fewer than three prompts). first "
+        f"token: time to it. peak memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
     )
-    more = [_category_table(by_category, width)] if by_category else []
-    return _framed(records, COLUMNS, width, _settings(records[0]), explained, more)
+    if wide:
+        explained += (
+            " accepted: share of draft tokens. median prompt: median speed-up of single prompts. decoding "
+            "alone: speed-up without prefill."
+        )
+    more = [_category_table(by_category, wide)] if by_category else []
+    return _framed(records, COLUMNS, wide, _settings(records[0]), explained, more)
 
 
-def image_report(records: Sequence[Record], *, width: int = WIDE) -> RenderableType:
-    """Render the records of images; arguments as of `bench_report`.
+def image_report(records: Sequence[Record], *, wide: bool = False) -> RenderableType:
+    """Render the records of images; arguments as in `bench_report`.
 
     Raises:
-        KeyError: a record lacks a setting that its speed-up depends on.
+        KeyError: a record lacks a setting on which its speed-up depends.
     """
     settings = records[0].settings
     if "num_inference_steps" in settings:
@@ -117,81 +119,81 @@ def image_report(records: Sequence[Record], *, width: int = WIDE) -> RenderableT
         ]
     sampling = [f"guidance {settings['guidance_scale']:g}", f"temperature {settings['temperature']:g}", *cuts]
     explained = (
-        "NFE: target forwards of an image, the prompt's own included, a guided pair being one. "
-        "times fewer: NFE of plain decoding over this one. accepted a round: tokens per scoring forward. "
-        "tv: measured "
-        "total variation to the target at judged places (of vectors: drift, the distance of kept candidates "
-        "to the target's own draws), - where none was measured. speed-up: ratio of "
-        f"medians over {records[0].repeats} interleaved repeats to {settings['baseline']}; without and "
-        "with pixels. same: images with the tokens of plain decoding. state: keys and values. Parts of the "
-        f"time, without pixels: {PARTS_EXPLAINED}."
+        "forward passes: mean per image, prefill included; a guided pair counts once. times fewer: ratio of "
+        "plain decoding's forward passes to these. tv: measured total variation distance to the target, mean "
+        "over verified places (for vectors drift: distance of accepted candidates to the target's own "
+        "samples); - if not measured. speed-up: ratio of "
+        f"medians over {records[0].repeats} interleaved repeats to {settings['baseline']}, without and "
+        f"with the time of pixels. Parts of the time, without pixels: {PARTS_EXPLAINED}."
     )
+    if wide:
+        explained += " same: share of images with the tokens of plain decoding. state: keys and values."
     above = f"{_settings(records[0])} | {', '.join(sampling)}"
-    more = [_quality_table(records)] if records[0].quality else []
-    return _framed(records, IMAGE_COLUMNS, width, above, explained, more)
+    more = [_quality_table(records, wide)] if records[0].quality else []
+    return _framed(records, IMAGE_COLUMNS, wide, above, explained, more)
 
 
 def _framed(
     records: Sequence[Record],
     columns: Columns,
-    width: int,
+    wide: bool,
     above: str,
     explained: str,
     more: Sequence[RenderableType],
 ) -> RenderableType:
-    """Render the columns that fit the screen, the parts of the time, more tables, and words around them."""
-    is_wide = width >= WIDE
-    fitting = [column for column in columns if column[2] or is_wide]
-    headers = ("accelerator", *(header for header, _, _ in fitting))
-    rows = [(record.accelerator, *(show(record) for _, show, _ in fitting)) for record in records]
-    table = figures(headers, rows, padding=(0, 1) if is_wide else (0, 0))
-    parts = [Text(above, style="dim"), table, _time_table(records, is_wide), *more]
+    """Render the selected columns, the parts of the time, further tables, and the explanations."""
+    selected = [column for column in columns if column[2] or wide]
+    headers = ("accelerator", *(header for header, _, _ in selected))
+    rows = [(record.accelerator, *(show(record) for _, show, _ in selected)) for record in records]
+    parts = [Text(above, style="dim"), figures(headers, rows), _time_table(records, wide), *more]
     parts.append(Text(explained, style="dim"))
-    if not is_wide:
-        left_out = ", ".join(header.replace("\n", " ") for header, _, essential in columns if not essential)
-        parts.append(Text(f"left out on a narrow screen: {left_out}", style="dim"))
+    if not wide:
+        others = ", ".join(
+            header.replace("/\n", "/").replace("\n", " ") for header, _, essential in columns if not essential
+        )
+        parts.append(Text(f"further columns with --wide: {others}", style="dim"))
     return Group(*parts)
 
 
-def _time_table(records: Sequence[Record], is_wide: bool) -> Table:
-    """Render where the time goes: a row for each record, whose parts sum to the whole."""
-    of_drafter = ("weights of\nthe drafter", "its passes\na round") if is_wide else ()
-    columns = ("accelerator", *of_drafter, "seconds", *records[0].time, "verify\n+ rest")
+def _time_table(records: Sequence[Record], wide: bool) -> Table:
+    """Render the parts of the time, whose shares sum to 100 %."""
+    of_drafter = ("weights of\nthe drafter", "its passes\nper round") if wide else ()
+    columns = ("accelerator", *of_drafter, "seconds", *records[0].time)
     rows = []
     for record in records:
         count = record.own.get("parameters")
-        own = [f"{count / 1e6:.2f} M" if count else "-", f"{record.draft_passes:.1f}"] if is_wide else []
-        shares = [*record.time.values(), record.time["verify"] + record.time["rest"]]
-        rows.append([record.accelerator, *own, f"{record.seconds:.3f}", *map("{:.1%}".format, shares)])
-    return figures(columns, rows, title="where the time goes")
+        own = [f"{count / 1e6:.2f} M" if count else "-", f"{record.draft_passes:.1f}"] if wide else []
+        shares = map("{:.1%}".format, record.time.values())
+        rows.append([record.accelerator, *own, f"{record.seconds:.3f}", *shares])
+    return figures(columns, rows, title="parts of the time")
 
 
-def _category_table(records: Sequence[Record], width: int) -> Table:
-    columns = ["category", "accelerator", "samples", "identical", "tokens/\nforward", "speed-up\n(range)"]
+def _category_table(records: Sequence[Record], wide: bool) -> Table:
+    columns = ["category", "accelerator", "samples", "identical", "tokens/\npass", "speed-up\n(interval)"]
     rows = []
     for index, record in enumerate(records):
         is_first = not index or record.category != records[index - 1].category
         shown = [str(record.samples), f"{record.identical:.0%}", f"{record.acceptance_length:.2f}"]
         rows.append([record.category if is_first else "", record.accelerator, *shown, speedup(record)])
-        if width >= WIDE:
+        if wide:
             rows[-1] += [
                 median_prompt(record),
                 f"{record.decode_speedup:.2f}x",
                 *map("{:.0%}".format, record.time.values()),
             ]
-    columns += ["median\nprompt", "decoding\nalone", *records[0].time] if width >= WIDE else []
+    columns += ["median\nprompt", "decoding\nalone", *records[0].time] if wide else []
     return figures(columns, rows, words=2, title="by category")
 
 
-def _quality_table(records: Sequence[Record]) -> RenderableType:
-    """Render what the images show; a star marks settings that were not searched for."""
+def _quality_table(records: Sequence[Record], wide: bool) -> RenderableType:
+    """Render the scores of the images; a star marks settings that were not searched."""
     names = list(records[0].quality or {})
-    columns = ("accelerator", "overlap", "refusals\nan image", *(name.replace("_", "\n") for name in names))
+    counts = ("overlap", "rejections\nper image") if wide else ()
+    columns = ("accelerator", *counts, *(name.replace("_", "\n") for name in names))
     rows = [
         (
             record.accelerator + ("" if "searched" in record.own or record.accelerator == BASELINE else " *"),
-            _or_dash(record.overlap),
-            f"{record.rollbacks / record.samples:.1f}",
+            *([_or_dash(record.overlap), f"{record.rollbacks / record.samples:.1f}"] if wide else []),
             *(
                 "{value:.3g} ({low:.3g} to {high:.3g})".format(**each)
                 for each in (record.quality or {}).values()
@@ -200,30 +202,30 @@ def _quality_table(records: Sequence[Record]) -> RenderableType:
         for record in records
     ]
     explained = (
-        "kid: kernel distance to images of plain decoding with other seeds; the row of none says how far "
-        "apart two samples of one distribution are. In brackets 95 % intervals. *: not searched for."
+        "kid: kernel distance to images of plain decoding with other seeds; the row of none is the distance "
+        "of two samples of one distribution. In brackets 95 % intervals. *: options were not searched."
     )
-    return Group(figures(columns, rows, title="what the images show"), Text(explained, style="dim"))
+    return Group(figures(columns, rows, title="scores of the images"), Text(explained, style="dim"))
 
 
 def _settings(record: Record) -> str:
-    """Describe the measurement and the machine in a line."""
-    told: Json = dict.fromkeys(("model", "task", "dtype", "device_name", "torch", "transformers"), "")
-    told |= {"batch_size": "?"} | record.settings
+    """Describe the measurement and the machine in one line."""
+    names = ("model", "task", "dtype", "device_name", "torch", "transformers")
+    found = dict.fromkeys(names, "") | {"batch_size": "?"} | record.settings
     samples, repeats = (
         f"{count} {name}{'s' if count != 1 else ''}"
         for count, name in ((record.samples, "sample"), (record.repeats, "repeat"))
     )
     return (
-        f"{told['model']} | {told['task']}: {samples}, {repeats}, batch size {told['batch_size']} | "
-        f"{told['dtype']} on {told['device_name']} | torch {told['torch']}, "
-        f"transformers {told['transformers']}"
+        f"{found['model']} | {found['task']}: {samples}, {repeats}, batch size {found['batch_size']} | "
+        f"{found['dtype']} on {found['device_name']} | torch {found['torch']}, "
+        f"transformers {found['transformers']}"
     )
 
 
 def peer_table(records: Sequence[Record], missing: Mapping[str, str]) -> RenderableType:
-    """Render all rows against transformers' own `generate`, and which ways of it could not run, and why."""
-    columns = ("accelerator", "same tokens", "target\nforwards", "tokens/s", "times generate\n(middle half)")
+    """Render all records relative to transformers' `generate`, and the reasons for peers that did not run."""
+    columns = ("accelerator", "same tokens", "forward\npasses", "tokens/s", "times generate\n(middle half)")
     rows: list[Sequence[str]] = [
         (
             record.accelerator,
@@ -237,10 +239,10 @@ def peer_table(records: Sequence[Record], missing: Mapping[str, str]) -> Rendera
         for record in records
     ]
     rows += [(name, *["-"] * (len(columns) - 1)) for name in missing]
-    parts: list[RenderableType] = [figures(columns, rows, title="against transformers' generate")]
+    parts: list[RenderableType] = [figures(columns, rows, title="compared with transformers' generate")]
     parts += [Text(f"{name} did not run: {reason}", style="dim") for name, reason in missing.items()]
     explained = (
-        "same tokens: outputs that equal those of none, token for token. times generate: ratio of the "
-        "seconds on the same prompts in the same repeat to transformers' plain generate, median of all pairs."
+        "same tokens: share of outputs with the tokens of none. times generate: seconds of transformers' "
+        "plain generate divided by these, on the same prompts in the same repeat; median of all pairs."
     )
     return Group(*parts, Text(explained, style="dim"))

@@ -133,7 +133,7 @@ class MaskedTarget(CausalTarget):
 
     by_blocks = True
     fills_masks = True
-    compared = ("none", "low_confidence:places_per_step=2", "threshold", "entropy_bound")
+    compared = ("none", "freedave", "low_confidence:places_per_step=2", "threshold", "entropy_bound")
 
     def plain_decoding(self) -> tuple[Drafter, PlaceRule]:
         from mmspec.families.masked_language.unmasking import plain_unmasking  # which imports this module
