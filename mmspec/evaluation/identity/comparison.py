@@ -117,7 +117,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IdentityReport:
-    """Outcome of a losslessness check; `notes` say what was not compared, and why."""
+    """Result of an identity check; `notes` list what was not compared, and why."""
 
     accelerator: str
     exactness: str
