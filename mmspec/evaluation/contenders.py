@@ -261,7 +261,9 @@ class _Conversation:
         if not self.has_template and self._first:
             token = getattr(processor, "image_token", None)
             if token is None:
-                rule = "cannot be placed in the prompt: the model has neither a chat template nor an image token"
+                rule = (
+                    "cannot be placed in the prompt: the model has neither a chat template nor an image token"
+                )
                 raise InputError("images", example.identifier, rule)
             self._text = token * len(example.images) + "\n"
 

@@ -122,7 +122,9 @@ class IdentityCheck:
                 f"sampled tokens were not compared: {rule} keeps the target's distribution, not its tokens"
             )
         if left_out := later_turns(self.examples):
-            notes.append(f"{left_out} later turns of conversations were left out; only first turns are compared")
+            notes.append(
+                f"{left_out} later turns of conversations were left out; only first turns are compared"
+            )
         if accelerator.keeps:
             notes.append(f"exact refers to {accelerator.keeps}")
         drafts = accelerator.name != "none" and is_whole
@@ -130,8 +132,8 @@ class IdentityCheck:
         if drafts and sum(sum(one.stats.accepted) for one in comparisons) == 0:
             notes.append("no draft token was accepted, so the check is weak; increase the number of tokens")
         notes += [
-            "sampled tokens differ from those of plain decoding by design, so the conditional distribution of "
-            f"every token was tested; with {test.places} tokens the test detects biases of "
+            "sampled tokens differ from those of plain decoding by design, so the conditional distribution "
+            f"of every token was tested; with {test.places} tokens the test detects biases of "
             f"{test.resolution:.0%} at best, and smaller ones with more samples"
             for test in tests
         ]
@@ -176,7 +178,7 @@ class MaskedCheck(IdentityCheck):
     """Identity check on a masked model; its reference decides one token per forward pass.
 
     The reference is mmspec's own plain decoding, as no other library uses this decoding order. Rounding never
-    explains a difference: with another token or place decided first, all later decisions have another context.
+    explains a difference: another token or place decided first changes the context of all later decisions.
     """
 
     @property

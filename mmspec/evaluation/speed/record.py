@@ -32,7 +32,7 @@ class Record:
         accelerator: as the caller named it, options included.
         exactness: "exact", "tv<=x", "approximate" or "lossy".
         identical: share of outputs that equal those of plain decoding, token for token.
-        samples: conversations in one repeat; `new_tokens` and `target_forwards` are those of the first repeat.
+        samples: conversations in one repeat; `new_tokens` and `target_forwards` are of the first repeat.
         acceptance_length: tokens per scoring forward pass, bonus token included; plain decoding has 1.
         acceptance_rate: accepted draft tokens / draft tokens.
         acceptance_by_position: share of rounds that accepted at least 1, 2, ... draft tokens.
