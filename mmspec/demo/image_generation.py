@@ -106,8 +106,8 @@ class ImageGeneration:
         self,
         subject: Subject,
         method: str,
-        window: int | None,
-        delta: float | None,
+        window: int,
+        delta: float,
         guidance: float,
         temperature: float,
         seed: int,
@@ -115,7 +115,7 @@ class ImageGeneration:
     ) -> Iterator[Drawing]:
         """Draw one image, yielding it at most every SECONDS_BETWEEN_UPDATES and at the end."""
         what = self.settings(subject, guidance, temperature, seed)
-        options, updated = {"window": window, "delta": delta}, 0.0
+        options, updated = {"window": window or None, "delta": delta or None}, 0.0
         for drawing in draw(self.pipe, self.methods, method, options, what, flag):
             if drawing.state != "running" or time.monotonic() - updated >= SECONDS_BETWEEN_UPDATES:
                 yield drawing
@@ -176,21 +176,16 @@ class ImageGeneration:
             blocks.unload(self.stops.leave)
         return cast(gr.Blocks, blocks)
 
-    def _options(self) -> tuple[gr.Number, gr.Number]:
-        """Build the fields of methods' options; an empty field keeps the default of each method."""
-        having = {key: self.methods.taking(key) for key in ("window", "delta")}
+    def _options(self) -> tuple[gr.Slider, gr.Slider]:
+        """Build the sliders of methods' options; an option that no method has is hidden."""
+        having = {key: self.methods.taking(key) for key in OPTIONS}
         says = {
-            key: f"{what} (for {', '.join(having[key])}); empty: the method's default"
+            key: f"{what}, for {', '.join(having[key])}; 0: the method's default"
             for key, what in OPTIONS.items()
         }
-        ranges: dict[str, Keywords] = {
-            "window": {"minimum": 2, "maximum": 64, "precision": 0},
-            "delta": {"minimum": 0, "maximum": 0.5, "step": 0.01},
-        }
-        window, delta = (
-            gr.Number(None, label=key.title(), info=says[key], visible=bool(having[key]), **ranges[key])
-            for key in ("window", "delta")
-        )
+        shown = {key: bool(names) for key, names in having.items()}
+        window = gr.Slider(0, 64, 0, step=1, label="Window", info=says["window"], visible=shown["window"])
+        delta = gr.Slider(0, 0.5, 0, step=0.01, label="Delta", info=says["delta"], visible=shown["delta"])
         return window, delta
 
     def _subject(self) -> gr.components.Component:
