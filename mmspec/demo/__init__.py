@@ -1,8 +1,8 @@
-"""The demos: captioning and image generation in a browser, by Gradio.
+"""Browser demos of captioning and image generation, built with Gradio.
 
-Pages are built of loaded pipelines; `mmspec demo` loads those and serves the page.
+The pages take loaded pipelines; `mmspec demo` loads a pipeline and serves its page.
 """
 
 import os
 
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read whenever gradio would report something
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it before each report

@@ -1,4 +1,4 @@
-"""Buttons that begin work on the model and stop it; one visitor's work at a time, others wait in line."""
+"""Start and stop buttons of the demos; the model serves one visitor at a time, and others queue."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ __all__ = ["MESSAGED", "QUICK", "Stops", "connect"]
 
 
 class Stops:
-    """Flags by session. One is fresh from the click that begins, so that waiting work can be stopped too."""
+    """Stop flags by session. The click makes a new flag, so that queued work can be stopped too."""
 
     def __init__(self) -> None:
         self._flags: dict[str, threading.Event] = {}
 
     def begin(self, request: gr.Request) -> None:
-        """Give a visitor's session a fresh flag."""
+        """Make a new flag for a visitor's session."""
         self._flags[request.session_hash or ""] = threading.Event()
 
     def flag(self, request: gr.Request) -> threading.Event:
-        """The flag of what the session began last."""
+        """The flag of the session's latest work."""
         return self._flags.setdefault(request.session_hash or "", threading.Event())
 
     def stop(self, request: gr.Request) -> None:
-        """Stop what the session began last; nothing if there is none."""
+        """Stop the session's latest work, if there is any."""
         if flag := self._flags.get(request.session_hash or ""):
             flag.set()
 
     def leave(self, request: gr.Request) -> None:
-        """Stop what the session began last, and forget the session."""
+        """Stop the session's latest work and drop its flag."""
         self.stop(request)
         self._flags.pop(request.session_hash or "", None)
 
 
 PRIVATE: Keywords = {"api_visibility": "private"}
-#: Keywords of events that may end in a message to the visitor, which only queued ones can send.
+#: Keywords of events that may show a message; Gradio allows this only for queued events.
 MESSAGED: Keywords = {**PRIVATE, "show_progress": "hidden"}
-#: Keywords of events that do not touch the model, and so need not wait in line.
+#: Keywords of events that do not use the model and skip the queue.
 QUICK: Keywords = {**PRIVATE, "queue": False, "show_progress": "hidden"}
 
 
@@ -54,15 +54,15 @@ def connect(
     buttons: tuple[gr.Button, gr.Button],
     others: Sequence[gr.Button] = (),
 ) -> None:
-    """Connect events to work on the model, during which a stop button stands in the place of another.
+    """Connect events to work on the model; a stop button replaces the start button while it runs.
 
     Args:
         stops: flags of the page's visitors.
-        triggers: events that begin.
-        work: a generator function; gets the values of `inputs`, and the visitor's flag as its last argument.
+        triggers: events that start the work.
+        work: a generator function of the values of `inputs`, and of the visitor's flag as its last argument.
         inputs, outputs: components.
-        buttons: the one that begins, and the one that stops.
-        others: buttons that cannot be used meanwhile.
+        buttons: the start button and the stop button.
+        others: buttons that are disabled while the work runs.
     """
     run, stop = buttons
 
@@ -76,19 +76,19 @@ def connect(
 
     def do(request: gr.Request, *values: object) -> Iterator[object]:
         flag = stops.flag(request)
-        if flag.is_set():  # while it waited in line
+        if flag.is_set():  # stopped while it was queued
             yield [gr.skip()] * len(outputs)
             return
         try:
             yield from work(*values, flag)
         except MMSpecError as error:
-            raise gr.Error(str(error), title="That did not work", print_exception=False) from error
+            raise gr.Error(str(error), title="Invalid request", print_exception=False) from error
 
     changed = [run, stop, *others]
     line: Keywords = {"concurrency_limit": 1, "concurrency_id": "model", **PRIVATE}
     for trigger in triggers:
         began = trigger(begin, None, changed, **QUICK)
         done = began.then(do, inputs, outputs, show_progress="minimal", **line)
-        for outcome in (done.success, done.failure):  # `then` does not follow a failure
+        for outcome in (done.success, done.failure):  # `then` does not run after a failure
             outcome(lambda: buttons_while(False), None, changed, **QUICK)
     stop.click(stops.stop, None, None, **QUICK)

@@ -1,4 +1,4 @@
-"""Page that answers questions about a picture or a video, with plain decoding racing beside."""
+"""Page that answers questions about an image or a video, next to plain decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import gradio as gr
 
 from mmspec.demo.buttons import MESSAGED, QUICK, Stops, connect
 from mmspec.demo.talk import EMPTY, Lane, race, transcript, turn
-from mmspec.demo.theme import heading, page
+from mmspec.demo.theme import heading, page, toy_note
 from mmspec.demo.uploads import UPLOAD_LIMITS, Upload, read_upload
 from mmspec.errors import InputError, MMSpecError
 from mmspec.open_types import Json
@@ -23,11 +23,12 @@ from mmspec.pipelines import VisionLanguagePipeline
 
 __all__ = ["Captioning", "Conversation", "picture_examples"]
 
-PROMPT = "describe the picture in detail."
+PROMPT = "describe the picture in detail."  # as in the training data of the reference models
 QUESTIONS = [PROMPT, "what is in the picture?", "how many objects are there?"]
 MOST_TOKENS, MOST_CHARACTERS, MOST_SEED = 512, 4000, 2**31 - 1
 SECONDS_BETWEEN_UPDATES = 0.06
-SAID = "A small draft proposes, the model checks many words at once: the same answer, sooner."
+SAID = "A drafter proposes several tokens, and the model verifies them in one forward pass."
+TOY = "It describes rendered scenes only, and does not recognise photos."
 
 
 @dataclass
@@ -35,9 +36,9 @@ class Conversation:
     """A visitor's conversation with the model.
 
     Attributes:
-        upload: what it is about.
-        messages: chat messages as the pipeline takes them.
-        turns: as they are shown.
+        upload: the image or video.
+        messages: chat messages for the pipeline.
+        turns: the turns as HTML.
     """
 
     upload: Upload | None = None
@@ -46,7 +47,7 @@ class Conversation:
 
 
 class Captioning:
-    """The page and what its buttons do; `pictures` are paths of examples."""
+    """The page and its events; `pictures` are paths of example images, the first one selected."""
 
     def __init__(self, pipe: VisionLanguagePipeline, model: str, pictures: Sequence[str] = ()) -> None:
         self.pipe, self.model, self.pictures = pipe, model, list(pictures)
@@ -57,25 +58,31 @@ class Captioning:
         self.stops = Stops()
 
     def warm_up(self) -> None:
-        """Decode a few tokens in both ways: the first call of a process takes longer."""
+        """Decode a few tokens with both pipelines, since the first call of a process is slower."""
         for pipe in (self.pipe, self.plain):
             pipe("a", max_new_tokens=8)
 
     def choose(
         self, kind: str, payload: Mapping[str, object] | None, talk: Conversation | None
     ) -> tuple[Any, Conversation | None, str]:
-        """Take an upload, with which a new conversation begins; one that cannot be read is removed."""
+        """Start a new conversation with an upload; an invalid upload is removed."""
         try:
             upload = read_upload(kind, payload)
         except MMSpecError as error:
             gr.Warning(str(error), title="This file cannot be used", duration=15)
             return None, None, EMPTY
         if upload is None and talk is not None and talk.upload is not None and talk.upload.kind != kind:
-            return gr.skip(), talk, transcript(talk.turns)  # the other tab was emptied
+            return gr.skip(), talk, transcript(talk.turns)  # the other tab was cleared
         return gr.skip(), Conversation(upload), EMPTY
 
+    def opening(self) -> tuple[str | None, Conversation]:
+        """The first example image and its conversation, for a page that opens."""
+        if not self.pictures:
+            return None, Conversation()
+        return self.pictures[0], Conversation(read_upload("image", {"path": self.pictures[0]}))
+
     def forget(self, talk: Conversation | None) -> tuple[Conversation, str]:
-        """Begin anew with the same upload."""
+        """Start a new conversation with the same upload."""
         return Conversation(None if talk is None else talk.upload), EMPTY
 
     def answer(
@@ -89,15 +96,17 @@ class Captioning:
         talk: Conversation | None,
         flag: threading.Event,
     ) -> Iterator[tuple[str, Conversation]]:
-        """Answer a question, yielding what to show as it grows; stops within a round once the flag is set.
+        """Answer a question, yielding the page's updates; stops within a round once the flag is set.
 
-        Where `racing`, plain decoding answers too; of a video at most so many frames are looked at.
+        With `racing`, plain decoding answers too. `frames` limits the frames of a video.
 
         Raises:
-            InputError: no question or a very long one, or what the pipeline refuses.
+            InputError: the question is empty or too long, or the pipeline rejects an argument.
         """
-        if not question.strip() or len(question) > MOST_CHARACTERS:
-            raise InputError("question", question, f"1 to {MOST_CHARACTERS:,} characters")
+        if not question.strip():
+            raise InputError("question", question, "must not be empty; write a question")
+        if len(question) > MOST_CHARACTERS:
+            raise InputError("question", question, f"must have at most {MOST_CHARACTERS:,} characters")
         talk = talk or Conversation()
         media = {} if talk.upload is None else talk.upload.media(frames, takes_videos=self.takes_videos)
         kinds = ["video"] * len(media.get("videos", ())) + ["image"] * len(media.get("images", ()))
@@ -121,38 +130,40 @@ class Captioning:
         for lane in lanes:
             lane.finished = True
         turns, text = [*talk.turns, turn(question, lanes)], "".join(lanes[-1].pieces)
-        if text:  # else it was stopped before the first word, and not said
+        if text:  # an answer that was stopped before its first token is left out
             messages.append({"role": "assistant", "content": [{"type": "text", "text": text}]})
         yield transcript(turns), Conversation(talk.upload, messages if text else talk.messages, turns)
 
     def blocks(self) -> gr.Blocks:
         """Build the page."""
         with page("mmspec: captions") as blocks:
-            gr.HTML(heading("Ask a picture", SAID, self.model))
+            gr.HTML(heading("Ask about an image", SAID, self.model, toy_note(self.pipe.model, TOY)))
             talk = gr.State()
             with gr.Row():
                 with gr.Column(scale=2, min_width=320):
                     image, video = self._uploads()
                     if self.pictures:
-                        gr.Examples(self.pictures, image, cache_examples=False, label="Pictures")
-                    question = gr.Textbox(PROMPT, label="Question", lines=2, elem_id="question")
+                        gr.Examples(self.pictures, image, cache_examples=False, label="Images")
+                    question = gr.Textbox(
+                        PROMPT, label="Question", lines=1, max_lines=4, info="Enter sends", elem_id="question"
+                    )
                     gr.Examples(QUESTIONS, question, cache_examples=False, label="Questions")
                     with gr.Row():
                         ask = gr.Button("Ask", variant="primary", elem_id="ask")
                         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop")
                         clear = gr.Button("New conversation", elem_id="clear")
-                    racing = gr.Checkbox(True, label="Race against plain decoding", elem_id="race")
+                    racing = gr.Checkbox(True, label="Compare with plain decoding", elem_id="race")
                     with gr.Accordion("Settings", open=False):
-                        tokens = gr.Slider(8, MOST_TOKENS, 192, step=8, label="Most tokens")
+                        tokens = gr.Slider(8, MOST_TOKENS, 192, step=8, label="Maximum of new tokens")
                         warmth = gr.Slider(
-                            0, 2, 0, step=0.1, label="Temperature", info="0 takes the likeliest token"
+                            0, 2, 0, step=0.1, label="Temperature", info="0 is greedy decoding"
                         )
                         seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MOST_SEED)
                         frames = gr.Slider(1, UPLOAD_LIMITS.max_frames, 4, step=1, label="Frames of a video")
                 with gr.Column(scale=3, min_width=320):
                     shown = gr.HTML(EMPTY, elem_id="talk")
 
-            # checked as it arrives, and before anything opens it: hence no preprocessing by Gradio
+            # no preprocessing by Gradio: an upload is checked before anything opens it
             unopened = {"preprocess": False, "concurrency_limit": None, **MESSAGED}
             image.change(partial(self.choose, "image"), [image, talk], [image, talk, shown], **unopened)
             video.change(partial(self.choose, "video"), [video, talk], [video, talk, shown], **unopened)
@@ -160,13 +171,14 @@ class Captioning:
             triggers = ask.click, question.submit
             inputs = [question, racing, tokens, warmth, seed, frames, talk]
             connect(self.stops, triggers, self.answer, inputs, [shown, talk], (ask, stop), [clear])
+            blocks.load(self.opening, None, [image, talk], **QUICK)
             blocks.unload(self.stops.leave)
         return cast(gr.Blocks, blocks)
 
     def _uploads(self) -> tuple[gr.Image, gr.Video]:
-        """Build the places for a picture and for a video."""
+        """Build the tabs for an image and for a video."""
         with gr.Tabs():
-            with gr.Tab("Picture"):
+            with gr.Tab("Image"):
                 image = gr.Image(
                     type="filepath",
                     image_mode=None,
@@ -178,13 +190,13 @@ class Captioning:
             with gr.Tab("Video"):
                 video = gr.Video(sources=["upload"], show_label=False, height=280, elem_id="video")
                 if not self.takes_videos:
-                    note = "This model has no input for videos: it is shown frames as pictures."
+                    note = "This model has no video input: it receives the frames as images."
                     gr.HTML(f'<p class="mm-note">{note}</p>')
         return image, video
 
 
 def picture_examples(assets: Path | None) -> list[str]:
-    """Pictures in the folder of assets; [] without one."""
+    """Example images in the folder of assets; [] without one."""
     if assets is None:
         return []
     shipped = sorted((assets / "prompts" / "mmspec" / "images").glob("*.png"))

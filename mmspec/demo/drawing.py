@@ -1,4 +1,4 @@
-"""One image at work: which forward committed which cells, what there is of it, and its figures as HTML."""
+"""An image while it is drawn: its preview, the forward pass that committed each cell, and figures as HTML."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ __all__ = [
 ]
 
 OPEN = -1
-#: Methods with other options, which draw other images of the same seed.
+#: Methods with other options, which draw other images from the same seed.
 ORDERS: dict[str, tuple[str, Json]] = {
     "lpd:order=diagonal": ("lpd", {"order": "diagonal"}),
     "lpd:order=raster": ("lpd", {"order": "raster"}),
     "maskgit:iterations=16": ("maskgit", {"iterations": 16}),
 }
-#: Dark to bright, evenly spaced and told apart by the colour-blind; one cell per forward to the most.
+#: Evenly spaced from dark to bright, distinguishable with colour-blindness: one cell to the most cells.
 COLOURS = np.array([(49, 46, 129), (37, 99, 165), (16, 152, 151), (92, 200, 99), (250, 204, 21)], float)
 
 
 class CommitMap:
-    """Record of which forward committed each cell of an image: of its last grid, where it has several."""
+    """The forward pass that committed each cell of an image, or of its last grid if it has several."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -58,7 +58,7 @@ class CommitMap:
         self._forwards = 0
 
     def add(self, decided: Sequence[bool] | np.ndarray) -> None:
-        """Record a forward: whether each output index is decided by now; missing ones are not."""
+        """Record a forward pass: whether each output index is decided; missing indices are undecided."""
         known = np.zeros(self._layout.length, bool)
         known[: len(decided)] = np.asarray(decided, bool)[: self._layout.length]
         self._forward[known & (self._forward == OPEN)] = self._forwards
@@ -66,7 +66,7 @@ class CommitMap:
 
     @property
     def counts(self) -> np.ndarray:
-        """[rows, columns] cells that the forward of each cell committed; 0 where a cell is open."""
+        """[rows, columns] number of cells that each cell's forward pass committed; 0 for an open cell."""
         grid = self._layout.image
         cells = self._forward[np.array(self._layout.forced) == FREE][-grid.cells :]
         committed = np.bincount(cells[cells != OPEN], minlength=1)
@@ -75,7 +75,7 @@ class CommitMap:
 
 
 def heat_image(counts: np.ndarray, most: int) -> Image.Image:
-    """Draw counts [rows, columns], a pixel each; `most` is the brightest, and 0 is transparent."""
+    """Counts [rows, columns] as an image with a pixel each; `most` is the brightest, 0 is transparent."""
     place = np.clip((counts - 1) / max(most - 1, 1), 0, 1) * (len(COLOURS) - 1)
     colours = np.stack([np.interp(place, range(len(COLOURS)), COLOURS[:, k]) for k in range(3)], -1)
     opaque = np.where(counts > 0, 255, 0)[..., None]
@@ -83,10 +83,10 @@ def heat_image(counts: np.ndarray, most: int) -> Image.Image:
 
 
 def heat_map(counts: np.ndarray, most: int | None = None) -> str:
-    """Show counts [rows, columns] as HTML, with a scale that ends at `most`, or at the largest count."""
+    """Counts [rows, columns] as HTML, with a scale up to `most`, or to the largest count."""
     largest, (rows, columns) = int(counts.max(initial=0)), counts.shape
     most = max(largest if most is None else most, 1)
-    said = f"{rows} by {columns} cells; up to {largest} of them were committed by one forward"
+    said = f"{rows} by {columns} cells; one forward pass committed up to {largest} of them"
     return (
         f'<figure class="mm-heat"><img alt="{said}" src="{data_url(heat_image(counts, most))}" '
         f'style="aspect-ratio: {columns} / {rows}"><figcaption><span>1</span><i></i><span>{most}</span>'
@@ -96,13 +96,13 @@ def heat_map(counts: np.ndarray, most: int | None = None) -> str:
 
 @dataclass(eq=False)
 class Drawing:
-    """An image at work.
+    """An image while it is drawn.
 
     Attributes:
         method: name of the accelerator.
-        promise: what it keeps to: "exact", "tv<=x", or "lossy" with its bound in words.
-        call: of the pipeline.
-        commits: which forward committed each cell.
+        promise: "exact", "tv<=x", "approximate", or "lossy" with its bound in words.
+        call: the pipeline's call.
+        commits: the forward pass that committed each cell.
         state: "running", "done" or "stopped".
     """
 
@@ -115,16 +115,16 @@ class Drawing:
 
     @property
     def title(self) -> str:
-        """Name of the accelerator for people."""
+        """Display name of the accelerator."""
         return title(self.method)
 
     @property
     def share(self) -> float:
-        """Part of the image that is there."""
+        """Share of the image that is committed."""
         return min(self.call.committed / self.call.layout.length, 1.0)
 
     def picture(self) -> Image.Image:
-        """The image so far, grey where it is open; decoded once of a drawing that has ended."""
+        """The image so far, grey where it is open; a finished drawing is decoded once."""
         if self._last is not None:
             return self._last
         preview: Image.Image = self.call.progress()["preview"]()[0]
@@ -133,28 +133,28 @@ class Drawing:
         return preview
 
     def figures(self) -> dict[str, str]:
-        """Figures by their names."""
+        """Figures by name."""
         mean = self.call.calls[-1].stats.tv_mean
         return {
-            "per forward": f"{self.call.committed / max(self.forwards, 1):.2f}",
-            "NFE": str(self.forwards),
+            "tokens per forward pass": f"{self.call.committed / max(self.forwards, 1):.2f}",
+            "forward passes": str(self.forwards),
             "seconds": f"{self.seconds:.2f}",
             **({} if mean is None else {"mean TV": f"{mean:.3f}"}),
         }
 
     @property
     def forwards(self) -> int:
-        """Forwards of the model so far."""
+        """Forward passes of the target so far."""
         return self.call.calls[-1].stats.target_forwards
 
     @property
     def seconds(self) -> float:
-        """Time of the model so far, without the decoder from tokens to pixels."""
+        """Decoding time so far, without the conversion of tokens to pixels."""
         return self.call.calls[-1].stats.seconds
 
 
 class Methods:
-    """The accelerators that fit a pipeline, with the user's own drafters; what one loads is loaded once."""
+    """The accelerators that fit a pipeline, with the user's own drafters; each is loaded once."""
 
     def __init__(
         self, pipe: ImageGenerationPipeline, drafters: Mapping[str, Mapping[str, object]] | None = None
@@ -165,21 +165,21 @@ class Methods:
         self.names += [label for label, (name, _) in ORDERS.items() if name in self.names]
 
     def takes(self, name: str, option: str) -> bool:
-        """Whether a method has an option of the page: "window", of Jacobi windows alone, or "delta"."""
+        """Whether a method has an option of the page: "window" (Jacobi windows only) or "delta"."""
         options = options_of(METHODS[preset_of(name)[0]])
         return option in options and "zipar_window" not in options
 
     def taking(self, option: str) -> list[str]:
-        """Names of the methods here that have an option of the page."""
+        """Names of the methods that have an option of the page."""
         return [name for name in self.names if self.takes(name, option)]
 
     def enter(self, name: str, **options: Any) -> Accelerator:
-        """Put a method on the pipeline, with those of the options that it has.
+        """Set the pipeline to a method with its share of the options; None leaves a method's default.
 
         Raises:
-            InputError: no such method here, or a value out of range.
+            InputError: the method does not fit the pipeline, or a value is out of range.
         """
-        own = {key: value for key, value in options.items() if self.takes(name, key)}
+        own = {key: value for key, value in options.items() if value is not None and self.takes(name, key)}
         preset, more = preset_of(name)
         own |= more | dict(self._drafters.get(name, {}))
         made = self._made.get(name)
@@ -199,7 +199,7 @@ class Methods:
 
 
 def preset_of(method: str) -> tuple[str, Keywords]:
-    """The preset of a method, and the options that it is given."""
+    """The preset of a method, and its options."""
     return ORDERS.get(method, (method, {}))
 
 
@@ -211,16 +211,16 @@ def draw(
     what: Mapping[str, object],
     flag: threading.Event,
 ) -> Iterator[Drawing]:
-    """Draw one image, yielding it after every forward and once when it has ended.
+    """Draw one image, yielding it after every forward pass and once at the end.
 
-    Once the flag is set, the model stops within a round. A method takes those of the options that it has.
+    Decoding stops within a round once the flag is set. Options that the method lacks are ignored.
 
     Raises:
-        InputError: what the method or the pipeline refuses.
+        InputError: the method or the pipeline rejects an argument.
     """
     promise = describe_accelerator(methods.enter(method, **options))["promise"]
     settings = dict(what)
-    if isinstance(pipe, ContinuousImagePipeline):  # exact speculation needs it, and all are to draw alike
+    if isinstance(pipe, ContinuousImagePipeline):  # exact speculation needs it; set it for all methods
         settings["last_step_noise"] = True
     drawing = None
     with closing(pipe.watch(**settings)) as rounds:
@@ -237,19 +237,19 @@ def draw(
         yield drawing
 
 
-NOTHING = '<p class="mm-empty">Choose methods and compare: the same seed, drawn by each in turn.</p>'
+NOTHING = '<p class="mm-empty">Choose methods and press Compare: each draws the same prompt and seed.</p>'
 NOTE = (
-    "One prompt, one seed. Heat: cells committed by the forward that committed each. Seconds are those of "
-    "the model, one method after another on this machine, without the decoder to pixels."
+    "All methods have the same prompt and seed. The colour of a cell shows how many cells its forward pass "
+    "committed. Seconds exclude the conversion to pixels; the methods run one after another."
 )
 
 
 def gallery(drawings: Sequence[Drawing], *, whole: bool) -> str:
-    """Show drawings beside each other, their heat maps on one scale.
+    """Drawings side by side as HTML, with heat maps on one scale.
 
     Args:
-        drawings: the first is what the others are compared with, where it is plain decoding.
-        whole: whether there are no more to come.
+        drawings: drawings, which are compared with the first if that is plain decoding.
+        whole: whether the comparison is complete.
     """
     if not drawings:
         return NOTHING
@@ -261,14 +261,14 @@ def gallery(drawings: Sequence[Drawing], *, whole: bool) -> str:
 
 
 def card(drawing: Drawing, plain: Drawing | None, most: int) -> str:
-    """Show one drawing with its heat map and its figures."""
+    """One drawing with its heat map and its figures as HTML."""
     compared = ""
     if plain is not None and plain is not drawing and drawing.state == "done":
         share, times = drawing.forwards / plain.forwards, plain.seconds / max(drawing.seconds, 1e-9)
-        won = " mm-won" if times >= 1 else ""
-        compared = f'<span class="mm-tag{won}">{share:.0%} of the forwards, {times:.2g}x the speed</span>'
+        won, speed = (" mm-won", "the speed") if times >= 1 else (" mm-slow", "the speed: slower")
+        compared = f'<span class="mm-tag{won}">{share:.0%} of the forward passes, {times:.2g}x {speed}</span>'
     alt = escape(f"drawn by {drawing.title}")
-    url = data_url(drawing.picture(), "WEBP", quality=92)  # small: it is sent many times
+    url = data_url(drawing.picture(), "WEBP", quality=92)  # compact, since it is sent many times
     picture = f'<img class="mm-picture" alt="{alt}" src="{url}">'
     return report(
         drawing, compared, f'<div class="mm-pair">{picture}{heat_map(drawing.commits.counts, most)}</div>'
@@ -276,7 +276,7 @@ def card(drawing: Drawing, plain: Drawing | None, most: int) -> str:
 
 
 def report(drawing: Drawing, compared: str = "", picture: str = "") -> str:
-    """Show the figures of a drawing, with a tag and a picture above them."""
+    """The figures of a drawing as HTML, below a tag and an image."""
     marks = tags([drawing.promise, *(["stopped"] if drawing.state == "stopped" else [])]) + compared
     bar = f'<div class="mm-bar"><i style="width: {drawing.share:.0%}"></i></div>'
     shown = picture + (bar if drawing.state != "done" or not picture else "") + figures(drawing.figures())

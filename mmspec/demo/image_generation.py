@@ -1,4 +1,4 @@
-"""Page that draws images: one as it fills in, with its heat map; or one seed under several methods."""
+"""Page that draws an image with its heat map, or one seed with several methods."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from PIL import Image
 
 from mmspec.demo.buttons import QUICK, Stops, connect
 from mmspec.demo.drawing import NOTHING, ORDERS, Drawing, Methods, draw, gallery, heat_map, report
-from mmspec.demo.theme import heading, page
+from mmspec.demo.theme import heading, page, toy_note
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline
 
 __all__ = ["ImageGeneration"]
 
-SAID = "Many tokens in one forward of the model (NFE): watch which, and what a method promises."
+SAID = "Parallel methods decide many image tokens per forward pass; the map shows which."
+TOY = "It draws scenes with these objects, and other prompts give arbitrary images."
 MOST_CHARACTERS, MOST_SEED, MOST_METHODS = 1000, 2**31 - 1, 8
 Subject = str | float  # a prompt, or the number of a class
 COMPARED = ("none", "sjd", "gsd", "lantern", "zipar", "shared_noise", "masked", "maskgit", *ORDERS)
-OPTIONS = {"window": "places drafted in a forward", "delta": "total variation allowed per token"}
+OPTIONS = {"window": "places drafted per forward pass", "delta": "total variation allowed per token"}
 SECONDS_BETWEEN_UPDATES = 0.15
-EMPTY = '<p class="mm-empty">The forwards that commit the cells of the image are shown here.</p>'
+EMPTY = '<p class="mm-empty">The map of forward passes appears here.</p>'
 
 
 class ImageGeneration:
-    """The page and what its buttons do; `method` is chosen at first, None is the pipeline's default."""
+    """The page and its events; `method` is selected first, None selects the pipeline's default."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class ImageGeneration:
         self.stops = Stops()
 
     def warm_up(self) -> None:
-        """Draw an image, which nobody sees: the first call of a process takes longer."""
+        """Draw an image that is discarded, since the first call of a process is slower."""
         what = self.settings(0 if self.draws_classes else "a", None, None, 0)
         for _ in draw(self.pipe, self.methods, self.method, {}, what, threading.Event()):
             pass
@@ -59,37 +60,37 @@ class ImageGeneration:
         """Keywords of the pipeline's call.
 
         Raises:
-            InputError: no prompt, or a very long one.
+            InputError: the prompt is empty or too long.
         """
-        if not self.draws_classes and not (
-            isinstance(subject, str) and 0 < len(subject.strip()) <= MOST_CHARACTERS
-        ):
-            raise InputError("prompt", subject, f"1 to {MOST_CHARACTERS:,} characters")
+        if not self.draws_classes and not (isinstance(subject, str) and subject.strip()):
+            raise InputError("prompt", subject, "must not be empty; describe an image")
+        if isinstance(subject, str) and len(subject) > MOST_CHARACTERS:
+            raise InputError("prompt", subject, f"must have at most {MOST_CHARACTERS:,} characters")
         what = {"class_labels": int(subject)} if self.draws_classes else {"prompt": subject}
         given = {"guidance_scale": guidance, "temperature": temperature}
         return what | {"seed": seed} | {name: value for name, value in given.items() if value is not None}
 
     def draw(self, subject: Subject, method: str, *settings: Any) -> Iterator[tuple[Image.Image, str, str]]:
-        """Draw one image, yielding what there is of it, its heat map and its figures as they grow.
+        """Draw one image, yielding its preview, its heat map and its figures while it is drawn.
 
         Args:
             subject, method: prompt or class, and an accelerator.
-            settings: as of `_updates`.
+            settings: as in `_updates`.
 
         Raises:
-            InputError: what the method or the pipeline refuses.
+            InputError: the method or the pipeline rejects an argument.
         """
         for drawing in self._updates(subject, method, *settings):
             yield drawing.picture(), heat_map(drawing.commits.counts), report(drawing)
 
     def compare(self, subject: Subject, methods: Sequence[str], *settings: Any) -> Iterator[str]:
-        """Draw one seed by several methods, yielding the gallery as it grows; arguments as of `draw`.
+        """Draw one seed with several methods, yielding the gallery so far; arguments as in `draw`.
 
         Raises:
-            InputError: no methods or too many, or what one of them or the pipeline refuses.
+            InputError: too few or too many methods, or a method or the pipeline rejects an argument.
         """
         if not 1 <= len(methods) <= MOST_METHODS:
-            raise InputError("methods", list(methods), f"1 to {MOST_METHODS} of them")
+            raise InputError("methods", list(methods), f"must be 1 to {MOST_METHODS} of the list")
         done: list[Drawing] = []
         for method in sorted(methods, key=self.methods.names.index):  # plain decoding first
             newest: list[Drawing] = []
@@ -112,9 +113,9 @@ class ImageGeneration:
         seed: int,
         flag: threading.Event,
     ) -> Iterator[Drawing]:
-        """Draw one image, yielding it once it has ended and before as often as a page can show it."""
+        """Draw one image, yielding it at most every SECONDS_BETWEEN_UPDATES and at the end."""
         what = self.settings(subject, guidance, temperature, seed)
-        options, updated = {"window": window, "delta": delta}, 0.0
+        options, updated = {"window": window or None, "delta": delta or None}, 0.0
         for drawing in draw(self.pipe, self.methods, method, options, what, flag):
             if drawing.state != "running" or time.monotonic() - updated >= SECONDS_BETWEEN_UPDATES:
                 yield drawing
@@ -123,7 +124,8 @@ class ImageGeneration:
     def blocks(self) -> gr.Blocks:
         """Build the page."""
         with page("mmspec: images") as blocks:
-            gr.HTML(heading("Draw in fewer steps", SAID, self.model))
+            note = toy_note(self.pipe.model, TOY)
+            gr.HTML(heading("Draw in fewer forward passes", SAID, self.model, note))
             with gr.Row():
                 with gr.Column(scale=2, min_width=320):
                     subject = self._subject()
@@ -167,28 +169,34 @@ class ImageGeneration:
             dice.click(lambda: randrange(MOST_SEED), None, seed, **QUICK)
             settings = [window, delta, guidance, warmth, seed]
             inputs, outputs = [subject, method, *settings], [image, heat, numbers]
-            connect(self.stops, [run.click], self.draw, inputs, outputs, (run, stop), [compare])
+            enter = [subject.submit] if isinstance(subject, gr.Textbox) else []
+            connect(self.stops, [run.click, *enter], self.draw, inputs, outputs, (run, stop), [compare])
             inputs = [subject, chosen, *settings]
             connect(self.stops, [compare.click], self.compare, inputs, [cards], (compare, halt), [run])
             blocks.unload(self.stops.leave)
         return cast(gr.Blocks, blocks)
 
     def _options(self) -> tuple[gr.Slider, gr.Slider]:
-        """Build the options of methods; none is shown that no method here has."""
-        having = {key: self.methods.taking(key) for key in ("window", "delta")}
-        says = {key: f"{what}; of {', '.join(having[key])}" for key, what in OPTIONS.items()}
+        """Build the sliders of methods' options; an option that no method has is hidden."""
+        having = {key: self.methods.taking(key) for key in OPTIONS}
+        says = {
+            key: f"{what}, for {', '.join(having[key])}; 0: the method's default"
+            for key, what in OPTIONS.items()
+        }
         shown = {key: bool(names) for key, names in having.items()}
-        window = gr.Slider(2, 64, 16, step=1, label="Window", info=says["window"], visible=shown["window"])
-        delta = gr.Slider(0, 0.5, 0.1, step=0.01, label="Delta", info=says["delta"], visible=shown["delta"])
+        window = gr.Slider(0, 64, 0, step=1, label="Window", info=says["window"], visible=shown["window"])
+        delta = gr.Slider(0, 0.5, 0, step=0.01, label="Delta", info=says["delta"], visible=shown["delta"])
         return window, delta
 
     def _subject(self) -> gr.components.Component:
-        """Build the place for what is to be drawn."""
+        """Build the field for the prompt or the class."""
         if self.draws_classes:
             last = self.pipe.model.config.num_classes - 1
             return gr.Number(0, label=f"Class, 0 to {last}", precision=0, minimum=0, maximum=last)
         first = self.prompts[0] if self.prompts else ""
-        subject = gr.Textbox(first, label="Prompt", lines=2, elem_id="prompt")
+        subject = gr.Textbox(
+            first, label="Prompt", lines=1, max_lines=4, info="Enter draws", elem_id="prompt"
+        )
         if self.prompts:
             gr.Examples(self.prompts, subject, cache_examples=False, label="Prompts")
         return subject

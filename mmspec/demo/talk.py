@@ -1,4 +1,4 @@
-"""Race of accelerators over one prompt, and the conversation as HTML, coloured by who proposed a token."""
+"""Accelerators decoding one prompt side by side, and the conversation as HTML, coloured by token origin."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["EMPTY", "Lane", "coloured_text", "legend", "race", "transcript", "tu
 
 @dataclass(eq=False)
 class Lane:
-    """One accelerator at work.
+    """One accelerator that decodes an answer.
 
     Attributes:
-        name: of the accelerator.
-        rounds: the outputs so far, one after every round, as `VisionLanguagePipeline.watch` yields them.
-        tokenizer: of the model.
-        output: the newest of them.
-        pieces: the text that each token of it completed.
-        finished: whether it was the last one.
+        name: the accelerator's name.
+        rounds: the output after each round, as `VisionLanguagePipeline.watch` yields it.
+        tokenizer: the model's tokenizer.
+        output: the newest output.
+        pieces: the text that each token of the output completed.
+        finished: whether the newest output is the last.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Lane:
 
     @property
     def seconds(self) -> float:
-        """Time of this lane's own work."""
+        """Decoding time of this lane alone."""
         return 0.0 if self.output is None else self.output.stats.seconds
 
     def advance(self) -> None:
@@ -60,10 +60,10 @@ class Lane:
 
 
 def race(lanes: Sequence[Lane]) -> Generator[Lane, None, None]:
-    """Advance lanes to their ends, always the one whose clock is furthest behind; yield it.
+    """Advance lanes to their ends, always the lane with the least time; yield that lane.
 
-    So what all of them show at any moment is what each would show after the same time alone. Closing the
-    iterator ends the work of all.
+    At any moment all lanes thus show what each would show alone after the same time. Closing the iterator
+    closes all lanes.
     """
     with ExitStack() as stack:
         for lane in lanes:
@@ -75,14 +75,14 @@ def race(lanes: Sequence[Lane]) -> Generator[Lane, None, None]:
 
 
 NAMES = {True: "drafted", False: "own"}
-TITLES = {True: "proposed by the draft, accepted by the model", False: "the model's own, one per forward"}
+TITLES = {True: "draft token, accepted by the model", False: "the model's own token"}
 
 
 def coloured_text(pieces: Sequence[str], drafted: Sequence[bool]) -> str:
-    """Mark up the text of each token by its origin; neighbours of one origin share a mark.
+    """Mark up the text of each token by its origin; adjacent tokens of one origin share a mark.
 
     Raises:
-        ValueError: not one flag for each piece.
+        ValueError: the numbers of pieces and flags differ.
     """
     shown = [(piece, flag) for piece, flag in zip(pieces, drafted, strict=True) if piece]
     runs = groupby(shown, key=lambda one: one[1])
@@ -90,37 +90,39 @@ def coloured_text(pieces: Sequence[str], drafted: Sequence[bool]) -> str:
 
 
 def mark(text: str, drafted: bool) -> str:
-    """Mark text of one origin, but not the space before it, at which lines break."""
+    """Mark text of one origin, except the space before it, where lines break."""
     words = text.lstrip()
     space = text[: len(text) - len(words)]
     return f'{space}<span class="mm-{NAMES[drafted]}">{escape(words)}</span>' if words else space
 
 
 def legend() -> str:
-    """Legend of the colours, as HTML."""
+    """Legend of the colours as HTML."""
     marks = (f'<span class="mm-{NAMES[flag]}">{TITLES[flag]}</span>' for flag in (True, False))
     return f'<p class="mm-legend">{" ".join(marks)}</p>'
 
 
-EMPTY = '<p class="mm-empty">Choose a picture, ask something, and watch the words arrive.</p>'
+EMPTY = (
+    '<p class="mm-empty">Choose an image and ask a question. The answer appears here as it is decoded.</p>'
+)
 REASONS = {"interrupted": "stopped", "length": "cut at the limit", "error": "failed"}
 
 
 def transcript(turns: Sequence[str]) -> str:
-    """Show the turns of a conversation."""
+    """The turns of a conversation as HTML."""
     if not turns:
         return EMPTY
     return f'<div class="mm-talk" role="log">{legend()}{"".join(turns)}</div>'
 
 
 def turn(question: str, lanes: Sequence[Lane]) -> str:
-    """Show a question and the answers so far."""
+    """A question and the answers so far as HTML."""
     cards = "".join(map(card, lanes))
     return f'<p class="mm-question">{escape(question)}</p><div class="mm-cards">{cards}</div>{verdict(lanes)}'
 
 
 def card(lane: Lane) -> str:
-    """Show the answer of one lane so far."""
+    """The answer of one lane so far as HTML."""
     output = lane.output
     if output is None:
         return f'<section class="mm-card"><header><b>{escape(lane.name)}</b></header></section>'
@@ -128,9 +130,9 @@ def card(lane: Lane) -> str:
     words = [stats.exactness] if lane.name != "none" else []
     words += [REASONS.get(reason, "done")] if lane.finished else []
     shown = {
-        "per forward": f"{stats.acceptance_length:.2f}",
+        "tokens per forward pass": f"{stats.acceptance_length:.2f}",
         "tokens": str(stats.new_tokens[0]),
-        "forwards": str(stats.target_forwards),
+        "forward passes": str(stats.target_forwards),
         "seconds": f"{stats.seconds:.2f}",
     }
     return (
@@ -142,17 +144,22 @@ def card(lane: Lane) -> str:
 
 
 def verdict(lanes: Sequence[Lane]) -> str:
-    """Compare two lanes that have both come to their own ends; "" for others."""
+    """Comparison of two lanes as HTML; "" unless both are complete."""
     outputs = [lane.output for lane in lanes if lane.finished and lane.output is not None]
     if len(outputs) < 2 or any(output.finish_reasons[0] == "interrupted" for output in outputs):
         return ""
     plain, fast = outputs
     same = plain.tokens == fast.tokens
-    forwards = f"{fast.stats.target_forwards} forwards instead of {plain.stats.target_forwards}"
+    forwards = f"{fast.stats.target_forwards} forward passes instead of {plain.stats.target_forwards}"
     words = "The same tokens" if same else "Other tokens"
     times = plain.stats.seconds / fast.stats.seconds
-    speed = f"{times:.1f} times as fast" if times >= 1 else f"at {times:.2f} of the speed"
+    speed = (
+        f"{times:.1f} times as fast as plain decoding"
+        if times >= 1
+        else f"slower than plain decoding: {times:.2f} times its speed"
+    )
+    colour = "" if times >= 1 else " mm-slow"
     return (
-        f'<p class="mm-verdict">{words} in {forwards}, {speed}.</p>'
-        '<p class="mm-note">The two take turns on one machine; each is timed by its own work alone.</p>'
+        f'<p class="mm-verdict{colour}">{words} in {forwards}, {speed}.</p>'
+        '<p class="mm-note">The two take turns on one machine; the time of each excludes the other.</p>'
     )

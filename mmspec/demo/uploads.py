@@ -1,4 +1,4 @@
-"""Uploads of visitors: refused before anything is decoded where they are too large or no image or video."""
+"""Uploads of visitors, whose size and format are checked before anything is decoded."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ UPLOAD_LIMITS = MediaLimits(
 
 @dataclass(frozen=True)
 class Upload:
-    """A file that can be read, an "image" or a "video", and its number of frames."""
+    """A readable file, its kind ("image" or "video"), and its number of frames."""
 
     kind: str
     path: str
     frames: int = 1
 
     def media(self, frames: int, *, takes_videos: bool) -> Keywords:
-        """Arguments of a pipeline's call; models without an input for videos see so many frames as images."""
+        """Arguments of a pipeline's call; models without a video input receive frames as images."""
         if self.kind == "image":
             return {"images": [self.path]}
         count = min(frames, self.frames)
@@ -41,16 +41,16 @@ class Upload:
 
 
 def read_upload(kind: str, payload: Mapping[str, object] | None) -> Upload | None:
-    """Check a file that Gradio received, as an event without preprocessing gets it; None if there is none.
+    """Check an uploaded file from an event without preprocessing; None without a file.
 
     Raises:
-        MediaError: it cannot be read, or is over a limit; the message names it as the visitor does.
+        MediaError: the file is unreadable or over a limit; the message contains its original name.
     """
     if payload is None:
         return None
     path = payload.get("path")
     if not isinstance(path, str):
-        raise MediaError(kind, path, "upload a file")
+        raise MediaError(kind, path, "must be an uploaded file")
     name = Path(str(payload.get("orig_name") or path)).name
     if kind == "image":
         load_image(path, argument=name, limits=UPLOAD_LIMITS)

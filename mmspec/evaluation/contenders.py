@@ -1,6 +1,6 @@
 """Pipelines under evaluation, with one accelerator after another on the same model.
 
-A pipeline is known by `AnyPipeline` alone: evaluation stands on a floor below pipelines.
+This package must not import pipelines, so that `AnyPipeline` states the interface that it uses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GENERATE = "generate"
 
 
 class AnyPipeline(Protocol):
-    """Interface of a pipeline, of text or of images, as far as evaluation uses it."""
+    """Interface of a text or image pipeline, reduced to what evaluation uses."""
 
     model: Any
     target: Any
@@ -68,12 +68,12 @@ class AnyPipeline(Protocol):
 
 @dataclass(frozen=True)
 class Contender:
-    """An accelerator that was set up once on a pipeline and can be put back there at no cost.
+    """An accelerator that is set up once for a pipeline and activated with `enter` at no cost.
 
     Attributes:
-        pipe: the pipeline, of text or of images.
-        accelerator, draft_processor: its attributes of these names.
-        steps: of its target: how scoring forwards run, compiled or (None) as they are.
+        pipe: a text or image pipeline.
+        accelerator, draft_processor: the pipeline's attributes of these names.
+        steps: the target's compiled scoring steps; None for eager forward passes.
     """
 
     pipe: Any
@@ -88,20 +88,21 @@ class Contender:
         return self.pipe
 
     def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: object) -> Decoded:
-        """Decode a batch with this accelerator: answer it, or draw it."""
+        """Decode a batch of conversations or of images with this accelerator."""
         decode = decode_images if draws(self.pipe) else decode_conversations
         return decode(self.enter(), batch, seeds=seeds, **settings)
 
     def decoder(self, seed: int = 0, **settings: object) -> Decode:
-        """Make a function that decodes a batch with this accelerator; every example has its own noise."""
+        """Return a function that decodes a batch with this accelerator; each example has its own seed."""
         return lambda batch: self.decode(batch, seeds=seeds_of(batch, seed), **settings)
 
     def watch(self, batches: Sequence[Sequence[Example]], seed: int = 0, **settings: object) -> Json:
-        """Draw once more, and measure what neither rules nor `decode` do; nothing where that is known.
+        """Decode the batches again to measure distances that neither rules nor `decode` record.
 
         Returns:
-            `tv`, of a staircase of cells: its total variation to the target, mean and maximum; `overlap`, of
-            a draft model of vectors: 1 minus the total variation between its chains and the target's.
+            `tv`: mean and maximum total variation to the target, for lossy drafters. `overlap`: 1 minus the
+            total variation between the chains of a draft model of vectors and the target's. A value that
+            does not apply, or that a rule already measures, is left out.
         """
         target: Any = self.pipe.target
         is_lossy = needs_meter(self.accelerator) and not target.by_blocks  # those have no raster order
@@ -129,7 +130,7 @@ class Contender:
 
 
 def contender(pipe: AnyPipeline, name: str, **options: object) -> Contender:
-    """Set an accelerator up on a pipeline; its draft model, if it has one, is loaded here and only here."""
+    """Set up an accelerator on a pipeline; this loads its draft model, if it has one."""
     pipe.set_accelerator(name, **options)
     return Contender(pipe, pipe.accelerator, pipe.draft_processor, pipe.target.steps)
 
@@ -140,12 +141,12 @@ def draws(pipe: AnyPipeline) -> bool:
 
 
 def seeds_of(batch: Sequence[Example], seed: int) -> list[int]:
-    """Seed of each example, whatever the batch that it is in."""
+    """Seed of each example, which does not depend on its batch."""
     return [seed ^ zlib.crc32(example.identifier.encode()) for example in batch]
 
 
 def load_images(examples: Sequence[Example]) -> list[Example]:
-    """Load the images of examples, so that every decoder gets the same pixels from memory."""
+    """Load the images of examples into memory, so that timings exclude files and downloads."""
     loaded = []
     for example in examples:
         argument = example.identifier or "images"
@@ -157,10 +158,10 @@ def load_images(examples: Sequence[Example]) -> list[Example]:
 def decode_conversations(
     pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int] | None = None, **settings: Any
 ) -> Decoded:
-    """Decode all conversations of a batch, turn by turn; later turns see the answers to earlier ones.
+    """Decode all conversations of a batch, turn by turn; later turns contain the answers to earlier ones.
 
-    Row i of the n-th turn is that of the i-th conversation that has one. `pipe` is a pipeline or what is
-    called like one; `seeds` has one for each conversation; `settings` are of the calls.
+    Conversations without an n-th turn are not in the n-th call. `pipe` is a pipeline or a function with its
+    arguments; `seeds` has one entry per conversation; `settings` are passed to every call.
     """
     conversations = [_Conversation(example, pipe.processor) for example in batch]
     tokens: list[list[int]] = [[] for _ in batch]
@@ -182,12 +183,12 @@ def decode_conversations(
 
 
 def converse(pipe: AnyPipeline, example: Example, **settings: Any) -> Iterator[Any]:
-    """Decode one conversation, yielding the output of each turn; later turns see the answers to earlier ones.
+    """Decode one conversation and yield the output of each turn; later turns contain earlier answers.
 
     Args:
-        pipe: of text.
-        example: its turns and images.
-        settings: of each call.
+        pipe: a text pipeline.
+        example: the turns and images.
+        settings: passed to each call.
     """
     conversation = _Conversation(example, pipe.processor)
     for number, turn in enumerate(example.turns):
@@ -198,7 +199,7 @@ def converse(pipe: AnyPipeline, example: Example, **settings: Any) -> Iterator[A
 
 
 def reference_inputs(pipe: AnyPipeline, example: Example) -> Keywords:
-    """Arguments of transformers' `model.generate` for the first turn, made without any code of ours."""
+    """Arguments of transformers' `model.generate` for the first turn, made with transformers alone."""
     prompt = _Conversation(example, pipe.processor).add_turn(example.turns[0])
     return encode_prompts(pipe, [prompt], [list(example.images)])
 
@@ -206,13 +207,13 @@ def reference_inputs(pipe: AnyPipeline, example: Example) -> Keywords:
 def encode_prompts(
     pipe: AnyPipeline, prompts: Sequence[Any], images: Sequence[Any], **padding: Any
 ) -> Keywords:
-    """Encode prompts as arguments of `model.generate`, by the model's processor alone.
+    """Encode prompts as arguments of `model.generate` with the model's processor alone.
 
     Args:
-        pipe: holds the processor.
-        prompts: of `_Conversation`: texts, or conversations without their images.
-        images: of each prompt, in their order; or None.
-        padding: of the processor.
+        pipe: the pipeline that holds the processor.
+        prompts: texts, or chat messages without their images, as `_Conversation` returns them.
+        images: the images of each prompt, in order; or None.
+        padding: padding arguments of the processor.
     """
     processor, how = pipe.processor, {"return_tensors": "pt", **padding}
     if isinstance(prompts[0], str):
@@ -233,7 +234,7 @@ def encode_prompts(
 
 
 def _with_images(messages: Sequence[Json], images: Sequence[object] | None, is_text: bool) -> list[Json]:
-    """Chat messages with their images in their places; for models of text alone, with strings as contents."""
+    """Chat messages with their images inserted; for text-only models, with strings as contents."""
     if is_text:
         return [{**one, "content": "".join(part["text"] for part in one["content"])} for one in messages]
     unplaced = iter(images or ())
@@ -260,12 +261,14 @@ class _Conversation:
         if not self.has_template and self._first:
             token = getattr(processor, "image_token", None)
             if token is None:
-                allowed = "text alone: the model has no chat template to place them with"
-                raise InputError("images", example.identifier, allowed)
+                rule = (
+                    "cannot be placed in the prompt: the model has neither a chat template nor an image token"
+                )
+                raise InputError("images", example.identifier, rule)
             self._text = token * len(example.images) + "\n"
 
     def add_turn(self, turn: str) -> str | list[Json]:
-        """Add a user turn; return the prompt."""
+        """Add a user turn and return the prompt."""
         if not self.has_template:
             self._text += turn
             return self._text
@@ -282,25 +285,25 @@ class _Conversation:
 def decode_images(
     pipe: AnyPipeline, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any
 ) -> Decoded:
-    """Draw all examples of a batch together: prompts, or classes; with a seed for each."""
+    """Draw all prompts or classes of a batch together, with one seed for each."""
     prompt, what = subject_of(batch)
     output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
     return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds, output.images)
 
 
 def as_list(row: Tensor | list[Any]) -> list[Any]:
-    """Tokens of an image as a list, of ids or of vectors."""
+    """Tokens of an image as a list of ids or of vectors."""
     return list(row.tolist()) if isinstance(row, Tensor) else row
 
 
 def prepare_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Any:
-    """Set up what `decode_images` decodes: the call, whose rounds can be watched."""
+    """Prepare the call that `decode_images` decodes, so that its rounds can be observed."""
     prompt, what = subject_of(batch)
     return pipe.prepare(prompt, {"seed": list(seeds), "batch_size": len(batch), **settings}, **what)
 
 
 def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, Keywords]:
-    """Prompts of a batch, or None and the classes where it has some."""
+    """Prompts of a batch, or None and its class labels."""
     labels = [example.label for example in batch]
     if None in labels:
         return [example.only_turn() for example in batch], {}
@@ -308,12 +311,12 @@ def subject_of(batch: Sequence[Example]) -> tuple[list[str] | None, Keywords]:
 
 
 def image_examples(pipe: AnyPipeline, count: int, seed: int = 0) -> list[Example]:
-    """Make the default prompts: captions of held-out scenes; or classes in turn, from `seed` on.
+    """Default prompts of an image model: captions of held-out scenes, or consecutive classes from `seed` on.
 
-    Classes of scenes have a caption that a reader of attributes can judge.
+    Classes of scenes have a caption that `AttributeJudge` can score.
 
     Raises:
-        InputError: more captions than there are.
+        InputError: `count` exceeds the number of captions.
     """
     config = pipe.model.config
     if getattr(config, "condition_type", None) != "class":
@@ -331,7 +334,7 @@ def image_examples(pipe: AnyPipeline, count: int, seed: int = 0) -> list[Example
 
 
 def count_parameters(accelerator: Accelerator) -> int:
-    """Count the weights of a drafter's own model; 0 for one that has no model."""
+    """Number of weights of the drafter's own model; 0 without one."""
     model = getattr(accelerator.drafter, "model", None)
     if model is not None and not isinstance(model, nn.Module):
         model = model.model  # of a target
@@ -339,11 +342,12 @@ def count_parameters(accelerator: Accelerator) -> int:
 
 
 def describe_accelerator(accelerator: Accelerator) -> Json:
-    """Describe a fitted accelerator's window and promise, which a report states beside its figures.
+    """Window and promise of a fitted accelerator, for reports.
 
     Returns:
-        `window`: nodes that one forward feeds at most; `promise`: "exact", "tv<=x", "approximate", or "lossy"
-        with its bound in words or "no bound"; `keeps`: what "exact" refers to, where that has to be said.
+        `window`: the most nodes of one forward pass; `promise`: "exact", "tv<=x", "approximate", or "lossy"
+        with its bound in words or "no bound"; `keeps`: the reference distribution, if it is not that of plain
+        decoding.
     """
     drafter, promise = accelerator.drafter, accelerator.exactness
     bound = accelerator.rule.bound if drafter.exactness == "exact" else None

@@ -1,4 +1,4 @@
-"""Examples for checks and timings: scenes, or the user's own images."""
+"""Examples for checks and timings: generated scenes, or the user's own images."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ __all__ = [
     "scene_examples",
 ]
 
-OF_GRAMMAR = ("caption", "describe", "question", "two_images", "clip")  # of scenes, which all models learn
+OF_GRAMMAR = ("caption", "describe", "question", "two_images", "clip")  # all reference models learn these
 TASKS = (*OF_GRAMMAR, "story", "mixed")
-FIRST_SEED = 20_000  # held out, and apart from the scenes that `mmspec evaluate` scores
-FIRST_IMAGE_SEED = 500_000  # held out too, of the captions that image models draw
+FIRST_SEED = 20_000  # held out, and disjoint from the scenes that `mmspec evaluate` scores
+FIRST_IMAGE_SEED = 500_000  # held-out captions that image models draw
 OTHER_SEEDS = 1_000_003  # added to seeds for a second sample of the same distribution
 FRAMES = 4
-PROMPTS = {"caption": CAPTION_PROMPTS, "story": STORY_PROMPTS}  # of other tasks: for descriptions
+PROMPTS = {"caption": CAPTION_PROMPTS, "story": STORY_PROMPTS}  # others use DESCRIPTION_PROMPTS
 
 
 @dataclass(frozen=True)
 class Example:
-    """One conversation: its user turns, and the images that come with the first one.
+    """One conversation: its user turns, and the images of the first one.
 
     Attributes:
-        turns: what the user says, one string per turn; the model's answers come in between.
-        images: whatever a pipeline takes.
-        category: a group of examples that the report shows a line of.
-        identifier: of the example, for messages.
-        label: the class to draw, for models of classes.
+        turns: one string per user turn; the model's answers are inserted between them.
+        images: images in any form that a pipeline accepts.
+        category: the group of examples for which the report has a row.
+        identifier: name of the example in messages.
+        label: the class to draw, for class-conditional models.
     """
 
     turns: tuple[str, ...]
@@ -63,15 +63,14 @@ class Example:
     label: int | None = None
 
     def only_turn(self) -> str:
-        """The one turn of an example that asks for an image.
+        """The single turn of an example of image generation.
 
         Raises:
-            InputError: it has several.
+            InputError: the example has several turns.
         """
         if len(self.turns) != 1:
-            raise InputError(
-                self.identifier or "prompt", f"{len(self.turns)} turns", "one turn: it asks for an image"
-            )
+            rule = "must have one turn for image generation"
+            raise InputError(self.identifier or "prompt", f"{len(self.turns)} turns", rule)
         return self.turns[0]
 
 
@@ -81,18 +80,18 @@ def later_turns(examples: Sequence[Example]) -> int:
 
 
 def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
-    """Make examples of held-out scenes for the reference models; equal arguments give equal examples.
+    """Examples of held-out scenes for the reference models; equal arguments give equal examples.
 
     Args:
         task: "caption" (one sentence), "describe" (over 100 tokens), "question" (a word or two), "two_images"
-            (a description of two scenes), "clip" (of four frames as four images), "story" (free text, which
-            scenes-smol alone has learnt) or "mixed" (the first three in turn). scenes-llava has learnt from
-            single images; its texts about several are fluent and often wrong, and as good as any to decode.
-        count: how many.
-        seed: other seeds give other scenes.
+            (a description of two scenes), "clip" (of four frames as four images), "story" (free text; only
+            scenes-smol was trained on it) or "mixed" (the first three in turn). scenes-llava was trained on
+            single images: its texts about several images are fluent and often wrong, and serve for timing.
+        count: number of examples.
+        seed: selects the scenes.
 
     Raises:
-        InputError: no such task, or no such number of examples.
+        InputError: an unknown task, or a number of examples out of range.
     """
     if task not in TASKS:
         raise InputError("task", task, did_you_mean(task, TASKS))
@@ -106,14 +105,14 @@ def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
 def _check_held_out(count: int, seed: int, first: int) -> None:
     largest = (HELD_OUT_SEEDS.stop - first) // 2
     if not 1 <= count <= largest or not 0 <= seed <= largest:
-        raise InputError("samples", (count, seed), f"1 to {largest} samples, and a seed from 0 to {largest}")
+        raise InputError("samples", (count, seed), f"must be 1 to {largest}, with a seed from 0 to {largest}")
 
 
 def read_tasks(text: str, *others: str) -> tuple[str, ...]:
-    """Read tasks with commas between; "all" are those of the grammar of scenes; errors suggest `others` too.
+    """Parse comma-separated tasks; "all" selects `OF_GRAMMAR`. Error messages list `others` too.
 
     Raises:
-        InputError: no such task.
+        InputError: an unknown task.
     """
     if text == "all":
         return OF_GRAMMAR
@@ -130,7 +129,7 @@ def _scene_example(task: str, seed: int, index: int) -> Example:
         frames = tuple(Image.fromarray(frame) for frame in render_clip(sample_clip(seed, frames=FRAMES)))
         return Example((DESCRIPTION_PROMPTS[0],), frames, category=task, identifier=name)
     scenes = [sample_scene(seed)]
-    if task == "two_images":  # the other one from the far end of the held-out scenes
+    if task == "two_images":  # the second scene is from the other end of the held-out range
         scenes.append(sample_scene(HELD_OUT_SEEDS.stop - 1 - (seed - FIRST_SEED)))
     if task == "question":
         prompt = questions(scenes[0], np.random.default_rng([seed, 0xBE]), 1)[0].text
@@ -142,10 +141,10 @@ def _scene_example(task: str, seed: int, index: int) -> Example:
 
 
 def own_examples(prompts: Sequence[str], images: Sequence[str]) -> list[Example]:
-    """Pair the user's prompts and images: as many of one as of the other, or one of one for all.
+    """Pair the user's prompts and images one to one; a single prompt or image is used for all.
 
     Raises:
-        InputError: their numbers do not fit.
+        InputError: the numbers of prompts and images do not match.
     """
     asked = list(prompts) or [CAPTION_PROMPTS[0]]
     if not images:
@@ -156,19 +155,18 @@ def own_examples(prompts: Sequence[str], images: Sequence[str]) -> list[Example]
     elif len(shown) == 1:
         shown *= len(asked)
     if len(asked) != len(shown):
-        raise InputError(
-            "prompt", f"{len(asked)} prompts for {len(shown)} images", "one for all, or one for each image"
-        )
+        got = f"{len(asked)} prompts for {len(shown)} images"
+        raise InputError("prompt", got, "must be given once, or once for each image")
     return [
         Example((prompt,), (image,), identifier=image) for prompt, image in zip(asked, shown, strict=True)
     ]
 
 
 def held_out_captions(count: int, seed: int = 0) -> list[str]:
-    """Make captions of scenes that training never drew; equal arguments give equal captions.
+    """Captions of scenes that are not in the training data; equal arguments give equal captions.
 
     Raises:
-        InputError: more than there are.
+        InputError: `count` exceeds the number of captions.
     """
     _check_held_out(count, seed, FIRST_IMAGE_SEED)
     start = FIRST_IMAGE_SEED + seed

@@ -1,4 +1,4 @@
-"""Prompt sets in the formats in which they are published.
+"""Readers of prompt files in the formats of published prompt sets.
 
 | set | file | recognised by |
 |---|---|---|
@@ -9,9 +9,9 @@
 | PartiPrompts (2206.10789) | tab-separated | the header's `Prompt` |
 | DrawBench (2205.11487) | comma-separated | the header's `Prompts` |
 | others' | `.csv`, `.tsv` | the header's `caption`, `text` or `question`, if it has one of them |
-| anything else | text, without a suffix or with one of text | a prompt a line |
+| anything else | text, without a suffix or with a text suffix | one prompt per line |
 
-Files of other suffixes are refused: their lines are no prompts.
+Files with other suffixes are rejected, because their lines are not prompts.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ OTHER_COLUMNS = (
     "captions",
     "text",
     "question",
-)  # in files whose suffix says that they are tables
+)  # accepted only in files with a table suffix
 IMAGE_COLUMNS = ("image", "images")
 TABLES = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 JSON = (".json", ".jsonl", ".ndjson")
 TEXT = ("", ".txt", ".text", ".prompt", ".prompts", ".list", ".lst")
-UNREAD = ("video", "videos", "audio", "audios", "system", "tools")  # would change what is asked
+UNREAD = ("video", "videos", "audio", "audios", "system", "tools")  # ignoring them would change the prompt
 MAX_BYTES = 2_000_000_000
-MAX_HEADER = 10_000  # characters; a longer first line is no table's
+MAX_HEADER = 10_000  # characters; a longer first line is not a header
 
 SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}  # five of its six tasks
 # The sixth, in eight categories.
@@ -56,24 +56,24 @@ MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", 
 
 
 def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool = False) -> list[Example]:
-    """Read the first `count` prompts of a file, or all, in the format that its content shows.
+    """Read the first `count` prompts of a file; the format is detected from its content.
 
     Args:
         path: the file.
-        count: of prompts; None for all.
-        evenly: take the first of each category of JSON lines, equally many as far as there are. The eight
-            categories that Spec-Bench has of MT-Bench are one then, as in its own evaluation.
+        count: number of prompts; None reads all.
+        evenly: take equal numbers of prompts from each category of JSON lines, as far as they last.
+            Spec-Bench's eight MT-Bench categories then count as one, as in its own evaluation.
 
     Raises:
-        InputError: no such file, no prompt in it, a form that is not known, or a line that cannot be used or
-            names an image that is not there; the message has its number.
+        InputError: the file is missing, empty or of an unknown format, or a line is invalid or names a
+            missing image; the message contains the line number.
     """
     path = Path(path)
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError("prompt file", str(path), f"a file of at most {MAX_BYTES:,} bytes")
+            raise InputError("prompt file", str(path), f"must have at most {MAX_BYTES:,} bytes")
     except OSError as error:
-        raise InputError("prompt file", str(path), f"a readable file ({type(error).__name__})") from error
+        raise InputError("prompt file", str(path), f"cannot be read ({type(error).__name__})") from error
     text = read_text(path, "prompt file")
     suffix, first = path.suffix.lower(), next((line for line in lines_of(text) if line.strip()), "")
     is_list = first.lstrip().startswith("[") and (suffix not in TEXT or _parsed(text) is not None)
@@ -92,19 +92,19 @@ def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool
     elif suffix in TEXT:
         found = _plain(path, text)
     else:
-        allowed = f"prompts a line in a file that ends in .txt, or a file of {', '.join((*JSON, *TABLES))}"
-        raise InputError("prompt file", str(path), allowed)
+        rule = f"must be a .txt file with one prompt per line, or one of {', '.join((*JSON, *TABLES))}"
+        raise InputError("prompt file", str(path), rule)
     try:
         examples = list(islice(found, count))
     except csv.Error as error:
-        raise InputError("prompt file", str(path), f"a table that can be read ({error})") from error
+        raise InputError("prompt file", str(path), f"is not a valid table ({error})") from error
     if not examples:
-        raise InputError("prompt file", str(path), "a file with at least one prompt")
+        raise InputError("prompt file", str(path), "must contain at least one prompt")
     return examples
 
 
 def _separator(header: str) -> str | None:
-    """The separator of a table whose header names the prompts; None for other text."""
+    """The separator of a table whose header has a prompt column; None for other text."""
     for separator in "\t,":
         names = next(csv.reader([header[:MAX_HEADER]], delimiter=separator))
         if any(name.strip().lower() in COLUMNS for name in names[:8]):
@@ -113,7 +113,7 @@ def _separator(header: str) -> str | None:
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """The lines of a text, at the line ends of every system and nowhere else."""
+    r"""The lines of a text, split at \n, \r\n and \r only."""
     return io.StringIO(text, newline="")
 
 
@@ -129,30 +129,31 @@ def _table(path: Path, text: str, separator: str, others: Sequence[str] = ()) ->
     header = [name.strip().lower() for name in next(rows, [])]
     named = [name for name in header if name in COLUMNS][:1] or [name for name in header if name in others]
     if len(named) != 1:
-        allowed = f"a header with the column 'prompt', or with one of {', '.join(OTHER_COLUMNS)}"
-        raise InputError(path.name, separator.join(header), allowed)
+        rule = f"must have a header with the column 'prompt', or with one of {', '.join(OTHER_COLUMNS)}"
+        raise InputError(path.name, separator.join(header), rule)
     for row in rows:
         where = f"{path.name}:{reader.line_num}"
         cells: dict[str, str] = {}
         for name, cell in zip(header, row, strict=False):
             cells.setdefault(name, cell.strip())
         if not cells.get(named[0]):
-            raise InputError(where, separator.join(row), f"a row with a {named[0]!r}")
+            raise InputError(where, separator.join(row), f"must have a value in the column {named[0]!r}")
         entry = {name: cells[name] for name in (*IMAGE_COLUMNS, *UNREAD) if cells.get(name)}
         entry |= {"prompt": cells[named[0]], "id": where}
         yield _conversation(entry, where, path.parent, cells.get("category", ""))
 
 
 def json_rows(path: Path, text: str) -> Iterable[tuple[str, Any]]:
-    """The rows of a JSON list, or of JSON lines, each with its name in messages.
+    """The rows of a JSON list or of JSON lines, each with its name for error messages.
 
     Raises:
-        InputError: a line is no JSON.
+        InputError: a line is not valid JSON.
     """
     whole = _parsed(text)
     if isinstance(whole, list):
         return [(f"{path.name}[{index}]", entry) for index, entry in enumerate(whole)]
-    return json_lines(text, partial("{}:{}".format, path.name), "one JSON object a line, or a list of them")
+    rule = "must be a JSON object; the file must be JSON lines or a JSON list"
+    return json_lines(text, partial("{}:{}".format, path.name), rule)
 
 
 def _rows(path: Path, text: str) -> Iterable[Example]:
@@ -174,14 +175,14 @@ def _category(entry: object) -> str:
 
 
 def folded(categories: list[str]) -> list[str]:
-    """Name all categories of MT-Bench `mt_bench`, if these are Spec-Bench's."""
+    """Rename MT-Bench's categories to `mt_bench`, if the file is Spec-Bench."""
     if not set(categories) >= SPEC_BENCH:
         return categories
     return ["mt_bench" if category in MT_BENCH else category for category in categories]
 
 
 def chosen_evenly(categories: Sequence[str], count: int) -> list[int]:
-    """Choose the first places of every category, equally many as far as there are, in their order."""
+    """Indices of the first rows of every category, in equal numbers as far as they last."""
     before: Counter[str] = Counter()
     turns = []
     for place, category in enumerate(categories):
@@ -193,18 +194,18 @@ def chosen_evenly(categories: Sequence[str], count: int) -> list[int]:
 def _conversation(entry: object, where: str, folder: Path, category: str) -> Example:
     entry = {"prompt": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict) or not entry.keys() & {"turns", "prompt"}:
-        raise InputError(where, entry, "an object with the key 'turns' or 'prompt'")
+        raise InputError(where, entry, "must be an object with the key 'turns' or 'prompt'")
     for unread in UNREAD:
         if entry.get(unread):
-            raise InputError(f"{where}: {unread}", entry[unread], "a row without it: it would not be read")
+            raise InputError(f"{where}: {unread}", entry[unread], "is not supported; remove it from the row")
     turns = entry.get("turns", entry.get("prompt"))
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise InputError(f"{where}: turns", turns, "a list of at least one string")
+        raise InputError(f"{where}: turns", turns, "must be a list of at least one string")
     images = entry.get("image", entry.get("images"))
     images = [] if images is None else [images] if isinstance(images, str) else images
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise InputError(f"{where}: image", images, "a path or an address, or a list of them")
+        raise InputError(f"{where}: image", images, "must be a path, a URL, or a list of them")
     name = entry.get("id", entry.get("question_id", where))
     places = (folder, folder / "images")
     located = tuple(_located(image, f"{where}: image", places) for image in images)
@@ -212,7 +213,7 @@ def _conversation(entry: object, where: str, folder: Path, category: str) -> Exa
 
 
 def _parsed(text: str) -> Any:
-    """The content of a file that is one JSON value; None for anything else."""
+    """The value of a JSON text; None if it is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -220,14 +221,14 @@ def _parsed(text: str) -> Any:
 
 
 def _captioned_images(path: Path, whole: Json) -> Iterable[Example]:
-    """Each image of COCO captions, with the prompt that FLASH asks of them."""
+    """Each image of COCO captions, with the prompt of FLASH's evaluation."""
     split = path.stem.removeprefix("captions_")
     folders = (path.parent.parent / split, path.parent / split, path.parent / "images", path.parent)
     for index, image in enumerate(whole["images"]):
         where = f"{path.name}: images[{index}]"
         name = image.get("file_name") if isinstance(image, dict) else None
         if not isinstance(name, str):
-            raise InputError(where, image, "an object with a file_name")
+            raise InputError(where, image, "must be an object with a file_name")
         yield Example(
             (COCO_PROMPT,),
             (_located(name, where, folders),),
@@ -241,6 +242,6 @@ def _located(image: str, where: str, places: Sequence[Path]) -> str:
         return image
     found = next(filter(os.path.isfile, (str(place / image) for place in places)), None)
     if found is None:
-        allowed = "an address, or a file that is in " + " or in ".join(map(str, places))
-        raise InputError(where, image, allowed)
+        rule = "must be a URL, or a file in " + " or in ".join(map(str, places))
+        raise InputError(where, image, rule)
     return found

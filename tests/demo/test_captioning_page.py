@@ -16,7 +16,7 @@ from PIL import Image
 from mmspec.demo.captioning import Captioning, picture_examples
 from mmspec.demo.uploads import UPLOAD_LIMITS
 from mmspec.pipelines import VisionLanguagePipeline
-from tests.demo.conftest import served, visiting
+from tests.demo.conftest import PHONE, columns_fit, served, visiting
 
 SCENE = "assets/images/scene.png"
 
@@ -116,6 +116,19 @@ def test_words_stream_and_stop_ends_the_model_within_a_round(browser, url, forwa
         assert len(forwards) == stopped
 
 
+def test_an_image_is_selected_at_the_start_and_enter_asks_on_a_phone(browser, url, demo):
+    with visiting(browser, url, PHONE) as page:
+        page.wait_for_selector("#image img")
+        assert "6 shapes" in page.inner_text(".mm-toy")
+        page.locator("#question textarea").fill("what is in the picture?")
+        page.locator("#question textarea").press("Enter")
+        page.wait_for_selector(".mm-verdict")
+        assert columns_fit(page)
+        answer = lane(page, "none").locator(".mm-text").inner_text()
+    (expected,) = demo.plain("what is in the picture?", images=SCENE, max_new_tokens=192).text
+    assert answer.split() == expected.split()
+
+
 def large_picture() -> bytes:
     file = io.BytesIO()
     Image.new("1", (5000, 5000)).save(file, "PNG")
@@ -134,15 +147,15 @@ def test_bad_uploads_and_questions_are_refused_by_name(browser, url, tmp_path):
     with large.open("wb") as file:
         file.truncate(UPLOAD_LIMITS.max_video_bytes + 1)
     with visiting(browser, url) as page:
-        told = page.locator(".toast-body")
+        toasts = page.locator(".toast-body")
         for name, (data, said) in BAD.items():
             upload(page, {"name": name, "mimeType": "image/png", "buffer": data})
-            assert said in told.filter(has_text=name).first.inner_text()
+            assert said in toasts.filter(has_text=name).first.inner_text()
             page.wait_for_selector("#image input[type=file]", state="attached")
             assert page.locator("#image img").count() == 0, "it is removed"
         upload(page, large)
-        told.filter(has_text=re.compile("maximum allowed size", re.IGNORECASE)).first.wait_for()
+        toasts.filter(has_text=re.compile("maximum allowed size", re.IGNORECASE)).first.wait_for()
         assert page.locator("#image img").count() == 0
         ask(page, " ")
-        told.filter(has_text="question").first.wait_for()
+        toasts.filter(has_text="question must not be empty").first.wait_for()
         page.wait_for_selector("#ask")

@@ -71,6 +71,9 @@ def test_a_turn_shows_question_answer_and_figures() -> None:
         output.finish_reasons = ["eos"]
     html = transcript([turn("what is <this>?", lanes)])
     assert "what is &lt;this&gt;?" in html
-    assert "The same tokens in 3 forwards instead of 6, 6.0 times as fast." in html
+    assert "The same tokens in 3 forward passes instead of 6, 6.0 times as fast as plain decoding." in html
+    assert "mm-slow" not in html
+    slower = turn("?", lanes[::-1])
+    assert "mm-slow" in slower and "slower than plain decoding: 0.17 times its speed" in slower
     outputs[1].tokens = [[0]]
     assert "Other tokens" in turn("?", lanes)

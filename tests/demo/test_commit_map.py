@@ -1,4 +1,4 @@
-"""Heat map of committed cells per forward."""
+"""Heat map of committed cells per forward pass."""
 
 import base64
 import io

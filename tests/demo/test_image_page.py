@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmspec.demo.image_generation import ImageGeneration
 from mmspec.pipelines import ImagePipeline
-from tests.demo.conftest import served, visiting
+from tests.demo.conftest import PHONE, columns_fit, served, visiting
 
 PROMPT = "a red ring left of a small blue cross"
 
@@ -39,7 +39,7 @@ def state(page: Any, name: str) -> None:
 
 def test_an_image_is_drawn_as_the_pipeline_draws_it(browser, url, demo, tmp_path):
     with visiting(browser, url) as page:
-        page.click("#draw")
+        page.locator("#prompt textarea").press("Enter")
         state(page, "done")
         page.wait_for_selector("#heat .mm-heat img")
         page.wait_for_selector("#draw")
@@ -47,7 +47,7 @@ def test_an_image_is_drawn_as_the_pipeline_draws_it(browser, url, demo, tmp_path
             page.click("#canvas [aria-label='Download']")
         download.value.save_as(tmp_path / "image.png")
         nfe = int(page.locator("#figures dd").nth(1).inner_text())
-    demo.pipe.set_accelerator("sjd", window=16)
+    demo.pipe.set_accelerator("sjd")
     wanted = demo.pipe(PROMPT, seed=0)
     assert np.array_equal(np.asarray(Image.open(tmp_path / "image.png")), np.asarray(wanted.images[0]))
     assert nfe == wanted.stats.target_forwards < 128
@@ -79,8 +79,22 @@ def test_the_image_fills_in_and_stop_ends_the_model_within_a_round(browser, url,
         assert len(counted) == stopped
         page.locator("#prompt textarea").fill(" ")
         page.click("#draw")
-        assert "prompt" in page.locator(".toast-body").first.inner_text()
+        assert "prompt must not be empty" in page.locator(".toast-body").inner_text()
         page.wait_for_selector("#draw")
+
+
+def test_the_page_fits_a_phone_and_states_what_a_toy_model_draws(browser, url):
+    with visiting(browser, url, PHONE) as page:
+        page.wait_for_selector("#draw")
+        assert columns_fit(page)
+        assert "6 shapes" in page.inner_text(".mm-toy") and "8 colours" in page.inner_text(".mm-toy")
+
+
+def test_an_option_of_0_keeps_the_default_of_each_method(demo):
+    for name in ("sjd", "cjd", "gsd"):
+        demo.pipe.set_accelerator(name)
+        nodes = demo.pipe.accelerator.drafter.max_nodes
+        assert demo.methods.enter(name, window=None, delta=None).drafter.max_nodes == nodes
 
 
 def test_only_methods_that_fit_are_offered_and_only_their_options_are_used(demo):

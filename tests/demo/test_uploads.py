@@ -15,10 +15,10 @@ SCENE = str(Path("assets/images/scene.png"))
 @pytest.mark.parametrize(
     ("kind", "payload", "said"),
     [
-        ("image", {"path": None}, "upload a file"),
-        ("image", {"path": "pyproject.toml", "orig_name": "a/b/mine.png"}, "^mine.png: .*text"),
-        ("video", {"path": SCENE, "orig_name": "mine.mp4"}, "^mine.mp4: .*PNG"),
-        ("video", {"path": "no/such.mp4"}, "^such.mp4: "),
+        ("image", {"path": None}, "must be an uploaded file"),
+        ("image", {"path": "pyproject.toml", "orig_name": "a/b/mine.png"}, "^mine.png .*text"),
+        ("video", {"path": SCENE, "orig_name": "mine.mp4"}, "^mine.mp4 .*PNG"),
+        ("video", {"path": "no/such.mp4"}, "^such.mp4 "),
     ],
 )
 def test_what_is_no_picture_or_video_is_refused_by_its_name(kind: str, payload: Any, said: str) -> None:

@@ -219,10 +219,13 @@ def test_published_references_give_what_can_be_computed_from_them(tmp_path):
 WRONG = {
     "another network's": (
         {"mu": np.zeros(3), "sigma": np.eye(3)},
-        "mu and sigma of 3 features.*the 2 of 'means'",
+        "the 2 features of 'means'; got .*mu and sigma of 3 features",
     ),
-    "inception's": ({"mu": np.zeros(2048), "sigma": np.eye(2048)}, "2048 features.*--features inception"),
-    "a sigma of another size": ({"mu": np.zeros(2), "sigma": np.eye(3)}, r"mu \[2\].*sigma \[3, 3\]"),
+    "inception's": (
+        {"mu": np.zeros(2048), "sigma": np.eye(2048)},
+        "--features inception; got .*2048 features",
+    ),
+    "a sigma of another size": ({"mu": np.zeros(2), "sigma": np.eye(3)}, r"mu \[2\] .*sigma \[3, 3\]"),
     "a sigma of another size beside images": (
         {"arr_0": np.zeros((3, 8, 8, 3), np.uint8), "mu": np.zeros(2), "sigma": np.zeros(2)},
         r"sigma \[2\]",

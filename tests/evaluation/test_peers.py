@@ -40,7 +40,7 @@ def test_every_way_gives_our_tokens_over_several_turns(pipe):
     examples = [Example(QUESTIONS, identifier="talk")]  # of images, look-up may copy the tokens, and fail
     peers = text_peers(pipe, examples, deepcopy(pipe.model), max_new_tokens=12, temperature=0.0)
     assert set(peers.decoders) == {PEER, LOOKUP, ASSISTED}
-    assert peers.missing == {MTP: "the model has no layers that predict several tokens"}
+    assert peers.missing == {MTP: "the model has no MTP layers"}
     ours = contender(pipe, "none").decoder(max_new_tokens=12, temperature=0.0)(examples).tokens
     decoded = {name: decode(examples) for name, decode in peers.decoders.items()}
     for one in decoded.values():

@@ -144,20 +144,28 @@ def test_tables_are_read_by_a_column_that_holds_their_prompts_and_with_their_ima
 
 
 UNREADABLE = [
-    ("a.json", {"prompts": ["a red ring"]}, "one JSON object a line, or a list of them"),
-    ("a.json", [{"text": "a red ring"}], r"a.json\[0\]: got .*'turns' or 'prompt'"),
-    ("a.json", [["a red ring"]], r"a.json\[0\]: got .*'turns' or 'prompt'"),
-    ("a.json", "a red ring\na blue cross", r"a.json:1: got 'a red ring'; one JSON"),
-    ("a.jsonl", "[INST] a red ring", "one JSON object a line"),
+    ("a.json", {"prompts": ["a red ring"]}, "must be a JSON object"),
+    ("a.json", [{"text": "a red ring"}], r"a.json\[0\] must be .*'turns' or 'prompt'"),
+    ("a.json", [["a red ring"]], r"a.json\[0\] must be .*'turns' or 'prompt'"),
+    ("a.json", "a red ring\na blue cross", r"a.json:1 must be a JSON object.*got 'a red ring'"),
+    ("a.jsonl", "[INST] a red ring", "must be a JSON object"),
     ("a.jsonl", '{"text": "a red ring"}', "'turns' or 'prompt'"),
-    ("a.csv", "a red ring\na blue cross", r"a.csv: got 'a red ring'; a header with the column 'prompt'"),
+    (
+        "a.csv",
+        "a red ring\na blue cross",
+        "a.csv must have a header with the column 'prompt'.*got 'a red ring'",
+    ),
     ("a.csv", "id;prompt\n1;a red ring", "a header with the column 'prompt'"),
     ("a.csv", "text,caption\na,b", "a header with the column 'prompt'"),
-    ("a.csv", "image,question\nnone.png,what is there", "a.csv:2: image: got 'none.png'"),
+    ("a.csv", "image,question\nnone.png,what is there", "a.csv:2: image must be .*got 'none.png'"),
     ("a.csv", "prompt,video\na,b.mp4", "a.csv:2: video"),
-    ("a.yaml", "- a red ring\n- a blue cross\n", "a file that ends in .txt, or a file of .json, .jsonl"),
-    ("a.html", "<p>a red ring</p>", "a file that ends in .txt"),
-    ("a.parquet", "PAR1", "a file that ends in .txt"),
+    (
+        "a.yaml",
+        "- a red ring\n- a blue cross\n",
+        "a .txt file with one prompt per line, or one of .json, .jsonl",
+    ),
+    ("a.html", "<p>a red ring</p>", "must be a .txt file"),
+    ("a.parquet", "PAR1", "must be a .txt file"),
 ]
 
 

@@ -1,8 +1,8 @@
-"""Losslessness checks of an accelerator: on a text model, on image tokens, and on continuous tokens.
+"""Identity checks of an accelerator on text, on image tokens, and on continuous image tokens.
 
-Greedy tokens must be those of plain decoding; for text the reference is `model.generate` of transformers.
-Sampled tokens are compared with plain decoding under the same seed where the rule promises tokens, because
-noise is keyed by output position. All other rules promise the distribution, which is tested.
+Greedy tokens must equal those of plain decoding; for text the reference is transformers' `model.generate`.
+If the rule promises equal tokens, sampled tokens are compared with plain decoding under the same seed, since
+noise is keyed by output position. All other exact rules promise the distribution, which is tested.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = ["ContinuousCheck", "IdentityCheck", "ImageCheck", "MaskedCheck", "Top
 
 @dataclass(frozen=True)
 class IdentityCheck:
-    """Losslessness check on text, one comparison after another.
+    """Identity check on text, one comparison after another.
 
     Args:
         accelerated: the accelerator to check.
         plain: accelerator "none" on the same pipeline.
-        examples: what to ask; the first turn of each, images loaded (`load_images`).
-        max_new_tokens: of each output.
-        temperature: of the sampled comparison.
+        examples: prompts with loaded images (`load_images`); only the first turn of each is used.
+        max_new_tokens: length limit of each output.
+        temperature: temperature of the sampled comparison.
         seed: example i samples with seed + i.
-        batch_size: rows that the accelerator decodes at once; references are always taken one by one.
-        on_output: called for every output of a reference or of the accelerator; `outputs` times in all.
+        batch_size: rows that the accelerator decodes at once; references are decoded one by one.
+        on_output: called after each output of the reference or the accelerator, `outputs` times in all.
     """
 
     accelerated: Contender
@@ -58,7 +58,7 @@ class IdentityCheck:
 
     @property
     def is_token_exact(self) -> bool:
-        """True if sampled tokens are promised to be those of plain decoding."""
+        """True if the rule promises the same sampled tokens as plain decoding."""
         rule: Rule[Any] = self.accelerated.accelerator.rule
         return rule.is_plain_draw
 
@@ -71,7 +71,7 @@ class IdentityCheck:
         return 2 * len(self.examples) * len(self.modes)
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Compare in all modes."""
+        """Run the comparisons of all modes."""
         for mode in self.modes:
             yield getattr(self, mode)()
 
@@ -112,26 +112,28 @@ class IdentityCheck:
         pipe, accelerator = self.accelerated.pipe, self.accelerated.accelerator
         tests = [one.distribution for one in comparisons if isinstance(one.distribution, DistributionTest)]
         notes = []
-        is_whole = accelerator.drafter.exactness == "exact"  # nodes see all that the model would
+        is_whole = accelerator.drafter.exactness == "exact"  # nodes have the model's full context
         rule = type(accelerator.rule if is_whole else accelerator.drafter).__name__
         if accelerator.exactness != "exact":
             bound = f" ({accelerator.rule.bound})" if is_whole and accelerator.rule.bound else ""
-            notes.append(f"{rule} is {accelerator.exactness} by its own account{bound}: it cannot pass")
+            notes.append(f"{rule} is declared {accelerator.exactness}{bound}, so the check cannot pass")
         elif not self.is_token_exact and not tests:
             notes.append(
-                f"sampled tokens were not compared: {rule} promises the target's distribution, not its tokens"
+                f"sampled tokens were not compared: {rule} keeps the target's distribution, not its tokens"
             )
         if left_out := later_turns(self.examples):
-            notes.append(f"{left_out} later turns of conversations were left out: first turns are compared")
+            notes.append(
+                f"{left_out} later turns of conversations were left out; only first turns are compared"
+            )
         if accelerator.keeps:
             notes.append(f"exact refers to {accelerator.keeps}")
         drafts = accelerator.name != "none" and is_whole
-        drafts = drafts and accelerator.drafter.max_nodes > 1  # others decide places, and guess none
+        drafts = drafts and accelerator.drafter.max_nodes > 1  # others decide places without a draft
         if drafts and sum(sum(one.stats.accepted) for one in comparisons) == 0:
-            notes.append("no draft token was accepted, so this says little: ask for more tokens")
+            notes.append("no draft token was accepted, so the check is weak; increase the number of tokens")
         notes += [
-            "sampled tokens are not those of plain decoding, by design: the distribution of every token "
-            f"given those before it was tested instead; at {test.places} places that finds biases of "
+            "sampled tokens differ from those of plain decoding by design, so the conditional distribution "
+            f"of every token was tested; with {test.places} tokens the test detects biases of "
             f"{test.resolution:.0%} at best, and smaller ones with more samples"
             for test in tests
         ]
@@ -147,7 +149,7 @@ class IdentityCheck:
     def _compared(
         self, mode: str, reference: str, found: list[tuple[list[int], list[Gap]]], settings: Keywords
     ) -> Comparison:
-        """Decode all examples with the accelerator, and compare with what was found of the reference."""
+        """Decode all examples with the accelerator and compare them with the reference outputs."""
         outputs: list[list[int]] = []
         stats: list[DecodingStats] = []
         for batch, seeds in self._batches(self.batch_size):
@@ -156,11 +158,11 @@ class IdentityCheck:
             stats += decoded.stats
             self._count(batch)
         pipe = self.accelerated.pipe
-        is_recurrent = bool(find_mixers(pipe.model))  # whose forms round apart
+        is_recurrent = bool(find_mixers(pipe.model))  # their two forms round differently
         return compare(mode, reference, found, outputs, pipe.dtype, merge_stats(stats), is_recurrent)
 
     def _batches(self, size: int) -> Iterator[tuple[list[Example], list[int]]]:
-        """Batches of the first turns of examples, with their seeds."""
+        """Batches of the examples' first turns, with their seeds."""
         for start in range(0, len(self.examples), size):
             chosen = self.examples[start : start + size]
             batch = [replace(example, turns=example.turns[:1]) for example in chosen]
@@ -173,15 +175,15 @@ class IdentityCheck:
 
 @dataclass(frozen=True)
 class MaskedCheck(IdentityCheck):
-    """Losslessness check on a masked model, of whose tokens one is decided in each forward of the reference.
+    """Identity check on a masked model; its reference decides one token per forward pass.
 
-    Nothing else decodes such a model by that order, and no difference is explained by how close its two best
-    tokens were: another token, or another place, would have been decided first.
+    The reference is mmspec's own plain decoding, as no other library uses this decoding order. Rounding never
+    explains a difference: another token or place decided first changes the context of all later decisions.
     """
 
     @property
     def is_token_exact(self) -> bool:
-        return True  # a place is drawn with the noise of its state, whoever guesses that state
+        return True  # noise is keyed by the state of the canvas, with or without a draft
 
     def greedy(self) -> Comparison:
         return self._against_plain("greedy", "plain decoding", {"do_sample": False})
@@ -200,11 +202,11 @@ class MaskedCheck(IdentityCheck):
 
 
 class TopTwo(LogitsProcessor):
-    """Logits processor that records the two best logits of every step in `best`, and changes nothing.
+    """Logits processor that records the two largest logits of every step in `best`, and changes nothing.
 
     Args:
-        temperature: None for greedy decoding; else the best are those with the noise that decides.
-        seed: of that noise.
+        temperature: None for greedy decoding; otherwise the logits include the sampling noise.
+        seed: seed of that noise.
     """
 
     def __init__(self, temperature: float | None = None, seed: int = 0) -> None:
@@ -218,7 +220,7 @@ class TopTwo(LogitsProcessor):
             index = torch.tensor([[len(self.best)]], device=scores.device)
             stream = RandomStream.from_seed(self.seed, 1, scores.device)
             noise = stream.gumbel(index, Purpose.TARGET, logits.shape[-1], logits.dtype)[0, 0]
-            noisy = logits + self.temperature * noise  # (logits / T + noise) T: the unit stays the logits'
+            noisy = logits + self.temperature * noise  # (logits / T + noise) T keeps the unit of the logits
         values, tokens = noisy.topk(2)
         self.best.append((*values.tolist(), logits[tokens].abs().max().item()))
         return scores
@@ -226,7 +228,7 @@ class TopTwo(LogitsProcessor):
 
 @dataclass(frozen=True)
 class ImageCheck(IdentityCheck):
-    """Losslessness check on images; the settings of the calls leave out the temperature."""
+    """Identity check on images; `settings` are passed to the calls and exclude the temperature."""
 
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -234,7 +236,7 @@ class ImageCheck(IdentityCheck):
     def modes(self) -> list[str]:
         if self.is_token_exact:
             return ["greedy", "sampled"]
-        # a distribution is that of the next token, given those before
+        # the test needs the distribution of the next token given the earlier ones
         return ["greedy"] if self.plain.pipe.target.by_blocks else ["greedy", "distribution"]
 
     def greedy(self) -> Comparison:
@@ -245,7 +247,7 @@ class ImageCheck(IdentityCheck):
         return self._against_plain("sampled", reference, self.temperature)
 
     def distribution(self) -> Comparison:
-        """Test sampled tokens against the target's distribution of each, given those before it."""
+        """Test each sampled token against the target's distribution given the earlier tokens."""
         pipe, outputs, stats, requests = self.accelerated.enter(), [], [], []
         for batch, seeds in self._batches(self.batch_size):
             call = drawn(pipe, batch, seeds, self._settings(self.temperature))
@@ -254,7 +256,7 @@ class ImageCheck(IdentityCheck):
             requests += call.requests
             self._count(batch)
         test = check_distribution(pipe.target, call.calls[-1].sampler, requests, outputs, self.seed)
-        self._count(self.examples)  # each of which was read once more
+        self._count(self.examples)  # the test scores each output once more
         reference = f"the target's distribution, temperature {self.temperature:g}"
         return Comparison("distribution", reference, len(outputs), test.places, [], merge_stats(stats), test)
 
@@ -262,7 +264,7 @@ class ImageCheck(IdentityCheck):
         pipe, found = self.plain.enter(), []
         for batch, seeds in self._batches(1):
             call = prepare_images(pipe, batch, seeds=seeds, **self._settings(temperature))
-            by_blocks = pipe.target.by_blocks  # whose rounds are of many tokens
+            by_blocks = pipe.target.by_blocks  # each round decides many tokens
             gaps = [top_two(step, call.calls[-1]) for step in call.rounds() if not by_blocks]
             found.append((call.calls[-1].canvas.outputs()[0], gaps))
             self.on_output()
@@ -275,7 +277,7 @@ class ImageCheck(IdentityCheck):
 def drawn(
     pipe: object, batch: Sequence[Example], seeds: Sequence[int], settings: Mapping[str, object]
 ) -> Any:
-    """A call on a pipeline of images, with all its rounds done."""
+    """A finished call of an image pipeline."""
     call = prepare_images(pipe, batch, seeds=seeds, **settings)
     for _ in call.rounds():
         pass
@@ -283,9 +285,9 @@ def drawn(
 
 
 def top_two(step: Round, call: Call) -> Gap:
-    """The two best logits of a round of plain decoding, noise included, and the largest of the two without.
+    """The two largest logits of a round of plain decoding with noise, and their magnitude without noise.
 
-    As guided logits: noise is scaled by the temperature, and not the logits by its inverse.
+    The noise is scaled by the temperature, so that the unit is that of the guided logits.
     """
     logits = noisy = step.scores.logits[0, 0]
     if not step.scores.greedy:
@@ -297,13 +299,14 @@ def top_two(step: Round, call: Call) -> Gap:
     return (*(unit * values).tolist(), float(unit * magnitude))
 
 
-SAME = 1e-2  # rms of a vector; rounding of forwards with other shapes, grown over an image, stays far below
+SAME = 1e-2  # rms of a vector; accumulated rounding of differently shaped forward passes stays far below
 
 
 def reference_of(accelerator: Accelerator, cells: int) -> str:
-    """The accelerator whose distribution another one keeps, as the command line writes it.
+    """Command-line name of the accelerator whose distribution another one keeps.
 
-    Plain decoding of a MAR draws several of its cells in a forward, a draft of cells is judged one by one.
+    Plain decoding of a MAR draws several cells per forward pass, while a draft of cells is verified cell by
+    cell; its reference decodes one cell per forward pass.
     """
     drafter = accelerator.drafter
     if isinstance(drafter, CellModelDrafter):
@@ -313,7 +316,7 @@ def reference_of(accelerator: Accelerator, cells: int) -> str:
 
 @dataclass(frozen=True)
 class ContinuousCheck(ImageCheck):
-    """Losslessness check on images of continuous tokens: of vectors, or of their distribution."""
+    """Identity check on images of continuous tokens: compares vectors or tests their distribution."""
 
     @property
     def modes(self) -> list[str]:
@@ -321,8 +324,8 @@ class ContinuousCheck(ImageCheck):
 
     @property
     def reference(self) -> str:
-        """Name of what the accelerator is compared with."""
-        return "plain decoding" if self.plain.accelerator.name == "none" else "one cell a forward"
+        """Name of the reference."""
+        return "plain decoding" if self.plain.accelerator.name == "none" else "one cell per forward pass"
 
     def sampled(self) -> Comparison:
         """Compare vectors with those of plain decoding with the same noise."""
@@ -337,7 +340,7 @@ class ContinuousCheck(ImageCheck):
         return Comparison("same noise", self.reference, len(own), apart.numel(), differences, stats)
 
     def distribution(self) -> Comparison:
-        """Test whether images are drawn from the distribution of the reference."""
+        """Test whether images have the distribution of the reference."""
         plain, _ = self._draw(self.plain, OTHER_SEEDS)
         own, stats = self._draw(self.accelerated, 0)
         test = energy_test(own, plain, self.seed)

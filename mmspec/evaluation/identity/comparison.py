@@ -1,13 +1,13 @@
 """Comparison of tokens with a reference: first differences, and whether rounding explains them.
 
-In float32 every difference counts. In half precision two orders of summation can break a tie either way, so a
-difference is explained where the reference's own two best logits lie within 2 ulp (measured: all flips of
-plain decoding sat at 0 or 1 ulp).
+In float32 every difference is an error. In half precision the order of summation can decide a tie, so a
+difference is explained if the reference's two largest logits are within 2 ulp (measured: all flips of plain
+decoding were at 0 or 1 ulp).
 
-Recurrent layers read a prompt in chunks and go on token by token. The two forms of the same recurrence round
-further apart, in float32 too: on assets/scenes-hybrid the same logit differs by up to 66 ulp in float32, 6 in
-the median, and by up to 5 in bfloat16 (tests/reference/test_hybrid_rounding.py). Models with such layers have
-limits of twice that, since both of the two best logits move.
+Recurrent layers process a prompt in chunks and later tokens one by one. The two forms round differently, in
+float32 too: on assets/scenes-hybrid the same logit differs by up to 66 ulp in float32 (median 6), and by up
+to 5 in bfloat16 (tests/reference/test_hybrid_rounding.py). Models with such layers have about twice that as
+the limit, since both of the largest logits move.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = [
 
 COMPARISON_COLUMNS = (
     *("mode", "reference", "equal", "explained"),
-    *("tokens", "target\nforwards", "accepted", "verdict"),
+    *("tokens", "forward\npasses", "accepted", "verdict"),
 )
 DIFFERENCE_COLUMNS = ("prompt", "at token", "expected", "got", "logit gap", "in ulp", "verdict")
 SHOWN_DIFFERENCES = 5
 HALF_PRECISIONS = (torch.float16, torch.bfloat16)
 
 Gap = tuple[float, float, float]
-"""(best, runner-up, largest magnitude of the two) of the logits that decided a token."""
+"""(largest, second largest, magnitude of the larger of the two) of the logits that decided a token."""
 
 
 def explained_ulp(dtype: torch.dtype, is_recurrent: bool) -> float:
-    """Largest gap, in ulp, of two best logits that plain decoding itself cannot tell apart; 0 for none."""
+    """Largest gap in ulp between the two largest logits that rounding explains; 0 if none does."""
     is_half = dtype in HALF_PRECISIONS
     if is_recurrent:
         return 8.0 if is_half else 128.0
@@ -64,10 +64,10 @@ class Difference:
 
     Attributes:
         example, position: index of the prompt, and of the output token.
-        expected, got: token ids; None where that output had ended.
-        gap: distance of the reference's two best logits there (with the noise, when sampling).
-        gap_ulp: the same in units in the last place of the larger of the two, in the model's dtype.
-        explained: a gap so small that plain decoding itself is undecided there: at most `explained_ulp`.
+        expected, got: token ids; None if that output had ended.
+        gap: distance between the reference's two largest logits there (with the noise, if sampled).
+        gap_ulp: the gap in units in the last place of the larger logit, in the model's dtype.
+        explained: whether the gap is at most `explained_ulp`, so that rounding can cause the difference.
     """
 
     example: int
@@ -81,15 +81,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outputs of one way of decoding, compared with their references.
+    """Outputs of one decoding mode, compared with their references.
 
     Attributes:
         mode: "greedy", "sampled", "same noise" or "distribution".
-        reference: what the tokens were compared with.
-        examples, tokens: how much was compared; tokens are the reference's.
-        differences: the first one of each example that has any.
-        stats: what the accelerator did, all examples together.
-        distribution: the outcome where not tokens but their distribution was compared.
+        reference: name of the reference.
+        examples, tokens: numbers of compared examples, and of the reference's tokens.
+        differences: the first difference of each example that has one.
+        stats: statistics of the accelerator over all examples.
+        distribution: the result of the test, if distributions were compared instead of tokens.
     """
 
     mode: str
@@ -117,7 +117,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IdentityReport:
-    """Outcome of a losslessness check; `notes` say what was not compared, and why."""
+    """Result of an identity check; `notes` list what was not compared, and why."""
 
     accelerator: str
     exactness: str
@@ -149,7 +149,7 @@ class IdentityReport:
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
-    """Index of the first token that differs, a wrong end included; None if the two are equal."""
+    """Index of the first token that differs, including a different end; None for equal sequences."""
     for index, (one, other) in enumerate(zip(expected, got, strict=False)):
         if one != other:
             return index
@@ -175,11 +175,11 @@ def compare(
     """Compare outputs with their references.
 
     Args:
-        mode, reference: of the comparison.
-        found: of each example, the reference's token ids, and of each of its steps its two best logits.
-        outputs: token ids of what is judged, one list per example.
-        dtype: of the model.
-        stats: of the outputs.
+        mode, reference: labels of the comparison.
+        found: for each example, the reference's token ids and the two largest logits of each step.
+        outputs: token ids of the checked outputs, one list per example.
+        dtype: the model's dtype.
+        stats: statistics of the outputs.
         is_recurrent: whether the model has recurrent layers.
     """
     limit = explained_ulp(dtype, is_recurrent)
@@ -187,7 +187,7 @@ def compare(
     for index, ((expected, gaps), got) in enumerate(zip(found, outputs, strict=True)):
         position = first_difference(expected, got)
         if position is not None:
-            # Past its own end the reference has decided nothing: such a difference is never explained.
+            # The reference has no logits after its end: such a difference is never explained.
             first, second, magnitude = gaps[position] if position < len(gaps) else (math.inf, 0.0, 1.0)
             units = (first - second) / ulp(magnitude, dtype)
             wanted, given = (row[position] if position < len(row) else None for row in (expected, got))
@@ -200,7 +200,7 @@ def compare(
 def identity_report(
     report: IdentityReport, decode: Callable[[int], str], names: Sequence[str] = ()
 ) -> RenderableType:
-    """Render a losslessness check in words, with the first differences, by the texts of their tokens."""
+    """Render an identity check as tables, with the first differences as token texts."""
     rows = [
         (
             one.mode,

@@ -1,9 +1,9 @@
 """Tests of sampled outputs against the distribution that an exact rule promises.
 
-A rule that redraws with noise of its own gives other tokens than plain decoding, of the same distribution.
-One forward over a finished output gives the distribution of each token given those before it, and the tokens
-are tested against these. Images of continuous tokens have no such distributions: they are compared with
-images of plain decoding as two samples, by their energy distance (Székely & Rizzo, 2004).
+A rule with its own noise outputs other tokens than plain decoding, with the same distribution. One forward
+pass over a finished output returns the conditional distribution of each token, against which the tokens are
+tested. Images of continuous tokens have no such distributions. They are compared with images of plain
+decoding in a two-sample test by energy distance (Székely & Rizzo, 2004).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 BINS = 20
-ALARM = 1e-6  # a right accelerator fails once in half a million checks
-CRITICAL = 63.68  # what a chi-square of 19 degrees of freedom exceeds with probability 1e-6
+ALARM = 1e-6  # a correct accelerator fails once in half a million checks
+CRITICAL = 63.68  # a chi-square of 19 degrees of freedom exceeds it with probability 1e-6
 LARGEST_SURPRISAL = 5.0  # standard deviations; two-sided 6e-7
 SAMPLE_ALARM = 1e-3  # of the two-sample test
 PERMUTATIONS = 4999
@@ -45,12 +45,12 @@ class DistributionTest:
     """Outcome of a test of sampled tokens.
 
     Attributes:
-        places: tokens that were judged.
-        impossible: those to which the target gives no mass.
-        p_value: of a chi-square on `mass_before`, which is uniform if every token was drawn from its
-            distribution.
-        surprisal: how far the mean of -log p(x) lies from the distributions' entropies, in standard
-            deviations: below 0 if the tokens are likelier than they should be.
+        places: number of tested tokens.
+        impossible: number of tokens with probability 0 under the target.
+        p_value: p-value of a chi-square test on `mass_before`, which is uniform if every token was drawn from
+            its distribution.
+        surprisal: deviation of the mean of -log p(x) from the mean entropy, in standard deviations; below 0
+            if the tokens are likelier than they should be.
     """
 
     places: int
@@ -63,10 +63,10 @@ class DistributionTest:
 
     @property
     def resolution(self) -> float:
-        """Total variation of `mass_before` to uniform that fails about every other time.
+        """Total variation of `mass_before` to uniform that the test detects about every other time.
 
-        A chi-square on n values rises by at least 4 n times its square. Biases that leave `mass_before` as it
-        is stay hidden, so that this is the best case.
+        A chi-square on n values rises by at least 4 n times its square. This is the best case, since some
+        biases do not change `mass_before`.
         """
         return math.sqrt((CRITICAL - (BINS - 1)) / (4 * self.places))
 
@@ -79,7 +79,7 @@ class DistributionTest:
 def read_distributions(
     target: AnyTarget, sampler: Sampler, request: Request, output: Sequence[int]
 ) -> Tensor:
-    """Distributions [N, V] of the N tokens of an output, each given the prompt and the tokens before it."""
+    """Conditional distributions [N, V] of the N tokens of an output, from one forward pass over it."""
     prompts = list_prompts([request], sampler)
     capacity = max(prompt["input_ids"].shape[1] for prompt in prompts) + len(output)
     state, prefill = target.prefill(prompts, capacity)
@@ -93,9 +93,9 @@ def read_distributions(
 def mass_before(distribution: Tensor, tokens: Tensor, u: Tensor) -> Tensor:
     """Probability mass [N] of the tokens that are likelier than x, plus a share u of x's own.
 
-    The probability integral transform (Rosenblatt, 1952) with tokens in the order of their probability: the
-    numbers are independent and uniform if every token was drawn from its distribution, whatever the
-    distributions [N, V] of tokens [N] are, for uniforms u [N].
+    This is the probability integral transform (Rosenblatt, 1952) with tokens ordered by probability. For any
+    distributions [N, V] and uniforms u [N], the numbers are independent and uniform if every token of
+    tokens [N] was drawn from its distribution.
     """
     own = distribution.gather(1, tokens[:, None])
     earlier = torch.arange(distribution.shape[1], device=distribution.device) < tokens[:, None]
@@ -110,16 +110,16 @@ def check_distribution(
     outputs: Sequence[Sequence[int]],
     seed: int = 0,
 ) -> DistributionTest:
-    """Test sampled outputs, one of each request, against the distribution that target and sampler promise.
+    """Test sampled outputs, one per request, against the distribution of the target and the sampler.
 
-    Places of forced tokens are left out; `seed` is of the uniforms that spread each token over its mass.
+    Forced tokens are left out; `seed` keys the uniforms of `mass_before`.
 
     Raises:
         InputError: fewer than 100 tokens, or greedy decoding, which has no distribution to test.
     """
     if sampler.greedy:
-        allowed = "above 0: greedy decoding has no distribution to test"
-        raise InputError("temperature", sampler.temperature, allowed)
+        rule = "must be above 0: greedy decoding has no distribution to test"
+        raise InputError("temperature", sampler.temperature, rule)
     generator = torch.Generator().manual_seed(seed)
     spread, excess, variance, impossible = [], 0.0, 0.0, 0
     for row, (request, output) in enumerate(zip(requests, outputs, strict=True)):
@@ -144,7 +144,8 @@ def check_distribution(
         )
     values = torch.cat(spread)
     if len(values) < 5 * BINS:
-        raise InputError("samples", len(values), f"at least {5 * BINS} tokens that are not forced")
+        rule = f"must have at least {5 * BINS} tokens that are not forced; increase the number of samples"
+        raise InputError("samples", len(values), rule)
     counts = torch.histc(values.clamp(0, 1), BINS, 0, 1)
     expected = len(values) / BINS
     statistic = ((counts - expected) ** 2 / expected).sum()
@@ -158,9 +159,9 @@ class SampleTest:
     """Outcome of a two-sample test of images.
 
     Attributes:
-        places: vectors of both samples.
-        distance: energy distance of the features of images.
-        p_value: share of random divisions at least as far apart.
+        places: number of vectors in both samples.
+        distance: energy distance between the features of the images.
+        p_value: share of random permutations with at least this distance.
     """
 
     places: int
@@ -178,8 +179,8 @@ class SampleTest:
 def energy_test(one: Tensor, other: Tensor, seed: int = 0) -> SampleTest:
     """Test two samples of images [n, N, d] by the energy distance of random features, with permutations.
 
-    Features are projections of an image's vectors, and of the products of neighbouring ones: a method that
-    keeps every marginal and breaks what vectors have in common is found by the latter.
+    Features are random projections of an image's vectors and of the products of neighbouring vectors. The
+    products detect a method that keeps every marginal and changes the dependence between vectors.
     """
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([one, other]).double()

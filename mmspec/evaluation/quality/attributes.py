@@ -1,4 +1,4 @@
-"""Attribute accuracy of generated images, judged by a reader that has seen real scenes only."""
+"""Attribute accuracy of generated images, scored by a reader that was trained on rendered scenes only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READER, HAS_READER = "reader", "scenes-llamagen"
 
 
 class AttributeJudge:
-    """Compares images, of PIL or a tensor [n, 3, H, W] in [0, 1], of any size, with their prompts."""
+    """Compares images with their prompts; PIL images or a tensor [n, 3, H, W] in [0, 1], of any size."""
 
     def __init__(self, reader: AttributeReader) -> None:
         self.reader = reader.eval()
@@ -38,7 +38,7 @@ class AttributeJudge:
         """Load the judge of a model: the reader in its folder, or else that of the reference models.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: neither exists.
         """
         own, reference = Path(folder) / READER, reference_models().get(HAS_READER)
         return cls(load_reader(own if own.is_dir() or reference is None else reference / READER))
@@ -48,7 +48,7 @@ class AttributeJudge:
         return [reading for pixels in self._batches(images) for reading in self.reader.read(pixels)]
 
     def features(self, images: Images) -> Tensor:
-        """One vector [n, width] of each image, for distances between sets of images."""
+        """Feature vectors [n, width] of images, for distances between sets of images."""
         return torch.cat([self.reader.features(pixels) for pixels in self._batches(images)])
 
     def classify(self, images: Images) -> Tensor:
@@ -56,13 +56,13 @@ class AttributeJudge:
         return torch.cat([self.reader.classify(pixels) for pixels in self._batches(images)])
 
     def facts(self, images: Images, captions: Sequence[str]) -> list[list[tuple[str, bool]]]:
-        """Facts that each caption names, and whether its image shows them.
+        """Facts that each caption states, and whether its image shows them.
 
         Raises:
-            InputError: a caption names no object, or there are as many captions as images not.
+            InputError: a caption names no object, or the numbers of captions and images differ.
         """
         if len(images) != len(captions) or not captions:
-            raise InputError("captions", len(captions), f"one for each of the {len(images)} images")
+            raise InputError("captions", len(captions), f"must have one for each of the {len(images)} images")
         prompts = [_parse(text, index) for index, text in enumerate(captions)]
         return list(map(facts_present, prompts, self.read(images)))
 
@@ -79,7 +79,7 @@ class AttributeJudge:
             arrays = [np.asarray(image.convert("RGB")) for image in shown]
             images = rearrange(torch.from_numpy(np.stack(arrays)), "n h w c -> n c h w") / 255
         if images.dim() != 4 or images.shape[1] != 3:
-            raise InputError("images", tuple(images.shape), "images [n, 3, H, W] in [0, 1]")
+            raise InputError("images", tuple(images.shape), "must have the shape [n, 3, H, W]")
         if images.shape[2:] != (self.size, self.size):
             images = torch.nn.functional.interpolate(
                 images, (self.size, self.size), mode="bilinear", antialias=True
@@ -88,10 +88,10 @@ class AttributeJudge:
 
 
 def facts_present(prompt: ImagePrompt, reading: ImageReading) -> list[tuple[str, bool]]:
-    """List the facts that a prompt asks for, by name, and whether the image shows each.
+    """List the facts that a prompt states, by name, and whether the image shows each.
 
-    The objects asked for are laid on those that were read in the way that makes most of them right: from
-    left to right where the prompt says which is left, else in any order. One that is left over is not there.
+    The prompt's objects are matched with the image's objects so that most facts are correct: from left to
+    right if the prompt states that order, otherwise in any order. An unmatched object counts as missing.
     """
     fewer = min(len(prompt.objects), len(reading.objects))
     arrange = combinations if prompt.ordered else permutations
@@ -111,7 +111,7 @@ def facts_present(prompt: ImagePrompt, reading: ImageReading) -> list[tuple[str,
 def _object_facts(
     objects: Sequence[tuple[str | None, ...]], seen: Mapping[int, tuple[str, ...]]
 ) -> Iterator[tuple[str, bool]]:
-    """Facts of the objects asked for, given what each of them was laid on."""
+    """Facts of the prompt's objects, given the object of the image that each is matched with."""
     names = ("size", "colour", "pattern", "shape")
     for index, wanted in enumerate(objects):
         others = seen.get(index, (None,) * len(names))
@@ -123,15 +123,15 @@ def _object_facts(
 def _parse(text: str, index: int) -> ImagePrompt:
     prompt = parse_image_prompt(text)
     if prompt is None:
-        raise InputError(f"captions[{index}]", text, "a text that names an object, such as 'a red ring'")
+        raise InputError(f"captions[{index}]", text, "must name an object, such as 'a red ring'")
     return prompt
 
 
 def scenes_network(judge: AttributeJudge) -> FeatureNetwork:
-    """Features and classes of a judge: the mean state of all patches; colour and shape of the first object.
+    """Feature network of a judge: mean state of all patches, and colour and shape of the first object.
 
-    The network knows nothing but scenes, and has few features: its figures are to be compared with one
-    another, never with those of Inception.
+    The network was trained on scenes only and has few features. Do not compare its scores with those of
+    Inception.
     """
     return FeatureNetwork(
         name=SCENES,

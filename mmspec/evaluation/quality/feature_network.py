@@ -1,6 +1,6 @@
-"""Networks that turn images into features for distances between sets: Inception, DINOv2, CLIP, or any other.
+"""Feature networks for distances between sets of images: Inception, DINOv2, CLIP, or another vision model.
 
-The network trained on scenes is `scenes_network` of `mmspec.evaluation.quality.attributes`.
+`scenes_network` in `mmspec.evaluation.quality.attributes` is the network that was trained on scenes.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Images = Sequence[Image.Image]
 
 @dataclass(frozen=True)
 class FeatureNetwork:
-    """A network under a name, with all that decides about its features.
+    """A feature network, with everything that its features depend on.
 
     Attributes:
-        name: as asked for.
-        width: of the features.
-        identity: digest of its weights.
-        preprocessing: in words, or its settings as JSON.
-        features: of RGB images, float32 on the CPU [n, width].
-        classify: logits [n, classes] of RGB images; None where it knows no classes.
+        name: the name as given.
+        width: number of features.
+        identity: digest of the weights.
+        preprocessing: description, or the processor's settings as JSON.
+        features: returns the features of RGB images, float32 on the CPU [n, width].
+        classify: returns logits [n, classes] of RGB images; None for a network without classes.
     """
 
     name: str
@@ -64,7 +64,7 @@ class FeatureNetwork:
 
     @property
     def described(self) -> dict[str, str]:
-        """Settings that statistics must share to be compared, as the cache writes them."""
+        """Settings that comparable statistics share, as the cache stores them."""
         return {
             "network": self.name,
             "width": str(self.width),
@@ -74,21 +74,21 @@ class FeatureNetwork:
 
 
 def check_network_name(name: str) -> None:
-    """Raise InputError for what is no network: neither a known name, nor a folder, nor a hub id."""
+    """Raise InputError unless a name is a known network, a folder, or a hub id."""
     if name not in KNOWN and "/" not in name and not Path(name).is_dir():
         hint = did_you_mean(name, KNOWN)
         raise InputError("--features", name, f"{hint}; or the folder or hub id of a vision model")
 
 
 def load_network(name: str, device: str | torch.device = "cpu") -> FeatureNetwork:
-    """Load a network by its name; its weights are downloaded once, where they are not here.
+    """Load a feature network by name; missing weights are downloaded once.
 
-    A name is "inception" (the weights of torch-fidelity, on which FID is usually given), "dinov2", "clip", or
-    the folder or hub id of a vision model that transformers can load, those of timm included.
+    A name is "inception" (the weights of torch-fidelity, the usual ones for FID), "dinov2", "clip", or the
+    folder or hub id of a vision model that transformers can load, including timm models.
 
     Raises:
-        InputError: no such name.
-        CheckpointError: the weights cannot be had.
+        InputError: an unknown name.
+        CheckpointError: the weights cannot be loaded or downloaded.
         MissingDependencyError: torch-fidelity is not installed.
     """
     check_network_name(name)
@@ -105,8 +105,8 @@ def _inception(device: torch.device) -> FeatureNetwork:
     try:
         network = FeatureExtractorInceptionV3("inception-v3-compat", ["2048", "logits_unbiased"])
     except (OSError, RuntimeError) as error:
-        allowed = f"weights that torch-fidelity downloads once ({type(error).__name__})"
-        raise CheckpointError("--features", INCEPTION, allowed) from error
+        rule = f"needs weights, which torch-fidelity could not download or read ({type(error).__name__})"
+        raise CheckpointError("--features", INCEPTION, rule) from error
     network = network.to(device)
 
     def both(images: Images) -> list[Tensor]:
@@ -130,8 +130,8 @@ def _transformers(name: str, source: str, device: torch.device) -> FeatureNetwor
         processor: Processor = AutoImageProcessor.from_pretrained(source)
         loaded: Any = AutoModel.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        allowed = f"a vision model of transformers, here or on the hub ({type(error).__name__})"
-        raise CheckpointError("--features", source, allowed) from error
+        rule = f"must be the folder or hub id of a vision model of transformers ({type(error).__name__})"
+        raise CheckpointError("--features", source, rule) from error
     model = loaded.to(device).eval()
 
     @torch.inference_mode()
@@ -144,7 +144,7 @@ def _transformers(name: str, source: str, device: torch.device) -> FeatureNetwor
             )
             pooled = output if isinstance(output, Tensor) else output.pooler_output
             if pooled is None:
-                raise CheckpointError("--features", source, "a vision model with one vector for an image")
+                raise CheckpointError("--features", source, "must be a vision model with a pooled output")
             found.append(pooled.flatten(1).float().cpu())
         return torch.cat(found)
 
@@ -158,7 +158,7 @@ def _transformers(name: str, source: str, device: torch.device) -> FeatureNetwor
 
 
 def weights_digest(network: nn.Module) -> str:
-    """A digest of the names and values of all weights: other training, other digest."""
+    """Digest of the names and values of all weights."""
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -167,11 +167,11 @@ def weights_digest(network: nn.Module) -> str:
 
 
 def batches(images: Images) -> Iterator[Images]:
-    """The images, some at a time."""
+    """The images in batches."""
     for start in range(0, len(images), BATCH):
         yield images[start : start + BATCH]
 
 
 def pixels(images: Images) -> Tensor:
-    """Bytes [n, 3, H, W] of RGB images of one size."""
+    """Pixels [n, 3, H, W] of RGB images of one size, as bytes."""
     return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2)

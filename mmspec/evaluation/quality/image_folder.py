@@ -1,7 +1,7 @@
-"""Sets of images: read from a folder or an .npz file, drawn into a folder, or rendered from scenes.
+"""Sets of images: read from a folder or an .npz file, generated into a folder, or rendered from scenes.
 
-`draw_images` writes a folder and `read_images` reads it, with prompts and codes where it has them; the
-workers of `mmspec.many` write such folders too. Published .npz files are of three kinds:
+`draw_images` writes a folder, and `read_images` reads it with its prompts and codes; the workers of
+`mmspec.many` write the same format. There are three kinds of published .npz files:
 
 | written by | arrays |
 |---|---|
@@ -58,7 +58,7 @@ IMAGES, MEAN, COVARIANCE = "arr_0", "mu", "sigma"
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean [d] and covariance [d, d], float64, of the features of a set whose number is not known."""
+    """Mean [d] and covariance [d, d] of the features of a set of unknown size, float64."""
 
     mean: Tensor
     covariance: Tensor
@@ -73,54 +73,53 @@ class Moments:
 
 @dataclass(frozen=True)
 class NpzFile:
-    """Content of a file: images, uint8 [n, height, width, 3], moments of their features, or both."""
+    """Content of an .npz file: images, uint8 [n, height, width, 3], moments of their features, or both."""
 
     images: np.ndarray | None
     moments: Moments | None
 
 
 def read_npz(path: Path, argument: str) -> NpzFile:
-    """Read a file, of which nothing is run; errors name `argument`.
+    """Read an .npz file of images or moments, without unpickling; error messages name `argument`.
 
     Raises:
-        InputError: it is no such file, holds nothing of the kind, or an array in it has another shape.
+        InputError: the file is not an .npz file, lacks these arrays, or an array has another shape.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in (IMAGES, MEAN, COVARIANCE) if name in file}
     except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
-        allowed = f"an .npz file of NumPy, without pickled objects ({type(error).__name__})"
-        raise InputError(argument, str(path), allowed) from error
+        rule = f"must be an .npz file of NumPy, without pickled objects ({type(error).__name__})"
+        raise InputError(argument, str(path), rule) from error
     images, mean, covariance = (found.get(name) for name in (IMAGES, MEAN, COVARIANCE))
     said = {name: f"{name} {list(array.shape)} of {array.dtype}" for name, array in found.items()}
     got = f"{path.name} with {' and '.join(said.values()) or 'other arrays'}"
     if images is not None and (
         images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.size
     ):
-        raise InputError(argument, got, f"{IMAGES} [n, height, width, 3] of uint8 in an .npz file of images")
+        raise InputError(argument, got, f"must have {IMAGES} of the shape [n, height, width, 3], uint8")
     if mean is None or covariance is None:
         if images is None:
-            allowed = f"{IMAGES} (images), or {MEAN} and {COVARIANCE} (of their features) in an .npz file"
-            raise InputError(argument, got, allowed)
+            rule = f"must contain {IMAGES} (images), or {MEAN} and {COVARIANCE} (of their features)"
+            raise InputError(argument, got, rule)
         return NpzFile(images, None)
     is_right = mean.ndim == 1 and covariance.shape == 2 * mean.shape and mean.size
     if not (is_right and all(one.dtype.kind == "f" and np.isfinite(one).all() for one in (mean, covariance))):
-        allowed = f"finite {MEAN} [d] and {COVARIANCE} [d, d] of floats in an .npz file"
-        raise InputError(argument, got, allowed)
+        raise InputError(argument, got, f"must have finite floats {MEAN} [d] and {COVARIANCE} [d, d]")
     return NpzFile(images, Moments(torch.from_numpy(mean).double(), torch.from_numpy(covariance).double()))
 
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
-SIDES = range(16, LARGEST_IMAGE + 1)  # of a scene, in pixels
-LINES = "images.jsonl"  # beside images that were drawn here: a line for each, in their order
+SIDES = range(16, LARGEST_IMAGE + 1)  # side lengths of a scene in pixels
+LINES = "images.jsonl"  # written by `draw_images`: one line per image
 
 Asked = tuple[str, Json]
-"""A prompt in words, and the keywords of the pipeline's call for it."""
+"""A prompt as text, and the keywords of the pipeline's call for it."""
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """RGB images of one size in an order; with the prompt and the codebook indices of each, or None."""
+    """Ordered RGB images of one size, optionally with the prompt and the codebook indices of each."""
 
     label: str
     images: Sequence[Image.Image]
@@ -135,12 +134,12 @@ class ImageSet:
     def __post_init__(self) -> None:
         for index, image in enumerate(self.images):
             if image.size != self.size:
-                found = f"{self.size} and, at place {index}, {image.size}"
-                raise InputError(self.label, found, "images of one size: bring them to it first")
+                found = f"{self.size}, and {image.size} at index {index}"
+                raise InputError(self.label, found, "must have images of one size; resize them first")
 
 
 class LazyImages(Sequence[Image.Image]):
-    """Images that are read when they are asked for: thousands need not be in memory at once."""
+    """Images that are read on access, so that thousands need not be in memory at once."""
 
     def __init__(self, count: int, read: Callable[[int], Image.Image]) -> None:
         self.length, self.read = count, read
@@ -156,35 +155,35 @@ class LazyImages(Sequence[Image.Image]):
 
 
 def images_of(array: np.ndarray) -> LazyImages:
-    """Images of an array of bytes [n, height, width, 3]."""
+    """Images of a uint8 array [n, height, width, 3]."""
     return LazyImages(len(array), lambda index: Image.fromarray(array[index]))
 
 
 def read_images(folder: str | Path, count: int | None = None, *, label: str | None = None) -> ImageSet:
-    """Read the images of a folder, by name and number; with prompts and codes where `draw_images` wrote them.
+    """Read the images of a folder in numeric order, with prompts and codes if `draw_images` wrote them.
 
     Args:
-        folder: files of other kinds in it are left alone, folders in it too. Or an .npz file of images.
-        count: the first so many; None takes all.
-        label: of the set; the folder's name if None.
+        folder: a folder, whose other files and subfolders are ignored; or an .npz file of images.
+        count: number of images to read; None reads all.
+        label: name of the set; None takes the folder's name.
 
     Raises:
-        InputError: no such folder, none or too few images in it, one that cannot be read, or mixed sizes.
+        InputError: the folder is missing, has too few images, an unreadable one, or mixed sizes.
     """
     folder = Path(folder)
     if folder.suffix == ".npz":
         array = read_npz(folder, "folder").images
         if array is None:
-            raise InputError("folder", str(folder), "an .npz file with images (arr_0), or a folder of them")
+            rule = "must be a folder of images, or an .npz file that contains images (arr_0)"
+            raise InputError("folder", str(folder), rule)
         check_count(folder, len(array), count)
         return ImageSet(label or folder.name, images_of(array[:count]))
     try:
         files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-        # macOS writes metadata of a.png into ._a.png on disks of other systems
+        # macOS writes the metadata of a.png to ._a.png on foreign file systems
         paths = sorted((path for path in files if not path.name.startswith("._")), key=numeric_order)
     except OSError as error:
-        reason = f"a folder that can be read ({type(error).__name__})"
-        raise InputError("folder", str(folder), reason) from error
+        raise InputError("folder", str(folder), f"cannot be read ({type(error).__name__})") from error
     check_count(folder, len(paths), count)
     paths = paths[:count]
     lines = _read_lines(folder / LINES)
@@ -200,14 +199,14 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
 
 
 def check_count(folder: Path, found: int, count: int | None) -> None:
-    """Raise InputError for none, or fewer images than are asked for."""
+    """Raise InputError for a folder with no images, or with fewer than `count`."""
     if not found or (count is not None and found < count):
-        wanted = "at least one image" if count is None else f"at least {count} images, or a smaller --n"
-        raise InputError("folder", f"{folder.name or folder} with {found} images", wanted)
+        rule = f"must have at least {count or 1} images" + ("" if count is None else "; or reduce --n")
+        raise InputError("folder", f"{folder.name or folder} with {found} images", rule)
 
 
 def numeric_order(path: Path) -> tuple[list[str | int], str]:
-    """A key that sorts file names by the numbers in them, so that 2.png comes before 10.png."""
+    """Sort key of file names that compares numbers by value: 2.png comes before 10.png."""
     parts: list[str | int] = list(re.split(r"([0-9]+)", path.name))
     parts[1::2] = map(int, parts[1::2])
     return parts, path.name
@@ -217,17 +216,17 @@ def _read_lines(path: Path) -> dict[str, Json]:
     if not path.is_file():
         return {}
     found = {}
-    allowed = "an object with the key 'file'"
-    for where, entry in json_lines(read_text(path, "folder"), partial("{}:{}".format, path), allowed):
+    rule = "must be a JSON object with the key 'file'"
+    for where, entry in json_lines(read_text(path, "folder"), partial("{}:{}".format, path), rule):
         if not isinstance(entry, dict) or "file" not in entry:
-            raise InputError(where, entry, allowed)
+            raise InputError(where, entry, rule)
         found[str(entry["file"])] = entry
         prompt, codes = entry.get("prompt"), entry.get("codes")
         if not isinstance(prompt, str | None):
-            raise InputError(f"{where}: prompt", prompt, "a string")
+            raise InputError(f"{where}: prompt", prompt, "must be a string")
         is_codes = isinstance(codes, list) and codes and all(is_integer(one) and one >= 0 for one in codes)
         if codes is not None and not is_codes:
-            raise InputError(f"{where}: codes", codes, "a list of indices of a codebook")
+            raise InputError(f"{where}: codes", codes, "must be a list of codebook indices")
     return found
 
 
@@ -242,13 +241,13 @@ def draw_images(
     settings: Keywords | None = None,
     on_images: Callable[[int], None] = lambda count: None,
 ) -> list[DecodingStats]:
-    """Draw images into a folder: `00000.png` and on, and a line for each in `images.jsonl`.
+    """Generate images into a folder: `00000.png` onwards, with one line each in `images.jsonl`.
 
-    Image i has the seed `seed + i`, whatever the batch that it is in, so that parts can be drawn apart, each
-    from its number `first` on. `on_images` is called with their number after each batch.
+    Image i has the seed `seed + i`, independent of its batch, so that separate calls can draw parts of a set,
+    each from number `first` onwards. `on_images` is called after each batch with its number of images.
 
     Returns:
-        What decoding did, batch by batch.
+        Decoding statistics of each batch.
 
     Raises:
         InputError: the folder cannot be written.
@@ -274,7 +273,7 @@ def draw_images(
                 lines.flush()
                 on_images(len(part))
     except OSError as error:
-        raise InputError("--out", str(folder), f"a folder that can be written ({error})") from error
+        raise InputError("--out", str(folder), f"cannot be written ({error})") from error
     return stats
 
 
@@ -285,12 +284,12 @@ def _draw(pipe: AnyPipeline, part: Sequence[Asked], seeds: list[int], settings: 
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Read prompts of images, each of one turn; errors as of `read_prompt_file`."""
+    """Read image prompts, each with one turn; raises the errors of `read_prompt_file`."""
     return [example.only_turn() for example in read_prompt_file(path)]
 
 
 def names_objects(prompts: Sequence[str]) -> bool:
-    """True if every prompt names objects of scenes, so that a reader of attributes can judge its image."""
+    """True if every prompt names objects of scenes, so that `AttributeJudge` can score its image."""
     return all(parse_image_prompt(prompt) is not None for prompt in prompts)
 
 
@@ -302,14 +301,14 @@ def has_scenes(size: tuple[int, int]) -> bool:
 def real_scenes(
     count: int, size: tuple[int, int], seed: int = 0, *, objects: int | None = None
 ) -> list[Image.Image]:
-    """Render the held-out scenes whose captions are the default prompts, with any or so many objects.
+    """Render the held-out scenes of the default prompts; `objects` fixes their number of objects.
 
     Raises:
-        InputError: scenes have no such size.
+        InputError: scenes cannot be rendered in this size.
     """
     if not has_scenes(size):
-        allowed = f"square images of {SIDES.start} to {SIDES.stop - 1} pixels"
-        raise InputError("--against", f"scenes, for images of {size}", allowed)
+        rule = f"can be 'scenes' only for square images of {SIDES.start} to {SIDES.stop - 1} pixels"
+        raise InputError("--against", f"scenes, for images of {size}", rule)
     return [
         Image.fromarray(
             render(

@@ -1,7 +1,7 @@
-"""Figures of a set of images, alone and against a reference, each with its interval.
+"""Scores of a set of images, alone and against a reference, each with its interval.
 
-What a preference or a score of agreement cannot see is loss of variety, so that entropy and diversity are
-part of every result.
+Preference and agreement scores do not detect loss of variety, so every result contains entropy and
+diversity.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 DISTANCES = ("fid", "kid", "precision_recall", "density_coverage")
 ALWAYS = ("entropy", "diversity")
 METRICS = (*DISTANCES, "inception_score", "clip_score", "attributes", *ALWAYS)
-SHADES = 16  # of a channel: the entropy of colours is at most 3 ln 16 = 8.3 nats
+SHADES = 16  # per channel: the entropy of colours is at most 3 ln 16 = 8.3 nats
 
 
 ClipScore = Callable[[Sequence[Image.Image], Sequence[str]], list[float]]
@@ -49,12 +49,13 @@ ClipScore = Callable[[Sequence[Image.Image], Sequence[str]], list[float]]
 
 
 def chosen_metrics(names: str | None) -> tuple[list[str], bool]:
-    """Read metrics, separated by commas, in the order of `METRICS`, and whether they were named.
+    """Parse comma-separated metrics; return them in the order of `METRICS`, and whether they were given.
 
-    None takes all that need no download, so not `clip_score`; entropy and diversity always come along.
+    None selects all metrics that need no download (all but `clip_score`). Entropy and diversity are always
+    included.
 
     Raises:
-        InputError: no such metric.
+        InputError: an unknown metric.
     """
     if names is None:
         return [name for name in METRICS if name != "clip_score"], False
@@ -68,13 +69,13 @@ def chosen_metrics(names: str | None) -> tuple[list[str], bool]:
 def missing_for(
     metric: str, count: int, network: FeatureNetwork, *, has_reference: bool, prompts: Sequence[str] | None
 ) -> str | None:
-    """Say what a metric lacks, before anything is drawn or read; None where it can be computed."""
+    """What a metric lacks, checked before any image is drawn or read; None if it can be computed."""
     if metric in DISTANCES and not has_reference:
-        return "something to compare with (--against)"
+        return "a reference (--against)"
     least = {"fid": network.width + 1, "precision_recall": 12, "density_coverage": 12}.get(metric, 3)
     if count < least:
-        why = f": the network {network.name!r} has {network.width} features" if metric == "fid" else ""
-        return f"at least {least} images, not {count}{why}"
+        why = f", as the network {network.name!r} has {network.width} features" if metric == "fid" else ""
+        return f"at least {least} images (there are {count}){why}"
     if metric == "inception_score" and network.classify is None:
         return "a network with classes: scenes or inception"
     if metric in ("clip_score", "attributes") and prompts is None:
@@ -86,7 +87,7 @@ def missing_for(
 
 @dataclass(frozen=True)
 class Scorer:
-    """A network of features; a reader of attributes and a CLIP, each None where it is not asked for."""
+    """A feature network, and an attribute judge and a CLIP score, each None if unused."""
 
     network: FeatureNetwork
     judge: AttributeJudge | None = None
@@ -99,19 +100,19 @@ def score_images(
     """Score a set of images.
 
     Args:
-        images: at least three.
-        reference: what distances are to; its first images, as many as there are in the set.
-        metrics: of `METRICS`; entropy and diversity are always in the result.
-        scorer: of what the metrics need.
+        images: at least three images.
+        reference: reference of the distances; as many of its first images are used as the set has.
+        metrics: names from `METRICS`; entropy and diversity are always in the result.
+        scorer: the networks that the metrics need.
 
     Returns:
-        Figures by name: `fid`, `kid`, `precision`, `recall`, `density`, `coverage`, `inception_score`,
-        `clip_score`, `attributes`, `entropy_tokens` (nats; where the codes are known), `entropy_colours`
+        Scores by name: `fid`, `kid`, `precision`, `recall`, `density`, `coverage`, `inception_score`,
+        `clip_score`, `attributes`, `entropy_tokens` (nats; if the codes are known), `entropy_colours`
         (nats), `diversity` (Vendi score).
 
     Raises:
-        InputError: a metric lacks what it needs, features are not finite, or the reference has images of
-            another size or fewer of them.
+        InputError: a metric cannot be computed, features are not finite, or the reference has images of
+            another size or fewer images.
     """
     has_reference, count = reference is not None, len(images.images)
     for metric in metrics:
@@ -123,10 +124,10 @@ def score_images(
         if metric == "attributes" and scorer.judge is None:
             lacks = "a reader of scenes"
         if lacks is not None:
-            raise InputError("metrics", metric, f"others, or {lacks}")
+            raise InputError("metrics", metric, f"needs {lacks}")
     features = scorer.network.features(images.images)
     if not features.isfinite().all():
-        raise InputError("features", scorer.network.name, f"finite features; those of {images.label} are not")
+        raise InputError("features", scorer.network.name, f"must be finite; those of {images.label} are not")
     found: dict[str, Estimate] = {}
     if reference is not None:
         reference.check(len(features), images.size)
@@ -165,13 +166,13 @@ def _distances(features: Tensor, reference: Reference, metrics: Sequence[str]) -
 
 
 def ratio_of(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """The ratio of two sums over images."""
+    """Ratio of two sums over images."""
     tops, bottoms = torch.tensor(numerators).double(), torch.tensor(denominators).double()
     return jackknife(lambda rows: [float(tops[rows].sum() / bottoms[rows].sum())], len(tops))[0]
 
 
 def entropy_of(counts: Tensor) -> Estimate:
-    """Entropy in nats of the use of codes in all images, from their counts in each [n, codes]."""
+    """Entropy in nats of the codes of all images, from the counts of each image [n, codes]."""
 
     def entropy(rows: Tensor) -> list[float]:
         sums = counts[rows].sum(0, dtype=torch.float64)
@@ -196,11 +197,11 @@ def colour_counts(image: Image.Image) -> Tensor:
 def clip_scorer(model: str, device: str | torch.device = "cpu") -> ClipScore:
     """CLIP score (Hessel et al., 2104.08718): 100 times the cosine of image and prompt, not below 0.
 
-    By transformers, since torchmetrics 1.9 cannot read what its CLIP gives. Longer prompts than it takes are
-    cut.
+    This uses transformers, since torchmetrics 1.9 is incompatible with its CLIP outputs. Prompts over the
+    length limit are truncated.
 
     Raises:
-        CheckpointError: there is no such CLIP, a folder or a hub id.
+        CheckpointError: `model` is not the folder or hub id of a CLIP.
     """
     from transformers import CLIPModel, CLIPProcessor
 
@@ -208,8 +209,8 @@ def clip_scorer(model: str, device: str | torch.device = "cpu") -> ClipScore:
         clip: Any = CLIPModel.from_pretrained(model, dtype=torch.float32)
         processor: Processor = CLIPProcessor.from_pretrained(model)
     except (OSError, ValueError) as error:
-        allowed = f"a CLIP of transformers, here or on the hub ({type(error).__name__})"
-        raise CheckpointError("--clip", model, allowed) from error
+        rule = f"must be the folder or hub id of a CLIP model of transformers ({type(error).__name__})"
+        raise CheckpointError("--clip", model, rule) from error
     clip = clip.to(device).eval()
     length = clip.config.text_config.max_position_embeddings
 
@@ -241,16 +242,16 @@ def score_drawings(
     codes: Callable[[Sequence[int]], list[int]] | None,
     scorer: Scorer,
 ) -> dict[str, dict[str, Estimate]]:
-    """Score what accelerators drew, against batches of plain decoding with other seeds.
+    """Score the images of each accelerator against images of plain decoding with other seeds.
 
-    Plain decoding is scored alike, which says how far apart two samples of one distribution are.
+    Plain decoding is scored too: its distance is that of two samples of one distribution.
 
     Args:
-        drawn: by accelerator, its batches with images.
+        drawn: batches with images, by accelerator.
         others: batches of plain decoding with other seeds.
-        prompts: of the images, in their order.
-        codes: turns tokens into codebook indices; None for vectors.
-        scorer: with a judge of attributes.
+        prompts: the prompts of the images, in order.
+        codes: converts tokens to codebook indices; None for vectors.
+        scorer: a scorer with an attribute judge.
     """
     metrics = ["kid", *(["attributes"] if names_objects(prompts) else [])]
     plain = [image for batch in others for image in batch.images]

@@ -1,6 +1,6 @@
-"""Intervals of figures that are computed from a set of images or texts.
+"""Confidence intervals of scores of a set of images or texts.
 
-Pure functions; every interval contains the figure that it is of.
+All are pure functions, and every interval contains its estimate.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mmspec.open_types import Json
 __all__ = ["GROUPS", "Estimate", "as_share", "jackknife", "jsonable", "proportion", "within"]
 
 GROUPS = 20
-NORMAL_QUANTILE = 1.959964  # 95 % of a normal distribution is within so many standard deviations
+NORMAL_QUANTILE = 1.959964  # standard deviations that contain 95 % of a normal distribution
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its 95 % interval, low <= value <= high."""
+    """An estimate with its 95 % interval, low <= value <= high."""
 
     value: float
     low: float
@@ -33,31 +33,31 @@ class Estimate:
 
 
 def jsonable(figures: Mapping[str, object]) -> Json:
-    """Figures by name as JSON has them: an estimate as its value and the ends of its interval."""
+    """Scores by name for JSON; an estimate becomes its value and the ends of its interval."""
     return {name: vars(one) if isinstance(one, Estimate) else one for name, one in figures.items()}
 
 
 def jackknife(
     statistic: Callable[[Tensor], Sequence[float]], count: int, groups: int = GROUPS
 ) -> list[Estimate]:
-    """Figures of a set of rows, with intervals from leaving out one group of rows after the other.
+    """Statistics of a set of rows, with intervals by the delete-a-group jackknife.
 
-    The standard error is that of the delete-a-group jackknife (Kott, J. Official Statistics 17, 2001): with
-    figures t_j without group j, the root of (g - 1) / g times the sum of (t_j - mean)^2; the interval is the
-    figure +- the quantile of Student's t for g - 1 degrees of freedom times that. Unlike a bootstrap it never
-    repeats a row, which would make neighbours of an image closer than any real ones. It says how much a
-    figure varies at this number of rows, not how much a figure that depends on their number is off.
+    The standard error (Kott, J. Official Statistics 17, 2001) is the root of (g - 1) / g times the sum of
+    (t_j - mean)^2, where t_j is the statistic without group j. The interval is the statistic +- the quantile
+    of Student's t for g - 1 degrees of freedom times the standard error. Unlike a bootstrap, the jackknife
+    never repeats a row, which would put nearest neighbours at distance 0. It measures the variation at this
+    number of rows, not the bias of a statistic that depends on their number.
 
     Args:
-        statistic: of rows by their indices [m]; gives as many figures each time.
-        count: of rows.
-        groups: at most; row i is in group i mod groups.
+        statistic: maps row indices [m] to a fixed number of statistics.
+        count: number of rows.
+        groups: the most groups; row i is in group i mod groups.
 
     Raises:
         InputError: fewer than three rows.
     """
     if count < 3:
-        raise InputError("rows", count, "at least 3, to have an interval")
+        raise InputError("rows", count, "must be at least 3 for an interval")
     groups = min(groups, count)
     rows = torch.arange(count)
     values = statistic(rows)
@@ -73,7 +73,7 @@ def jackknife(
 
 
 def student_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by the expansion around the normal one (Abramowitz, 26.7.5)."""
+    """The 97.5 % quantile of Student's t, expanded around the normal quantile (Abramowitz, 26.7.5)."""
     z = NORMAL_QUANTILE
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -82,19 +82,19 @@ def student_quantile(freedom: int) -> float:
 
 
 def within(estimate: Estimate, least: float, most: float) -> Estimate:
-    """Clip an estimate and its interval to [least, most], the range of the figure."""
+    """Clip an estimate and its interval to [least, most], the range of the statistic."""
     value = min(max(estimate.value, least), most)
     return Estimate(value, max(estimate.low, least), min(estimate.high, most))
 
 
 def proportion(right: float, count: int) -> Estimate:
-    """A share with Wilson's score interval (JASA 22, 1927), which has a width even where the share is 0 or 1.
+    """A share with Wilson's score interval (JASA 22, 1927), which has a width even for shares of 0 and 1.
 
     Raises:
-        InputError: nothing was counted, or more right ones than all.
+        InputError: `count` is below 1, or `right` is not between 0 and `count`.
     """
     if not 0 <= right <= count or count < 1:
-        raise InputError("count", (right, count), "some of at least one")
+        raise InputError("count", (right, count), "must be at least 1, and not below the number of successes")
     share, z2 = right / count, NORMAL_QUANTILE**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     margin = (z2 * (share * (1 - share) / count + z2 / (4 * count**2))) ** 0.5 / (1 + z2 / count)
@@ -102,9 +102,9 @@ def proportion(right: float, count: int) -> Estimate:
 
 
 def as_share(estimate: Estimate, count: int) -> Estimate:
-    """A share of `count` with the wider of two intervals: the jackknife's and Wilson's.
+    """A share of `count` with the union of the jackknife's and Wilson's intervals.
 
-    Where all are right, leaving some out changes nothing, which does not make it certain.
+    The jackknife's interval has no width if all are correct.
     """
     value = min(max(estimate.value, 0.0), 1.0)
     other = proportion(value * count, count)

@@ -1,7 +1,7 @@
-"""Features of reference images in a file, so that they are computed once.
+"""Cache of the features of reference images.
 
-A file is named by a digest of the images' pixels, the network's weights and its preprocessing: where any of
-them changes, it is another file.
+A file name is a digest of the images' pixels, the network's weights and its preprocessing, so that a change
+of any of them makes another file.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Reference:
     """Reference set that images are compared with.
 
     Attributes:
-        label: where it is from, for reports.
-        features: [n, width]; None where their moments are all that is known.
-        size: width and height of the images in pixels; None where it is not known.
-        path: of its file; None where it was not cached.
-        cached: whether it came from the file.
-        moments: of the features of all its images, which `fid` is to, where others have published them.
+        label: origin of the set, for reports.
+        features: [n, width]; None if only their moments are known.
+        size: width and height of the images in pixels; None if unknown.
+        path: file in the cache; None without a cache.
+        cached: whether the features were read from the file.
+        moments: published mean and covariance of the features of all images, which `fid` uses.
     """
 
     label: str
@@ -49,17 +49,17 @@ class Reference:
     moments: Moments | None = None
 
     def check(self, count: int, size: tuple[int, int]) -> None:
-        """Raise InputError where it cannot be compared with so many images of a size."""
+        """Raise InputError unless the set can be compared with `count` images of this size."""
         if self.features is not None and len(self.features) < count:
-            allowed = f"at least {count} of them, or fewer images to compare with it (--n)"
-            raise InputError("--against", f"{self.label} with {len(self.features)} images", allowed)
+            rule = f"must have at least {count} images; or reduce --n"
+            raise InputError("--against", f"{self.label} with {len(self.features)} images", rule)
         if self.size is not None and self.size != size:
             sizes = f"{self.label} of {self.size} pixels for images of {size}"
-            raise InputError("--against", sizes, "images of the same size")
+            raise InputError("--against", sizes, "must have images of the same size")
 
 
 def images_digest(images: Sequence[Image.Image]) -> str:
-    """Compute a digest of the sizes and pixels of images, in their order."""
+    """Digest of the sizes and pixels of images, in order."""
     digest = hashlib.sha256()
     for image in images:
         digest.update(repr((image.mode, image.size)).encode())
@@ -70,10 +70,10 @@ def images_digest(images: Sequence[Image.Image]) -> str:
 def reference_of(
     label: str, images: Sequence[Image.Image], network: FeatureNetwork, cache: Path | None
 ) -> Reference:
-    """The features of reference images of one size, from the cache folder where they are there.
+    """Features of reference images of one size, read from the cache folder if it has them.
 
     Raises:
-        InputError: the folder cannot be written.
+        InputError: the cache folder cannot be written.
     """
     size = images[0].size
     if cache is None:
@@ -91,19 +91,19 @@ def reference_of(
         with atomic_file(path) as temporary:
             save_file({FEATURES: features.contiguous()}, temporary, metadata=about)
     except (OSError, SafetensorError) as error:
-        raise InputError("--cache", str(cache), f"a folder that can be written ({error})") from error
+        raise InputError("--cache", str(cache), f"cannot be written ({error})") from error
     return Reference(label, features, size, path)
 
 
 def read_published(path: Path, network: FeatureNetwork, count: int, cache: Path | None) -> Reference:
     """Read the .npz file of a published reference: its first images, its mean and covariance, or both.
 
-    The two belong to a network that the file does not name. 2,048 features are Inception's; others are taken
-    for those of a network with as many. Where a file with moments has fewer than `count` images, the moments
-    are all that is taken.
+    The file does not name the network of the moments. 2,048 features are taken for Inception's, other numbers
+    for those of a network with as many features. If a file with moments has fewer than `count` images, only
+    the moments are used.
 
     Raises:
-        InputError: it is no such file, or its moments are of another network and it has no images.
+        InputError: the file is invalid, or has no images and the moments of another network.
     """
     found = read_npz(path, "--against")
     moments = found.moments
@@ -112,9 +112,9 @@ def read_published(path: Path, network: FeatureNetwork, count: int, cache: Path 
         is_of_network = network.name == INCEPTION if width == INCEPTION_WIDTH else width == network.width
         if not is_of_network and found.images is None:
             got = f"{path.name} with mu and sigma of {width} features"
-            asked = f"an .npz file with those of the {network.width} of {network.name!r}"
-            hint = "; --features inception has these" if width == INCEPTION_WIDTH else ""
-            raise InputError("--against", got, f"{asked}, or with images{hint}")
+            rule = f"must have images, or mu and sigma of the {network.width} features of {network.name!r}"
+            hint = "; or pass --features inception" if width == INCEPTION_WIDTH else ""
+            raise InputError("--against", got, rule + hint)
         moments = moments if is_of_network else None
     if found.images is None or (moments is not None and len(found.images) < count):
         return Reference(path.name, None, None, moments=moments)
@@ -126,19 +126,19 @@ def read_statistics(path: Path, network: FeatureNetwork) -> Reference:
     """Read a file that `reference_of` wrote.
 
     Raises:
-        InputError: it is no such file, or of another network, other weights or other preprocessing.
+        InputError: the file is invalid, or of another network, other weights or other preprocessing.
     """
     try:
         with safe_open(path, "pt") as file:
             about, features = file.metadata() or {}, file.get_tensor(FEATURES)
         width, height = map(int, about["size"].split("x"))
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        allowed = f"a file of statistics that mmspec wrote ({type(error).__name__})"
-        raise InputError("--against", str(path), allowed) from error
+        rule = f"must be a file of statistics that mmspec wrote ({type(error).__name__})"
+        raise InputError("--against", str(path), rule) from error
     for name, value in network.described.items():
         if about.get(name) != value:
             wrong = f"{path.name}, of {name} {about.get(name)!r:.60}"
-            raise InputError("--against", wrong, f"statistics of {name} {value!r:.60}")
+            raise InputError("--against", wrong, f"must have statistics of {name} {value!r:.60}")
     if features.dtype != torch.float32 or features.dim() != 2 or features.shape[1] != network.width:
-        raise InputError("--against", str(path), f"float32 features [n, {network.width}]")
+        raise InputError("--against", str(path), f"must have float32 features [n, {network.width}]")
     return Reference(path.name, features, (width, height), path, cached=True)

@@ -1,6 +1,6 @@
-"""Distances between sets of images, and figures of one set, on the features of any network.
+"""Distances between sets of images, and scores of one set, on the features of any network.
 
-Pure functions of features; torch-fidelity has most of them too, and the tests compare.
+All are pure functions of features. The tests compare most of them with torch-fidelity.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, w
 
 __all__ = ["diversity", "frechet_distance", "inception_score", "kernel_distance", "neighbour_scores"]
 
-NORMAL_QUANTILE = 1.96  # 95 % of a normal distribution is within so many standard deviations
-PRECISION_NEIGHBOURS = 3  # of Kynkaanniemi et al.
-DENSITY_NEIGHBOURS = 5  # of Naeem et al.
+NORMAL_QUANTILE = 1.96  # standard deviations that contain 95 % of a normal distribution
+PRECISION_NEIGHBOURS = 3  # as in Kynkaanniemi et al.
+DENSITY_NEIGHBOURS = 5  # as in Naeem et al.
 
 
 def kernel_distance(one: Tensor, reference: Tensor) -> Estimate:
-    """Kernel distance (KID) of two sets of images of the same prompts.
+    """Kernel distance (KID) between two sets of images of the same prompts.
 
     The unbiased squared maximum mean discrepancy for k(x, y) = (x.y / d + 1)^3 (Binkowski et al., 1801.01401,
     section 4) as a U-statistic: the mean over i != j of k(x_i, x_j) + k(y_i, y_j) - k(x_i, y_j) - k(x_j, y_i)
-    (Gretton et al., JMLR 2012, lemma 6). It never compares x_i with y_i, which share a prompt and so are not
-    independent. Sets of one distribution have distance 0 on average, so it can be negative.
+    (Gretton et al., JMLR 2012, lemma 6). It never compares x_i with y_i, which share a prompt and are not
+    independent. Sets of one distribution have distance 0 on average, so the value can be negative.
 
     The interval is 1.96 standard errors by the delete-one jackknife over prompts. In simulations at 48
-    prompts it contains the true distance in 93 to 99 of 100 repeats (most for equal distributions, as a
-    jackknifed variance errs upwards), in fewer where features have one dimension.
+    prompts it contains the true distance in 93 to 99 of 100 repeats (most for equal distributions, as the
+    jackknife overestimates variance), and in fewer for one-dimensional features.
 
     Args:
-        one, reference: [n, d] features of one network; row i of both belongs to prompt i.
+        one, reference: [n, d] features of one network; row i of both is for prompt i.
 
     Raises:
         InputError: fewer than three rows, or different shapes.
@@ -54,29 +54,29 @@ def _kernel(one: Tensor, other: Tensor) -> Tensor:
 
 def _check_pair(one: Tensor, reference: Tensor, metric: str, least: int) -> None:
     if one.shape != reference.shape or one.dim() != 2 or len(one) < least:
-        allowed = f"as many images in both sets, of one network (see --n), and at least {least}"
-        raise InputError(metric, f"{len(one)} images against {len(reference)}", allowed)
+        rule = f"needs equally many images in both sets (see --n), at least {least}"
+        raise InputError(metric, f"{len(one)} images against {len(reference)}", rule)
 
 
 def frechet_distance(one: Tensor, reference: Tensor | Moments) -> Estimate:
-    """Frechet distance (FID; Heusel et al., 1706.08500) of two sets of features.
+    """Frechet distance (FID; Heusel et al., 1706.08500) between two sets of features.
 
-    Its bias depends on the number of images, so that sets are compared at equal numbers only. Of a published
-    mean and covariance the number is not known.
+    Its bias depends on the number of images, so both sets must have the same number. The number behind a
+    published mean and covariance is unknown.
 
     Args:
         one: [n, d] features.
-        reference: likewise, or their moments.
+        reference: [n, d] features, or moments.
 
     Raises:
-        InputError: not as many in both sets, or not more of them than features, so that a covariance is
-            singular and the distance says more of the number than of the images.
+        InputError: the sets differ in number, or there are not more images than features: a covariance is
+            then singular, and the distance depends more on the number of images than on the images.
     """
     count, width = one.shape
     if isinstance(reference, Tensor):
         _check_pair(one, reference, "fid", 3)
     if count <= width:
-        raise InputError("fid", f"{count} images", f"more images than the {width} features of the network")
+        raise InputError("fid", f"{count} images", f"needs more images than the network's {width} features")
 
     def distance(rows: Tensor) -> list[float]:
         mine = moments_of(one[rows])
@@ -97,7 +97,7 @@ def inception_score(logits: Tensor) -> Estimate:
     """Inception score (Salimans et al., 1606.03498) of all images at once.
 
     Args:
-        logits: [n, classes] of a classifier. It is 1 at least, and the number of classes at most.
+        logits: [n, classes] of a classifier. The score is between 1 and the number of classes.
     """
     logs = logits.double().log_softmax(-1)
 
@@ -111,17 +111,17 @@ def inception_score(logits: Tensor) -> Estimate:
 def neighbour_scores(one: Tensor, reference: Tensor) -> dict[str, Estimate]:
     """Precision, recall, density and coverage of a set against a reference, from nearest neighbours.
 
-    Precision is the share of images within the distance of some reference image to its third neighbour among
-    the reference, recall the same with the sets exchanged (Kynkaanniemi et al., 1904.06991). With fifth
-    neighbours, density counts the reference images whose neighbourhoods an image is in, over 5; coverage is
-    the share of reference images with an image in their neighbourhood (Naeem et al., 2002.09797).
-    Three matrices [n, n] of doubles are in memory at once.
+    The neighbourhood of a reference image extends to its third neighbour in the reference. Precision is the
+    share of images in any neighbourhood; recall is the same with the sets exchanged (Kynkaanniemi et al.,
+    1904.06991). With fifth neighbours, density is the mean number of neighbourhoods that contain an image,
+    over 5; coverage is the share of neighbourhoods that contain an image (Naeem et al., 2002.09797).
+    Needs memory for three matrices [n, n] of doubles.
 
     Args:
         one, reference: [n, d] features.
 
     Raises:
-        InputError: not as many in both sets, or too few for the neighbours that are asked for.
+        InputError: the sets differ in number, or have too few images for the neighbours.
     """
     count = len(one)
     _check_pair(one, reference, "precision_recall", 2 * (DENSITY_NEIGHBOURS + 1))
@@ -130,7 +130,7 @@ def neighbour_scores(one: Tensor, reference: Tensor) -> dict[str, Estimate]:
 
     def scores(rows: Tensor) -> list[float]:
         mine, others, between = (matrix[rows][:, rows] for matrix in (own, among, across))
-        # the nearest of all is the image itself
+        # the nearest neighbour is the image itself
         in_reference = between <= others.kthvalue(PRECISION_NEIGHBOURS + 1).values
         in_own = between <= mine.kthvalue(PRECISION_NEIGHBOURS + 1).values[:, None]
         near = between <= others.kthvalue(DENSITY_NEIGHBOURS + 1).values
@@ -151,10 +151,10 @@ def neighbour_scores(one: Tensor, reference: Tensor) -> dict[str, Estimate]:
 
 
 def diversity(features: Tensor) -> Estimate:
-    """Vendi score (Friedman and Dieng, 2210.02410): as how many images with nothing in common a set counts.
+    """Vendi score (Friedman and Dieng, 2210.02410): the effective number of distinct images in a set.
 
-    The exponential of the entropy of the eigenvalues of the cosine similarities of all images, over their
-    number: 1 where all are the same.
+    It is the exponential of the entropy of the eigenvalues of K / n, where K [n, n] contains the cosine
+    similarities; 1 if all images are equal.
 
     Args:
         features: [n, d].

@@ -1,6 +1,6 @@
 """Scores of texts against references, each with its interval, and questions with known answers.
 
-Exact answers are counted here; BLEU, ROUGE-L and CIDEr are those of sacrebleu, rouge-score and pycocoevalcap.
+BLEU, ROUGE-L and CIDEr are computed by sacrebleu, rouge-score and pycocoevalcap.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Referenced:
-    """A question of one turn, whose category is the task, and at least one reference to answer it."""
+    """A one-turn question, whose category is the task, and at least one reference answer."""
 
     example: Example
     references: tuple[str, ...]
 
 
 def scene_references(count: int, seed: int = 0) -> list[Referenced]:
-    """Ask for the caption of each of some held-out scenes, and one question about it.
+    """References of held-out scenes: a caption of each, and the answer to one question about it.
 
     Raises:
-        InputError: more scenes than there are.
+        InputError: `count` exceeds the number of scenes.
     """
     captions, asked = (scene_examples(task, count, seed) for task in ("caption", "question"))
     found = []
@@ -60,12 +60,12 @@ def scene_references(count: int, seed: int = 0) -> list[Referenced]:
 
 
 def read_references(path: str | Path, count: int | None = None) -> list[Referenced]:
-    """Read the first `count` questions and references of JSON lines or of a JSON list, or all.
+    """Read the first `count` questions with references from JSON lines or a JSON list; None reads all.
 
-    A row is what `read_prompt_file` reads, with one turn, and `references`: a string or a list of them.
+    A row has the format of `read_prompt_file` with one turn, and `references`: a string or a list of strings.
 
     Raises:
-        InputError: no such file, or a line that cannot be used; the message has its number.
+        InputError: the file is missing, or a line is invalid; the message contains its number.
     """
     path = Path(path)
     examples = read_prompt_file(path, count)
@@ -73,13 +73,13 @@ def read_references(path: str | Path, count: int | None = None) -> list[Referenc
     found = []
     for example, (where, entry) in zip(examples, lines, strict=False):
         if len(example.turns) != 1:
-            raise InputError(f"{where}: turns", list(example.turns), "one turn, which the references answer")
+            raise InputError(f"{where}: turns", list(example.turns), "must have exactly one turn")
         given = entry.get("references") if isinstance(entry, dict) else None
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
-            raise InputError(f"{where}: references", given, "a string, or a list of at least one")
+            raise InputError(f"{where}: references", given, "must be a string, or a list of at least one")
         if not all(one.strip() for one in texts):
-            raise InputError(f"{where}: references", given, "texts that are not empty")
+            raise InputError(f"{where}: references", given, "must not be empty")
         found.append(Referenced(example, tuple(texts)))
     return found
 
@@ -90,11 +90,11 @@ WORDS = re.compile(r"\w+(?:['-]\w+)*")
 
 
 def chosen_metrics(names: str | None, default: Sequence[str]) -> list[str]:
-    """Read metrics, separated by commas.
+    """Parse comma-separated metrics.
 
     Raises:
-        InputError: no such metric.
-        MissingDependencyError: its package is not installed.
+        InputError: an unknown metric.
+        MissingDependencyError: the package of a metric is not installed.
     """
     asked = list(default) if names is None else [name.strip() for name in names.split(",")]
     for name in asked:
@@ -110,23 +110,23 @@ def chosen_metrics(names: str | None, default: Sequence[str]) -> list[str]:
 def score_texts(
     texts: Sequence[str], references: Sequence[Sequence[str]], metrics: Sequence[str]
 ) -> dict[str, Estimate]:
-    """Score texts by metrics of `METRICS`, against at least one reference of each; any of them is right.
+    """Score texts with metrics of `METRICS`, against at least one reference for each text.
 
     Returns:
-        `exact`: share of texts that are one of their references, but for white space around them; `bleu`:
-        of the corpus, 0 to 100 (Papineni et al., 2002); `rouge`: mean F-measure of the longest common
-        subsequence with the nearest reference, 0 to 1 (Lin, 2004); `cider`: CIDEr-D, 0 to 10 (Vedantam et
-        al., 1411.5726), of words in lower case rather than of PTB's tokens, which need Java; its weights
-        are of these references, so that it compares texts on the same references only.
+        `exact`: share of texts that equal one of their references, up to surrounding white space; `bleu`:
+        corpus BLEU, 0 to 100 (Papineni et al., 2002); `rouge`: mean F-measure of the longest common
+        subsequence with the best reference, 0 to 1 (Lin, 2004); `cider`: CIDEr-D, 0 to 10 (Vedantam et al.,
+        1411.5726), on lower-case words instead of PTB tokens, which need Java. CIDEr's weights are computed
+        from these references, so that it is comparable only for the same references.
 
     Raises:
-        InputError: not as many references as texts, or fewer than three texts.
+        InputError: the numbers of texts and references differ, or there are fewer than three texts.
     """
     if len(texts) != len(references) or len(texts) < 3:
         got = f"{len(texts)} texts with {len(references)} lists of references"
-        raise InputError("texts", got, "at least 3, with references for each")
+        raise InputError("texts", got, "must be at least 3, with references for each")
     if not all(references):
-        raise InputError("references", list(map(list, references)), "at least one for each text")
+        raise InputError("references", list(map(list, references)), "must have at least one for each text")
     return {name: SCORES[name](texts, references) for name in metrics}
 
 

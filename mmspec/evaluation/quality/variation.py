@@ -1,8 +1,8 @@
-"""Total variation between the distributions that cells were drawn from and the target's, at every cell.
+"""Total variation between the distribution that each cell was drawn from and the target's.
 
-A cell that was decoded before its whole context was known has been drawn from another distribution than in
-raster order. Both are known afterwards: one from the round that decided it, the other from one forward over
-the finished image.
+A cell that is decoded before its whole context is known is drawn from another distribution than in raster
+order. The round that decides the cell records one distribution, and one forward pass over the finished image
+returns the other.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["OverlapMeter", "VariationMeter", "needs_meter"]
 
 @dataclass
 class VariationMeter:
-    """Measures the total variation of one batch, whose rounds it watches.
+    """Measures the total variation of one batch from its rounds.
 
     Attributes:
-        drawn_from: row and output index -> [V] the distribution that the token was drawn from.
+        drawn_from: (row, output index) -> [V] the distribution that the token was drawn from.
     """
 
     drawn_from: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class VariationMeter:
         """Record the distributions of the tokens that a round decided."""
         verdict, p = step.verdict, step.scores.p
         if isinstance(verdict, Path):
-            p = pick(p, verdict.nodes)  # a value is drawn from what the node before it says
+            p = pick(p, verdict.nodes)  # a value is drawn from the distribution of the node before it
             steps = torch.arange(p.shape[1], device=p.device)
             places, decided = step.first[:, None] + steps, steps < verdict.decided[:, None]
         else:
@@ -51,12 +51,12 @@ class VariationMeter:
             self.drawn_from[row, int(places[row, index])] = p[row, index].clone()
 
     def finish(self, call: Call) -> None:
-        """Measure a batch that is finished; the figures go into its stats."""
+        """Measure a finished batch and record the result in its stats."""
         canvas = call.canvas
         for row, (request, output) in enumerate(zip(call.requests, canvas.outputs(), strict=True)):
             sampler = call.sampler.part([row])
             distribution = read_distributions(call.target, sampler, request, output)
-            for place in range(1, len(output)):  # the first one's distribution is the prompt's own
+            for place in range(1, len(output)):  # prefill returns the distribution of the first token
                 drawn_from, layout = self.drawn_from.get((row, place)), request.layout
                 if drawn_from is None or (layout is not None and layout.forced[place] != FREE):
                     continue
@@ -65,17 +65,17 @@ class VariationMeter:
 
 
 def needs_meter(accelerator: Accelerator) -> bool:
-    """True if nodes see less than the model would; rules measure their own total variation as they judge."""
+    """True if nodes lack part of the model's context; rules measure their own total variation."""
     return accelerator.drafter.exactness == "lossy"
 
 
 @dataclass
 class OverlapMeter:
-    """Measures how much the chains of draft and target have in common, where both denoise.
+    """Measures the overlap of the denoising chains of draft and target.
 
-    Of q's chains the mean of min(1, p / q) is 1 minus their total variation: what the best rule that judges
-    whole chains accepts. Candidates right behind what is emitted alone count, which were drafted from the
-    very context that they are judged in.
+    The mean of min(1, p / q) over chains from q is 1 minus their total variation: the largest acceptance rate
+    of a rule that verifies whole chains. Only the first candidate of a round counts, since its context is the
+    same for draft and target.
 
     Attributes:
         total, places: sum and number of the measured overlaps.
@@ -86,7 +86,7 @@ class OverlapMeter:
 
     @torch.inference_mode()
     def watch(self, step: Round) -> None:
-        """Measure the first candidates of a round; other drafts than drawn chains are passed over."""
+        """Measure the first candidates of a round; drafts without sampled chains are skipped."""
         q: Any = step.draft.q
         if not isinstance(q, Denoising) or q.drawn is None or not q.process.is_noisy:
             return
@@ -100,5 +100,5 @@ class OverlapMeter:
 
     @property
     def mean(self) -> float | None:
-        """1 minus the total variation of the chains; None where nothing was measured."""
+        """1 minus the total variation of the chains; None without measurements."""
         return self.total / self.places if self.places else None

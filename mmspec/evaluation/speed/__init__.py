@@ -1,1 +1,1 @@
-"""Speed: time, target forwards and memory."""
+"""Speed: time, forward passes of the target, and memory."""

@@ -1,6 +1,6 @@
-"""Files of a bench: comparison of two that --json wrote, and result lines a prompt.
+"""Files of a bench: comparison of two JSON results, and result lines for each prompt.
 
-The lines are those that the scripts of Spec-Bench (2401.07851) and MMSpec (2603.14989) read.
+The lines have the format of the scripts of Spec-Bench (2401.07851) and MMSpec (2603.14989).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mmspec.text_file import read_text
 __all__ = ["Compared", "compare_benches", "result_lines", "write_result_lines"]
 
 SAME = ("model", "task", "batch_size", "dtype", "max_new_tokens", "temperature", "guidance_scale", "samples")
-TOLD = ("device", "torch", "transformers", "triton", "mmspec")
+REPORTED = ("device", "torch", "transformers", "triton", "mmspec")
 MAX_BYTES = 100_000_000
 
 Figures = Json
-"""A record, or the settings of a bench, as JSON has them."""
+"""A record, or the settings of a bench, in JSON form."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Compared:
     """One accelerator in two benches.
 
     Attributes:
-        before, after: its speed-ups over plain decoding in each, which do not depend on the machine's speed.
-        before_interval, after_interval: their 95 % intervals; None where a bench had too few prompts.
+        before, after: speed-ups in each bench, which do not depend on the machine's speed.
+        before_interval, after_interval: their 95 % intervals; None if a bench had too few prompts.
         ratio: after / before.
-        seconds_ratio: seconds before / seconds after, of two runs on one machine.
-        differs: whether the intervals lie apart; None without them.
-        same_figures: whether forwards and tokens are equal, as those of equal code are.
+        seconds_ratio: seconds before / seconds after; meaningful for two runs on one machine.
+        differs: whether the intervals are disjoint; None without intervals.
+        same_figures: whether forward passes and tokens are equal, as they are for equal code.
     """
 
     accelerator: str
@@ -54,13 +54,13 @@ def read_bench(path: Path) -> tuple[Figures, dict[str, Figures]]:
     """Read the settings of a bench, and its records of all prompts by accelerator.
 
     Raises:
-        InputError: no file of `mmspec bench --json`.
+        InputError: the file is not from `mmspec bench --json`.
     """
-    allowed = "a file written by `mmspec bench --json`"
+    rule = "must be a file written by `mmspec bench --json`"
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError("too large")
-        bench = json.loads(read_text(path, "bench", allowed))
+        bench = json.loads(read_text(path, "bench", rule))
         found = {str(one["accelerator"]): one for one in bench["records"] if not one.get("category")}
         for one in found.values():
             if not all(float(one[name]) > 0 for name in ("speedup", "seconds")):
@@ -69,9 +69,9 @@ def read_bench(path: Path) -> tuple[Figures, dict[str, Figures]]:
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError("bench", str(path), f"{allowed} ({type(error).__name__}: {error})") from error
+        raise InputError("bench", str(path), f"{rule} ({type(error).__name__}: {error})") from error
     if not found:
-        raise InputError("bench", str(path), f"{allowed}; it has no record")
+        raise InputError("bench", str(path), "has no records; run the bench again")
     return {**settings, "samples": next(iter(found.values())).get("samples")}, found
 
 
@@ -79,25 +79,25 @@ def compare_benches(before: Path, after: Path) -> tuple[list[Compared], list[str
     """Compare the accelerators that two benches share.
 
     Returns:
-        One record for each, in the order of the second; and what else differs, in words.
+        One record per accelerator, in the order of the second bench; and descriptions of other differences.
 
     Raises:
-        InputError: a file that cannot be used, other prompts or settings, or no accelerator in both.
+        InputError: a file is invalid, prompts or settings differ, or no accelerator is in both.
     """
     (old_settings, old), (new_settings, new) = read_bench(before), read_bench(after)
     shared = [name for name in new if name in old]
     if not shared:
-        raise InputError("bench", f"{list(old)} and {list(new)}", "benches with an accelerator in common")
-    told = []
-    for name in (*SAME, *TOLD):
+        raise InputError("bench", f"{list(old)} and {list(new)}", "must have an accelerator in both files")
+    remarks = []
+    for name in (*SAME, *REPORTED):
         theirs, ours = old_settings.get(name), new_settings.get(name)
         if ours != theirs and name in SAME:
-            raise InputError(name, f"{theirs!r} and {ours!r}", "benches of the same prompts and settings")
+            raise InputError(name, f"{theirs!r} and {ours!r}", "must be the same in both benches")
         if ours != theirs:
-            told.append(f"{name}: {theirs} and {ours}")
-    told += [f"only in {before}: {name}" for name in old if name not in new]
-    told += [f"only in {after}: {name}" for name in new if name not in old]
-    return [_compare(name, old[name], new[name]) for name in shared], told
+            remarks.append(f"{name}: {theirs} and {ours}")
+    remarks += [f"only in {before}: {name}" for name in old if name not in new]
+    remarks += [f"only in {after}: {name}" for name in new if name not in old]
+    return [_compare(name, old[name], new[name]) for name in shared], remarks
 
 
 def _compare(name: str, old: Figures, new: Figures) -> Compared:
@@ -123,7 +123,7 @@ def write_result_lines(
     batches: Sequence[Sequence[Example]],
     decode: Callable[[list[int]], str],
 ) -> None:
-    """Write `result_lines` of each accelerator to `<accelerator>.jsonl` in a folder.
+    """Write the `result_lines` of each accelerator to `<accelerator>.jsonl` in a folder.
 
     Raises:
         InputError: the folder cannot be written.
@@ -135,8 +135,7 @@ def write_result_lines(
             path = folder / f"{name.replace('/', '_').replace(':', ',')}.jsonl"
             path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     except OSError as error:
-        allowed = f"a folder that can be written ({error.strerror})"
-        raise InputError("--results", str(folder), allowed) from error
+        raise InputError("--results", str(folder), f"cannot be written ({error.strerror})") from error
 
 
 def result_lines(
@@ -145,17 +144,18 @@ def result_lines(
     batches: Sequence[Sequence[Example]],
     decode: Callable[[list[int]], str],
 ) -> list[Json]:
-    """Make the lines of one accelerator's first repeat, one for each prompt; `decode` turns tokens to text.
+    """Result lines of one accelerator's first repeat, one per prompt; `decode` converts tokens to text.
 
-    `choices[0]` holds, for all turns together, the text (`turns`), target forwards (`decoding_steps` and
-    `idxs`), `new_tokens`, `wall_time` in seconds, and `accept_lengths`: the tokens that each scoring forward
-    committed, bonus included, shortest first. Scripts take their mean and sums.
+    `choices[0]` contains, for all turns together, the text (`turns`), forward passes of the target
+    (`decoding_steps` and `idxs`), `new_tokens`, `wall_time` in seconds, and `accept_lengths`: the tokens that
+    each scoring forward pass committed, bonus token included, in ascending order. The benchmarks' scripts
+    use only their mean and sums.
 
     Raises:
-        InputError: a batch of several prompts, whose times cannot be told apart.
+        InputError: a batch has several prompts, whose times cannot be separated.
     """
     if (largest := max(map(len, batches))) != 1:
-        raise InputError("--batch-size", largest, "1: result lines have a time for each prompt")
+        raise InputError("--batch-size", largest, "must be 1 for result lines, which have a time per prompt")
     lines = []
     for run in runs:
         if run.accelerator != name or run.repeat:

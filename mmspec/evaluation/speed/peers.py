@@ -1,6 +1,6 @@
-"""transformers' own `generate` as contenders, on the prompts and in the run of a benchmark.
+"""transformers' own `generate` as contenders in a bench, on the same prompts in the same run.
 
-Greedy, with transformers' own defaults for everything else, so that its tokens can be compared with ours.
+Decoding is greedy, with transformers' defaults otherwise, so that its tokens can be compared with mmspec's.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from mmspec.plugins import family_of, load
 __all__ = ["ASSISTED", "COMPILED", "LOOKUP", "MTP", "Peers", "image_peers", "text_peers", "watched"]
 
 LOOKUP, ASSISTED, MTP, COMPILED = (f"{PEER} {way}" for way in ("look-up", "assisted", "MTP", "compiled"))
-LOOKUP_TOKENS = 10  # what its documentation uses; the drafter `copy` has as many
-ONE_AT_A_TIME = "transformers decodes one prompt at a time in this way: --batch-size 1"
+LOOKUP_TOKENS = 10  # as in its documentation, and in the drafter `copy`
+ONE_AT_A_TIME = "transformers supports one prompt at a time here; pass --batch-size 1"
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Ways of `generate` that can be timed, as functions that decode a batch, and why others cannot."""
+    """Decoders of `generate` that can be timed, and the reasons why others cannot."""
 
     decoders: dict[str, Decode]
     missing: dict[str, str]
@@ -47,14 +47,14 @@ def tried(
     batch: Sequence[Example],
     **short: object,
 ) -> Peers:
-    """Decode a batch in each way, at little cost; of what fails, the reason is transformers' own words."""
+    """Try each decoder on a short run; the reason for a failure is transformers' error message."""
     working: dict[str, Decode] = {}
     reasons = dict(missing)
     for name, decode in decoders.items():
         try:
             decode(batch, **short)
             working[name] = decode
-        except Exception as error:  # whatever it is, the other rows can be measured
+        except Exception as error:  # any failure must leave the other rows measurable
             reasons[name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return Peers(working, reasons)
 
@@ -66,18 +66,18 @@ def text_peers(
     compiled: bool = False,
     **settings: Any,
 ) -> Peers:
-    """Ways of `generate` for a text model: plain, prompt look-up, assisted by a draft model, and MTP.
+    """`generate` for a text model: plain, prompt look-up, assisted by a draft model, and MTP.
 
     Args:
-        pipe: its model and processor are used, and none of its code.
-        batch: the first one, on which each way is tried.
-        assistant: a transformers model that drafts; None if there is none.
-        compiled: whether plain decoding with a forward compiled by torch.compile is one of them too, on a CPU
-            with frozen weights, which it packs.
-        settings: of the calls; at temperature 0.
+        pipe: only its model and processor are used.
+        batch: the first batch, on which each decoder is tried.
+        assistant: a transformers model that drafts; or None.
+        compiled: adds plain decoding with a forward method compiled by torch.compile; on a CPU with frozen
+            weights, which it packs.
+        settings: settings of the calls, at temperature 0.
 
     Raises:
-        InputError: a temperature, with which tokens cannot be compared.
+        InputError: the temperature is above 0, so that tokens cannot be compared.
     """
     require_greedy(settings.pop("temperature", 0.0))
     ways: dict[str, Keywords] = {
@@ -91,9 +91,9 @@ def text_peers(
     if assistant is None:
         missing[ASSISTED] = "the model's folder names no draft model"
     if not hasattr(GenerationConfig(), "use_mtp"):
-        missing[MTP] = "this version of transformers has none"
+        missing[MTP] = "this version of transformers does not support MTP"
     elif getattr(pipe.model.config.get_text_config(), "num_mtp_layers", None) is None:
-        missing[MTP] = "the model has no layers that predict several tokens"
+        missing[MTP] = "the model has no MTP layers"
 
     def decode(batch: Sequence[Example], caller: GenerateCaller, **changed: Any) -> Decoded:
         return decode_conversations(caller, batch, **{**settings, **changed})
@@ -113,13 +113,13 @@ def text_peers(
 
 @dataclass(frozen=True)
 class GenerateCaller:
-    """transformers' `generate` with options, as `decode_conversations` calls a text pipeline.
+    """transformers' `generate` with options, callable like a text pipeline.
 
     Attributes:
-        pipe: whose model and processor are used.
-        name: of the peer.
-        options: of `generate`.
-        forward: the model's, compiled; None for its own.
+        pipe: the pipeline with the model and the processor.
+        name: name of the peer.
+        options: options of `generate`.
+        forward: the model's compiled forward method; None for its own.
     """
 
     pipe: AnyPipeline
@@ -134,7 +134,7 @@ class GenerateCaller:
     @torch.inference_mode()
     def __call__(self, prompt: Sequence[Any], images: Any = None, **settings: Any) -> SimpleNamespace:
         """Generate text for a batch of prompts, padded on the left."""
-        for name in ("apply_chat_template", "seed"):  # prompts show the one; greedy tokens need no other
+        for name in ("apply_chat_template", "seed"):  # implied by the prompts; unused by greedy decoding
             settings.pop(name, None)
         model, stats = self.pipe.model, DecodingStats(accelerator=self.name)
         padding = {"padding": True, "padding_side": "left"} if len(prompt) > 1 else {}
@@ -145,7 +145,7 @@ class GenerateCaller:
         ends = model.generation_config.eos_token_id
         ends = torch.tensor(ends if ends is not None else [], dtype=torch.long, device=output.device)
         is_end = torch.isin(output[:, length:], ends)
-        kept = is_end.int().cumsum(1) - is_end.int() == 0  # up to the first end token; the rest is padding
+        kept = is_end.int().cumsum(1) - is_end.int() == 0  # up to the first end token
         tokens = [row[keep].tolist() for row, keep in zip(output[:, length:], kept, strict=True)]
         count(stats, tokens)
         decode = partial(self.pipe.tokenizer.decode, skip_special_tokens=True)
@@ -153,16 +153,16 @@ class GenerateCaller:
 
 
 def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
-    """`generate` of an image model at temperature 0, where its family has one: LlamaGen and Janus.
+    """`generate` of an image model at temperature 0, if its family has one: LlamaGen and Janus.
 
     Raises:
-        InputError: a temperature, with which tokens cannot be compared.
+        InputError: the temperature is above 0, so that tokens cannot be compared.
     """
     family = family_of(pipe.model.config)
     if family is None or family.generate is None:
-        return Peers({}, {PEER: f"{pipe.model.config.model_type} has no `generate` that draws"})
+        return Peers({}, {PEER: f"{pipe.model.config.model_type} has no `generate` for images"})
     if len(batch) > 1:
-        return Peers({}, {PEER: "prompts of images are not padded here: --batch-size 1"})
+        return Peers({}, {PEER: "image prompts are not padded; pass --batch-size 1"})
 
     asked = load(family.generate)
 
@@ -188,7 +188,7 @@ def image_peers(pipe: Any, batch: Sequence[Example], **settings: Any) -> Peers:
 
 @contextmanager
 def frozen(pipe: AnyPipeline, forward: AnyFunction | None) -> Iterator[None]:
-    """Let a model run by a compiled forward, whose weights are constants on a CPU; by its own where None."""
+    """Replace a model's forward method by a compiled one, with constant weights on a CPU; None keeps it."""
     if forward is None:
         yield
         return
@@ -204,10 +204,10 @@ def frozen(pipe: AnyPipeline, forward: AnyFunction | None) -> Iterator[None]:
 def watched(
     model: nn.Module, assistant: nn.Module | None, stats: DecodingStats, device: torch.device, prompt: int = 1
 ) -> Iterator[None]:
-    """Count and time the forwards of a model and of its assistant, by hooks, and the time of all.
+    """Count and time the forward passes of a model and its assistant by hooks, and the total time.
 
-    The first forward of the model reads the prompt, of `prompt` tokens, and maybe candidates behind it; later
-    ones the newest token and candidates. What MTP layers take is in the rest.
+    The input of the model's first forward pass is the prompt of `prompt` tokens and any candidates after it;
+    later inputs are the newest token and candidates. The time of MTP layers is part of the rest.
     """
     started = perf_counter()
     timer = Timer(stats, device)
@@ -246,7 +246,7 @@ def watched(
 
 
 def count(stats: DecodingStats, tokens: Sequence[Sequence[int]]) -> None:
-    """Count the tokens of a call that was `watched`; its forwards beyond the first are rounds of all rows."""
+    """Count the tokens of a `watched` call; each forward pass after the first is a round of all rows."""
     stats.new_tokens = list(map(len, tokens))
     stats.rounds = [stats.target_forwards - 1] * len(tokens)
     stats.drafted = stats.drafted * len(tokens)
@@ -254,7 +254,7 @@ def count(stats: DecodingStats, tokens: Sequence[Sequence[int]]) -> None:
 
 
 def require_greedy(temperature: float) -> None:
-    """Raise InputError unless a temperature is greedy: transformers draws with numbers of its own."""
+    """Raise InputError unless a temperature is greedy, since transformers has its own random numbers."""
     if not Sampler(temperature).greedy:
-        allowed = "0 with --peers: its outputs are compared with ours token for token"
-        raise InputError("--temperature", temperature, allowed)
+        rule = "must be 0 with --peers, whose outputs are compared token for token"
+        raise InputError("--temperature", temperature, rule)

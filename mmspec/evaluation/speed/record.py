@@ -1,7 +1,7 @@
 """Summary of timed runs: one record for each accelerator.
 
-Ratios are to plain decoding in the same process, dtype and batch size; a row that loses is reported like any
-other. Intervals are bootstrapped over prompts, which differ more than repeats do; pairs stay pairs.
+Ratios are to plain decoding in the same process, dtype and batch size. Intervals are bootstrapped over
+prompts, which differ more than repeats do, and keep the runs of one prompt paired.
 """
 
 from __future__ import annotations
@@ -26,42 +26,46 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Record:
-    """Figures of one accelerator on all batches: sums over batches, medians over repeats.
+    """Measurements of one accelerator on all batches: sums over batches, medians over repeats.
 
     Attributes:
         accelerator: as the caller named it, options included.
-        exactness: "exact", "tv<=x" or "lossy".
+        exactness: "exact", "tv<=x", "approximate" or "lossy".
         identical: share of outputs that equal those of plain decoding, token for token.
-        samples: conversations in one repeat; `new_tokens`, `target_forwards` are of the first one.
-        acceptance_length: tokens per scoring forward, bonus token included; plain decoding has 1.
+        samples: conversations in one repeat; `new_tokens` and `target_forwards` are of the first repeat.
+        acceptance_length: tokens per scoring forward pass, bonus token included; plain decoding has 1.
         acceptance_rate: accepted draft tokens / draft tokens.
         acceptance_by_position: share of rounds that accepted at least 1, 2, ... draft tokens.
         seconds: wall-clock for all batches; `tokens_per_second` is new_tokens / seconds.
-        speedup: seconds of plain decoding / seconds; then the extremes of the ratio within a repeat.
-        speedup_interval, acceptance_interval: 95 % bootstrap intervals over prompts (batches), paired; None
-        for fewer than three. decode_speedup: ratio to plain decoding of seconds per token without reading the
-        prompts: what follows the first token. 1 where nothing does. time_to_first_token: median over calls of
-        the seconds that reading the prompt took the target. time: parts of the seconds, which sum to 1:
-        `prompt` and `target`, the target's reading of the prompts and its scoring; `draft`, the drafter;
-        `verify`, warping, verifying and committing; and `rest`: the loop, the canvas, and what the pipeline
-        does before and after. draft_passes: forwards of the drafter's own model in a round. nfe_mean,
-        nfe_max: target forwards that a row took part in, the prompt's own included; a guided pair is one.
-        step_compression: times fewer target forwards than plain decoding took: its nfe_mean / nfe_mean. tv:
-        `mean` and `max` of the measured total variation to the target at judged places; None where nothing
-        was measured, as for exact rules. drift: `mean` and `max` distance of kept candidates to the target's
-        own vectors, or None. overlap: 1 minus the total variation between the chains of draft and target,
-        which no rule that judges whole chains can accept more of; None where chains have no density.
-        rollbacks: rounds of a row that refused a candidate. state_bytes: keys and values of the target.
-        pixel_seconds: wall-clock from image tokens to pixels, which `seconds` and `speedup` leave out and
-        `speedup_with_pixels` does not; 0 for text. peak_memory_bytes: the most held during any of its runs;
-        `memory_kind` says what that measures. joules_per_token: the device's energy by new tokens; None where
-        its driver does not tell. over_plain: ratio to plain decoding of the seconds on the same prompts in
-        the same repeat: `median` of all pairs, `low` and `high` quartile. over_generate: the same to
-        transformers' plain `generate`; None where it did not run. quality: scores of the images that were
-        drawn (`score_images`) by name, each as `value`, `low` and `high`; distances are to images of plain
-        decoding with other seeds. None where they were not read. category: the group of examples this is
-        about; empty for all of them. own, settings: of this accelerator alone (drafter, window, promise), and
-        of the whole run.
+        speedup: seconds of plain decoding / seconds.
+        speedup_min, speedup_max: extremes of that ratio over repeats.
+        decode_speedup: the ratio for seconds per token after the first token; 1 if there are none.
+        time_to_first_token: median over calls of the seconds of prefill.
+        time: shares of the seconds, which sum to 1: `prompt` (prefill), `target` (scoring), `draft` (the
+            drafter), `verify` (warping, verification and commit) and `rest` (the loop, the canvas, and the
+            pipeline's work before and after).
+        draft_passes: forward passes of the drafter's own model per round.
+        nfe_mean, nfe_max: forward passes of the target per row, prefill included; a guided pair is one.
+        step_compression: nfe_mean of plain decoding / nfe_mean.
+        tv: `mean` and `max` of the measured total variation to the target at verified places; None if not
+            measured, as for exact rules.
+        drift: `mean` and `max` distance of kept candidates to the target's own vectors, or None.
+        rollbacks: rounds of a row that rejected a candidate.
+        state_bytes: size of the target's keys and values.
+        pixel_seconds: wall-clock from image tokens to pixels, which only `speedup_with_pixels` includes.
+        peak_memory_bytes: the most memory held during any run; `memory_kind` names the counter.
+        speedup_interval, acceptance_interval: paired 95 % bootstrap intervals over prompts (batches); None
+            for fewer than three.
+        joules_per_token: energy of the device / new tokens; None if its driver does not report energy.
+        over_plain: ratios of plain decoding's seconds on the same prompts in the same repeat: `median`, and
+            quartiles `low` and `high`.
+        over_generate: the same for transformers' plain `generate`; None if it did not run.
+        overlap: 1 minus the total variation between the chains of draft and target, the largest acceptance
+            rate of a rule that verifies whole chains; None for chains without a density.
+        quality: scores of the images (`score_images`) by name, each with `value`, `low` and `high`; distances
+            are to images of plain decoding with other seeds. None if images were not scored.
+        category: the group of examples; empty for all of them.
+        own, settings: settings of this accelerator (drafter, window, promise), and of the whole run.
     """
 
     accelerator: str
@@ -107,7 +111,7 @@ class Record:
 
 
 def as_json(records: Sequence[Record]) -> Json:
-    """Records of one run for JSON: the run's settings once, then each record beside its own settings."""
+    """Records of one run for JSON: the run's settings once, and each record with its own settings."""
     rows = []
     for record in records:
         figures = asdict(record)
@@ -127,20 +131,20 @@ def summarise(
     """Summarise timed runs in one record for each accelerator, in the order of `names`.
 
     Args:
-        runs: outcome of `measure`; of an interrupted measurement only repeats that every accelerator finished
-            are used, or else what all of them finished of the first repeat.
-        names: the accelerators, "none" among them.
-        category: only batches of this category.
-        settings: of the run, in every record.
+        runs: results of `measure`. From an interrupted measurement, only repeats that every accelerator
+            finished are used; without any, the batches of the first repeat that all of them finished.
+        names: the accelerators, including "none".
+        category: uses only batches of this category.
+        settings: settings of the run, stored in every record.
         own: settings of single accelerators, by name.
 
     Raises:
-        InputError: not one batch was finished by all accelerators.
+        InputError: no batch was finished by all accelerators.
     """
     runs = sorted((run for run in runs if category in (None, run.category)), key=lambda run: run.batch)
     cells = _complete_cells(runs, names)
     if not cells:
-        raise InputError("runs", len(runs), "at least one batch that every accelerator finished")
+        raise InputError("runs", len(runs), "must contain a batch that every accelerator finished")
     table = {
         name: [
             [run for run in runs if run.accelerator == name and (run.repeat, run.batch) in cell]
@@ -162,7 +166,7 @@ def summarise(
 
 
 Repeats = list[list[TimedRun]]
-"""Runs of one accelerator by repeat, and within it by batch."""
+"""Runs of one accelerator, by repeat and by batch."""
 
 
 def _complete_cells(runs: Sequence[TimedRun], names: Sequence[str]) -> list[set[tuple[int, int]]]:
@@ -177,7 +181,7 @@ def _complete_cells(runs: Sequence[TimedRun], names: Sequence[str]) -> list[set[
 
 
 def _paired(repeats: Repeats, reference: Repeats) -> dict[str, float]:
-    """Ratios of the reference's seconds to ours, run by run: their median and quartiles."""
+    """Median and quartiles of the reference's seconds / these seconds, run by run."""
     pairs = (_seconds(reference) / _seconds(repeats)).ravel().tolist()
     low, _, high = quantiles(pairs, n=4, method="inclusive") if len(pairs) > 1 else pairs * 3
     return {"median": median(pairs), "low": low, "high": high}
@@ -261,7 +265,7 @@ def _seconds(repeats: Repeats) -> FloatArray:
 
 
 def _seconds_per_token(repeats: Repeats) -> float:
-    """Seconds per token after the first one of each row, median over repeats; 0 where there are none."""
+    """Median over repeats of the seconds per token after the first one of each row; 0 without any."""
     found = []
     for cell in repeats:
         calls = [stats for run in cell for stats in run.decoded.stats]
@@ -272,7 +276,7 @@ def _seconds_per_token(repeats: Repeats) -> float:
 
 
 def _joules(repeats: Repeats, new_tokens: int) -> float | None:
-    """Median over repeats of the energy by new tokens; None where a run has none."""
+    """Median over repeats of the energy per new token; None if a run has none."""
     if not new_tokens or any(run.joules is None for cell in repeats for run in cell):
         return None
     return median(sum(run.joules or 0.0 for run in cell) for cell in repeats) / new_tokens
@@ -284,13 +288,13 @@ FEWEST = 3
 
 
 def speedup_interval(plain: ArrayLike, ours: ArrayLike) -> tuple[float, float] | None:
-    """The 95 % interval of a ratio of medians over repeats of sums over prompts.
+    """95 % bootstrap interval of the speed-up: medians over repeats of sums over prompts.
 
     Args:
         plain, ours: seconds [R][B] of the same prompts in the same repeats.
 
     Returns:
-        Its ends, which contain the ratio itself; None for fewer than three prompts.
+        The ends, between which the speed-up lies; None for fewer than three prompts.
     """
     both = np.asarray(plain, dtype=float), np.asarray(ours, dtype=float)
     chosen = _choices(both[0].shape[1])
@@ -301,10 +305,10 @@ def speedup_interval(plain: ArrayLike, ours: ArrayLike) -> tuple[float, float] |
 
 
 def ratio_interval(counts: Sequence[float], per: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of sum(counts) / sum(per) over prompts [B], such as tokens per forward.
+    """95 % bootstrap interval of sum(counts) / sum(per) over prompts [B], such as tokens per forward pass.
 
     Returns:
-        Its ends, which contain the ratio itself; None for fewer than three prompts, or for no counts.
+        The ends, between which the ratio lies; None for fewer than three prompts or an empty denominator.
     """
     above, below = np.asarray(counts, dtype=float), np.asarray(per, dtype=float)
     chosen = _choices(len(above))

@@ -1,7 +1,7 @@
 """Timing of several accelerators on the same prompts in one run, with peak memory and energy.
 
-Every repeat runs all accelerators on one batch before it goes to the next batch, in an order that rotates,
-so that a machine that slows down slows all of them.
+Every repeat runs all accelerators on one batch before the next batch, in rotating order, so that a slower
+machine affects all of them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ RESET_PEAK = "5"  # proc(5): resets the peak resident set size (VmHWM) of this p
 
 
 def count_energy(device: torch.device) -> Callable[[], float | None]:
-    """Start to count the energy of a GPU, everything that runs on it included.
+    """Start to count the energy of a GPU, including all other work on it.
 
     Returns:
-        Function that reads the joules since now; it gives None where nothing counts them.
+        Function that returns the joules since this call; or None on a device without a counter.
     """
     try:
         import pynvml
@@ -66,11 +66,12 @@ def count_energy(device: torch.device) -> Callable[[], float | None]:
 
 
 def watch_memory(device: torch.device) -> tuple[str, Callable[[], int]]:
-    """Start to watch the peak memory of a model on a device.
+    """Start to measure the peak memory of a model on a device.
 
     Returns:
-        "cuda allocated", "resident set" (of the process during the work, weights included), or "resident set
-        since start" where the system cannot reset its peak; and a function that reads the peak in bytes.
+        The name of the counter: "cuda allocated", "resident set" (of the process during the work, weights
+        included), or "resident set since start" if the system cannot reset the peak; and a function that
+        returns the peak in bytes.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -106,10 +107,10 @@ class Decoded:
     """Decoded tokens and statistics of one batch.
 
     Attributes:
-        tokens: one list of output ids per conversation, all its turns in a row.
-        stats: what happened, one entry per pipeline call (a call per turn).
-        pixel_seconds: wall-clock from image tokens to pixels; 0 where there are none.
-        images: that were drawn, in the form that the pipeline was asked for; () where none were.
+        tokens: one list of output ids per conversation, with the tokens of all turns.
+        stats: statistics of each pipeline call (one call per turn).
+        pixel_seconds: wall-clock from image tokens to pixels; 0 without images.
+        images: the generated images, in the requested output form; () without images.
     """
 
     tokens: list[list[int]]
@@ -126,10 +127,10 @@ class TimedRun:
     """Time and memory of one accelerator on one batch in one repeat.
 
     Attributes:
-        seconds: wall-clock, from the prompts to the last token on the host, reading the images included, or
-            to the last pixel of those that were drawn.
-        joules: of the device meanwhile; None where its driver does not tell.
-        peak_bytes: the most memory held meanwhile; `memory_kind` says what that measures.
+        seconds: wall-clock from the prompts to the last token on the host, image preprocessing included, or
+            to the last pixel of generated images.
+        joules: energy of the device in that time; None if its driver does not report energy.
+        peak_bytes: peak memory in that time; `memory_kind` names the counter.
     """
 
     accelerator: str
@@ -144,9 +145,9 @@ class TimedRun:
 
 
 def batches_of(examples: Sequence[Example], size: int) -> list[list[Example]]:
-    """Split examples into batches of at most `size` of one category, so that categories are told apart."""
+    """Split examples into batches of at most `size` examples of one category."""
     if size < 1:
-        raise InputError("batch_size", size, "an integer of at least 1")
+        raise InputError("batch_size", size, "must be an integer of at least 1")
     groups: dict[str, list[Example]] = {}
     for example in examples:
         groups.setdefault(example.category, []).append(example)
@@ -161,15 +162,15 @@ def measure(
     *,
     clock: Callable[[], float] = perf_counter,
 ) -> Iterator[TimedRun]:
-    """Time every decoder on every batch, `repeats` times, after one round of warm-up that is not reported.
+    """Time every decoder on every batch, `repeats` times, after a warm-up that is not reported.
 
-    A generator, so that a caller who is interrupted keeps what has been measured. Decoders, by name, hold
-    "none"; `device` is where the model is, for its memory.
+    This is a generator, so that an interrupted caller keeps the finished runs. `decoders` must contain
+    "none"; `device` is the model's device, for memory and energy.
     """
     if BASELINE not in decoders:
-        raise InputError("accelerators", list(decoders), f"a list with {BASELINE!r}, which ratios are to")
+        raise InputError("accelerators", list(decoders), f"must contain {BASELINE!r}, the base of all ratios")
     if repeats < 1:
-        raise InputError("repeats", repeats, "an integer of at least 1")
+        raise InputError("repeats", repeats, "must be an integer of at least 1")
     for decode in decoders.values():
         decode(batches[0])
     names = list(decoders)

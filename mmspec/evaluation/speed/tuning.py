@@ -1,4 +1,4 @@
-"""Searches: for the best of several settings of a method, and for the fastest accelerator of a model."""
+"""Search for the best settings of a method, and for the fastest accelerator of a model."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["MEASURES", "Trial", "allowed_by", "best_of", "fastest", "search", "v
 
 MEASURES = ("seconds", "forwards")
 WINDOW = re.compile(r"\bwindow=(\d+)")
-STAGES = ((2, 1, 0.34), (4, 2, 0.5))  # prompts, repeats, and the share that goes on
-FEWEST = 3  # that go on, if there are so many
+STAGES = ((2, 1, 0.34), (4, 2, 0.5))  # prompts, repeats, and the share kept for the next stage
+FEWEST = 3  # candidates kept at least
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Record of a candidate in the last stage that it was measured in, counted from 1."""
+    """Record of a candidate in its last stage, counted from 1."""
 
     label: str
     stage: int
     record: Record
 
     def as_dict(self) -> Json:
-        """Figures for JSON."""
+        """The trial for JSON."""
         figures = ("speedup", "speedup_interval", "acceptance_length", "target_forwards", "identical")
         one = self.record
         return {
@@ -50,9 +50,10 @@ class Trial:
 
 
 def variants(name: str, target: AnyTarget, tv: float) -> list[str]:
-    """Settings of a method that are worth a try on a target, as the command line writes them.
+    """Candidate settings of a method on a target, in the syntax of the command line.
 
-    Those of its record, with windows up to the image, and the whole of the allowed TV where it has a bound.
+    These are the tuned settings of the method's record, with windows up to the size of the image. A method
+    with a bound gets the whole allowed total variation `tv`.
     """
     method = METHODS[name]
     labels = [label for written in method.tuned for label in alternatives(written)]
@@ -84,7 +85,7 @@ def measured(
     on_run: Callable[[str], None],
     clock: Callable[[], float],
 ) -> list[Record]:
-    """Summarise what decoders did on batches; `on_run` is told their name after every run."""
+    """Measure decoders on batches; `on_run` is called with the decoder's name after every run."""
     runs = []
     for run in measure(decoders, batches, repeats, device, clock=clock):
         runs.append(run)
@@ -100,13 +101,13 @@ def search(
     on_run: Callable[[str], None] = lambda label: None,
     clock: Callable[[], float] = perf_counter,
 ) -> list[Trial]:
-    """Measure candidates in stages; each stage takes more prompts, and the faster ones of the one before.
+    """Measure candidates in stages; each stage has more prompts and keeps the faster candidates.
 
-    Plain decoding ("none") is among the decoders and stays in all stages; the last stage takes all batches,
-    as often as `repeats` says.
+    The decoders must contain plain decoding ("none"), which stays in all stages. The last stage measures all
+    batches `repeats` times.
 
     Returns:
-        One trial for each candidate: those of the last stage first, then by speed.
+        One trial per candidate, sorted by stage (last first) and speed.
     """
     trials: dict[str, Trial] = {}
     left = list(decoders)
@@ -121,9 +122,10 @@ def search(
 
 
 def fastest(trials: Sequence[Trial]) -> Trial:
-    """The fastest candidate of the last stage; plain decoding unless another one is surely faster.
+    """The fastest candidate of the last stage, or plain decoding if none is significantly faster.
 
-    Sure is an interval above 1; where there are too few prompts for intervals, the ratio itself.
+    A candidate is significantly faster if the interval of its speed-up is above 1; with too few prompts for
+    intervals, if its speed-up is above 1.
     """
     last = max(trial.stage for trial in trials)
     finalists = [trial for trial in trials if trial.stage == last]
@@ -149,23 +151,23 @@ def best_of(
     on_run: Callable[[str], None] = lambda label: None,
     clock: Callable[[], float] = perf_counter,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Find the best of several settings of each method, on other prompts than methods are compared on.
+    """Find the best of several settings of each method; use other prompts than for the comparison.
 
     Args:
-        groups: labels of the settings of each method; a single one is not decoded.
-        decoders: by label, plain decoding ("none") among them.
-        batches, device, on_run, clock: as of `measured`.
+        groups: labels of the settings of each method; a method with one setting is not measured.
+        decoders: decoders by label, including plain decoding ("none").
+        batches, device, on_run, clock: as in `measured`.
         by: one of `MEASURES`.
 
     Returns:
-        For the best setting of each method, `seconds` and `forwards` of a prompt by every setting that was
-        tried; {} where there was one.
+        For the best setting of each method, `seconds` and `forwards` per prompt of every measured setting;
+        {} for a method with one setting.
 
     Raises:
-        InputError: no such measure.
+        InputError: an unknown measure.
     """
     if by not in MEASURES:
-        raise InputError("best", by, " or ".join(MEASURES))
+        raise InputError("best", by, f"must be {' or '.join(MEASURES)}")
     tried = [BASELINE, *(label for group in groups if len(group) > 1 for label in group)]
     figures: dict[str, dict[str, float]] = {}
     if len(tried) > 1:
