@@ -16,8 +16,8 @@ from mmspec.pipelines.image_settings import ImageSettings
 from mmspec.plugins import family_of, load
 from mmspec.targets import CausalTarget, ImageTokenTarget
 from mmspec.text_file import json_lines, read_text
-from mmspec.training.data.images import PromptedImages
-from mmspec.training.data.rows import read_all
+from mmspec.training.data.images import TRIAL_IMAGES, PromptedImages
+from mmspec.training.data.rows import check_count, read_all
 from mmspec.training.data.sequences import DrafterData, Trial
 
 __all__ = ["ImagePrompts"]
@@ -41,6 +41,7 @@ class ImagePrompts:
         self.file, self.size = Path(file), {"height": height, "width": width}
         text = read_text(self.file, "data", "a JSONL file of prompts")
         self.rows = read_all(json_lines(text, "data, line {}".format, FORMS), read_row)
+        check_count(self.rows, TRIAL_IMAGES)
 
     def __call__(
         self, target: CausalTarget, words: Any, batch_size: int, seed: int, regenerate: int

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.accelerator import Accelerator
+from mmspec.core.interfaces import Drafter
 from mmspec.core.statistics import merge_stats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example, held_out_captions
@@ -335,7 +336,10 @@ def image_examples(pipe: AnyPipeline, count: int, seed: int = 0) -> list[Example
 
 def count_parameters(accelerator: Accelerator) -> int:
     """Number of weights of the drafter's own model; 0 without one."""
-    model = getattr(accelerator.drafter, "model", None)
+    drafter: Any = accelerator.drafter
+    if isinstance(inner := getattr(drafter, "head", None), Drafter):  # copies beside a head
+        drafter = inner
+    model = getattr(drafter, "model", None)
     if model is not None and not isinstance(model, nn.Module):
         model = model.model  # of a target
     return 0 if model is None else sum(weights.numel() for weights in model.parameters())

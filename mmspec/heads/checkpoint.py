@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from mmspec.errors import CheckpointError, InputError
 from mmspec.heads.published import Layout
 from mmspec.models.checkpoint import bytes_of, check_source, check_weights, load_checked, load_config
-from mmspec.models.official_files import read_config
+from mmspec.models.official_files import find_file, read_config
 from mmspec.plugins import HEADS
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,13 @@ def heads_in(folder: Path) -> list[str]:
         made = CONFIG_MAPPING[stored]
         if own := [name for name, kind in kinds.items() if issubclass(made, kind)]:
             return sorted(own, key=lambda name: kinds[name] is not made)
-    layouts = {name: head.load("published") for name, head in HEADS.items() if head.published}
-    return [name for name, each in layouts.items() if isinstance(each, Layout) and each.holds(folder)]
+    return [name for name, layout in layouts().items() if layout.holds(folder)]
+
+
+def layouts() -> dict[str, Layout]:
+    """Return the layouts of published heads, by the names of the heads."""
+    published = {name: head.load("published") for name, head in HEADS.items() if head.published}
+    return {name: layout for name, layout in published.items() if isinstance(layout, Layout)}
 
 
 def check_no_other(name: str, source: str | Path) -> None:
@@ -165,14 +170,33 @@ def read_published(name: str, folder: Path, target: PreTrainedConfig) -> PreTrai
     return head
 
 
+def recognisable(source: str) -> Path:
+    """Return a folder, or for a hub id its folder in the cache, with the files that `heads_in` reads.
+
+    Shards are not downloaded, as their index names the tensors.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    try:
+        folder = Path(snapshot_download(source, allow_patterns=["*.json"]))
+        for files in dict.fromkeys(tuple(layout.files) for layout in layouts().values()):
+            for name in files:
+                if find_file(folder, files) is None:
+                    snapshot_download(source, allow_patterns=[name])
+    except (OSError, ValueError):  # `load_config`, which runs next, raises an error with the cause
+        pass
+    return folder
+
+
 def head_of(source: str) -> str | None:
     """Return the name of the head that a folder or hub id holds, as in `heads_in`; None for others.
 
     Raises:
-        CheckpointError: the folder has no usable config.
+        CheckpointError: there is no usable config, or its config or its weights are damaged.
     """
     name = check_source(source, "drafter")
-    if found := heads_in(Path(name)) if Path(name).is_dir() else []:
+    if found := heads_in(recognisable(name)):
         return found[0]
     kinds = {name: head.load("model").config_class for name, head in HEADS.items()}
     config = load_config(name, argument="drafter")

@@ -207,9 +207,9 @@ class Training:
                     get_model_state_dict(trained, options=StateDictOptions(full_state_dict=True))
                 )
 
-        bar = tqdm(
-            total=100.0, desc=stage.title, unit="%", mininterval=5, disable=not accelerator.is_main_process
-        )
+        whole = {"bar_format": "{l_bar}{bar}| {n:.0f}/{total:.0f} [{elapsed}<{remaining}{postfix}]"}
+        quiet = not accelerator.is_main_process
+        bar = tqdm(total=100.0, desc=stage.title, mininterval=5, disable=quiet, **whole)
         saved_at = checked_at = self.seconds
         shown: dict[str, float] = {}
         while (progress := self.progress(share)) < 1:

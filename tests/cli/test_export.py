@@ -1,17 +1,20 @@
 """`mmspec export` from the outside."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
 from mmspec.errors import CheckpointError, InputError
+from mmspec.heads.checkpoint import head_of
 from mmspec.methods.eagle3.head import Eagle3Head
 from mmspec.methods.eagle3.published import read_eagle3
 from mmspec.methods.mtp.published import read_mtp
 from mmspec.targets import CausalTarget
 from tests.contracts.running import generate
 from tests.methods.mtp_checks import head_for
+from tests.methods.test_medusa import published
 from tests.tiny_models import tiny_llama, tiny_qwen3_5
 
 LLAVA = "assets/scenes-llava"
@@ -31,6 +34,39 @@ def test_a_head_is_written_and_drafts_as_before(run, tmp_path, eagle3_head, layo
     assert all(torch.equal(stored[name], weight) for name, weight in again.state_dict().items())
     asked = ("--accelerator", "eagle3", "--drafter", out, "--compare", "--max-new-tokens", 6)
     assert run("caption", *asked).exit_code == 0
+
+
+def in_hub_cache(cache, name):
+    """Make the folder of a repository's only revision in a cache of the hub."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    return repository / "snapshots" / "abc"
+
+
+@pytest.mark.parametrize("layout", ["speculators", "specforge"])
+def test_a_head_with_a_hub_id_needs_no_accelerator(run, tmp_path, monkeypatch, eagle3_head, layout):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    folder = in_hub_cache(tmp_path, "acme/head")
+    assert run("export", eagle3_head, tmp_path / "out", "--to", layout, "--target", LLAVA).exit_code == 0
+    shutil.copytree(tmp_path / "out", folder, dirs_exist_ok=True)
+    result = run("caption", "--drafter", "acme/head", "--max-new-tokens", 6, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)[0]["accelerator"] == "eagle3"
+
+
+def test_heads_without_a_config_and_sharded_draft_models_are_recognised_by_hub_id(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    torch.save(published(), in_hub_cache(tmp_path, "acme/medusa") / "medusa_lm_head.pt")
+    assert head_of("acme/medusa") == "medusa"
+    model = tiny_llama()
+    model.save_pretrained(folder := in_hub_cache(tmp_path, "acme/draft"), max_shard_size="20KB")
+    for shard in folder.glob("*.safetensors"):
+        shard.unlink()
+    assert (folder / "model.safetensors.index.json").is_file() and head_of("acme/draft") is None
+    with pytest.raises(CheckpointError, match="nor in the hub's cache"):
+        head_of("acme/none")
 
 
 def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:

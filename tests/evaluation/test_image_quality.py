@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from mmspec.evaluation.quality.image_scores import (
     Scorer,
     chosen_metrics,
     clip_scorer,
+    missing_for,
     score_images,
 )
 from mmspec.evaluation.quality.reference_statistics import read_published, read_statistics, reference_of
@@ -153,6 +155,13 @@ def test_metrics_are_named_or_refused():
     assert set(METRICS) - set(every) == {"clip_score"} and not named
     with pytest.raises(InputError, match="did you mean 'fid'"):
         chosen_metrics("kid,fidd")
+
+
+def test_a_prompt_without_an_object_of_scenes_is_named(judge):
+    prompts = ["a red ring", "a large star", "two small blue squares"]
+    lacks = partial(missing_for, "attributes", 3, scenes_network(judge), has_reference=False)
+    assert lacks(prompts=prompts[:2]) is None
+    assert "in every prompt; 'two small blue squares' has no shape in the singular" in lacks(prompts=prompts)
 
 
 def test_inception_is_that_of_torch_fidelity(monkeypatch):

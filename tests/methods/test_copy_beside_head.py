@@ -16,6 +16,7 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft, Tree
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
+from mmspec.evaluation.contenders import count_parameters
 from mmspec.methods.copy.beside_head import CopyBesideHeadDrafter
 from mmspec.methods.copy.drafter import OF_HEAD, SuffixIndex, grow
 from mmspec.methods.copy.trigrams import Trigrams
@@ -135,6 +136,7 @@ def test_options_of_a_head_put_copies_beside_it(tmp_path: Any) -> None:
     assert type(build_accelerator("medusa", model=head).drafter) is MedusaDrafter
     accelerator = build_accelerator("medusa", model=head, copy=True, **SHAPE)
     assert type(accelerator.drafter) is CopyBesideHeadDrafter and accelerator.drafter.max_nodes == 7
+    assert count_parameters(accelerator) == sum(each.numel() for each in head.parameters()) > 0
     run = decode(llama(), PROMPTS, accelerator.fit(llama()).drafter, max_new_tokens=12)
     assert run.outputs == [generate(llama().model, prompt, 12) for prompt in PROMPTS]
     with pytest.raises(InputError, match="corpus must be a file of trigrams"):

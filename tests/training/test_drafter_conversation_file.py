@@ -59,6 +59,15 @@ def test_equal_steps_give_equal_rows_and_the_last_are_held_out() -> None:
         ConversationRows(reader(), read_conversations(rows(TRIAL_ROWS)), 3, 0)
 
 
+def test_too_few_rows_are_an_error_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = save_family("llava", tmp_path / "model")
+    monkeypatch.setattr("mmspec.training.data.sources.load_model", None)
+    with pytest.raises(InputError, match="data must have more than the 4 rows that are held out"):
+        train_drafter(target, tmp_path / "out", rows(TRIAL_ROWS), steps=1)
+
+
 def test_replies_are_the_targets_own_if_asked_for() -> None:
     made = data(regenerate=5)
     examples = made.batch(0, 0).examples

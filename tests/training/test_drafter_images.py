@@ -82,7 +82,12 @@ def test_a_drafter_of_images(
 @pytest.mark.parametrize(("condition", "asked"), [("caption", "a red ring"), ("class", 7)])
 @pytest.mark.every(2)
 def test_images_of_a_file(
-    condition: str, asked: str | int, image_folders: dict[str, Path], short_trials: None, tmp_path: Path
+    condition: str,
+    asked: str | int,
+    image_folders: dict[str, Path],
+    short_trials: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Any size of image, paths beside the file; equal steps give equal rows."""
     name = "prompt" if condition == "caption" else "class"
@@ -114,6 +119,10 @@ def test_images_of_a_file(
         file.write_text("\n".join([*lines, "{" if wrong is None else json.dumps(wrong)]))
         with pytest.raises(InputError, match="line 5"):
             ImageFile(target, image_folders[condition], 3, 0, file)
+    file.write_text("\n".join(lines[:2]))
+    monkeypatch.setattr("mmspec.training.data.sources.open_llamagen", None)  # weights must not be read
+    with pytest.raises(InputError, match="data must have more than the 2 rows that are held out"):
+        train_drafter(image_folders[condition], tmp_path / "few", data=file, steps=1)
 
 
 def test_examples_of_images_are_prompt_and_codes(image_folders: dict[str, Path]) -> None:

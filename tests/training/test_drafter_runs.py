@@ -64,6 +64,13 @@ def test_a_step_of_several_batches_is_one_of_all_their_rows(tmp_path: Path) -> N
         assert torch.allclose(ours, whole.state_dict()[name], atol=1e-4), name
 
 
+def test_progress_is_shown_in_whole_percent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, 3, stop=1)
+    train(tmp_path, 3, stop=0, resume=True)
+    shown = capsys.readouterr().err
+    assert "| 0/100 [" in shown and "| 100/100 [" in shown and "/100.0" not in shown and ".33333" not in shown
+
+
 def test_an_interrupted_run_of_several_batches_a_step_goes_on(tmp_path: Path) -> None:
     whole, losses = train(tmp_path, 6, rows=2, accumulate=2)
     train(tmp_path, 6, rows=2, accumulate=2, stop=4)

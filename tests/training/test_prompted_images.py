@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoModel, PreTrainedModel
 
+from mmspec.errors import InputError
 from mmspec.pipelines.drafter_prompts import ImagePrompts
 from mmspec.training.data.images import PromptedImages
 from mmspec.training.drafter import train_drafter
@@ -56,6 +57,15 @@ def prompts_in(folder: Path, *lines: str) -> Path:
     file = folder / "prompts.jsonl"
     file.write_text("\n".join([*(json.dumps({"prompt": prompt}) for prompt in PROMPTS), *lines, ""]))
     return file
+
+
+def test_too_few_prompts_are_an_error_before_any_weights_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a red ring"}\n{"prompt": "a star"}\n')
+    with pytest.raises(
+        InputError, match="data must have more than the 2 rows that are held out; got '2 rows'"
+    ):
+        ImagePrompts(file)
 
 
 @pytest.mark.parametrize(("family", "method"), [(family, METHOD) for family in FAMILIES])

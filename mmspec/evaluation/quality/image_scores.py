@@ -80,8 +80,10 @@ def missing_for(
         return "a network with classes: scenes or inception"
     if metric in ("clip_score", "attributes") and prompts is None:
         return "a prompt for each image (--prompt-file)"
-    if metric == "attributes" and not names_objects(prompts or ()):
-        return "prompts that name objects of scenes, such as 'a red ring'"
+    unnamed = [prompt for prompt in prompts or () if not names_objects([prompt])]
+    if metric == "attributes" and unnamed:
+        without = f"{unnamed[0]!r} has no shape in the singular"
+        return f"an object of scenes, such as 'a red ring', in every prompt; {without}"
     return None
 
 

@@ -26,7 +26,7 @@ from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.open_types import Json, Processor
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import to_device
-from mmspec.training.data.rows import DamagedFiles, read_all
+from mmspec.training.data.rows import DamagedFiles, check_count, read_all
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial, decode
 from mmspec.visual_tokens.spans import find_images
 
@@ -232,8 +232,7 @@ class ConversationRows:
         self.learn_prompts = learn_prompts
         text = reader.target.config.get_text_config(decoder=True)
         self.max_length = max_length or getattr(text, "max_position_embeddings", None)
-        if len(rows) <= TRIAL_ROWS:
-            raise InputError("data", f"{len(rows)} rows", f"more than {TRIAL_ROWS}, which are held out")
+        check_count(rows, TRIAL_ROWS)
         self.skipped: dict[int, set[int]] = {}
         self.damaged = DamagedFiles(len(rows))
         self.told: dict[int, Conversation] = {}

@@ -27,7 +27,7 @@ from mmspec.open_types import Json
 from mmspec.plugins import Family, family_of, load
 from mmspec.targets.image_tokens import ImageTokenTarget
 from mmspec.text_file import json_lines, read_text
-from mmspec.training.data.rows import DamagedFiles, check_columns, read_all
+from mmspec.training.data.rows import DamagedFiles, check_columns, check_count, read_all
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, Trial
 
 __all__ = [
@@ -215,9 +215,7 @@ class PromptedImages:
     def __init__(
         self, rows: Sequence[Any], ask: Callable[[Sequence[Any]], Trial], batch_size: int, seed: int
     ) -> None:
-        if len(rows) <= TRIAL_IMAGES:
-            rule = f"must have more than {TRIAL_IMAGES} rows, which are held out"
-            raise InputError("data", f"{len(rows)} rows", rule)
+        check_count(rows, TRIAL_IMAGES)
         self.rows, self.held_out = rows[:-TRIAL_IMAGES], rows[-TRIAL_IMAGES:]
         self.ask, self.batch_size, self.seed = ask, batch_size, seed
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mmspec.errors import InputError, MediaError
 
-__all__ = ["DamagedFiles", "check_columns", "is_given", "read_all"]
+__all__ = ["DamagedFiles", "check_columns", "check_count", "is_given", "read_all"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,13 @@ def read_all(named: Iterable[tuple[str, Any]], read: Callable[[Any, str], T]) ->
         reasons = [*map(str, wrong[:NAMED_ERRORS]), *([f"and {more} more"] if more > 0 else [])]
         raise InputError("data", f"{len(wrong)} rows that cannot be used", "; ".join(reasons))
     return found
+
+
+def check_count(rows: Sequence[object], held_out: int) -> None:
+    """Raise InputError unless there are more rows than are held out."""
+    if len(rows) <= held_out:
+        rule = f"must have more than the {held_out} rows that are held out"
+        raise InputError("data", f"{len(rows)} rows", rule)
 
 
 class DamagedFiles:

@@ -22,9 +22,16 @@ from mmspec.open_types import Keywords
 from mmspec.plugins import Family, family_of, load
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt
+from mmspec.text_file import read_text
 from mmspec.training.data.conversation_file import read_conversations
-from mmspec.training.data.conversations import ConversationReader, ConversationRows, check_written
-from mmspec.training.data.images import ImageFile, open_llamagen
+from mmspec.training.data.conversations import (
+    TRIAL_ROWS,
+    ConversationReader,
+    ConversationRows,
+    check_written,
+)
+from mmspec.training.data.images import TRIAL_IMAGES, ImageFile, open_llamagen
+from mmspec.training.data.rows import check_count
 from mmspec.training.data.scenes import scene_data
 from mmspec.training.data.sequences import DrafterData
 
@@ -83,9 +90,13 @@ def open_target(
             raise InputError("dtype", dtype, "float32: the target draws images")
         if not callable(data) and not isinstance(data, str | Path):
             raise InputError("data", type(data).__name__, "a JSONL file: the target draws images")
-        images, folder = open_llamagen(Path(name), device), Path(name)
+        folder = Path(name)
         if callable(data):
+            images = open_llamagen(folder, device)
             return images, data(images, folder, batch_size, seed, regenerate)
+        lines = read_text(Path(data), "data", "must be a JSONL file").split("\n")
+        check_count([line for line in lines if line.strip()], TRIAL_IMAGES)
+        images = open_llamagen(folder, device)
         return images, ImageFile(images, folder, batch_size, seed, Path(data))
     if image_method is not None:
         if family is None or (family.draws != "tokens" and family.prompts is None):
@@ -116,6 +127,7 @@ def open_target(
         controls = (getattr(processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
         known = [token for token in controls if isinstance(token, str)]
         told = read_conversations(data, known, with_images=sees)
+        check_count(told, TRIAL_ROWS)
         check_written(told, processor)
     if callable(data) and max_length is not None:
         raise InputError("max_length", max_length, "nothing for generated data, whose lengths are its own")
