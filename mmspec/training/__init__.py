@@ -1,1 +1,1 @@
-"""Training of drafters for any target."""
+"""Training of drafters and draft models for any target."""

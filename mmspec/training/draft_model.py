@@ -1,4 +1,4 @@
-"""Trainer of draft models: small models of the target's tokenizer, distilled from it.
+"""Training of draft models: small models that share the target's tokenizer, distilled from the target.
 
 DistillSpec (Zhou et al., 2310.08461).
 """
@@ -42,8 +42,8 @@ from mmspec.validation import is_integer, require_number
 __all__ = ["shortened", "train_draft_model"]
 
 LAYERS = re.compile(r"layers:(\d+)")
-RATE_OF_LAYERS, RATE_OF_TRAINED = 1.0, 0.05  # AdamW's is then 1e-3, or the 5e-5 of trained models
-NEAR = 1e-2  # of the largest logit; caps and scales of logits change more
+RATE_OF_LAYERS, RATE_OF_TRAINED = 1.0, 0.05  # so that AdamW's rate is 1e-3, or 5e-5 for trained models
+NEAR = 1e-2  # as a share of the largest logit; capping or scaling logits changes them more
 
 
 @flush_subnormals()
@@ -68,52 +68,54 @@ def train_draft_model(
     log_dir: str | Path | None = None,
     **how: Unpack[RunOptions],
 ) -> Path:
-    """Train a draft model by distillation and save it as a folder of transformers, which `drafter=` takes.
+    """Train a draft model by distillation and save it as a transformers folder, for use as `drafter=`.
 
-    A target that sees images is drafted for by a model of its own kind; what is not its language model stays
-    as it is.
+    The draft model of a vision-language target has the same model type. Only its language model is trained.
 
     Args:
         target: folder or hub id of a vision-language or language model.
         out: the folder to write.
         data: conversations, as a file or as rows; see `read_conversations`.
-        start: the draft model to begin with: a folder or hub id, or "layers:k" for the target itself with
-            k of its layers: half of them its first ones, half its last.
+        start: the initial draft model: a folder or hub id, or "layers:k" for a copy of the target with k of
+            its layers, half of them its first layers and half its last.
         divergence, beta, own_share, new_tokens: see `Distillation`.
-        rate: factor of the learning rates, of which AdamW's is 1e-3 and Muon's 2e-3; by default 1 for layers
-            of the target, and 0.05 for a trained model.
-        max_length, regenerate, dtype, accumulate, log_dir: as of `train_drafter`.
-        save_dtype: of the folder's weights; None for the target's.
-        states: as of `train_drafter`, where the data's replies alone are learnt.
-        frequent_tokens: tokens that it drafts, those learnt most often in the data; 0 for all, or for what it
-            began with.
-        how: see `RunOptions`; by default 10 minutes, of 8 sequences at once.
+        rate: factor of the learning rates (AdamW: 1e-3, Muon: 2e-3). The default is 1 for layers of the
+            target, and 0.05 for a trained model.
+        max_length, regenerate, dtype, accumulate, log_dir: see `train_drafter`.
+        save_dtype: dtype of the saved weights; None for the target's.
+        states: see `train_drafter`; needs `own_share=0`.
+        frequent_tokens: number of tokens that the model drafts: the most frequent learnt tokens of the data.
+            0 keeps those of the initial model, or all.
+        how: see `RunOptions`; the defaults are 10 minutes and a batch size of 8 sequences.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the training.
 
     Raises:
-        InputError: a value that is not allowed, or more layers than the target has.
-        CheckpointError: one of the models cannot be read, or they have different tokenizers.
-        UnsupportedModelError: the model cannot draft, or says its logits otherwise than by its output matrix.
+        InputError: a value is not allowed, or `layers:k` does not fit the target.
+        CheckpointError: one of the models cannot be read, or their tokenizers differ.
+        UnsupportedModelError: the model cannot draft, or changes its logits after its output matrix.
     """
     settings = Distillation(divergence, beta, own_share, new_tokens)
     if rate is not None:
-        require_number("rate", rate, 0.0, 100.0, "above 0, at most 100", open_below=True)
+        require_number("rate", rate, 0.0, 100.0, "must be above 0 and at most 100", open_below=True)
     if not is_integer(frequent_tokens) or frequent_tokens < 0:
-        raise InputError("frequent_tokens", frequent_tokens, "a number of tokens, or 0 for all")
+        raise InputError("frequent_tokens", frequent_tokens, "must be a number of tokens, or 0 for all")
     if frequent_tokens and regenerate:
-        raise InputError("frequent_tokens", frequent_tokens, "0: replies are not there to be counted")
+        rule = "must be 0 with regenerate: the replies that are counted do not exist yet"
+        raise InputError("frequent_tokens", frequent_tokens, rule)
     if states is not None and own_share:
-        raise InputError("states", str(states), "nothing: own replies are new in every step; own_share=0")
+        rule = "needs own_share=0: the draft model's own replies differ in every step"
+        raise InputError("states", str(states), rule)
     if states is not None and divergence == HARD_LABELS:
-        raise InputError("states", str(states), "nothing: hard labels need no states of the target")
+        rule = "cannot be combined with hard labels, which do not use the target's states"
+        raise InputError("states", str(states), rule)
     layers = check_start(target, start)
     training = drafter_training(Path(out), how, accumulate, log_dir)
     accelerator = training.accelerator
     if accelerator.is_fsdp2:
-        allowed = "several processes with whole weights: a draft model is small, and it writes replies itself"
-        raise InputError("accelerate launch", "FSDP", allowed)
+        rule = "cannot shard draft models: they are small and generate replies; run DDP processes instead"
+        raise InputError("accelerate launch", "FSDP", rule)
     saved = None if save_dtype is None else pick_dtype(save_dtype, accelerator.device)
     teacher, source = open_target(
         target,
@@ -126,7 +128,7 @@ def train_draft_model(
         regenerate=regenerate,
     )
     if not isinstance(source, ConversationRows):
-        raise InputError("data", type(source).__name__, "conversations")
+        raise InputError("data", type(source).__name__, "must be conversations")
     model: Any = shortened(teacher.model, layers) if layers else load_start(str(start), accelerator.device)
     nn.Module.requires_grad_(model, False)
     for part in (model.get_decoder(), model.get_output_embeddings()):
@@ -140,10 +142,10 @@ def train_draft_model(
     if frequent_tokens:
         count = token_counts(source.learnt_texts(), teacher.vocabulary)
         model.config.draft_tokens = sorted(count.topk(min(frequent_tokens, len(count))).indices.tolist())
-    DraftModelDrafter(learner.reader)  # refuses what cannot draft
+    DraftModelDrafter(learner.reader)  # raises if the model cannot draft
 
     def check(module: nn.Module) -> dict[str, float]:
-        # as it will be run: in the target's precision
+        # measured in the dtype that it runs in: the target's
         checked = deepcopy(model).to(teacher.dtype) if model.dtype != teacher.dtype else model
         length = acceptance_length(teacher, DraftModelDrafter(adapt(checked)), trial)
         return {"acceptance": round(length, 3)}
@@ -154,7 +156,7 @@ def train_draft_model(
             learner,
             lambda step: learner.make(source, step, accelerator.process_index),
             check,
-            slow="",  # is in every name
+            slow="",  # matches every name
             slow_factor=rate or (RATE_OF_LAYERS if layers else RATE_OF_TRAINED),
             outer=tables_of(learner),
             halved=teacher.dtype != torch.float32,
@@ -194,28 +196,31 @@ def check_start(target: str | Path, start: str | Path) -> int:
     """Check that a draft model fits a target, before weights are read.
 
     Returns:
-        How many layers of the target are to be kept; 0 for a model of its own.
+        The number of target layers to keep; 0 if `start` is a separate model.
 
     Raises:
-        InputError: the target has fewer layers, or the draft model is of another kind.
-        CheckpointError: one of them cannot be read, or they have different tokenizers.
+        InputError: the target has too few layers, or the draft model has another model type.
+        CheckpointError: one of the models cannot be read, or their tokenizers differ.
     """
     name = check_source(target, "target")
     config = load_config(name, argument="target")
     if not sees(config) and not is_language_model(config):
-        raise CheckpointError("target", config.model_type, "a vision-language or causal language model")
+        raise CheckpointError(
+            "target", config.model_type, "must be a vision-language or causal language model"
+        )
     if found := LAYERS.fullmatch(str(start)):
         count, depth = int(found[1]), config.get_text_config(decoder=True).num_hidden_layers
         if not 1 <= count < depth:
-            raise InputError("start", str(start), f"layers:1 to layers:{depth - 1}: the target has {depth}")
+            rule = f"must be from layers:1 to layers:{depth - 1}: the target has {depth}"
+            raise InputError("start", str(start), rule)
         return count
     own = check_source(start, "start")
     drafting = load_config(own, argument="start")
     if sees(config) and drafting.model_type != config.model_type:
-        allowed = f"a {config.model_type!r} as the target is, or layers of it: both read the same images"
-        raise InputError("start", drafting.model_type, allowed)
+        rule = f"must be a {config.model_type!r} like the target, or layers:k: both process the same images"
+        raise InputError("start", drafting.model_type, rule)
     if not sees(config) and not is_language_model(drafting):
-        raise CheckpointError("start", drafting.model_type, "a causal language model, as the target is")
+        raise CheckpointError("start", drafting.model_type, "must be a causal language model like the target")
     processors = [
         load_processor(source, each, argument=argument)
         for source, each, argument in ((name, config, "target"), (own, drafting, "start"))
@@ -226,7 +231,7 @@ def check_start(target: str | Path, start: str | Path) -> int:
 
 
 def sees(config: PreTrainedConfig) -> bool:
-    """Whether a config is that of a vision-language model."""
+    """Whether a config belongs to a vision-language model."""
     return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
@@ -237,21 +242,21 @@ def load_start(source: str, device: torch.device) -> PreTrainedModel:
 
 
 def shortened(model: PreTrainedModel, count: int) -> PreTrainedModel:
-    """A copy of a model in single precision with `count` of its layers: half its first ones, half its last.
+    """Return a float32 copy of a model with `count` of its layers: half its first layers, half its last.
 
-    Its class is the same, and whatever shares weights goes on to do so. A model that loses its middle agrees
-    most with the whole: twelve of SmolLM2's thirty layers predict its likeliest token in 6 % of places, its
-    first eleven and its last in none.
+    The class and the weight sharing stay the same. Dropping the middle layers preserves the predictions best:
+    with twelve of its thirty layers, SmolLM2 predicts its likeliest token in 6 % of places; with its first
+    eleven and its last layer in none.
 
     Raises:
-        UnsupportedModelError: a layer is of another shape where the copy has it.
+        UnsupportedModelError: a kept layer has another shape than its new position requires.
     """
     config = deepcopy(model.config)
     text = config.get_text_config(decoder=True)
     depth = text.num_hidden_layers
     kept = [*range(count // 2), *range(depth - count + count // 2, depth)]
     for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == depth:  # an entry for each layer, such as `layer_types`
+        if isinstance(value, list) and len(value) == depth:  # one entry per layer, such as `layer_types`
             setattr(text, name, [value[layer] for layer in kept])
     text.num_hidden_layers = count
     decoder = model.get_decoder()
@@ -268,15 +273,15 @@ def shortened(model: PreTrainedModel, count: int) -> PreTrainedModel:
     try:
         made.load_state_dict(weights)
     except RuntimeError as error:
-        problem = f"{type(model).__name__} has layers that cannot stand in each other's places"
-        raise UnsupportedModelError(f"{problem}; begin with a model of its own ({error})"[:400]) from error
+        problem = f"The layers of {type(model).__name__} are not interchangeable"
+        raise UnsupportedModelError(f"{problem}; start from a separate model ({error})"[:400]) from error
     made.generation_config = deepcopy(model.generation_config)
     made.eval()
     return made
 
 
 def tables_of(learner: DraftModelLoss) -> tuple[str, ...]:
-    """Names of the weights that embed tokens or write logits, which Muon is not for."""
+    """Names of the embedding and output matrices, which Muon does not train."""
     output: Any = learner.model.get_output_embeddings()
     tables = {id(each.weight) for each in learner.modules() if isinstance(each, nn.Embedding)}
     tables.add(id(output.weight))
@@ -285,9 +290,9 @@ def tables_of(learner: DraftModelLoss) -> tuple[str, ...]:
 
 @torch.no_grad()
 def check_logits(reader: CausalTarget, inputs: Mapping[str, torch.Tensor], argument: str) -> None:
-    """Raise UnsupportedModelError unless a model's logits are what its output matrix makes of its states.
+    """Raise UnsupportedModelError unless a model's logits are its output matrix times its hidden states.
 
-    Some cap or scale them afterwards, and losses on hidden states would miss it.
+    Some models cap or scale their logits afterwards, which losses on hidden states would miss.
     """
     state, output = reader.prefill([inputs], inputs["input_ids"].shape[1], (HIDDEN,))
     state.close()

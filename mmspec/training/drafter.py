@@ -1,4 +1,4 @@
-"""Trainer of drafters: the target runs along, frozen, or did so before; each drafter brings its loss."""
+"""Training of drafters on the hidden states of a frozen target, which are computed on the fly or stored."""
 
 from __future__ import annotations
 
@@ -44,40 +44,40 @@ def train_drafter(
     log_dir: str | Path | None = None,
     **how: Unpack[RunOptions],
 ) -> Path:
-    """Train a drafter for a target and save it as a folder that `drafter=` takes.
+    """Train a drafter for a target and save it as a folder, for use as `drafter=`.
 
-    Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
+    Runs on the devices that `accelerate launch` provides: a CPU, one GPU or several.
 
     Args:
         target: folder or hub id of a vision-language or language model, or the folder of a LlamaGen.
         out: the folder to write.
         method: a name in `RECIPES`.
-        settings: of the drafter and its loss, such as `{"block": 10}`.
+        settings: settings of the drafter and its loss, such as `{"block": 10}`.
         data: conversations, as a file or as rows (see `read_conversations`); for image models a JSONL file
-            of images (see `ImageFile`); or a function that makes data (see `MakeData`), as `ImagePrompts`.
-        max_length: conversations of more tokens are skipped; None takes as many as the target can.
-        regenerate: longest reply, in tokens, that the target writes itself in place of those of the data; 0
-            learns the data's. A drafter imitates its target, whoever wrote the data.
-        learn_prompts: whether the drafter learns what the target expects of all text of the conversations,
-            and not of the replies alone: more to learn from where these are few.
-        dtype: of the target: "float32", "bfloat16", "float16", or "auto" (see `pick_dtype`). The drafter is
-            trained in single precision, under bfloat16 autocast on a GPU and where the target is not.
-        states: folder that keeps the target's hidden states of every sequence, so that further trainings on
-            the same data do not run it again; see `StoredStates`.
-        start: a trained drafter to begin with, instead of random weights; its target may have changed since.
-        accumulate: so many batches make a step.
-        log_dir: folder for tensorboard: the loss and its parts, the learning rate, the acceptance length.
-        how: see `RunOptions`; by default 10 minutes, of 8 sequences at once.
+            of images (see `ImageFile`); or a function that makes data (see `MakeData`), like `ImagePrompts`.
+        max_length: longer conversations, in tokens, are skipped. None uses the limit of the target.
+        regenerate: maximum length, in tokens, of replies that the target generates to replace those of the
+            data; 0 keeps the replies of the data.
+        learn_prompts: whether to learn the target's predictions on all text of the conversations, instead of
+            on the replies alone. Useful for data with few or short replies.
+        dtype: dtype of the target: "float32", "bfloat16", "float16", or "auto" (see `pick_dtype`). Drafters
+            train in float32, under bfloat16 autocast on a GPU or if the target is not in float32.
+        states: folder that stores the target's hidden states of every sequence, so that further trainings on
+            the same data do not run the target again; see `StoredStates`.
+        start: a trained drafter to start from, instead of random weights; its target may have changed since.
+        accumulate: number of batches per optimizer step.
+        log_dir: folder for TensorBoard logs: losses, learning rate, tokens per forward pass.
+        how: see `RunOptions`; the defaults are 10 minutes and a batch size of 8 sequences.
 
     Returns:
-        The folder. Its `training.json` records how it was made, and which rows were drawn and skipped by the
-        main process since it began or was resumed.
+        The folder. Its `training.json` records the training, and the rows that the main process skipped
+        since the start or the last resume.
 
     Raises:
-        InputError: no such method or setting, a budget that is none, or `states` of another target or of data
-            that are made anew in every step.
-        CheckpointError: the target cannot be read, or is of no family that data is known for.
-        MissingDependencyError: `log_dir` without tensorboard.
+        InputError: the method, a setting or the length is not allowed, or `states` belongs to another target
+            or to data that change in every step.
+        CheckpointError: the target cannot be read, or its family has no known training data.
+        MissingDependencyError: `log_dir` is given and TensorBoard is not installed.
     """
     settings = dict(settings or {})
     check_method(method, settings)
@@ -94,8 +94,8 @@ def train_drafter(
     model = RECIPES[method].build(teacher, **settings)
     if not how.get("resume"):
         RECIPES[method].learner.prepare(model, source, teacher)
-    allowed = "a drafter that `mmspec train drafter` wrote for a target of the same shape"
-    before = taken_over(start, allowed, lambda folder: take_weights(model, folder))
+    expected = "a drafter that `mmspec train drafter` wrote for a target of the same shape"
+    before = taken_over(start, expected, lambda folder: take_weights(model, folder))
     train_on(training, model, method, teacher, source, settings, stored)
     if accelerator.is_main_process:
         options = {
@@ -127,7 +127,7 @@ def train_drafter(
 
 
 def drafter_training(out: Path, how: RunOptions, accumulate: int, log_dir: str | Path | None) -> Training:
-    """A training at the defaults of everything that drafts: ten minutes, of 8 sequences at once."""
+    """Set up a training with the defaults of drafters: ten minutes, batches of 8 sequences."""
     return Training(
         out,
         how,
@@ -148,7 +148,7 @@ def train_on(
     settings: Mapping[str, object] | None = None,
     stored: StoredStates | None = None,
 ) -> None:
-    """Train a model by a method on data, and write what is measured then into its config."""
+    """Train a model by a method on data, and store the measured figures in its config."""
     learner, trial = RECIPES[method].learn(model, target, **settings or {}), data.trial()
     learner.stored = stored
     device, halved = training.accelerator.device, target.dtype != torch.float32
@@ -157,7 +157,7 @@ def train_on(
         return learner.make(data, step, training.accelerator.process_index)
 
     def check(module: nn.Module) -> dict[str, float]:
-        # as it will be run: in the target's precision
+        # measured in the dtype that it runs in: the target's
         checked = deepcopy(model).to(target.dtype) if model.dtype != target.dtype else model
         length = acceptance_length(target, RECIPES[method].drafter(checked.eval()), trial)
         model.train()
@@ -173,7 +173,7 @@ def train_on(
 
 
 def take_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Take over a trained drafter of the same kind and shape."""
+    """Load the weights of a trained drafter of the same type and shape."""
     config = AutoConfig.from_pretrained(folder)
     if type(config) is not type(model.config):
         raise ValueError(config.model_type)

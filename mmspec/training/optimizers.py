@@ -1,4 +1,4 @@
-"""Optimizers of trainings, Muon beside AdamW, and their learning rate."""
+"""Optimizers of trainings (Muon and AdamW) and their learning rate schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from mmspec.open_types import Keywords
 
 __all__ = ["Muon", "learning_rate", "muon_and_adamw", "orthogonalize"]
 
-MUON_RATE, ADAMW_RATE = 2e-3, 1e-3  # Muon's in AdamW's units: updates have AdamW's root mean square
+MUON_RATE, ADAMW_RATE = (
+    2e-3,
+    1e-3,
+)  # in AdamW's units: Muon's updates are scaled to its root mean square
 WARMUP_STEPS = 20
 FINAL_SHARE = 0.05
 NOT_HIDDEN = ("embed", "shared", "relative_attention_bias", "lm_head", "heads.", "conv1d")
@@ -21,10 +24,10 @@ ITERATIONS = 5
 
 
 def learning_rate(peak: float, step: int, progress: float) -> float:
-    """The learning rate of a step: linear warm-up, and a cosine of the whole progress down to five per cent.
+    """Learning rate of a step: linear warm-up times a cosine decay over the progress down to five per cent.
 
-    `transformers.get_scheduler` has none of this kind: there the cosine begins after the warm-up, and counts
-    steps, of which a training by minutes does not know the number.
+    `transformers.get_scheduler` does not fit: its cosine counts steps, and a training that is limited by
+    minutes does not know its number of steps.
     """
     cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
     return peak * min(1.0, (step + 1) / WARMUP_STEPS) * (FINAL_SHARE + (1 - FINAL_SHARE) * cosine)
@@ -33,10 +36,10 @@ def learning_rate(peak: float, step: int, progress: float) -> float:
 def muon_and_adamw(
     named: Iterable[tuple[str, nn.Parameter]], *, slow: str, slow_factor: float, outer: Sequence[str] = ()
 ) -> list[torch.optim.Optimizer]:
-    """Optimizers: Muon for matrices and kernels of hidden layers, AdamW for all other parameters.
+    """Create the optimizers: Muon for matrices and kernels of hidden layers, AdamW for other parameters.
 
     Args:
-        named: parameters with their names; those without gradient are left out.
+        named: parameters with their names; those without `requires_grad` are left out.
         slow, slow_factor, outer: see `Stage`.
     """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
@@ -59,7 +62,7 @@ def muon_and_adamw(
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Approximate the nearest orthogonal matrix in float32: singular values end between 0.7 and 1.2."""
+    """Approximate the nearest orthogonal matrix in float32; the singular values end between 0.7 and 1.2."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.float().T if tall else matrix.float()
     x = x / x.norm().clamp(min=1e-7)
@@ -71,11 +74,12 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon in float32 (Jordan et al., 2024), of matrices and convolutions: a kernel is a matrix of outputs.
+    """Muon optimizer in float32 (Jordan et al., 2024) for matrices and convolution kernels.
 
-    Rates are in AdamW's units: an update's root mean square is a fifth of it. The momentum is of Nesterov's
-    kind, weight decay decoupled. `torch.optim.Muon` takes no kernels, and orthogonalizes in bfloat16, which
-    takes up to twenty times as long on processors without units for it.
+    A kernel is flattened to a matrix with one row per output. Rates are in AdamW's units: the root mean
+    square of an update is a fifth of the rate. Momentum is Nesterov's, and weight decay is decoupled.
+    `torch.optim.Muon` does not accept kernels, and it orthogonalizes in bfloat16, which takes up to twenty
+    times as long on processors without bfloat16 units.
     """
 
     def __init__(

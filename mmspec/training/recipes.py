@@ -1,4 +1,4 @@
-"""Recipes of trained heads: model, loss, and their settings."""
+"""Training recipes of heads: model class, loss class, and their settings."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from mmspec.training.losses.base import DrafterLoss
 
 __all__ = ["RECIPES", "Recipe", "check_method", "written"]
 
-FROM_TARGET = ("layer", "vocabulary", "hidden_size")  # and all that begins with `target_`
+FROM_TARGET = ("layer", "vocabulary", "hidden_size")  # and every name that begins with `target_`
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A drafter that can be trained: a head with settings, and its loss.
+    """A drafter that can be trained: a head, its loss, and default settings.
 
     Attributes:
-        accelerator: the name of the head in `HEADS`, under which its drafter runs.
-        settings: of its config and of its loss, where nothing else is asked for.
-        loss: "module:attribute" of another loss than the head's own.
+        accelerator: the name of the head in `HEADS`, which is also the name of its accelerator.
+        settings: default settings of its config and its loss.
+        loss: "module:attribute" of a loss that replaces the head's own.
     """
 
     accelerator: str
@@ -40,32 +40,32 @@ class Recipe:
 
     @property
     def record(self) -> Head:
-        """The record of the head."""
+        """The entry of the head in `HEADS`, with this recipe's loss."""
         own = HEADS[self.accelerator]
         return own if self.loss is None else replace(own, loss=self.loss)
 
     @property
     def head(self) -> type[PreTrainedModel]:
-        """The class of the model. Its config class has `for_target`, which makes a config for a target."""
+        """The model class. Its config class has `for_target`, which creates a config for a target."""
         model: type[PreTrainedModel] = self.record.load("model")
         return model
 
     @property
     def learner(self) -> type[DrafterLoss]:
-        """The class of the loss. Its keyword-only arguments are settings, beside the fields of the config."""
+        """The loss class. Its keyword-only arguments are settings, like the fields of the config."""
         loss: type[DrafterLoss] = self.record.load("loss")
         return loss
 
     def drafter(self, model: nn.Module) -> Drafter:
-        """Make a drafter of the model, to measure the acceptance length on held-out prompts."""
+        """Create a drafter from the model, to measure tokens per forward pass on held-out prompts."""
         drafter: Drafter = self.record.load("drafter")(model)
         return drafter
 
     def build(self, target: CausalTarget, **settings: object) -> PreTrainedModel:
-        """Make the model for a target, with random weights.
+        """Create the model for a target, with random weights.
 
         Raises:
-            InputError: a value that it cannot be built with.
+            InputError: the model cannot be built with a setting.
         """
         of_images = self.record.image_settings if target.grid is not None else {}
         made = {**self.settings, **of_images, **settings}
@@ -74,16 +74,16 @@ class Recipe:
         try:
             return self.head(config.for_target(target.config, target.vocabulary, **shape))
         except StrictDataclassError as error:
-            raise InputError("settings", made, str(error.__cause__ or error)) from error
+            raise InputError("settings", made, f"are invalid: {error.__cause__ or error}") from error
 
     def learn(self, model: nn.Module, target: CausalTarget, **settings: object) -> DrafterLoss:
-        """Make the module that trains the model."""
+        """Create the loss module that trains the model."""
         made = {**self.settings, **settings}
         own = {name: value for name, value in made.items() if name in self.of_learner()}
         return self.learner(model, target, **own)
 
     def of_head(self) -> set[str]:
-        """Names of the settings of the model: the fields of its config that a target does not decide."""
+        """Names of the model's settings: the fields of its config that do not depend on the target."""
         config: Any = self.head.config_class
         kinds = [kind for kind in config.__mro__ if issubclass(kind, PreTrainedConfig)]
         names = {name for kind in kinds[: kinds.index(PreTrainedConfig)] for name in kind.__annotations__}
@@ -100,15 +100,15 @@ RECIPES = {name: Recipe(name) for name, head in HEADS.items() if head.loss is no
     for method, head in HEADS.items()
     for name, variant in head.variants.items()
 }
-"""By name: that of the head, or of a variant of its training."""
+"""Recipes by name: that of a head, or of a variant of its training."""
 
 
 def check_method(name: str, settings: Mapping[str, object]) -> None:
-    """Refuse an unknown method or setting, before anything is loaded.
+    """Check the names of a method and its settings, before anything is loaded.
 
     Raises:
-        InputError: no such method; the message holds the nearest.
-        UnknownArgumentError: a setting that it does not have.
+        InputError: the method does not exist; the message names the nearest.
+        UnknownArgumentError: the method does not have a setting.
     """
     if name not in RECIPES:
         raise InputError("method", name, did_you_mean(name, RECIPES))
@@ -119,7 +119,7 @@ def check_method(name: str, settings: Mapping[str, object]) -> None:
 
 
 def written(name: str, settings: Mapping[str, object]) -> str:
-    """A method with its settings as the command line takes them: `flash:block=10:compressor=latent`."""
+    """A method with its settings in command line syntax: `flash:block=10:compressor=latent`."""
     parts = [name]
     for setting, value in settings.items():
         table = value if isinstance(value, Mapping) else {"": value}

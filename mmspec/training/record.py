@@ -1,4 +1,4 @@
-"""Trained models on disk: weights in half precision, and the record of how they were made."""
+"""Saving of trained models: weights in half precision, and the `training.json` record of the training."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def training_record(
     before: Sequence[Mapping[str, object]] = (),
     **more: object,
 ) -> Json:
-    """The record of a training: its command, seed, batch size, stages, device and versions.
+    """Return the record of a training: its command, seed, batch size, stages, device and versions.
 
     Args:
-        command: without its options, such as `mmspec train drafter`.
-        options: of the command, by name; those that are None are left out, and True is a flag.
-        training: that is done.
-        model: whose parameters are counted.
-        before: stages of the model that it began with.
-        more: entries of the record.
+        command: the command without its options, such as `mmspec train drafter`.
+        options: options of the command by name. None leaves an option out, and True makes it a flag.
+        training: the finished training.
+        model: the model whose parameters are counted.
+        before: stages of the model that the training started from.
+        more: further entries of the record.
     """
     asked = {name: value for name, value in options.items() if value is not None}
     given = " ".join(
@@ -67,17 +67,17 @@ def save_trained(
     parts: Sequence[str] = (),
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Save a model in half precision, with a config by which it is loaded in single precision.
+    """Save a model in half precision, with a config that makes transformers load it in float32.
 
     Args:
-        model: of transformers.
-        folder: to write.
-        training: its record, if there is to be one.
-        parts: configs inside the config that say their own precision.
-        weights: as they are stored, where not in half precision.
+        model: the transformers model.
+        folder: the folder to write.
+        training: the record to save as `training.json`; None saves none.
+        parts: names of nested configs that have their own `dtype`.
+        weights: the weights to store instead of the model's in half precision.
     """
     model.save_pretrained(folder, state_dict=half_precision(model) if weights is None else weights)
-    # transformers loads in the dtype that config.json names; half precision is many times slower on a CPU.
+    # transformers loads in the dtype of config.json, and half precision is many times slower on a CPU
     path = folder / "config.json"
     config = json.loads(path.read_text())
     for table in (config, *(config[part] for part in parts)):
@@ -88,12 +88,12 @@ def save_trained(
 
 
 def write_record(folder: Path, training: Mapping[str, object]) -> None:
-    """Write the record of a training into the model's folder."""
+    """Write the record of a training to `training.json` in the model's folder."""
     (folder / RECORD).write_text(json.dumps(training, indent=2) + "\n")
 
 
 def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights in fp16, on the CPU, contiguous; buffers of other kinds as they are."""
+    """Return the state dict on the CPU, contiguous, with floating point tensors in float16."""
     return {
         name: tensor.detach()
         .to("cpu", torch.float16 if tensor.is_floating_point() else tensor.dtype)
@@ -102,11 +102,16 @@ def half_precision(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def taken_over(start: str | Path | None, allowed: str, load: Callable[[Path], object]) -> list[Json]:
-    """Load the weights of a trained folder, if there is one; returns the stages of its training.
+def taken_over(start: str | Path | None, expected: str, load: Callable[[Path], object]) -> list[Json]:
+    """Load the weights of a trained folder unless `start` is None, and return the stages of its training.
+
+    Args:
+        start: the folder.
+        expected: noun phrase for the error message: what the folder must be.
+        load: loads the weights of the folder.
 
     Raises:
-        CheckpointError: the weights, or the folder's record, cannot be read or do not fit.
+        CheckpointError: the weights or the folder's record cannot be read, or do not fit.
     """
     if start is None:
         return []
@@ -114,12 +119,12 @@ def taken_over(start: str | Path | None, allowed: str, load: Callable[[Path], ob
         stages: list[Json] = json.loads((Path(start) / RECORD).read_text())["stages"]
         load(Path(start))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError("start", str(start), allowed) from error
+        raise CheckpointError("start", str(start), f"must be {expected}") from error
     return stages
 
 
 def _shown(value: object) -> str:
-    """An option's value on the command line."""
+    """The value of an option in command line syntax."""
     if isinstance(value, float):
         return f"{value:g}"
     return value.as_posix() if isinstance(value, Path) else str(value)

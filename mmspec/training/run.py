@@ -1,6 +1,6 @@
-"""A training of any trainer: its length, its stages, and the state that an interrupted one goes on from.
+"""Training loop of all trainers: length, stages, checkpoints and resuming.
 
-Knows accelerate, optimizers, learning rates, states and progress; does not know what is learnt.
+Handles accelerate, optimizers, learning rates, checkpoints and progress, and is independent of the loss.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 MAX_GRADIENT_NORM = 1.0
-SUBNORMAL = 2.0**-149  # the least number of float32
+SUBNORMAL = 2.0**-149  # the smallest positive float32
 STATE = {"stage", "step", "seconds", "finished", "weights", "optimizers"}
 OnStep = Callable[[int, float], None]
 M = TypeVar("M", bound=nn.Module)
@@ -59,14 +59,14 @@ class RunOptions(TypedDict, total=False):
 
     Attributes:
         minutes: length of the training.
-        steps: length in optimizer steps instead; the result is then reproducible.
-        batch_size: examples that a process reads at once.
-        seed: of the weights and of all examples.
-        resume: go on from the state file of an interrupted run.
-        threads: CPU threads; None leaves the number as it is.
-        state: file of the training state; by default `<out>.training.pt` beside the folder.
-        checkpoint_s: seconds of training between two states on disk.
-        check_s: seconds of training between two looks at held-out data.
+        steps: length in optimizer steps instead, which makes the result reproducible.
+        batch_size: examples per batch and process.
+        seed: seed of the weights and of all examples.
+        resume: continue from the state file of an interrupted run.
+        threads: number of CPU threads; None leaves it unchanged.
+        state: file of the training state; the default is `<out>.training.pt` beside the folder.
+        checkpoint_s: seconds of training between two checkpoints.
+        check_s: seconds of training between two evaluations on held-out data.
         on_step: called with (step, loss) after every step.
     """
 
@@ -84,17 +84,17 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass
 class Stage:
-    """A stage of training: learner, data, checks on held-out data.
+    """A stage of training: the learner, its data, and the evaluation on held-out data.
 
     Args:
-        title: shown on the progress bar.
-        learner: `learner(batch)` returns the loss first.
-        make: the batch of a step; equal steps give equal batches.
-        check: called with the learner now and then, without gradients; returns held-out figures to show.
-        slow: parameters whose names hold this text learn at `slow_factor` times the rate.
+        title: title of the progress bar.
+        learner: module whose `learner(batch)` returns the loss and a table of figures.
+        make: function from a step to its batch; equal steps give equal batches.
+        check: evaluates the learner at intervals, without gradients, and returns held-out figures to show.
+        slow: parameters whose names contain this text learn at `slow_factor` times the rate.
         slow_factor: see `slow`.
-        outer: parts of names of matrices that are not hidden; see `muon_and_adamw`.
-        halved: whether it runs under bfloat16 autocast even where the accelerator has none.
+        outer: parts of the names of input and output matrices, which AdamW trains; see `muon_and_adamw`.
+        halved: whether to use bfloat16 autocast even if the accelerator does not.
     """
 
     title: str
@@ -108,23 +108,23 @@ class Stage:
 
 
 class Training:
-    """A training at work: its seed, length and accelerator, and its progress in stages, steps and seconds.
+    """A running training: its seed, length and accelerator, and its progress in stages, steps and seconds.
 
-    Making one fixes torch's seed, and the number of threads where one is given.
+    Creating it sets torch's seed, and the number of threads if it is given.
 
     Args:
-        out: the folder to be written.
-        options: what the caller asks for.
-        minutes: length if none is asked for.
-        batch_size, checkpoint_s, check_s: unless others are asked for; see `RunOptions`.
+        out: the folder to write.
+        options: the caller's options.
+        minutes: default length.
+        batch_size, checkpoint_s, check_s: defaults of the options; see `RunOptions`.
         accumulate, log_dir: see `open_accelerator`; the run is logged under the folder's name.
 
     Attributes:
-        finished: what stages came to: title, steps, seconds, held-out figures.
+        finished: results of the finished stages: title, steps, seconds, held-out figures.
 
     Raises:
-        InputError: both `minutes` and `steps`, or no length at all; see `open_accelerator` too.
-        CheckpointError: it is to be resumed, and there is no state that can be read.
+        InputError: both `minutes` and `steps` are given, or one is not positive; see also `open_accelerator`.
+        CheckpointError: `resume` is set and the state file cannot be read.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class Training:
         if self.steps is None and self.minutes is None:
             self.minutes = minutes
         elif self.steps is not None and self.minutes is not None:
-            raise InputError("steps", self.steps, "either steps or minutes, not both and not neither")
+            raise InputError("steps", self.steps, "cannot be combined with minutes; pass one of the two")
         if self.steps is not None and self.steps < 1:
-            raise InputError("steps", self.steps, "at least 1")
+            raise InputError("steps", self.steps, "must be at least 1")
         if self.minutes is not None and self.minutes <= 0:
-            raise InputError("minutes", self.minutes, "more than 0")
+            raise InputError("minutes", self.minutes, "must be more than 0")
         self.seed, self.batch_size = options.get("seed", 0), options.get("batch_size", batch_size)
         self.checkpoint_s = options.get("checkpoint_s", checkpoint_s)
         self.check_s, self.on_step = options.get("check_s", check_s), options.get("on_step")
@@ -165,23 +165,23 @@ class Training:
 
     @property
     def length(self) -> dict[str, float | int | None]:
-        """The length as options of the command line."""
+        """The length of the training as command line options."""
         return {"minutes": self.minutes, "steps": self.steps}
 
     def progress(self, share: float = 1.0) -> float:
-        """Part that this stage has used of a share of the length: 0 at the start, 1 and more at the end."""
+        """Progress of the stage through its share of the length: 0 at the start, at least 1 at the end."""
         if self.steps is not None:
             return self.step / max(1, round(self.steps * share))
         return self.seconds / max(1e-9, 60 * share * (self.minutes or 0.0))
 
     def train(self, stage: Stage, share: float = 1.0) -> None:
-        """Train for a share of the length; then a state is on disk, and the weights are whole.
+        """Train a stage for a share of the length, save the state, and leave whole weights in the learner.
 
-        Under FSDP a twin of the learner is sharded and trained. The learner itself stays an ordinary module,
-        and takes over the twin's weights whenever they are looked at, in all processes after the same steps.
+        Under FSDP a copy of the learner is sharded and trained. The learner itself stays an ordinary module.
+        It receives the copy's weights before each evaluation, in all processes after the same steps.
 
         Raises:
-            CheckpointError: the state to go on from is that of another model.
+            CheckpointError: the state to resume from belongs to another model.
         """
         accelerator = self.accelerator
         learner = stage.learner.to(accelerator.device)
@@ -189,15 +189,15 @@ class Training:
             try:
                 learner.load_state_dict(self.restored["weights"])
             except RuntimeError as error:
-                allowed = "the state of a training of the same model"
-                raise CheckpointError("resume", str(self.path), allowed) from error
+                rule = "must load the state of a training of the same model"
+                raise CheckpointError("resume", str(self.path), rule) from error
         trained = twin(learner) if accelerator.is_fsdp2 else learner
         optimizers = muon_and_adamw(
             trained.named_parameters(), slow=stage.slow, slow_factor=stage.slow_factor, outer=stage.outer
         )
         module, *prepared = accelerator.prepare(trained, *optimizers)
         if isinstance(module, FSDPModule):
-            # a batch without images leaves a compressor without gradients, maybe in one process alone
+            # a batch without images gives a compressor no gradients, possibly in one process only
             module.set_reduce_scatter_unused_params(True)
         self._restore(trained, optimizers)
 
@@ -240,7 +240,7 @@ class Training:
     def _step(
         self, stage: Stage, module: nn.Module, optimizers: list[torch.optim.Optimizer], progress: float
     ) -> tuple[float, dict[str, float]]:
-        """Run a step; returns the mean loss of its batches, and the last one's figures."""
+        """Run a step, and return the mean loss of its batches and the figures of the last one."""
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(group["peak"], self.step, progress)
@@ -261,7 +261,7 @@ class Training:
         return total, scalars(figures) if accelerator.trackers else {}
 
     def _check(self, stage: Stage) -> dict[str, float]:
-        """Log the main process's look at held-out data, and return it; nothing in the others."""
+        """Evaluate on held-out data in the main process; log and return the figures."""
         if not self.accelerator.is_main_process:
             return {}
         with torch.no_grad():
@@ -270,18 +270,18 @@ class Training:
         return shown
 
     def _agree(self, seconds: float) -> float:
-        """Broadcast the main process's clock, so that all processes end after the same step."""
+        """Broadcast the main process's seconds, so that all processes stop after the same step."""
         if self.accelerator.num_processes == 1:
             return seconds
         clock = torch.tensor(seconds, dtype=torch.float64, device=self.accelerator.device)
         return float(broadcast(clock))
 
     def _save(self, trained: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Write the whole state; an interruption keeps the previous one.
+        """Write the whole state atomically: an interruption keeps the previous file.
 
-        All processes take part, each may hold a part; the main process writes. `Accelerator.save_state` is
-        not used: with FSDP it bears no more optimizers than models, its states cannot be read with another
-        number of processes, and reading them may run code.
+        All processes contribute their shards, and the main process writes. `Accelerator.save_state` does not
+        fit: with FSDP it supports no more optimizers than models, its states cannot be loaded with another
+        number of processes, and loading them may execute code.
         """
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights, moments = get_state_dict(trained, optimizers, options=options)
@@ -292,7 +292,7 @@ class Training:
                 torch.save(state | {"weights": weights, "optimizers": moments}, temporary)
 
     def _restore(self, trained: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Begin the stage, or take over optimizers and the place in it from the state to go on from."""
+        """Reset the progress, or restore the progress and the optimizers from the state to resume from."""
         self.step, self.seconds = 0, 0.0
         if self.restored is None:
             return
@@ -300,39 +300,41 @@ class Training:
         moments, some = state["optimizers"], StateDictOptions(full_state_dict=True, strict=False)
         set_optimizer_state_dict(trained, optimizers, moments, options=some)
         for name, parameter in trained.named_parameters():
-            if name not in moments["state"]:  # it has had no gradient yet; torch makes states for all
+            if name not in moments["state"]:  # no gradient so far; torch creates states for all
                 for optimizer in optimizers:
                     optimizer.state.pop(parameter, None)
         self.step, self.seconds = state["step"], state["seconds"]
 
 
 def read_state(path: Path) -> Json:
-    """Read a state of tensors and plain values; nothing in the file is executed.
+    """Read a state of tensors and plain values, without executing code of the file.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or another version of mmspec wrote it.
+        CheckpointError: the file does not exist, is damaged, or was written by another version of mmspec.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        allowed = "no training state is there; start without resume"
-        raise CheckpointError("resume", str(path), allowed) from error
+        rule = "needs a training state, and the file does not exist; start without resume"
+        raise CheckpointError("resume", str(path), rule) from error
     except Exception as error:
-        raise CheckpointError("resume", str(path), f"the training state cannot be read ({error})") from error
+        raise CheckpointError(
+            "resume", str(path), f"needs a training state that can be read ({error})"
+        ) from error
     if not isinstance(state, dict) or set(state) != STATE:
-        allowed = "a training state that this version of mmspec wrote; start without resume"
-        raise CheckpointError("resume", str(path), allowed)
+        rule = "needs a training state that this version of mmspec wrote; start without resume"
+        raise CheckpointError("resume", str(path), rule)
     return state
 
 
 def twin(module: M) -> M:
-    """Copy a module with its weights; the frozen target of a drafter's loss, a plain attribute, is shared."""
+    """Copy a module with its weights, but share the frozen target, which is a plain attribute."""
     target = vars(module).get("target")
     return deepcopy(module, {id(target): target})
 
 
 def scalars(figures: object) -> dict[str, float]:
-    """Figures as numbers to log, by name; entries of a vector are named by their index."""
+    """Convert figures to numbers to log, by name; a vector becomes one entry per index."""
     if not isinstance(figures, dict):
         return {}
     named = {name: value.detach().flatten().tolist() for name, value in figures.items()}
@@ -344,38 +346,38 @@ def scalars(figures: object) -> dict[str, float]:
 
 
 def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -> Accelerator:
-    """Open what `accelerate launch` gives, with bfloat16 autocast on a GPU.
+    """Create the `Accelerator` that `accelerate launch` configures, with bfloat16 autocast on a GPU.
 
     Args:
-        accumulate: batches in a step.
-        log: folder for tensorboard, and the name of the run in it.
+        accumulate: number of batches per optimizer step.
+        log: folder for TensorBoard logs, and the name of the run in it.
 
     Raises:
-        InputError: no such number of batches, or weights are to be sharded in a way that Muon cannot bear.
-        MissingDependencyError: tensorboard is not installed, or torch is too old for FSDP.
+        InputError: `accumulate` is below 1, or the kind of sharding does not support Muon.
+        MissingDependencyError: TensorBoard is not installed, or torch is too old for FSDP.
     """
     if accumulate < 1:
-        raise InputError("accumulate", accumulate, "at least 1")
+        raise InputError("accumulate", accumulate, "must be at least 1")
     if log is not None and importlib.util.find_spec("tensorboard") is None:
-        raise MissingDependencyError("writing logs needs tensorboard: pip install 'mmspec[train]'")
+        raise MissingDependencyError("Writing logs needs tensorboard: pip install 'mmspec[train]'")
     accelerator = Accelerator(
         mixed_precision="bf16" if torch.cuda.is_available() else "no",
         gradient_accumulation_steps=accumulate,
         log_with=None if log is None else "tensorboard",
         project_dir=None if log is None else log[0],
-        # a batch without images leaves a compressor without gradients
+        # a batch without images gives a compressor no gradients
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
     kind = accelerator.distributed_type
     flat = kind == DistributedType.FSDP and not accelerator.is_fsdp2
     if flat or kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-        allowed = (
-            "several processes with whole weights, or FSDP of version 2 (`--use_fsdp --fsdp_version 2`): the "
-            "optimizer needs matrices, which the others cut into flat pieces"
+        rule = (
+            "must use DDP, or version 2 of FSDP (`--use_fsdp --fsdp_version 2`): Muon needs whole matrices, "
+            "which the others flatten and split"
         )
-        raise InputError("accelerate launch", f"{kind.value}{', version 1' if flat else ''}", allowed)
+        raise InputError("accelerate launch", f"{kind.value}{', version 1' if flat else ''}", rule)
     if accelerator.is_fsdp2 and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
-        raise MissingDependencyError("training with FSDP needs torch 2.13: pip install 'torch>=2.13'")
+        raise MissingDependencyError("Training with FSDP needs torch 2.13: pip install 'torch>=2.13'")
     if log is not None:
         accelerator.init_trackers(log[1])
     return accelerator
@@ -383,11 +385,11 @@ def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -
 
 @contextmanager
 def flush_subnormals() -> Iterator[None]:
-    """Let the processor take subnormal numbers for zero, and leave it as it was.
+    """Flush subnormal numbers to zero inside the context, and restore the setting afterwards.
 
-    Without it, activations that fade to such numbers slow a training on a CPU down several times half-way.
+    Without it, activations that decay to subnormal numbers slow down a training on a CPU several times.
     """
-    was_flushing = bool(torch.tensor(SUBNORMAL) * 1 == 0)  # torch does not say
+    was_flushing = bool(torch.tensor(SUBNORMAL) * 1 == 0)  # torch has no getter
     torch.set_flush_denormal(True)
     try:
         yield

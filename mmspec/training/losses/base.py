@@ -1,7 +1,7 @@
-"""Base of the losses of drafting heads: a frozen target's hidden states on sequences, and blocks of tokens.
+"""Base class of the losses of drafting heads: hidden states of a frozen target, and blocks of tokens.
 
-The target runs along, except where its states were stored before (`StoredStates`). How a new head begins is
-here too: the tokens that it drafts, and an output matrix of its own.
+The hidden states are computed on the fly or loaded (`StoredStates`). The module also initializes new heads:
+the tokens of a reduced vocabulary, and the rows of a separate output matrix.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Reading:
-    """A batch of sequences, padded on the right, where causal attention never looks.
+    """Tokens and hidden states of a batch, padded on the right, which causal attention ignores.
 
     Attributes:
         tokens: [B, L] prompts and answers.
-        lengths: B.
-        learnt: [B, L] True at the tokens of answers.
-        spans: B lists of images.
+        lengths: B lengths without padding.
+        learnt: [B, L] True at the learnt tokens, those of answers.
+        spans: B lists of the image spans.
         taps: layer index -> [B, L, d] hidden states; see `TargetOutput.taps`.
-        summary: [B, L] of the target's logits, where they are stored.
+        summary: [B, L] summary of the target's logits if states are stored, else None.
     """
 
     tokens: Tensor
@@ -62,7 +62,7 @@ class Reading:
     summary: Summary | None = None
 
     def prompts(self, features: Tensor) -> Prompts:
-        """The sequences as a head reads whole prompts, with its features [B, L, d] at the tokens."""
+        """The sequences in the form of whole prompts for a head, with its features [B, L, d] of the tokens."""
         questions = (self.learnt.long().argmax(-1) - 1).clamp_min(0)
         return Prompts(self.taps[EMBEDDINGS], features, self.lengths, self.spans, questions)
 
@@ -74,7 +74,7 @@ def read(
     taps: Sequence[int],
     stored: StoredStates | None = None,
 ) -> Reading:
-    """Run the target over sequences that are not stored, together where they can be batched."""
+    """Compute or load the hidden states of the examples, batched where possible."""
     ids = [example.inputs["input_ids"][0] for example in examples]
     return Reading(
         pad_sequence(ids, batch_first=True),
@@ -86,17 +86,17 @@ def read(
 
 
 def learnt_images(target: CausalTarget, layout: Layout | None) -> Keywords:
-    """Attributes of a head's config that say of which images it has learnt: of that target, laid out so."""
+    """Attributes of a head's config that identify the images of its training: the target's codebook and layout."""
     sample = [] if target.codebook is None else codebook_sample(target).tolist()
     codebook = [float(f"{number:.4g}") for number in sample]
     return {"columns": layout.columns if isinstance(layout, ImageGrid) else 0, "codebook": codebook}
 
 
 def learnt_pairs(learnt: Tensor, block: int) -> Tensor:
-    """The pairs (row t, offset i) that are learnt: [B, L] learnt tokens -> [B, L, K].
+    """The pairs (position t, offset i) that are learnt: [B, L] learnt tokens -> [B, L, K].
 
-    Offset i of row t predicts what follows token t + i. It counts if all of the tokens t + 1 ... t + i + 1
-    are learnt ones, so that a block never reaches past its answer, into the next turn or into padding.
+    Offset i of position t predicts the token after t + i. It counts if all tokens from t + 1 to t + i + 1 are
+    learnt, so that a block never extends beyond its answer, into the next turn or into padding.
     """
     following = pad(learnt, (0, block)).unfold(1, block, 1)[:, 1 : learnt.shape[1] + 1]
     return following.long().cumprod(-1).bool()
@@ -104,13 +104,13 @@ def learnt_pairs(learnt: Tensor, block: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The roots that a batch can have, and the tokens that K heads learn after each.
+    """The m possible draft roots of a batch, and the tokens that K heads learn after each.
 
     Attributes:
-        row: [m] of the batch.
-        before: [m] place of the token before each root, whose hidden state is read.
-        ahead: [m, K] places of the root and of the tokens after it; head i predicts what follows the i-th.
-        counted: [m, K] which of those are learnt; other places are cut to lie within the batch.
+        row: [m] row of the batch.
+        before: [m] position of the token before each root, whose hidden state the heads read.
+        ahead: [m, K] positions of the root and of the tokens after it; head i predicts the token after the i-th.
+        counted: [m, K] which of these are learnt; other positions are clamped to the batch.
     """
 
     row: Tensor
@@ -122,29 +122,29 @@ class Blocks:
     def of(cls, learnt: Tensor, heads: int) -> Blocks:
         """The blocks of K heads in a batch whose learnt tokens are [B, L]."""
         counted = learnt_pairs(learnt, heads)
-        counted[:, 0] = False  # no hidden state before it
+        counted[:, 0] = False  # no hidden state precedes the first token
         row, root = counted[..., 0].nonzero(as_tuple=True)
         ahead = root[:, None] + torch.arange(heads, device=root.device)
         return cls(row, root - 1, ahead.clamp_max(learnt.shape[1] - 1), counted[row, root])
 
     def at(self, index: Tensor) -> Blocks:
-        """Return some of the blocks."""
+        """Select some of the blocks."""
         return Blocks(*(each[index] for each in (self.row, self.before, self.ahead, self.counted)))
 
 
 def token_loss(
     logits: Tensor, goal: Tensor | Goals, counted: Tensor, discount: float
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of what K heads predict, averaged over the tokens that count.
+    """Cross-entropy of the predictions of K heads, averaged over the counted tokens.
 
     Args:
-        logits: [m, K, V'] of the tokens that they know.
-        goal: [m, K] tokens by their index among those, or the distributions that a target has of them.
-        counted: [m, K].
-        discount: weight of head i is discount^i.
+        logits: [m, K, V'] logits of the tokens that the heads draft.
+        goal: [m, K] indices of the right tokens among these, or the target's distributions of them.
+        counted: [m, K] True where the loss counts.
+        discount: head i has the weight discount^i.
 
     Returns:
-        The loss; and [K] how often each head finds no token likelier than the goal's likeliest.
+        The loss; and [K] how often each head gives the goal's likeliest token the largest logit.
     """
     heads = counted.shape[1]
     weights = counted * discount ** torch.arange(heads, device=counted.device)
@@ -157,18 +157,18 @@ def token_loss(
 
 
 class DrafterLoss(nn.Module):
-    """The loss of a head on sequences that its target reads.
+    """Base class of the losses of heads, on the hidden states of a frozen target.
 
     `forward` takes a `DrafterBatch` and returns the loss, a scalar, and a table of figures.
 
     Args:
-        head: learns.
-        target: does not; its embeddings and output matrix are used as they are.
+        head: the head to train.
+        target: the frozen target; its embeddings and output matrix are not trained.
 
     Attributes:
-        outer: names of matrices that read inputs or write outputs, which Muon is not for.
-        rate: factor of the optimizers' rates; one layer bears twice the rate of deep models.
-        stored: hidden states of the target on these sequences; None runs the target along.
+        outer: names of input and output matrices, which AdamW trains instead of Muon.
+        rate: factor of the optimizers' rates; one layer tolerates twice the rate of deep models.
+        stored: stored hidden states of the target; None computes them on the fly.
     """
 
     outer: ClassVar[tuple[str, ...]] = ()
@@ -177,11 +177,11 @@ class DrafterLoss(nn.Module):
     def __init__(self, head: Any, target: CausalTarget) -> None:
         super().__init__()
         self.head = head
-        self.target = target  # no module: neither trained nor saved
+        self.target = target  # not a module: neither trained nor saved
         self.stored: StoredStates | None = None
 
     def read(self, batch: DrafterBatch) -> Reading:
-        """Hidden states of the target on the sequences: those that the head reads or learns."""
+        """Return the hidden states of the target on the batch that the head reads or learns."""
         taps = dict.fromkeys((EMBEDDINGS, *self.head.taps, HIDDEN))
         reading = read(self.target, batch.examples, tuple(taps), self.stored)
         if self.stored is None or self.head.draft_tokens is None:
@@ -197,7 +197,7 @@ class DrafterLoss(nn.Module):
         *,
         conditional: bool = False,
     ) -> Goals:
-        """The target's distributions at places of a batch, of tokens that the head drafts; see `Goals.of`."""
+        """The target's distributions of the tokens that the head drafts, at positions of a batch; see `Goals.of`."""
         return Goals.of(
             self.target,
             reading.taps[HIDDEN],
@@ -210,31 +210,31 @@ class DrafterLoss(nn.Module):
         )
 
     def make(self, data: DrafterData, step: int, process: int) -> DrafterBatch:
-        """The batch of a step, in one of the processes that train: by default, sequences of the data."""
+        """Return the batch of a step and process; the default is a batch of the data's sequences."""
         return data.batch(step, process)
 
     @functools.cached_property
     def read_out(self) -> Callable[[Tensor], Tensor]:
-        """States [..., d] -> logits by the target's output matrix, of the tokens that the head drafts.
+        """Function: states [..., d] -> logits of the tokens that the head drafts, by the target's output matrix.
 
-        Made when it is first asked for: then the head has its tokens, and is where it learns.
+        Created on first use, when the head has its tokens and is on its device.
         """
         return self.target.head_of(self.head.rows_read)
 
     @functools.cached_property
     def read_few(self) -> Callable[[Tensor], Tensor]:
-        """The same for a head that has an output matrix of its own: of the tokens that it drafts."""
+        """The same as `read_out`, also for a head with a separate output matrix."""
         same = self.head.config.reads_targets_matrix
         return self.read_out if same else self.target.head_of(self.head.draft_tokens)
 
     @staticmethod
     def prepare(head: Any, data: DrafterData, target: CausalTarget) -> None:
-        """Prepare a new head, once, before it learns from the data of that target."""
+        """Initialize a new head before its training on the data."""
         choose_vocabulary(head, data)
         take_rows(head, target)
 
     def measure(self, batches: Iterable[DrafterBatch]) -> Json:
-        """Measure a trained head on batches that it has not seen: attributes of its config."""
+        """Measure a trained head on unseen batches, and return attributes to set in its config."""
         return {}
 
 
@@ -242,9 +242,9 @@ VOCABULARY_BATCHES = 128
 
 
 def choose_vocabulary(head: DraftingHead, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
-    """Let a new head of a reduced vocabulary know the tokens that are learnt most often, then the first ones.
+    """Set a new head's reduced vocabulary to the most frequent learnt tokens; ties prefer lower token ids.
 
-    Every process counts the same: all texts that are given, or batches of data that are made in each step.
+    All processes count the same texts: all given texts, or the first batches of data that change in each step.
     """
     if head.draft_tokens is None:
         return
@@ -259,7 +259,7 @@ def choose_vocabulary(head: DraftingHead, data: DrafterData, batches: int = VOCA
 
 
 def token_counts(texts: Iterable[Tensor], vocabulary: int) -> Tensor:
-    """[V] occurrences of each token in texts [L]."""
+    """Count the occurrences [V] of each token in texts [L]."""
     count = torch.zeros(vocabulary, dtype=torch.long)
     for tokens in texts:
         count += torch.bincount(tokens, minlength=len(count))
@@ -268,9 +268,9 @@ def token_counts(texts: Iterable[Tensor], vocabulary: int) -> Tensor:
 
 @torch.no_grad()
 def take_rows(head: DraftingHead, target: CausalTarget) -> None:
-    """Let a new head's own output matrix, if any, begin as the target's rows of the tokens that it drafts.
+    """Initialize a new head's separate output matrix, if any, with the target's rows of the drafted tokens.
 
-    It stays as it is where the target's are of another width, or do not lie open (`output_rows`).
+    The matrix stays unchanged if the target's has another width or is not accessible (`output_rows`).
     """
     matrix: nn.Linear | None = getattr(head, "lm_head", None)
     if matrix is None:

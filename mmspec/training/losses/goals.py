@@ -1,7 +1,7 @@
-"""What a target says of the places of a batch, computed once for each, and the cross-entropy with it.
+"""Target distributions at the positions of a batch, each computed once, and the cross-entropy with them.
 
-Vocabularies are large, and most of a training's time is spent on them. Here rows of logits are gone through
-in pieces that stay in a processor's cache, and nothing of their size is kept but themselves.
+Most of a training's time goes into operations over the vocabulary. The functions here process rows of logits
+in pieces that fit into the processor's cache, and keep no further tensor of the logits' size.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from mmspec.training.data.states import Summary
 
 __all__ = ["Goals", "agrees", "index_among", "soft_cross_entropy"]
 
-PIECE = 2**20  # numbers that elementwise steps go through at once
-PRODUCT = 2**24  # numbers of a product with an output matrix, which pays less for its beginning
+PIECE = 2**20  # elements per piece of elementwise operations
+PRODUCT = 2**24  # elements per piece of a product with an output matrix
 
 
 @dataclass(frozen=True)
 class Goals:
-    """Distributions of a target's next tokens at P places, and which of them is whose goal.
+    """A target's next-token distributions at P positions, and their assignment to predictions of a head.
 
     Attributes:
-        table: [P, V'] probabilities of the tokens that a head knows.
+        table: [P, V'] probabilities of the tokens that a head drafts.
         likeliest: [P] index of the likeliest of these.
         known: [P] whether it is the likeliest of all tokens.
-        at: [..] row of the table that is the goal there; any where nothing is learnt.
+        at: [..] row of the table that each prediction learns; arbitrary where nothing is learnt.
     """
 
     table: Tensor
@@ -53,17 +53,17 @@ class Goals:
         summary: Summary | None = None,
         read_out: Callable[[Tensor], Tensor] | None = None,
     ) -> Goals:
-        """The goals at places of a batch.
+        """Compute the goals at positions of a batch.
 
         Args:
-            target: whose output matrix is asked once for each place that counts, unless there is a summary.
-            states: [B, L, d] its final hidden states.
-            place: rows and places in the batch, which broadcast to [..].
-            counted: [..] where something is learnt.
-            tokens: [V'] that the head knows, ascending; None for all.
-            conditional: whether probabilities are those of these tokens alone, so that they sum to 1.
-            summary: [B, L] of all tokens' logits there, where the head knows some of them.
-            read_out: with a summary, states [.., d] -> logits [.., V'] of those tokens.
+            target: the target; its output matrix is applied once per counted position, unless a summary is given.
+            states: [B, L, d] final hidden states of the target.
+            place: rows and positions in the batch, which broadcast to [..].
+            counted: [..] True where something is learnt.
+            tokens: [V'] tokens that the head drafts, ascending; None for all.
+            conditional: whether to renormalize the probabilities over these tokens.
+            summary: [B, L] summary of the logits of all tokens, for heads that draft some tokens.
+            read_out: with a summary, function: states [.., d] -> logits [.., V'] of the drafted tokens.
         """
         row, ahead = place
         flat = row * states.shape[1] + ahead
@@ -77,7 +77,7 @@ class Goals:
             best, total = (each.flatten()[used] for each in summary)
             for rows in pieces(len(hidden), size, PRODUCT):
                 logits = read_out(hidden[rows]).float()
-                # no number of the whole vocabulary's size is computed again
+                # the summary replaces the logits of the whole vocabulary
                 table[rows] = logits.softmax(-1) if conditional else (logits - total[rows, None]).exp()
             return cls(table, *index_among(tokens, best), whose)
         best = torch.empty(len(hidden), dtype=torch.long, device=states.device)
@@ -93,11 +93,11 @@ class Goals:
         return cls(table, *index_among(tokens, best), whose)
 
     def meant(self) -> Tensor:
-        """[..] the likeliest tokens that a head knows, by their index."""
+        """[..] index of the target's likeliest token among those that the head drafts."""
         return self.likeliest[self.at]
 
     def common(self, logits: Tensor) -> Tensor:
-        """[..] how much of each goal's distribution is also in that of logits [.., V']."""
+        """[..] overlap of each goal's distribution with that of logits [.., V']: the sum of their minimum."""
         flat, at, found = logits.flatten(0, -2), self.at.flatten(), torch.empty(self.at.numel())
         found = found.to(self.table)
         for rows in pieces(*flat.shape):
@@ -107,7 +107,7 @@ class Goals:
 
 
 def index_among(tokens: Tensor | None, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Index [..] of wanted tokens among some, ascending, or None for all; and [..] whether they are there."""
+    """Index [..] of wanted tokens in an ascending list (None: all tokens), and [..] whether it has them."""
     if tokens is None:
         return wanted, torch.ones_like(wanted, dtype=torch.bool)
     index = torch.searchsorted(tokens, wanted).clamp_max(len(tokens) - 1)
@@ -115,16 +115,16 @@ def index_among(tokens: Tensor | None, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def agrees(logits: Tensor, meant: Tensor) -> Tensor:
-    """[..] whether no token is likelier than those meant [..], by logits [.., V]."""
+    """[..] whether the meant tokens [..] have the largest of the logits [.., V]."""
     found = logits.detach()
     # several times faster than argmax
     return found.gather(-1, meant[..., None])[..., 0] == found.amax(-1)
 
 
 def soft_cross_entropy(logits: Tensor, table: Tensor, at: Tensor | None = None) -> Tensor:
-    """[N] nats of the distributions in rows `at` [N] of a table [P, V] under logits [N, V].
+    """Cross-entropy [N], in nats, of the distributions in rows `at` [N] of a table [P, V] and logits [N, V].
 
-    A row of a table may sum to less than 1: what is missing has no cost. No gradient goes to the table.
+    A row of the table may sum to less than 1; the missing mass adds no loss. The table gets no gradient.
     """
     index = torch.arange(len(logits), device=logits.device) if at is None else at
     nats: Tensor = SoftCrossEntropy.apply(logits, table, index)
@@ -132,7 +132,7 @@ def soft_cross_entropy(logits: Tensor, table: Tensor, at: Tensor | None = None) 
 
 
 class SoftCrossEntropy(torch.autograd.Function):
-    """Function of `soft_cross_entropy`: of logits, table, and rows of the table."""
+    """Autograd function of `soft_cross_entropy`."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, table: Tensor, at: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class SoftCrossEntropy(torch.autograd.Function):
 
 
 def pieces(rows: int, width: int, numbers: int = PIECE) -> Iterator[slice]:
-    """Slices of so many rows of that width that each holds about so many numbers."""
+    """Split rows of a given width into slices of about `numbers` elements each."""
     count = max(1, numbers // max(1, width))
     for start in range(0, rows, count):
         yield slice(start, start + count)

@@ -1,4 +1,4 @@
-"""Losses of heads that each predict the token of one level of the tree."""
+"""Losses of heads that each predict the token of one tree level, such as Medusa heads."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ __all__ = ["LevelLoss", "StateLoss", "hit_rates"]
 
 
 class LevelLoss(DrafterLoss):
-    """The cross-entropy of several heads, one for each level.
+    """Cross-entropy of several heads, one for each tree level.
 
     Attributes:
-        discount: weight of head i is discount^i.
+        discount: head i has the weight discount^i.
     """
 
     discount: float
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: how often each head's likeliest token is right."""
+        """Return the loss, and how often each head's likeliest token is right."""
         logits, goal, counted, known = self.judge(batch)
         loss, agreement = token_loss(logits, goal, counted & known, self.discount)
         return loss, {"agreement": agreement}
 
     @abstractmethod
     def judge(self, batch: DrafterBatch) -> tuple[Tensor, Tensor | Goals, Tensor, Tensor]:
-        """Logits of the heads and their goals, as `token_loss` takes them; which places are learnt, [m, K].
+        """Return logits and goals for `token_loss`, and two masks [m, K].
 
-        And which of all places have a goal whose likeliest token is one that the heads draft.
+        The first mask is True where a token is learnt, the second where the heads draft the goal's likeliest.
         """
 
     def measure(self, batches: Iterable[DrafterBatch]) -> Json:
-        """Measure how often each rank of each head is right, for static trees."""
+        """Measure the hit rate of each rank of each head, for static trees."""
         return {"hit_rates": hit_rates(self, batches)}
 
 
 class StateLoss(LevelLoss):
-    """The loss of heads that read the target's hidden state before each root.
+    """Base class of the losses of heads that read the target's hidden state before each root.
 
     Attributes:
-        soft: whether they learn what the target would say of each place, not only the token that is there.
+        soft: whether the heads learn the target's distribution, instead of the token of the data.
     """
 
     soft = True
@@ -60,18 +60,18 @@ class StateLoss(LevelLoss):
         if self.soft:
             goal = self.goals(reading, at, blocks.counted)
             known = goal.known[goal.at]
-        else:  # of what counts, none is at the end
+        else:  # the last position never counts, so that rolling is safe
             goal, known = index_among(self.head.draft_tokens, reading.tokens.roll(-1, 1)[at])
         return self.logits(reading, blocks), goal, blocks.counted, known
 
     @abstractmethod
     def logits(self, reading: Reading, blocks: Blocks) -> Tensor:
-        """[m, K, V or V'] logits of the heads in the blocks."""
+        """Return the logits [m, K, V or V'] of the heads in the blocks."""
 
 
 @torch.no_grad()
 def hit_rates(learner: LevelLoss, batches: Iterable[DrafterBatch], ranks: int = 10) -> list[list[float]]:
-    """Measure by head and rank how often the goal's token is found there; never one that is not drafted."""
+    """Measure, by head and rank, how often the goal's token has that rank; undrafted tokens never do."""
     hits, places = torch.zeros(()), torch.zeros(())
     for batch in batches:
         logits, goal, counted, known = learner.judge(batch)
