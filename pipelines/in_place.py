@@ -178,7 +178,7 @@ def enable(
         prepared.append((model, target.model, enabled))
     if not prepared:
         given, reasons = type(model_or_pipe).__name__, "; ".join(refused)
-            "must be a transformers model with `generate`, or hold one in `.components` or `.model`"
+        rule = "must be a transformers model with `generate`, or hold one in `.components` or `.model`"
         raise InputError("model_or_pipe", given, f"{rule} ({reasons})" if reasons else rule)
     for model, decoded, enabled in prepared:
         packing_of(decoded).share = SHARE if pack else 0.0
