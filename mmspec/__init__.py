@@ -1,6 +1,6 @@
-"""Speculative decoding for multimodal models.
+"""mmspec: speculative and parallel decoding for multimodal models.
 
-The public names, resolved when first used: importing this package imports neither torch nor transformers.
+Public names are resolved at their first use; importing this package imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mmspec.accelerators import list_accelerators
     from mmspec.core.statistics import DecodingStats
     from mmspec.errors import InputError, MMSpecError
+    from mmspec.media.images import image_grid
     from mmspec.media.limits import MediaLimits
     from mmspec.pipelines import (
         ContinuousImagePipeline,
@@ -42,6 +43,7 @@ __all__ = [
     "accelerate",
     "disable",
     "enable",
+    "image_grid",
     "list_accelerators",
     "summary",
 ]
@@ -60,6 +62,7 @@ _LOCATIONS = {
     "accelerate": "mmspec.pipelines.custom_generate",
     "disable": "mmspec.pipelines.in_place",
     "enable": "mmspec.pipelines.in_place",
+    "image_grid": "mmspec.media.images",
     "list_accelerators": "mmspec.accelerators",
     "summary": "mmspec.pipelines.in_place",
 }
@@ -71,7 +74,7 @@ def __getattr__(name: str) -> object:
     if name not in _LOCATIONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_LOCATIONS[name]), name)
-    globals()[name] = value  # the next access does not come here
+    globals()[name] = value  # later accesses skip this function
     return value
 
 

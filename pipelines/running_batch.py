@@ -268,7 +268,7 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
         movable = ", ".join(name for name, method in METHODS.items() if may_move(method))
         raise InputError("accelerator", accelerator.name, f"must be one of {movable}; {STAYS}")
     if accelerator.length == "cost":
-        rule = "must be 'auto', 'fixed' or 'confidence'; 'cost' chooses one draft length for the whole batch"
+        rule = "must be 'auto', 'fixed' or 'confidence'; 'cost' chooses draft lengths for a fixed batch"
         raise InputError("length", "cost", rule)
     if target.steps is not None:
         rule = "is not supported in a running batch; compiled steps have a fixed batch size"

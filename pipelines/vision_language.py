@@ -303,7 +303,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
     def _draft_inputs(
         self, prompt: Prompt, inputs: Mapping[str, Tensor], variables: Mapping[str, object]
     ) -> dict[str, Tensor] | None:
-        """Return the inputs of a draft model with its own processor, or the text alone if it reads no images."""
+        """Return the inputs of a draft model: from its own processor, or the text alone if it reads text."""
         if self.accelerator.drafter.reader is None or self.draft_processor is None:
             return None
         if hasattr(self.draft_processor, "tokenizer"):
