@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mmspec.accelerators import list_accelerators
     from mmspec.core.statistics import DecodingStats
     from mmspec.errors import InputError, MMSpecError
+    from mmspec.media.images import image_grid
     from mmspec.media.limits import MediaLimits
     from mmspec.pipelines import (
         ContinuousImagePipeline,
@@ -42,6 +43,7 @@ __all__ = [
     "accelerate",
     "disable",
     "enable",
+    "image_grid",
     "list_accelerators",
     "summary",
 ]
@@ -60,6 +62,7 @@ _LOCATIONS = {
     "accelerate": "mmspec.pipelines.custom_generate",
     "disable": "mmspec.pipelines.in_place",
     "enable": "mmspec.pipelines.in_place",
+    "image_grid": "mmspec.media.images",
     "list_accelerators": "mmspec.accelerators",
     "summary": "mmspec.pipelines.in_place",
 }

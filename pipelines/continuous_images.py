@@ -1,4 +1,4 @@
-"""ContinuousImagePipeline: generates images with models whose tokens are vectors (NextStep-1, MAR)."""
+"""ContinuousImagePipeline: image generation with continuous tokens (NextStep-1, MAR)."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ GENERATION_CONFIG = "generation_config.json"
 NEEDED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "vae/*")
 FROM_HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
-#: An image tokenizer, diffusers' `AutoencoderKL`; None where there is none yet.
+#: An image tokenizer, diffusers' `AutoencoderKL`, or None.
 Autoencoder: TypeAlias = Any
 
 
 class ContinuousImagePipeline(ImageGenerationPipeline):
-    """Generates images of continuous tokens from prompts (NextStep-1) or class labels (MAR).
+    """Image generation with continuous tokens, from prompts (NextStep-1) or class labels (MAR).
 
-    `MMSpecPipeline.from_pretrained` returns one for the folders of both.
+    `MMSpecPipeline.from_pretrained` returns this pipeline for their checkpoints.
 
     Args:
         model: the transformer with its denoising head.
-        processor: the tokenizer of prompts; None for models of classes.
-        accelerator: a name from `mmspec.list_accelerators()`; by default plain decoding, which for a MAR is
-            the published order in 64 forwards.
+        processor: the tokenizer of prompts; None for class-conditional models.
+        accelerator: a name from `mmspec.list_accelerators()`. The default is plain decoding; for MAR, that is
+            the published decoding order in 64 forward passes.
         vae: the image tokenizer, a diffusers `AutoencoderKL`.
         options: options of the accelerator.
 
@@ -82,12 +82,12 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     def _load_parts(cls, found: Checkpoint, parts: dict[str, str | Path]) -> Keywords:
         config, how = found.model_config, found.how
         if found.adapter is not None:
-            allowed = f"no adapter: none is known for {config.model_type}"
-            raise InputError("model", str(found.adapter.folder), allowed)
+            rule = f"must not be an adapter; {config.model_type} models have none"
+            raise InputError("model", str(found.adapter.folder), rule)
         loaded = load_continuous(found.source, config, found.where, how, parts)
         if is_offloaded(loaded["model"]):
-            allowed = "one that keeps all of it in memory: such weights are read between forwards too"
-            raise InputError("device_map", how["device_map"], allowed)
+            rule = "must keep the whole model in memory; weights are also read between forward passes"
+            raise InputError("device_map", how["device_map"], rule)
         if loaded[VAE] is not None:
             loaded[VAE].to(execution_device(loaded["model"]))
         return loaded
@@ -108,34 +108,34 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     def _load_draft_model(self, drafter: DrafterSource) -> tuple[Any, Processor]:
         model: Any = drafter
         vae: Autoencoder = None
-        allowed = f"a draft model for {type(self.model).__name__}"
+        rule = f"must be a draft model for {type(self.model).__name__}"
         if not isinstance(drafter, PreTrainedModel):
             source = check_source(drafter, "drafter")
             config = load_config(source, argument="drafter")
             if getattr(family_of(config), "draws", "") != "vectors":
-                raise InputError("drafter", f"model type {config.model_type!r}", allowed)
+                raise InputError("drafter", f"model type {config.model_type!r}", rule)
             how = {"dtype": self.dtype, "device_map": {"": self.device}}
             loaded = load_continuous(source, config, {}, how, {})
             model, vae = loaded["model"], loaded[VAE]
         draft = continuous_target(model)
         if draft is None:
-            raise InputError("drafter", type(model).__name__, allowed)
+            raise InputError("drafter", type(model).__name__, rule)
         check_same_latents(self.target, draft, (scaling(self.model, self.vae), scaling(model, vae)))
         return draft, None
 
     def _check_parts(self) -> None:
         if self.vae is None:
-            raise CheckpointError(VAE, None, "the image tokenizer, which turns tokens into pixels")
+            raise CheckpointError(VAE, None, "must be the image tokenizer, which decodes tokens to pixels")
         channels = self.target.vector_size // self.patch**2
         if self.vae.config.latent_channels != channels:
-            allowed = f"an autoencoder of {channels} channels, as the model's tokens"
-            raise CheckpointError(VAE, f"{self.vae.config.latent_channels} channels", allowed)
+            rule = f"must have {channels} latent channels, like the model's tokens"
+            raise CheckpointError(VAE, f"{self.vae.config.latent_channels} channels", rule)
         if self.processor is None and not self.target.any_order:
-            raise CheckpointError("tokenizer", None, "the tokenizer of the prompts")
+            raise CheckpointError("tokenizer", None, "must be the tokenizer of the prompts")
 
     @property
     def patch(self) -> int:
-        """Latents per side of a token."""
+        """Side of a token in latents."""
         return int(getattr(self.model.config, "latent_patch_size", 1))
 
     @property
@@ -144,7 +144,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
 
     @property
     def components(self) -> dict[str, object]:
-        """The parts, as diffusers names them."""
+        """Parts of the pipeline by name, as in diffusers."""
         parts = {"model": self.model, "vae": self.vae, "processor": self.processor}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -162,7 +162,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         return settings.sampler(self.target, prompts, grid.length, normalize)
 
     def sampling(self, keywords: Keywords) -> Keywords:
-        """The sampling settings of a call with these keywords, the model's defaults included."""
+        """Return the sampling settings of a call with these keywords, including the model's defaults."""
         settings = ContinuousSettings.from_keywords(self.target, keywords)
         sampler = settings.sampler(self.target, 1, self.target.grid.length)
         names = ("guidance_scale", "guidance_schedule", "temperature")
@@ -175,24 +175,25 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
         for name, value, cells in (("height", height, own.rows), ("width", width, own.columns)):
             pixels = cells * self.stride if value is None else value
             if not is_integer(pixels) or pixels < 1 or pixels % self.stride:
-                raise InputError(name, value, f"a multiple of {self.stride} pixels")
+                raise InputError(name, value, f"must be a multiple of {self.stride} pixels")
             sides.append(pixels // self.stride)
         grid = ImageGrid(sides[0], sides[1], 1)
         places = self.target.largest_image
         if grid.cells > places or (self.target.any_order and sides != [own.rows, own.columns]):
             wanted = f"{own.rows * self.stride} x {own.columns * self.stride} pixels"
-            allowed = wanted if self.target.any_order else f"at most {places} tokens of {self.stride} pixels"
-            raise InputError("height, width", (height, width), allowed)
+            most = f"have at most {places} tokens of {self.stride} x {self.stride} pixels"
+            rule = f"must be {wanted}" if self.target.any_order else f"must {most}"
+            raise InputError("height, width", (height, width), rule)
         return grid
 
     def drawn(self, canvas: Canvas) -> list[RowOutput]:
-        """Vectors [N, d] of every row, NaN where a place is not decided."""
+        """Return the vectors [N, d] of every row, NaN where a place is undecided."""
         count = canvas.stopping[0].max_new_tokens
         values, decided = canvas.tokens[:, :-1][:, :count], canvas.decided[:, :-1][:, :count]
         return list(values.masked_fill(~decided[..., None], torch.nan))
 
     def latents(self, layout: Layout, rows: Sequence[RowOutput]) -> Tensor:
-        """Scaled latents [n, C, h, w] of the vectors of images; NaN where a place is not decided."""
+        """Return the scaled latents [n, C, h, w] of image vectors, NaN where a place is undecided."""
         grid = layout.image
         shape = len(rows), grid.cells, self.target.vector_size
         tokens = torch.full(shape, torch.nan, dtype=torch.float32, device=self.device)
@@ -216,16 +217,16 @@ def load_continuous(
     how: Keywords,
     parts: dict[str, str | Path],
 ) -> Keywords:
-    """Load what the pipeline of a model of continuous tokens is made of; `vae` is None where it has none."""
+    """Load the parts of a pipeline for continuous tokens; `vae` is None if the checkpoint has none."""
     family = family_of(config)
     if family is None or family.draws != "vectors" or family.load is None:
         raise no_vectors_error(f"model type {config.model_type!r}")
     check_parts(ModelSource(source, config, parts), VAE)
     for name in where.keys() - {"trust_remote_code", *FROM_HUB}:
-        raise InputError(name, where[name], f"nothing: a {config.model_type} is a whole folder")
+        raise InputError(name, where[name], f"is not supported for {config.model_type} checkpoints")
     if not how.get("use_safetensors", True):
-        allowed = f"True: a {config.model_type} is read from safetensors alone"
-        raise InputError("use_safetensors", False, allowed)
+        rule = f"must be True; {config.model_type} checkpoints are loaded from safetensors only"
+        raise InputError("use_safetensors", False, rule)
     how = {name: value for name, value in how.items() if name != "use_safetensors"}
     where = {name: value for name, value in where.items() if name != "trust_remote_code"}
     folder = Path(source)
@@ -238,12 +239,12 @@ def load_continuous(
 
 
 def scaling(model: PreTrainedModel, vae: Autoencoder) -> tuple[float, float] | None:
-    """Factor and shift of a model's latents; None where neither autoencoder nor config says them."""
+    """Return factor and shift of a model's latents; None if neither autoencoder nor config has them."""
     config = model.config if vae is None else vae.config
     factor = getattr(config, "scaling_factor", None)
     return None if factor is None else (float(factor), float(getattr(config, "shift_factor", None) or 0.0))
 
 
 def no_vectors_error(name: str) -> UnsupportedModelError:
-    """Make the error for a model that draws no continuous tokens."""
-    return UnsupportedModelError(f"{name} draws no continuous tokens; models that do are NextStep-1 and MAR")
+    """Make the error for a model that generates no continuous tokens."""
+    return UnsupportedModelError(f"{name} generates no continuous image tokens; use NextStep-1 or MAR")

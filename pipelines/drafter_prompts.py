@@ -1,4 +1,4 @@
-"""Prompts for training drafters on images that their target draws itself, of any family."""
+"""Prompts for training drafters on images that the target generates, for all families."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from mmspec.training.data.sequences import DrafterData, Trial
 
 __all__ = ["ImagePrompts"]
 
-FORMS = '{"prompt": text} or {"class": number}'
+FORMS = 'must be {"prompt": text} or {"class": number}'
 
 
 class ImagePrompts:
-    """Prompts of a file as `data` of `train_drafter`, for methods that learn from images of the target.
+    """Prompts of a file as `data` of `train_drafter`, for methods that train on images of the target.
 
     Args:
-        file: JSONL of `{"prompt": text}`, or of `{"class": number}` for a LlamaGen of classes. Other keys are
-            for other methods.
-        height, width: of the images, in pixels; None is the size that the model was made for.
+        file: JSONL file of `{"prompt": text}`, or of `{"class": number}` for a class-conditional LlamaGen.
+            Other keys are ignored.
+        height, width: size of the images in pixels; None is the size for which the model was trained.
 
     Raises:
-        InputError: the file or a line of it cannot be used.
+        InputError: the file or one of its lines cannot be used.
     """
 
     def __init__(self, file: str | Path, height: int | None = None, width: int | None = None) -> None:
         self.file, self.size = Path(file), {"height": height, "width": width}
-        text = read_text(self.file, "data", "a JSONL file of prompts")
+        text = read_text(self.file, "data", "must be a JSONL file of prompts")
         self.rows = read_all(json_lines(text, "data, line {}".format, FORMS), read_row)
         check_count(self.rows, TRIAL_IMAGES)
 
     def __call__(
         self, target: CausalTarget, words: Any, batch_size: int, seed: int, regenerate: int
     ) -> DrafterData:
-        """Make the data; see `MakeData`."""
+        """Make the training data; see `MakeData`."""
         if regenerate:
-            raise InputError("regenerate", regenerate, "nothing: the target draws images")
+            raise InputError("regenerate", regenerate, "must be 0; the target generates images")
         family = family_of(target.model.config)
         ask: Callable[[Sequence[str | int]], Trial]
         if family is not None and family.prompts is not None:
@@ -57,7 +57,7 @@ class ImagePrompts:
             read = load_reader(words, target) if isinstance(words, Path) else {"tokenizer": words}
             ask = partial(image_trial, target, {**read, **self.size})
         else:
-            raise InputError("data", str(self.file), "conversations: the target draws no images")
+            raise InputError("data", str(self.file), "must be conversations; the target generates no images")
         return PromptedImages(self.rows, ask, batch_size, seed)
 
 
@@ -73,7 +73,7 @@ def read_row(row: Any, where: str) -> str | int:
 
 
 def image_trial(target: ImageTokenTarget, what: dict[str, Any], asked: Sequence[str | int]) -> Trial:
-    """Requests of images, of prompts or classes, as `ImagePipeline` makes and samples them."""
+    """Make image requests from prompts or classes, with the sampler of `ImagePipeline`."""
     sampler = ImageSettings.from_keywords(target, {}).sampler(target)
     named: dict[str, Any] = {"prompt" if target.classes is None else "class_labels": list(asked)}
     requests = image_requests(target, **named, **what, guided=sampler.is_guided)
@@ -87,5 +87,5 @@ def trial_of(
     size: dict[str, int | None],
     asked: Sequence[str | int],
 ) -> Trial:
-    """Requests of images as the target's family makes and samples them."""
+    """Make image requests with the function of the target's family."""
     return Trial(*make(target, processor, list(map(str, asked)), **size))

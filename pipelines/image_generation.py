@@ -1,4 +1,4 @@
-"""ImageGenerationPipeline, the base of all pipelines that give images, and their calls."""
+"""ImageGenerationPipeline, the base class of the pipelines for images, and its calls."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ from mmspec.vectors.sampling import DenoisingSampler
 
 __all__ = ["ImageCall", "ImageGenerationPipeline"]
 
-PIXELS_AT_ONCE = 2**20  # through the decoder, whose inner layers hold hundreds of channels of them
+PIXELS_AT_ONCE = 2**20  # decoded to pixels together; the inner layers of decoders have hundreds of channels
 
 
 class ImageGenerationPipeline(MMSpecPipeline):
-    """Generates images from prompts or class labels: the base of `ImagePipeline`, `ContinuousImagePipeline`.
+    """Image generation pipeline, the base class of `ImagePipeline` and `ContinuousImagePipeline`.
+
+    Generates images from prompts or class labels. Use `from_pretrained`, which returns the subclass for the
+    checkpoint.
 
     Args:
-        model, processor, accelerator, options: as of `MMSpecPipeline`.
+        model, processor, accelerator, options: as in `MMSpecPipeline`.
     """
 
     target: Any
@@ -68,7 +71,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
         return kind
 
     def set_progress_bar_config(self, **config: object) -> None:
-        """Set tqdm's keywords for the bar that counts tokens, such as `disable=True`; as in diffusers."""
+        """Set keywords of the tqdm progress bar, such as `disable=True`, as in diffusers."""
         self._progress = config
 
     def __call__(
@@ -85,39 +88,41 @@ class ImageGenerationPipeline(MMSpecPipeline):
         return_dict: bool = True,
         **settings: object,
     ) -> ImageOutput | tuple[Images]:
-        """Generate images of one prompt or class, or of a list of them.
+        """Generate images from one prompt or class label, or from a list of them.
 
         Args:
-            prompt: text, or a list, for models of captions.
-            class_labels: a label, or a list, array or tensor of them, for models of classes.
-            negative_prompt: what guidance leads away from; None takes the model's own "no prompt".
-            height, width: pixels; None is the size that the model was trained for.
-            control_image: image of the size to draw, or a list with one for each prompt, of edges, depths or
-                whatever the model was trained to be controlled by (ControlAR); a path, PIL image, array, ...
-            control_strength: factor of the control, 1 by default; 0 draws without one.
-            callback_on_step_end: called after every round with the pipeline, the number of the round, the
-                tokens committed so far, and a dict: `rows` (a range: which images are at work), `tokens`
-                (of each), `frames` (how many of each clip are whole), and `preview`, a function that decodes
-                what there is of them, or of one frame (`frame=0` is the first), to PIL images.
+            prompt: a text or a list of texts, for text-to-image models.
+            class_labels: a label, or a list, array or tensor of labels, for class-conditional models.
+            negative_prompt: text or texts that guidance moves away from; None is the model's own
+                unconditional prompt.
+            height, width: size in pixels; None is the size for which the model was trained.
+            control_image: control image (ControlAR) of the size of the output, such as edges or depth, or a
+                list with one for each prompt. Accepts a path, PIL image, array, or another source of
+                `mmspec.media.load_image`.
+            control_strength: factor of the control, by default 1; 0 disables it.
+            callback_on_step_end: function called after every round with the pipeline, the number of the
+                round, the number of tokens committed so far, and a dict. The dict has `rows` (range of the
+                current images), `tokens` (of each), `frames` (number of complete frames of each clip), and
+                `preview`, a function that decodes the unfinished images, or one frame of each (`frame=0` is
+                the first), to PIL images.
             return_dict: False returns the tuple (images,).
-            settings: see `ImageSettings` or `ContinuousSettings` (guidance_scale, num_images_per_prompt,
-                temperature, top_k, top_p, seed, generator, output_type, ...).
+            settings: fields of `ImageSettings` or `ContinuousSettings`: guidance_scale,
+                num_images_per_prompt, temperature, top_k, top_p, seed, generator, output_type, ...
 
         Returns:
-            ImageOutput(images, tokens, stats, ...). Images that were interrupted are grey where nothing
-            has been drawn.
+            ImageOutput(images, tokens, stats, ...). The undecided parts of interrupted images are grey.
 
         Raises:
-            InputError: an argument cannot be used; raised before any forward pass of the transformer.
-            NumericalError: an image's logits were not finite. The others are finished first; the
-                exception's `output` holds the whole ImageOutput.
-            PipelineBusyError: the pipeline is in use.
+            InputError: an argument cannot be used. It is raised before any forward pass of the transformer.
+            NumericalError: the logits of an image are not finite. The other images are finished first; the
+                attribute `output` of the exception is the whole ImageOutput.
+            PipelineBusyError: another call is running.
         """
         notify = None
         if callback_on_step_end is not None:
             if not callable(callback_on_step_end):
-                allowed = "a function (pipe, step, committed, kwargs)"
-                raise InputError("callback_on_step_end", callback_on_step_end, allowed)
+                rule = "must be a function (pipe, step, committed, kwargs)"
+                raise InputError("callback_on_step_end", callback_on_step_end, rule)
             notify = CheckedCallback(callback_on_step_end, "callback_on_step_end")
         what: Keywords = {"class_labels": class_labels, "negative_prompt": negative_prompt}
         with self._busy():
@@ -129,7 +134,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
                     bar.update(call.committed - shown)
                     shown = call.committed
                     accepted = call.calls[-1].stats.acceptance_length
-                    bar.set_postfix_str(f"{accepted:.1f} per forward", refresh=False)
+                    bar.set_postfix_str(f"{accepted:.1f} per forward pass", refresh=False)
                     if notify is not None:
                         notify.call(self, step, call.committed, call.progress())
                     if self._interrupted.is_set():
@@ -139,10 +144,10 @@ class ImageGenerationPipeline(MMSpecPipeline):
         return output if return_dict else (output.images,)
 
     def watch(self, prompt: object = None, **arguments: object) -> Generator[ImageCall, None, None]:
-        """Generate, yielding the call after every round; closing the iterator ends the work.
+        """Generate images, yielding the call after every round; closing the iterator stops generation.
 
-        `progress()` of the call tells of the images at work, `output()` makes all of them so far. Arguments,
-        and errors, as of `__call__`, without `callback_on_step_end` and `return_dict`.
+        `progress()` of the call describes the current images, and `output()` returns all images so far.
+        Arguments and errors are those of `__call__`, without `callback_on_step_end` and `return_dict`.
         """
         with self._busy():
             call = self.prepare(prompt, arguments)
@@ -155,7 +160,11 @@ class ImageGenerationPipeline(MMSpecPipeline):
     def prepare(self, prompt: Any, keywords: Keywords, **others: object) -> ImageCall:
         """Check all arguments of a call, in `keywords` or as `others`, and encode the prompts.
 
-        Nothing heavy has happened when this raises. The rounds of what is returned can be watched.
+        Returns:
+            The call; iterate over its `rounds()` to decode.
+
+        Raises:
+            InputError: an argument cannot be used; the transformer has not run.
         """
         asked = {**keywords, **others}
         control_image = asked.pop("control_image", None)
@@ -179,16 +188,16 @@ class ImageGenerationPipeline(MMSpecPipeline):
             tokenizer=None if self.processor is None else self.tokenizer,
             text_encoder=self.components.get("text_encoder"),
         )
-        if random is None:  # drawn last: a call that is refused leaves torch's generator as it is
+        if random is None:  # drawn last, so that a refused call leaves torch's generator unchanged
             random = RandomStream.from_seed(draw_seed(), len(requests), self.device)
         return ImageCall(self, requests, settings, sampler, random)
 
     def _find_grid(self, height: int | None, width: int | None) -> ImageGrid:
-        """Find the grid of a size, by default the model's; InputError if it draws no image of that size."""
+        """Return the grid for a size, by default the model's; raise InputError for an unsupported size."""
         return find_grid(self.target, height, width)
 
     def _sampler(self, settings: Any, prompts: int, grid: ImageGrid) -> Sampler | DenoisingSampler:
-        """Make the sampler of the distribution that is promised, for the images of all prompts."""
+        """Make the sampler for the images of all prompts."""
         raise NotImplementedError
 
     def _prepare_request(
@@ -209,25 +218,25 @@ class ImageGenerationPipeline(MMSpecPipeline):
         return self.prepare(["a"] * rows, {"seed": 0}, control_strength=0)
 
     def sampling(self, keywords: Keywords) -> Keywords:
-        """The sampling settings of a call with these keywords, the model's defaults included."""
+        """Return the sampling settings of a call with these keywords, including the model's defaults."""
         raise NotImplementedError
 
     @property
     def stride(self) -> int:
-        """Pixels per side of a token."""
+        """Side of an image token in pixels."""
         raise NotImplementedError
 
     def drawn(self, canvas: Canvas) -> list[RowOutput]:
-        """The tokens of every row that are there so far."""
+        """Return the tokens of every row decoded so far."""
         return canvas.outputs()
 
     def latents(self, layout: Layout, rows: Sequence[RowOutput]) -> Tensor:
-        """Tokens of images in their places, and a mark where there is none; rows as `drawn` gives them."""
+        """Arrange the tokens of images (`drawn`) in their grid, with a mark where a token is missing."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def pixels(self, layout: Layout, latents: Tensor) -> Tensor:
-        """Images [n, 3, H, W] in [-1, 1] on the CPU, grey where nothing is drawn yet."""
+        """Decode latents to images [n, 3, H, W] in [-1, 1] on the CPU, grey where tokens are missing."""
         grid = layout.image
         at_once = max(1, PIXELS_AT_ONCE // (grid.cells * self.stride**2))
         images = []
@@ -240,24 +249,24 @@ class ImageGenerationPipeline(MMSpecPipeline):
         return all_images
 
     def _decode(self, grid: ImageGrid, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [n, 3, H, W] of some latents, and [n, rows, columns] which cells are drawn."""
+        """Return the images [n, 3, H, W] of latents, and a mask [n, rows, columns] of the decided cells."""
         raise NotImplementedError
 
 
 @dataclass(eq=False, repr=False)
 class ImageCall:
-    """One call in batches: the requests, one for each image, and the tokens decoded so far."""
+    """One call, decoded in batches: its requests, one for each image, and the tokens decoded so far."""
 
     pipeline: ImageGenerationPipeline
     requests: list[Request]
     settings: ImageBatchSettings
     sampler: Sampler | DenoisingSampler
     random: RandomStream
-    calls: list[Call] = field(default_factory=list, init=False)  # the batches that were begun
-    committed: int = field(default=0, init=False)  # tokens of all images so far
+    calls: list[Call] = field(default_factory=list, init=False)  # the batches started so far
+    committed: int = field(default=0, init=False)  # number of tokens of all images so far
 
     def rounds(self) -> Generator[Round, None, None]:
-        """Decode batch after batch, yielding every round; `calls[-1]` is the batch that it belongs to."""
+        """Decode batch after batch, yielding every round; `calls[-1]` is its batch."""
         size = self.settings.batch_size
         for first in range(0, len(self.requests), size):
             call = self.batch(first, size)
@@ -267,7 +276,7 @@ class ImageCall:
                 yield step
 
     def batch(self, first: int, size: int) -> Call:
-        """Set up the decoding of `size` images, fewer at the end."""
+        """Set up the decoding of up to `size` images."""
         requests = self.requests[first : first + size]
         rows = range(first, first + len(requests))
         sampler, random = self.sampler.part(rows), self.random.part(rows)
@@ -275,7 +284,7 @@ class ImageCall:
         return self.pipeline.accelerator.call(self.pipeline.target, sampler, requests, stopping, random)
 
     def progress(self) -> Keywords:
-        """Progress of the current batch: its rows, their tokens, and a function that makes images of them."""
+        """Return the progress of the current batch: its rows, their tokens, and a preview function."""
         first = self.settings.batch_size * (len(self.calls) - 1)
         tokens = self.pipeline.drawn(self.calls[-1].canvas)
         return {
@@ -286,7 +295,7 @@ class ImageCall:
         }
 
     def check(self, output: ImageOutput | None = None) -> None:
-        """Raise NumericalError for the first image that ended in one; its `output` holds all images."""
+        """Raise the NumericalError of the first failed image; its `output` has all images."""
         errors = [error for call in self.calls for error in call.canvas.errors]
         for index, error in enumerate(errors):
             if error is not None:
@@ -295,7 +304,7 @@ class ImageCall:
                 raise raised
 
     def output(self) -> ImageOutput:
-        """Make the output of the images drawn so far."""
+        """Return the output of the images decoded so far."""
         begun = [call.canvas for call in self.calls]
         missing = len(self.requests) - sum(len(batch.ids) for batch in begun)
         tokens: list[RowOutput] = [row for batch in begun for row in self.pipeline.drawn(batch)]
@@ -321,12 +330,13 @@ class ImageCall:
         return layout
 
     def _images(self, kind: str, tokens: Sequence[RowOutput], frame: int | None = None) -> Images:
-        """Images of tokens, whole or one frame of each, in the form of an `output_type`."""
+        """Decode tokens to whole images, or to one frame of each, in the format of an `output_type`."""
         layout = self.layout
         if frame is not None:
             grid = layout.image
             if frame not in range(grid.frames):
-                raise InputError("frame", frame, f"an integer from 0 to {grid.frames - 1}, or None for all")
+                rule = f"must be an integer from 0 to {grid.frames - 1}, or None for all frames"
+                raise InputError("frame", frame, rule)
             layout = grid.frame
             tokens = [row[frame * layout.length : (frame + 1) * layout.length] for row in tokens]
         latents = self.pipeline.latents(layout, tokens)

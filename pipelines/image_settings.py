@@ -1,4 +1,4 @@
-"""Settings of image generation: keyword arguments in diffusers' words, checked."""
+"""Settings of image generation: keyword arguments with diffusers' names, checked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["ContinuousSettings", "ImageBatchSettings", "ImageSettings", "samplin
 
 OF_PROMPTS = ("class_labels", "negative_prompt", "height", "width", "control_strength")
 OF_CALLS = {"prompt", *OF_PROMPTS, "control_image", "callback_on_step_end", "return_dict"}
-LENGTHS = ("min_length", "min_new_tokens")  # of images they say nothing
+LENGTHS = ("min_length", "min_new_tokens")  # without effect on images
 STEPS = {"flow": 20, "ddpm": 100}
 OWN = (
     "guidance_scale", "guidance_schedule", "temperature", "num_inference_steps", "shift", "clip_sample_range",
@@ -43,32 +43,32 @@ OWN = (
 
 @dataclass(frozen=True)
 class ImageBatchSettings(ImageFields, RandomFields):
-    """Settings that all pipelines of images share: the fields of `mmspec.call_fields` that its bases hold.
+    """Generation settings that all image pipelines share; `mmspec.call_fields` documents the fields.
 
-    Rows of random numbers are the images of the first prompt, then those of the second. A list with one seed
-    per prompt gives what single calls give; with one per image, image i is the first one of seed i. A list of
-    other settings has one for each prompt, which is that of all its images.
+    Images are ordered by prompt. With a list of one seed per prompt, the images equal those of single calls;
+    with one seed per image, image i is the first image of seed i. A list of another setting has one value for
+    each prompt, which applies to all its images.
     """
 
     def __post_init__(self) -> None:
-        known = known_fields(type(self))  # those of samplers may be lists, which samplers check
+        known = known_fields(type(self))  # the samplers check their own fields, which may be lists
         check_fields(self, {name: one for name, one in known.items() if name not in SAMPLING})
 
     @classmethod
     def from_keywords(cls, target: ImageTarget, keywords: Mapping[str, object]) -> Self:
-        """Read settings from a call's keywords, completed by those of a target; see `sampling_defaults`.
+        """Read settings from the keywords of a call, with the defaults of a target (`sampling_defaults`).
 
         Raises:
-            UnknownArgumentError: a keyword that does not exist; the message holds the nearest one.
-            InputError: a value that cannot be used.
+            UnknownArgumentError: a keyword does not exist; the message names the nearest one.
+            InputError: a value is invalid.
         """
         return cls(**{**sampling_defaults(target), **read_keywords(cls, keywords, OF_CALLS)})
 
     def of_images(self, prompts: int) -> Keywords:
-        """Sampling settings that are given, where they are lists with one value for each image.
+        """Return the sampling settings that are not None; lists are expanded to one value for each image.
 
         Raises:
-            InputError: a list of another length than the prompts.
+            InputError: a list does not have one value for each prompt.
         """
         check_rows(self, prompts, "prompts")
         settings: Keywords = {}
@@ -81,10 +81,10 @@ class ImageBatchSettings(ImageFields, RandomFields):
         return settings
 
     def random(self, prompts: int, device: torch.device) -> RandomStream | None:
-        """Random streams of all images; None if neither seed nor generator is given.
+        """Return the random streams of all images; None if neither seed nor generator is given.
 
         Raises:
-            InputError: seeds that are no integers, or a list that fits neither prompts nor images.
+            InputError: a seed is not an integer, or a list has neither one seed per prompt nor per image.
         """
         copies = self.num_images_per_prompt
         rows = prompts * copies
@@ -94,46 +94,53 @@ class ImageBatchSettings(ImageFields, RandomFields):
         if not isinstance(seeds, list) or len(seeds) == rows:
             return RandomStream.from_seed(seeds, rows, device)
         if len(seeds) != prompts:
-            raise InputError("seed", seeds, f"one integer, one for each of the {prompts} prompts, or {rows}")
+            rule = f"must be an integer, or a list of {prompts} (one per prompt) or {rows} (one per image)"
+            raise InputError("seed", seeds, rule)
         return RandomStream(torch.cat([RandomStream.from_seed(one, copies, device).keys for one in seeds]))
 
 
 @dataclass(frozen=True)
 class ImageSettings(ImageBatchSettings, SamplingFields):
-    """Settings of images of discrete tokens. None takes the generation config's, or the published one."""
+    """Generation settings for discrete image tokens.
+
+    None is the value of the model's generation config, or else the published one.
+    """
 
     def sampler(self, target: ImageTokenTarget, prompts: int = 1) -> Sampler:
-        """Sampler of the distribution that is promised, for the images of all prompts.
+        """Return the sampler for the images of all prompts.
 
         Raises:
-            InputError: a value outside its range, or a list of another length than the prompts.
+            InputError: a value is out of range, or a list does not have one value for each prompt.
         """
         settings = {"temperature": 1.0, **self.of_images(prompts)}
         if target.sampler is not Sampler:
             settings["guidance_schedule"] = self.guidance_schedule
         elif self.guidance_schedule != "constant":
-            allowed = "'constant': this model decides its tokens one after another"
-            raise InputError("guidance_schedule", self.guidance_schedule, allowed)
+            rule = "must be 'constant'; this model decides one token after another"
+            raise InputError("guidance_schedule", self.guidance_schedule, rule)
         made: Sampler = target.sampler(**settings)
         return made
 
 
 @dataclass(frozen=True)
 class ContinuousSettings(ImageBatchSettings, ContinuousFields):
-    """Settings of images of continuous tokens. None takes the model's default, or the published one."""
+    """Generation settings for continuous image tokens.
+
+    None is the default of the model, or else the published one.
+    """
 
     def sampler(self, target: Any, prompts: int, length: int, normalize: bool = False) -> DenoisingSampler:
-        """Sampler of the distribution that is promised, for the images, of `length` tokens, of all prompts.
+        """Return the sampler for the images, of `length` tokens each, of all prompts.
 
         Raises:
-            InputError: a value outside its range, or one that this model has no use for.
+            InputError: a value is out of range or has no effect for this model.
         """
         kind = target.denoiser.config.kind
         steps = STEPS[kind] if self.num_inference_steps is None else self.num_inference_steps
         if kind == "ddpm" and self.shift is not None:
-            raise InputError("shift", self.shift, "nothing: the times of a diffusion head are fixed")
+            raise InputError("shift", self.shift, "must be None; the times of a diffusion head are fixed")
         if kind == "flow" and self.clip_sample_range is not None:
-            raise InputError("clip_sample_range", self.clip_sample_range, "nothing: the head is a flow")
+            raise InputError("clip_sample_range", self.clip_sample_range, "must be None for a flow head")
         if kind == "flow":
             shift = 1.0 if self.shift is None else self.shift
             schedule: FlowSchedule | DDPMSchedule = FlowSchedule(
@@ -153,12 +160,12 @@ class ContinuousSettings(ImageBatchSettings, ContinuousFields):
 
 
 def sampling_defaults(target: ImageTarget) -> Keywords:
-    """Sampling settings of a model that draws: those of its generation config, then the published ones.
+    """Return the default sampling settings of an image model: its generation config, then published values.
 
-    The generation config of a model which also answers is about its answers, and does not count.
+    The generation config of a model that also generates text applies to text and is ignored.
 
     Raises:
-        InputError: the generation config of a LlamaGen sets what images are not drawn by.
+        InputError: the generation config of a LlamaGen sets a field that is not supported for images.
     """
     stored = getattr(target.model, "generation_config", None)
     if target.vector_size:
@@ -169,7 +176,7 @@ def sampling_defaults(target: ImageTarget) -> Keywords:
     own = GenerationSettings.from_keywords(stored, {})
     for name, value in (shaping_of(own) | truncation_of(own)).items():
         if name not in LENGTHS:
-            allowed = f"None: images are drawn by {', '.join(SAMPLING)}"
-            raise InputError(f"generation_config.{name}", value, allowed)
+            rule = f"must be None; image generation supports {', '.join(SAMPLING)}"
+            raise InputError(f"generation_config.{name}", value, rule)
     greedy = {"temperature": 0.0} if own.do_sample is False else {}
     return {**target.published, **given_of(**{name: getattr(own, name) for name in SAMPLING}), **greedy}

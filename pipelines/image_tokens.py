@@ -1,4 +1,4 @@
-"""ImagePipeline: generates images with models that draw them token by token."""
+"""ImagePipeline: image generation with discrete image tokens."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ UNDRAWN = -1
 
 
 class ImagePipeline(ImageGenerationPipeline):
-    """Generates images from prompts or class labels.
+    """Image generation with discrete image tokens, from prompts or class labels.
 
-    `MMSpecPipeline.from_pretrained` returns one for LlamaGen. Models that also answer (Janus, Emu3,
-    Chameleon) draw by `ImagePipeline.from_pretrained`.
+    `MMSpecPipeline.from_pretrained` returns this pipeline for LlamaGen. For models that generate both text
+    and images (Janus, Emu3, Chameleon), call `ImagePipeline.from_pretrained`.
 
     Args:
-        model: the transformer, or the whole model where it holds its image tokenizer.
-        processor: the tokenizer of the text encoder or of the model; None for models of classes.
+        model: the transformer, or the whole model if it contains its image tokenizer.
+        processor: the tokenizer of the text encoder or of the model; None for class-conditional models.
         accelerator: a name from `mmspec.list_accelerators()`.
-        vq: the image tokenizer of LlamaGen, Chameleon or Emu3.5, a diffusers `VQModel`; of VAR, its own.
-        text_encoder: the T5 encoder of a LlamaGen of captions.
-        codebook: [K, d] the code vectors as they were trained, where `vq` keeps them normalised.
+        vq: the image tokenizer: a diffusers `VQModel` for LlamaGen, Chameleon and Emu3.5; VAR has its own.
+        text_encoder: the T5 encoder of a text-conditional LlamaGen.
+        codebook: code vectors [K, d] as trained, if `vq` stores them normalised.
         options: options of the accelerator.
 
     Example:
@@ -109,13 +109,14 @@ class ImagePipeline(ImageGenerationPipeline):
         return target
 
     def _load_draft_model(self, drafter: DrafterSource) -> tuple[CausalTarget, Any]:
-        # a smaller model would have to read the condition again, of which tokens alone do not tell
-        raise InputError("accelerator", "draft_model", "one for images: sjd, or a head that drafts (eagle)")
+        # a draft model would have to read the condition, which the tokens alone do not contain
+        rule = "must support images; use sjd, or a head such as eagle"
+        raise InputError("accelerator", "draft_model", rule)
 
     def _check_parts(self) -> None:
         family = family_of(self.model.config)
         if self.vq is None and family is not None and family.vq is not None:
-            raise CheckpointError(VQ, None, "the image tokenizer, which turns tokens into pixels")
+            raise CheckpointError(VQ, None, "must be the image tokenizer, which decodes tokens to pixels")
         if self.processor is not None:
             reader = self.model if self.text_encoder is None else self.text_encoder
             check_vocabulary(self.tokenizer, reader)
@@ -126,7 +127,7 @@ class ImagePipeline(ImageGenerationPipeline):
 
     @property
     def components(self) -> dict[str, Any]:
-        """The parts, as diffusers names them."""
+        """Parts of the pipeline by name, as in diffusers."""
         parts = {"model": self.model, "vq": self.vq, "text_encoder": self.text_encoder}
         return {
             name: part for name, part in {**parts, "processor": self.processor}.items() if part is not None
@@ -147,14 +148,14 @@ class ImagePipeline(ImageGenerationPipeline):
         return settings.sampler(self.target, prompts)
 
     def sampling(self, keywords: dict[str, Any]) -> dict[str, Any]:
-        """The sampling settings of a call with these keywords, the model's defaults included."""
+        """Return the sampling settings of a call with these keywords, including the model's defaults."""
         sampler = ImageSettings.from_keywords(self.target, keywords).sampler(self.target)
         return {name: getattr(sampler, name) for name in SAMPLING}
 
     def latents(self, layout: Layout, rows: Sequence[Any]) -> Tensor:
-        """Codes [n, rows, columns] of outputs, whole or cut short; -1 where there is none.
+        """Return the codes [n, rows, columns] of outputs, -1 where a token is missing.
 
-        [n, N] of outputs that are more than the grid of their image.
+        The shape is [n, N] for layouts with more tokens than the grid of the image.
         """
         codes = [layout.codes(row) for row in rows]
         whole = [row + [UNDRAWN] * (layout.cells - len(row)) for row in codes]
@@ -168,10 +169,10 @@ class ImagePipeline(ImageGenerationPipeline):
 
 
 def no_images_error(name: str) -> UnsupportedModelError:
-    """Make the error for a model that draws no images."""
+    """Make the error for a model that generates no images."""
     drawing = ", ".join(name for name, each in FAMILIES.items() if each.draws == "tokens")
     vectors = " and ".join(name for name, each in FAMILIES.items() if each.draws == "vectors")
     return UnsupportedModelError(
-        f"{name} draws no images of discrete tokens; families that do are {drawing}; "
-        f"ContinuousImagePipeline draws with {vectors}"
+        f"{name} generates no discrete image tokens; ImagePipeline supports the families {drawing}, "
+        f"ContinuousImagePipeline {vectors}"
     )

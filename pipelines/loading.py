@@ -1,4 +1,4 @@
-"""A checkpoint before its weights are loaded, and where each keyword of `from_pretrained` goes."""
+"""Checkpoints before their weights are loaded, and sorting of the keywords of `from_pretrained`."""
 
 from __future__ import annotations
 
@@ -28,61 +28,69 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Which files: for config, processor and model alike.
+#: Keywords that select files, for config, processor and model.
 WHERE = names(
     "revision token cache_dir local_files_only trust_remote_code force_download proxies subfolder "
     "code_revision gguf_file"
 )
-#: How the model is put into memory.
+#: Keywords for loading the model into memory.
 HOW = names(
     "dtype device_map max_memory offload_folder offload_buffers quantization_config variant "
     "use_safetensors weights_only state_dict generation_config attn_implementation experts_implementation "
     "tp_plan tp_size device_mesh distributed_config key_mapping use_kernels kernel_config "
     "allow_all_kernels tqdm_class fusion_config disable_mmap"
 )
-BITS = ("load_in_8bit", "load_in_4bit")  # of older transformers, for quantization_config
+BITS = ("load_in_8bit", "load_in_4bit")  # older keywords of transformers for quantization_config
 OF_BITS = ("llm_int8_", "bnb_4bit_")
-GONE = "nothing: transformers 5 drops it without a word"
-PEFT = "nothing: name the folder or hub id of the adapter, which knows its base"
+GONE = "is not supported; transformers 5 ignores it"
+PEFT = "is not supported; pass the folder or hub id of the adapter as the model"
 REFUSED = {
-    "low_cpu_mem_usage": "nothing: transformers 5 always loads so, and drops it without a word",
+    "low_cpu_mem_usage": "is not supported; transformers 5 ignores it and always loads this way",
     "offload_state_dict": GONE,
     "mirror": GONE,
     "from_tf": GONE,
     "from_flax": GONE,
-    "ignore_mismatched_sizes": "nothing: weights of another shape would be made up",
-    "output_loading_info": "nothing: what was loaded is checked here",
-    "return_unused_kwargs": "nothing: a keyword without a use is an error here",
+    "ignore_mismatched_sizes": "is not supported; weights of another shape would be initialised randomly",
+    "output_loading_info": "is not supported; mmspec checks the loaded weights itself",
+    "return_unused_kwargs": "is not supported; an unused keyword is an error",
     "adapter_kwargs": PEFT,
     "adapter_name": PEFT,
 }
-#: Of processors, where their own signatures do not list them.
+#: Keywords of processors that their signatures do not list.
 OF_IMAGES = {"use_fast", "backend"}
 OF_TOKENIZERS = names(
     "padding_side truncation_side model_max_length chat_template clean_up_tokenization_spaces "
     "split_special_tokens extra_special_tokens additional_special_tokens add_bos_token add_eos_token "
     "add_prefix_space legacy tokenizer_type from_slow fix_mistral_regex"
 ) | set(PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES)
-OF_A_CALL = {"return_tensors", "return_metadata", "device"}  # listed with the others, and no use at loading
+OF_A_CALL = {
+    "return_tensors",
+    "return_metadata",
+    "device",
+}  # listed with the others, but without effect at loading
 OF_SOME = {"min_pixels", "max_pixels", "patch_size", "merge_size", "max_image_size", "do_image_splitting"}
 OF_MANY = OF_IMAGES.union(OF_TOKENIZERS, OF_SOME, ImagesKwargs.__annotations__, VideosKwargs.__annotations__)
-FIXED = {"model_type", "architectures", "transformers_version"}  # of configs: not to be overridden
-NEAR = 0.75  # of two names: a misspelling
-PLACED = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps that transformers makes itself
+FIXED = {
+    "model_type",
+    "architectures",
+    "transformers_version",
+}  # entries of configs that cannot be overridden
+NEAR = 0.75  # similarity of two names from which on one is a misspelling
+PLACED = ("auto", "balanced", "balanced_low_0", "sequential")  # device maps that transformers computes
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was looked at, and how it is to be loaded.
+    """A checkpoint and the keywords for loading it.
 
     Attributes:
         source: local folder or hub id of the model.
-        where: keywords of transformers that say which files, for config, processor and model.
-        how: those that say how the model is put into memory.
-        config: of the model; None where it is to be read from `config_source`.
-        config_source: local folder or hub id of the config; "" where the caller gave it.
-        adapter: what is put over the model, if anything is.
-        options: keywords that are not transformers' own.
+        where: keywords of transformers that select files, for config, processor and model.
+        how: keywords of transformers for loading the model into memory.
+        config: config of the model; None if it is to be read from `config_source`.
+        config_source: local folder or hub id of the config; "" if the caller passed the config.
+        adapter: the adapter that is loaded on top of the model, or None.
+        options: keywords that are not keywords of transformers.
         reading: keywords for the processor alone.
     """
 
@@ -97,17 +105,17 @@ class Checkpoint:
 
     @classmethod
     def look_at(cls, given: object, keywords: Mapping[str, Any]) -> Self:
-        """Look at a folder, a hub id, a GGUF file or an adapter.
+        """Inspect a folder, a hub id, a GGUF file or an adapter.
 
         Raises:
-            CheckpointError: it is missing or damaged.
-            InputError: a keyword of transformers that would have no effect, or cannot work here.
-            MissingDependencyError: a package that reads it is not installed.
+            CheckpointError: the checkpoint is missing or damaged.
+            InputError: a keyword of transformers has no effect or is not supported.
+            MissingDependencyError: a package that reads the checkpoint is not installed.
         """
         place, inside = split_gguf(given)
         named = keywords.get("gguf_file")
         if inside and named is not None:
-            raise InputError("gguf_file", named, f"nothing: {place} is one already")
+            raise InputError("gguf_file", named, f"must be None; {place} is a GGUF file already")
         source = check_source(place)
         where, how, config, others = sort_keywords({**keywords, **inside})
         adapter = None if "gguf_file" in where else find_adapter(source, **where)
@@ -125,7 +133,7 @@ class Checkpoint:
 
     @contextmanager
     def reading_config(self) -> Iterator[dict[str, Any]]:
-        """Yield the keywords for reading the config; an error names the adapter whose base is not there."""
+        """Yield the keywords for reading the config; an error names the adapter whose base is missing."""
         try:
             pickles, variant = self.how.get("use_safetensors") is False, self.how.get("variant")
             yield {**self.where, "pickles": pickles, "variant": variant}
@@ -134,23 +142,23 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """Folder of the files that belong to the model; one that does not exist for a hub id."""
+        """Folder of the model's files; it does not exist for a hub id."""
         if self.adapter is not None:
             return self.adapter.folder
         return Path(self.source, self.where.get("subfolder") or "").absolute()
 
     @property
     def model_config(self) -> PreTrainedConfig:
-        """The config, once it was read."""
+        """The config, after it was read."""
         if self.config is None:
-            raise CheckpointError("config", None, f"that of {self.config_source}")
+            raise CheckpointError("config", None, f"must be read from {self.config_source} first")
         return self.config
 
     def sorted(self, accelerator: str, names: Iterable[str], reader: Callable[[Self], Any]) -> Self:
-        """Tell options of an accelerator, of those names, from keywords of this processor and config.
+        """Separate options of an accelerator, with these names, from keywords of the processor and config.
 
         Raises:
-            UnknownArgumentError: nothing knows one of them; the message names what is nearest.
+            UnknownArgumentError: a keyword is unknown; the message names the nearest one.
         """
         names = set(names)
         rest = {name: value for name, value in self.options.items() if name not in names}
@@ -164,7 +172,8 @@ class Checkpoint:
         config = self.config
         if changed := {name: value for name, value in rest.items() if name in of_config}:
             if not self.config_source:
-                raise InputError(*next(iter(changed.items())), "nothing beside config=..., which says it")
+                name, value = next(iter(changed.items()))
+                raise InputError(name, value, "cannot be combined with config=...; set it in the config")
             with self.reading_config() as where:
                 config = load_config(self.config_source, **where, **changed)
         return replace(
@@ -176,7 +185,7 @@ class Checkpoint:
 
     @property
     def reader(self) -> tuple[str, dict[str, Any]]:
-        """Location of the processor or tokenizer, beside an adapter if there, and which files."""
+        """Folder or hub id of the processor or tokenizer, and keywords that select its files."""
         if self.adapter is not None and self.adapter.has_reader(self.model_config):
             return str(self.adapter.folder), {}
         return self.source, self.where
@@ -185,14 +194,14 @@ class Checkpoint:
 def sort_keywords(
     given: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], Any, dict[str, Any]]:
-    """Tell keywords of transformers apart, and from others.
+    """Sort keywords into those of transformers and others.
 
     Returns:
-        Those that say which files, those that say how the model is put into memory, the config (or where it
-        lies), and what remains: options of an accelerator, or keywords of this processor or config.
+        The keywords that select files, those for loading the model into memory, the config (or its location),
+        and the others: options of an accelerator, or keywords of the processor or config.
 
     Raises:
-        InputError: one that would have no effect, or values that contradict each other or cannot work here.
+        InputError: a keyword has no effect or is not supported, or values contradict each other.
     """
     where: dict[str, Any] = {}
     how: dict[str, Any] = {}
@@ -200,7 +209,7 @@ def sort_keywords(
     others: dict[str, Any] = {}
     for name, value in given.items():
         if value is None and name in WHERE | HOW | set(REFUSED):
-            continue  # as if it were not there
+            continue  # None means not given
         if name in REFUSED:
             raise InputError(name, value, REFUSED[name])
         if name in BITS or name.startswith(OF_BITS):
@@ -209,13 +218,13 @@ def sort_keywords(
             (where if name in WHERE else how if name in HOW else others)[name] = value
     if any(bits.get(name) for name in BITS):
         if how.get("quantization_config") is not None:
-            raise InputError(next(iter(bits)), True, "either this or quantization_config")
+            raise InputError(next(iter(bits)), True, "cannot be combined with quantization_config")
         try:
             how["quantization_config"] = BitsAndBytesConfig(**bits)
         except (TypeError, ValueError) as error:
-            raise InputError("quantization_config", bits, first_line(error)) from error
+            raise InputError("quantization_config", bits, f"cannot be used: {first_line(error)}") from error
     elif further := [name for name in bits if name not in BITS]:
-        raise InputError(further[0], bits[further[0]], "with load_in_4bit=True or load_in_8bit=True")
+        raise InputError(further[0], bits[further[0]], "needs load_in_4bit=True or load_in_8bit=True")
     check_placement(how)
     check_pickles(how)
     check_quantizer(how)
@@ -223,31 +232,30 @@ def sort_keywords(
 
 
 def check_placement(how: Mapping[str, Any]) -> None:
-    """Refuse keywords that act only beside a `device_map` which leaves something to them."""
+    """Refuse keywords that have no effect with the given `device_map`."""
     device_map = how.get("device_map")
     is_made = isinstance(device_map, str) and device_map in PLACED
     places = set(device_map.values()) if isinstance(device_map, Mapping) else set()
     if how.get("max_memory") is not None and not is_made:
-        allowed = "nothing without device_map='auto' (or balanced, balanced_low_0, sequential)"
-        raise InputError("max_memory", how["max_memory"], allowed)
+        rule = "needs device_map='auto' (or balanced, balanced_low_0, sequential)"
+        raise InputError("max_memory", how["max_memory"], rule)
     for name, away in (("offload_folder", {"disk"}), ("offload_buffers", {"cpu", "disk"})):
         if how.get(name) and not is_made and not places & away:
-            parts = f"one that leaves parts on the {' or '.join(sorted(away))}"
-            allowed = f"nothing without device_map='auto', or {parts}"
-            raise InputError(name, how[name], allowed)
+            parts = f"a device_map with parts on the {' or '.join(sorted(away))}"
+            raise InputError(name, how[name], f"needs device_map='auto', or {parts}")
 
 
 def check_pickles(how: Mapping[str, Any]) -> None:
-    """Refuse pickles that run code, which transformers would load where it is told to."""
+    """Refuse to load pickles that can run code, which transformers allows."""
     if not how.get("weights_only", True):
-        raise InputError("weights_only", False, "True: pickles that run code are not loaded")
+        raise InputError("weights_only", False, "must be True; pickles that can run code are not loaded")
     given = how.get("use_safetensors")
     if given is not None and not isinstance(given, bool):
-        raise InputError("use_safetensors", given, "True, or False for pickles of tensors alone")
+        raise InputError("use_safetensors", given, "must be True, or False for pickles of tensors alone")
 
 
 def check_quantizer(how: Mapping[str, Any]) -> None:
-    """Raise InputError, with the quantiser's own message, if it cannot work here."""
+    """Raise InputError, with the quantiser's own message, if the quantiser is not available here."""
     asked = how.get("quantization_config")
     if asked is None:
         return
@@ -256,11 +264,11 @@ def check_quantizer(how: Mapping[str, Any]) -> None:
         quantizer.validate_environment(device_map=how.get("device_map"), dtype=how.get("dtype"))
     except (ImportError, OSError, RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
         shown = asked if isinstance(asked, dict) else type(asked).__name__
-        raise InputError("quantization_config", shown, first_line(error)) from error
+        raise InputError("quantization_config", shown, f"cannot be used: {first_line(error)}") from error
 
 
 def processor_keywords(processor: Any) -> set[str]:
-    """Keywords that act on a processor, or tokenizer, when it is loaded."""
+    """Return the keywords that have an effect when a processor or tokenizer is loaded."""
     tokenizer = getattr(processor, "tokenizer", processor)
     names = set(OF_TOKENIZERS) | set(getattr(tokenizer, "init_kwargs", ()))
     for kind in ("image_processor", "video_processor"):
@@ -272,16 +280,16 @@ def processor_keywords(processor: Any) -> set[str]:
 
 
 def unknown_keyword(name: str, value: Any, accelerator: str, options: Iterable[str]) -> InputError:
-    """The error for a keyword that nothing knows: of loading, or of the accelerator, whichever is nearer."""
+    """Make the error for an unknown keyword: of loading or of the accelerator, whichever is more similar."""
     options = set(options)
     others = set().union(*map(options_of, METHODS.values()))
     if name in OF_MANY - others:
-        allowed = "nothing: neither the processor nor the config of this checkpoint knows it"
-        return UnknownArgumentError("keyword of loading", name, allowed)
+        rule = "must be known to the processor or the config of this checkpoint"
+        return UnknownArgumentError("keyword of loading", name, rule)
     loading = WHERE | HOW | set(BITS) | OF_MANY | {"config", "torch_dtype", "drafter", "accelerator"}
     near = difflib.get_close_matches(name, sorted(loading | options | others), n=1, cutoff=NEAR)
     if near and near[0] in loading - others:
-        allowed = f"did you mean {near[0]!r}? keywords are those of transformers' from_pretrained"
-        return UnknownArgumentError("keyword of loading", name, allowed)
-    allowed = f"{did_you_mean(name, options)}; or keywords of transformers' from_pretrained"
-    return UnknownArgumentError(f"option of accelerator {accelerator!r}", name, allowed)
+        rule = f"must be a keyword of transformers' from_pretrained (did you mean {near[0]!r}?)"
+        return UnknownArgumentError("keyword of loading", name, rule)
+    rule = f"{did_you_mean(name, options)}, or a keyword of transformers' from_pretrained"
+    return UnknownArgumentError(f"option of accelerator {accelerator!r}", name, rule)

@@ -185,7 +185,9 @@ def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> li
         return [list(media) if isinstance(media, list | tuple) and not is_clip(media, argument) else [media]]
     if not isinstance(media, list | tuple) or len(media) != rows:
         given = f"{len(media)} entries" if isinstance(media, list | tuple) else media
-        rule = f"must be a list with one entry for each of the {rows} prompts: a source, a list of sources, or None"
+        rule = (
+            f"must be a list with one entry (a source, a list of sources or None) for each of {rows} prompts"
+        )
         raise InputError(argument, given, rule)
     return [media_per_row(entry, argument, 1, False)[0] for entry in media]
 

@@ -1,8 +1,8 @@
-"""RunningBatch: requests that enter and leave a batch between rounds, each with settings of its own.
+"""RunningBatch (continuous batching): requests enter and leave between rounds, each with its own settings.
 
-A request is read, and decodes its first round, alone; then its rows stand behind those of the others. What it
-gives is what it gives alone: rows are computed independently, and random numbers belong to a request's seed.
-There is no scheduler: who comes when there is room enters.
+The prefill and first round of a request run alone; then its rows are appended to the batch. The output of a
+request is the same as in a call of its own: rows are computed independently, and random numbers depend on the
+seed of the request. There is no scheduler: a request enters if there is room.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RowUpdate", "RunningBatch"]
 
 MOST_ROWS = 1024
-STAYS = "its rows stay together until all have ended"
+STAYS = "its rows must stay together until all have ended"
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class RowUpdate:
     """Update of one request after a round.
 
     Attributes:
-        handle: of the request.
+        handle: handle of the request.
         tokens: new tokens of each of its rows.
-        output: the whole output, as a call of the pipeline gives it, when the request has ended; its rows are
-            free then.
-        error: the error in which a row of it ended; the output holds what there is.
+        output: the output of the finished request, as returned by a call of the pipeline; None before. The
+            rows of a finished request are free.
+        error: the error of a failed row; the output has the tokens decoded before.
     """
 
     handle: int
@@ -57,9 +57,9 @@ class Running:
     """A request in the batch."""
 
     handle: int
-    make_output: Callable[[Canvas], CallOutput]  # of the canvas of its rows
+    make_output: Callable[[Canvas], CallOutput]  # from the canvas of its rows
     rows: int
-    text_before: list[int]  # of its first row's `Request`
+    text_before: list[int]  # of the first row's `Request`
     fresh: list[RowOutput]  # new tokens of each row that have not been reported
 
     def take(self, tokens: Sequence[RowOutput]) -> None:
@@ -69,21 +69,22 @@ class Running:
 
 
 class RunningBatch:
-    """A batch that requests enter and leave between rounds. Made by `pipe.running_batch`; a context manager.
+    """Running batch (continuous batching): a batch that requests enter and leave between rounds.
+
+    Open it with `pipe.running_batch` in a `with` block.
 
     Args:
         pipe: the pipeline, which is busy until `close`.
-        rows: most rows that are decoded together; an image is one, with guidance too.
+        rows: maximum number of rows that are decoded together. An image is one row, also with guidance.
 
     Raises:
-        InputError: rows is no positive integer, or rows of this model or accelerator stay together until all
-            have ended.
-        PipelineBusyError: the pipeline is in use.
+        InputError: `rows` is out of range, or the model or accelerator cannot change rows during decoding.
+        PipelineBusyError: another call is running.
     """
 
     def __init__(self, pipe: MMSpecPipeline, rows: int) -> None:
         if not is_integer(rows) or not 1 <= rows <= MOST_ROWS:
-            raise InputError("rows", rows, f"an integer from 1 to {MOST_ROWS}")
+            raise InputError("rows", rows, f"must be an integer from 1 to {MOST_ROWS}")
         check_rows_move(pipe)
         self.pipe, self.rows = pipe, rows
         self._held = ExitStack()
@@ -101,65 +102,66 @@ class RunningBatch:
 
     @property
     def stats(self) -> DecodingStats:
-        """Counts and times since the batch began; rows of requests that are gone count as one."""
+        """Statistics since the batch was opened; the rows of finished requests are merged into one."""
         return self._past if self._batch is None else merge_stats([self._past, self._batch.canvas.stats])
 
     @property
     def free(self) -> int:
-        """Number of rows that requests can take."""
+        """Number of free rows."""
         return self.rows - sum(each.rows for each in self._running)
 
     @property
     def handles(self) -> list[int]:
-        """Requests in the batch, in the order in which they entered."""
+        """Handles of the requests in the batch, in the order in which they entered."""
         return [each.handle for each in self._running]
 
     def prompt_tokens(self, handle: int) -> int:
-        """Number of tokens of a request's first prompt, visual ones included; 0 if it is not in the batch."""
+        """Return the length of a request's first prompt, visual tokens included; 0 if not in the batch."""
         for running, rows in self._placed():
             if running.handle == handle and self._batch is not None:
                 return self._batch.canvas.prompt_lengths[rows[0]]
         return 0
 
     def text_before(self, handle: int) -> list[int]:
-        """Last tokens of a request's first prompt, if its answer goes on with their text; else none."""
+        """Return the last tokens of a request's first prompt if the output continues their text, else []."""
         return next((each.text_before for each in self._running if each.handle == handle), [])
 
     @torch.inference_mode()
     def enter(self, prompt: object, **arguments: object) -> int:
-        """Read a request's prompt, and let it take part from the next round on.
+        """Add a request to the batch: run its prefill, and decode it from the next round on.
 
         Args:
-            prompt: of one request.
-            arguments: as of a call of the pipeline, without those that look at a whole call (streamer,
-                callbacks, batch_size).
+            prompt: prompt or prompts of the request, as in a call of the pipeline.
+            arguments: arguments of a call of the pipeline, without streamer, callbacks and batch_size.
 
         Returns:
-            The handle that updates name.
+            The handle of the request, which its updates carry.
 
         Raises:
-            InputError: as a call of the pipeline would; nothing has changed then.
-            NoRoomError: too few rows are free, or those in the batch are decoded with guidance and this one
-                without, or the reverse.
+            InputError: an argument cannot be used; the batch is unchanged.
+            NoRoomError: too few rows are free, or the rows in the batch use guidance and the request does
+                not, or the reverse.
         """
         call, make_output = self.pipe._prepare_request(prompt, arguments)
         count = len(call.requests)
         if count > self.rows:
-            raise InputError("rows", count, f"at most {self.rows}, the rows of the running batch")
+            raise InputError("rows", count, f"must be at most {self.rows}, the rows of the running batch")
         if count > self.free:
-            raise NoRoomError(f"{count} rows are wanted, {self.free} are free; try again when some have left")
+            raise NoRoomError(f"{self.free} rows are free, {count} are needed; enter the request again later")
         if self._batch is not None and self._batch.sampler.is_guided != call.sampler.is_guided:
-            raise NoRoomError("requests with and without guidance are not decoded together; wait for others")
+            raise NoRoomError(
+                "requests with and without guidance cannot be decoded together; enter the request again later"
+            )
         before = call.requests[0].text_before
         running = Running(self._handles, make_output, count, before, [[] for _ in range(count)])
         accelerator = self.pipe.accelerator
         if call.accelerator.name != accelerator.name and call.canvas.stopping[0].lockstep is None:
-            allowed = "'none': hooks of the model do something else to several tokens than to one alone"
-            raise InputError("accelerator", accelerator.name, allowed)
+            rule = "must be 'none'; the hooks of the model treat several tokens differently from a single one"
+            raise InputError("accelerator", accelerator.name, rule)
         where = call.sampler, call.requests, call.canvas, call.random
         batch, prompts = begin(self.pipe.target, accelerator.decoder, *where)
         running.take(prompts.emission.tokens)
-        if not call.canvas.finished:  # the first round alone: sessions have the shapes of rounds then
+        if not call.canvas.finished:  # the first round runs alone, after which sessions can be joined
             try:
                 batch.decode_round()
                 running.take(batch.read_round().tokens)
@@ -174,10 +176,10 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> list[RowUpdate]:
-        """Decode one round, and return what it brought; the rows of requests that have ended are free then.
+        """Decode one round and return its updates; the rows of finished requests become free.
 
         Raises:
-            BaseException: what the model raised; the batch is closed then, and its requests are lost.
+            BaseException: an error of the model; the batch is closed and its requests are lost.
         """
         if self._batch is None:
             return []
@@ -207,23 +209,23 @@ class RunningBatch:
         return updates
 
     def cancel(self, handle: int) -> None:
-        """Take a request out; its rows are free at once.
+        """Cancel a request; its rows are free at once.
 
         Raises:
-            InputError: there is no such request in the batch.
+            InputError: the batch has no request with this handle.
         """
         found = [each for each in self._running if each.handle == handle]
         if not found:
-            raise InputError("handle", handle, f"one of {self.handles}")
+            raise InputError("handle", handle, f"must be one of {self.handles}")
         self._remove(found)
 
     def close(self) -> None:
-        """End all requests, and free the pipeline."""
+        """Cancel all requests and release the pipeline."""
         self._remove(list(self._running))
         self._held.close()
 
     def _placed(self) -> Iterator[tuple[Running, range]]:
-        """Each request with its rows in the batch."""
+        """Yield each request with its rows in the batch."""
         first = 0
         for running in self._running:
             yield running, range(first, first + running.rows)
@@ -246,29 +248,28 @@ class RunningBatch:
             self._batch = None
 
     def _add_up(self, stats: DecodingStats) -> None:
-        """Add the counts of rows that are gone, as if they were one."""
+        """Add the statistics of removed rows, merged into one row."""
         self._past = merge_stats([self._past, stats]).as_one_row()
 
 
 def may_move(method: Method) -> bool:
-    """Whether rows may enter and leave a method's sessions, as far as that is known without a model."""
+    """Whether rows may enter and leave the sessions of a method, as far as it is known without a model."""
     if method.head is not None:
         return bool(method.head.load("drafter").rows_move)
     return method.needs is None and make(method).drafter.rows_move
 
 
 def check_rows_move(pipe: MMSpecPipeline) -> None:
-    """Raise InputError if rows of a pipeline stay together until all have ended."""
+    """Raise InputError if the rows of a pipeline cannot change during decoding."""
     accelerator, target = pipe.accelerator, pipe.target
     if not isinstance(target, CausalTarget) or target.by_blocks:
-        raise InputError("model", type(pipe.model).__name__, f"a causal model: {STAYS}")
+        raise InputError("model", type(pipe.model).__name__, f"must be a causal model; {STAYS}")
     if not accelerator.drafter.rows_move:
         movable = ", ".join(name for name, method in METHODS.items() if may_move(method))
-        raise InputError("accelerator", accelerator.name, f"{STAYS}; others can: {movable}")
+        raise InputError("accelerator", accelerator.name, f"must be one of {movable}; {STAYS}")
     if accelerator.length == "cost":
-        raise InputError(
-            "length", "cost", f"'auto', 'fixed' or 'confidence': {STAYS}, for its sizes are of a batch"
-        )
+        rule = "must be 'auto', 'fixed' or 'confidence'; 'cost' chooses draft lengths for a fixed batch"
+        raise InputError("length", "cost", rule)
     if target.steps is not None:
-        allowed = "a pipeline that is not compiled: steps are for one batch size"
-        raise InputError("pipe.compile", True, allowed)
+        rule = "is not supported in a running batch; compiled steps have a fixed batch size"
+        raise InputError("pipe.compile", True, rule)

@@ -78,7 +78,7 @@ class TextDeltas:
         return delta
 
     def _shift(self, text: str) -> None:
-        """Drop the tokens up to the last delta if the remaining tokens decode to the same text without them."""
+        """Drop the tokens up to the last delta if the remaining tokens have the same text without them."""
         rest = self._window[self._settled :]
         alone = self._decode(rest)
         if alone and text.endswith(alone):

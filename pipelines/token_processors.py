@@ -1,8 +1,8 @@
 """Logits processors and stopping criteria, built by transformers' own code.
 
-A processor that depends on the tokens of its row alone is called for every node of a draft, one row at a time.
-Any other processor may keep state or depend on the batch; it is called as in `generate`, in lock step, and the
-call is decoded without drafts.
+A processor that depends on the tokens of its row alone is called for every node of a draft, one row at a
+time. Any other processor may keep state or depend on the batch; it is called as in `generate`, in lock step,
+and the call is decoded without drafts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 logger = logging.getLogger("mmspec")
-#: Attribute of processors, criteria and `prefix_allowed_tokens_fn` that depend on the token ids of a row alone.
+#: Attribute by which a processor, criterion or `prefix_allowed_tokens_fn` declares that it is pure.
 DECLARED = "depends_on_path_alone"
 #: Processors of transformers whose result depends on the given ids and on constants alone.
 OF_PATH = {
@@ -178,7 +178,7 @@ def say_why_plain(callback: object) -> None:
 @cache
 def warn_of(name: str) -> None:
     logger.warning(
-        "%s may keep state or depend on the batch, so that calls with it are decoded plainly, without drafts. "
+        "%s may keep state or depend on the batch, so calls with it are decoded plainly, without drafts. "
         "If it depends on the token ids of a row alone, set its attribute %s = True",
         name,
         DECLARED,

@@ -1,4 +1,4 @@
-"""VisionLanguagePipeline: generates text from text, images and videos."""
+"""VisionLanguagePipeline: text generation from text, images and videos."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ from mmspec.targets.admission import check_reach
 
 
 class VisionLanguagePipeline(MMSpecPipeline):
-    """Generates text from text, images and videos by a vision-language model (or a causal one).
+    """Text generation with a vision-language model or a causal language model.
+
+    Prompts may contain text, images and videos. Call the pipeline for whole outputs, `stream` for text
+    deltas, and `watch` for the output after every round.
 
     Example:
         >>> pipe = MMSpecPipeline.from_pretrained("assets/scenes-llava")  # doctest: +SKIP
@@ -62,40 +65,40 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return_dict: bool = True,
         **settings: object,
     ) -> TextOutput | tuple[list[str]]:
-        """Generate text for one prompt or a list of them.
+        """Generate text for one prompt or a list of prompts.
 
         Args:
-            prompt: a string, chat messages, or a list of either. Strings become one user turn with
-                the images in front. Of messages `name`, `tool_calls`, `tool_call_id` and
-                `reasoning_content` reach the chat template. Of a video part `fps` or `nframes` act; of an
-                image part, for models of Qwen-VL, `min_pixels` and `max_pixels`, or `resized_height` and
+            prompt: a string, a list of chat messages, or a list of either. A string becomes one user turn
+                with the images in front. The message keys `name`, `tool_calls`, `tool_call_id` and
+                `reasoning_content` are passed to the chat template. A video part may set `fps` or `nframes`;
+                an image part for Qwen-VL may set `min_pixels` and `max_pixels`, or `resized_height` and
                 `resized_width`. Other keys are refused (`mmspec.messages`).
-            images: path, PIL image, array, tensor, bytes, BytesIO, base64 or https URL; a list is several
-                images of the one prompt, or one entry per prompt if prompts are a list.
-            videos: path, bytes, or frames [T, H, W, 3]; lists likewise.
-            num_frames: frames sampled from each video; without it and `fps` all, or as many as
-                `media_limits` allow.
-            fps: frames sampled from each second of each video instead.
-            apply_chat_template: False if the prompts are templated already.
-            continue_final_message: True to go on with the last message of a conversation, False to begin
-                another; None goes on with the assistant's, as transformers' pipelines do. The output is what
-                comes after it alone.
+            images: a path, PIL image, array, tensor, bytes, BytesIO, base64 or https URL. With one prompt, a
+                list is several images; with a list of prompts, it has one entry for each prompt.
+            videos: a path, bytes, or frames [T, H, W, 3]; lists as for images.
+            num_frames: number of frames sampled from each video. Without it and `fps`, all frames are used,
+                up to `media_limits`.
+            fps: number of frames sampled from each second of a video.
+            apply_chat_template: False if the prompts are already templated.
+            continue_final_message: True to continue the last message of a conversation, False to start a new
+                one. None continues a message of the assistant, as transformers' pipelines do. The output is
+                the new text alone.
             chat_template_kwargs: variables of the chat template, such as {"enable_thinking": False}.
-            sanitize_control_tokens: whether special tokens in the text of messages are read as text, as by
-                transformers' chat templates, instead of being refused.
-            generation_config: a transformers GenerationConfig; keywords win over it.
-            streamer: a transformers streamer, for a single prompt; gets every token by itself.
+            sanitize_control_tokens: True to read special tokens in the text of messages as ordinary text;
+                False refuses them.
+            generation_config: a transformers GenerationConfig; keywords take precedence over it.
+            streamer: a transformers streamer, for a single prompt; it receives one token at a time.
             return_dict: False returns the tuple (text,).
-            settings: see `GenerationSettings` (max_new_tokens, temperature, seed, stop_strings, ...).
+            settings: fields of `GenerationSettings`: max_new_tokens, temperature, seed, stop_strings, ...
 
         Returns:
             TextOutput(text, tokens, stats, finish_reasons).
 
         Raises:
-            InputError: an argument cannot be used; raised before any forward pass.
-            NumericalError: a row's logits were not finite. The other rows are finished first; the
-                exception's `output` holds the whole TextOutput.
-            PipelineBusyError: the pipeline is in use.
+            InputError: an argument cannot be used. It is raised before any forward pass.
+            NumericalError: the logits of a row are not finite. The other rows are finished first; the
+                attribute `output` of the exception is the whole TextOutput.
+            PipelineBusyError: another call is running.
         """
         with self._busy():
             call = self._prepare(
@@ -113,9 +116,11 @@ class VisionLanguagePipeline(MMSpecPipeline):
             )
             if streamer is not None:
                 if len(call.requests) != 1:
-                    raise InputError("streamer", streamer, f"a single prompt, not {len(call.requests)}")
+                    rule = f"needs a single prompt, not {len(call.requests)}"
+                    raise InputError("streamer", streamer, rule)
                 if not (hasattr(streamer, "put") and hasattr(streamer, "end")):
-                    raise InputError("streamer", streamer, "a transformers streamer, with `put` and `end`")
+                    rule = "must be a transformers streamer, with `put` and `end`"
+                    raise InputError("streamer", streamer, rule)
                 streamer.put(call.requests[0].inputs["input_ids"].cpu())
             for step in call.rounds():
                 if streamer is not None:
@@ -132,15 +137,20 @@ class VisionLanguagePipeline(MMSpecPipeline):
     def stream(
         self, prompt: object, images: object = None, videos: object = None, **arguments: object
     ) -> Iterator[str]:
-        """Generate for one prompt, yielding text as it comes; the pieces join to the whole text.
+        """Stream text for one prompt: yield text deltas that join to the whole text.
 
-        Closing the iterator ends the work. Arguments as of `__call__`, without `streamer` and `return_dict`.
+        Closing the iterator stops generation. Arguments and errors are those of `__call__`, without
+        `streamer` and `return_dict`.
+
+        Example:
+            >>> for delta in pipe.stream("Describe the image.", images="scene.png"):  # doctest: +SKIP
+            ...     print(delta, end="", flush=True)
         """
         with self._busy():
             call, _ = self._prepare_request(prompt, {"images": images, "videos": videos, **arguments})
             if len(call.requests) != 1:
-                allowed = "one prompt; call the pipeline for several"
-                raise InputError("prompt", f"{len(call.requests)} prompts", allowed)
+                rule = "must be a single prompt; call the pipeline for several"
+                raise InputError("prompt", f"{len(call.requests)} prompts", rule)
             deltas = TextDeltas(self.tokenizer, call.requests[0].text_before)
             for step in call.rounds():
                 if delta := deltas.add(step.emission.tokens[0]):
@@ -152,9 +162,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
         call.raise_errors()
 
     def watch(self, prompt: object, **arguments: object) -> Generator[TextOutput, None, None]:
-        """Generate, yielding the output so far after every round; closing the iterator ends the work.
+        """Generate text, yielding the output so far after every round.
 
-        Arguments, and errors, as of `__call__`, without `streamer` and `return_dict`.
+        Closing the iterator stops generation. Arguments and errors are those of `__call__`, without
+        `streamer` and `return_dict`.
         """
         with self._busy():
             call, output = self._prepare_request(prompt, arguments)
@@ -175,12 +186,12 @@ class VisionLanguagePipeline(MMSpecPipeline):
         generation_config: GenerationConfig | None = None,
         **reading: Any,
     ) -> Call:
-        """Check all arguments of a call and tokenise; nothing heavy has happened when this raises."""
+        """Check all arguments of a call and tokenise, without running the model."""
         defaults = self.model.generation_config
         guidance = getattr(defaults, "guidance_scale", None)
         family = family_of(self.model.config)
         if guidance is not None and family is not None and family.draws:
-            defaults = copy.copy(defaults)  # that of Janus, which draws as well, guides its images
+            defaults = copy.copy(defaults)  # in Janus' config, the guidance scale applies to images
             defaults.guidance_scale = None
         settings = GenerationSettings.from_keywords(defaults, keywords, generation_config)
         reading |= {
@@ -213,10 +224,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
         prompted = [row for request in requests for row in (request.inputs, request.negative_inputs) if row]
         lengths = [inputs["input_ids"].shape[1] for inputs in prompted]
         if 0 in lengths:
-            raise InputError("prompt", "", "at least one token; give it some text")
+            raise InputError("prompt", "", "must have at least one token; add some text")
         config = self.model.config.get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None)
-        positions = None if positions == -1 else positions  # XLNet, which has no last one
+        positions = None if positions == -1 else positions  # XLNet has no limit
         self.accelerator.check(sampler)
         tokens = [request.prompt_tokens for request in requests]
         longest = max(map(len, tokens), default=0)
@@ -226,7 +237,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         sampler, stopping = with_processors(settings, sampler, stopping, *where)
         check_reach(self.model, lengths, stopping.max_new_tokens)
         seeds = read_seeds(settings.seed, settings.generator, (len(requests),))
-        if seeds is None:  # as transformers, which draws no number where nothing is sampled
+        if seeds is None:  # as in transformers, greedy decoding draws no random number
             seeds = 0 if sampler.greedy else draw_seed()
         random = RandomStream.from_seed(seeds, len(requests), self.device)
         return self.accelerator.call(self.target, sampler, requests, stopping, random)
@@ -244,17 +255,17 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return self._prepare(["a"] * rows, {"max_new_tokens": 64, "seed": 0}, apply_chat_template=templated)
 
     def _check_media(self, images: object, videos: object) -> None:
-        """Raise InputError for images or videos that this model does not take."""
+        """Raise InputError for images or videos if the model does not accept them."""
         for kind, given in (("image", images), ("video", videos)):
             taken = getattr(self.processor, f"{kind}_processor", None) is not None
             if not taken and holds_media(given):
-                allowed = f"none: {type(self.model).__name__} does not take {kind}s"
-                raise InputError(f"{kind}s", f"{kind}s", allowed)
+                rule = f"must be None; {type(self.model).__name__} does not accept {kind}s"
+                raise InputError(f"{kind}s", f"{kind}s", rule)
 
     def _encode(
         self, prompt: Prompt, processor: Processor, variables: Mapping[str, object]
     ) -> dict[str, Tensor]:
-        """Encode one row as tensors of batch size 1, on the model's device and of its dtype."""
+        """Encode one row as tensors of batch size 1, with floats of the model's dtype."""
         tokenizer = tokenizer_of(processor)
         text = apply_template(prompt, processor, tokenizer, variables)
         is_text = processor is tokenizer
@@ -273,7 +284,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 "video_metadata": [video.metadata for video in prompt.videos],
                 "do_sample_frames": False,
             }
-        # nested, one list for the one row: some processors tile an image only if it is alone in its row
+        # a nested list, since some processors tile an image only if it is alone in its row
         images = [prompt.images] if prompt.images else None
         encoded: BatchFeature = processor(text=[text], images=images, **arguments)
         return {
@@ -283,7 +294,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         }
 
     def _filler(self) -> int:
-        """The token that pads a batch, where callbacks see all rows at once."""
+        """Return the padding token for callbacks that see all rows of a batch."""
         known = (self.model.generation_config, self.tokenizer)
         ids = [getattr(one, f"{kind}_token_id", None) for kind in ("pad", "eos") for one in known]
         found = next((one for one in ids if one is not None), 0)
@@ -292,11 +303,13 @@ class VisionLanguagePipeline(MMSpecPipeline):
     def _draft_inputs(
         self, prompt: Prompt, inputs: Mapping[str, Tensor], variables: Mapping[str, object]
     ) -> dict[str, Tensor] | None:
-        """Inputs of a draft model: its own view of the prompt, or the text alone if it takes no images."""
+        """Return the inputs of a draft model: from its own processor, or the text alone if it reads text."""
         if self.accelerator.drafter.reader is None or self.draft_processor is None:
             return None
         if hasattr(self.draft_processor, "tokenizer"):
-            read = template_variables(self.draft_processor) if variables else set()  # it parses the template
+            read = (
+                template_variables(self.draft_processor) if variables else set()
+            )  # parsing the template takes time
             own = {name: value for name, value in variables.items() if name in read}
             return self._encode(prompt, read_sized(self.draft_processor, prompt.sizes), own)
         tokens = inputs["input_ids"]
@@ -306,7 +319,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return {"input_ids": tokens[seen][None]}
 
     def _placeholders(self) -> dict[str, str]:
-        """Placeholder token of each kind, "image" and "video", that has one in this model."""
+        """Return the model's placeholder tokens by kind, "image" and "video"."""
         found = {}
         for kind in ("image", "video"):
             index = getattr(self.model.config, f"{kind}_token_id", None)
@@ -317,12 +330,12 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
 
 def holds_media(given: object) -> bool:
-    """True if the argument holds media: it is not None, nor lists of nothing and None."""
+    """Whether an argument contains media, and not only None and empty lists."""
     return any(map(holds_media, given)) if isinstance(given, list | tuple) else given is not None
 
 
 def text_output(call: Call, tokenizer: Processor) -> TextOutput:
-    """Make the output of the text that a call has decoded so far."""
+    """Return the output of the text that a call has decoded so far."""
     canvas, tokens = call.canvas, call.canvas.outputs()
     unfinished = ["interrupted" if one.max_new_tokens else "length" for one in canvas.stopping]
     reasons = [reason or other for reason, other in zip(canvas.finish_reasons, unfinished, strict=True)]

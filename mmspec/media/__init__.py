@@ -1,8 +1,17 @@
-"""Load images and videos from anywhere, within limits, with one exception class; imports no torch."""
+"""Image and video loading from files, bytes, arrays and URLs, within limits; does not import torch."""
 
 from mmspec.media.fetch import fetch
-from mmspec.media.images import load_image, load_images
+from mmspec.media.images import image_grid, load_image, load_images
 from mmspec.media.limits import DEFAULT_LIMITS, MediaLimits
 from mmspec.media.video import Video, load_video
 
-__all__ = ["DEFAULT_LIMITS", "MediaLimits", "Video", "fetch", "load_image", "load_images", "load_video"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "MediaLimits",
+    "Video",
+    "fetch",
+    "image_grid",
+    "load_image",
+    "load_images",
+    "load_video",
+]

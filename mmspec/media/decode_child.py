@@ -1,10 +1,10 @@
-"""Program that decodes a video in a process of its own, so that a bad file can only kill that process.
+"""Program that decodes a video with PyAV in its own process, so that a bad file can only kill that process.
 
-Knows PyAV and the pipe to its parent, and no limits but those of the process; imports
-nothing of mmspec, so that it starts fast. Conversation, numbers in the machine's byte order:
+It imports nothing from mmspec, so that it starts fast, and applies only the limits of the process. Protocol,
+with numbers in the machine's byte order:
 
-    parent: the file's bytes (their count stands in argv)
-    child:  one line of JSON, {"width", "height", "total"} or {"refused": why}
+    parent: the bytes of the file (their number is in argv)
+    child:  one line of JSON, {"width", "height", "total"} or {"refused": rule}
     child:  float64 timestamps [total]
     parent: one line of JSON: indices of the wanted frames, in ascending order
     child:  uint8 frames [height, width, 3], one after the other
@@ -22,24 +22,24 @@ from typing import Any
 import numpy as np
 
 Matrix = tuple[float, float, float, float]
-"""(a, b, c, d) of a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y), but for a shift."""
+"""(a, b, c, d) of a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y), up to a shift."""
 IDENTITY: Matrix = (1, 0, 0, 1)
-ONE = 1 << 16  # of the fixed-point numbers of a display matrix
-NO_STREAM = "no video stream was found in it: it has none, or is cut short"
+ONE = 1 << 16  # the fixed-point 1 of a display matrix
+NO_STREAM = "must contain a video stream; it has none or is truncated"
 
 
 class Refused(Exception):
-    """Error: the file is intact, but not a video that we can give frames of."""
+    """The file is intact but has no frames; the message is the rule of the parent's error."""
 
 
 class PyAVReader:
-    """Read frames by PyAV: one pass over the packets for the times, then seeks to key frames.
+    """PyAV reader: one pass over the packets for the timestamps, then seeks to key frames.
 
-    Transparent places of a GIF, whose colour FFmpeg says is white, become white.
+    Transparent pixels of a GIF become white, the colour that FFmpeg reports for them.
 
     Attributes:
-        timestamps: float64 [total], seconds at which each frame is shown, in ascending order.
-        width, height: of a frame as shown, turned and mirrored.
+        timestamps: float64 [total], ascending times in seconds at which the frames are shown.
+        width, height: size of a frame as shown, after rotation and mirroring.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -50,13 +50,13 @@ class PyAVReader:
             raise Refused(NO_STREAM)
         self.stream: Any = self.container.streams.video[0]
         packets = [
-            (packet.pts, packet.is_keyframe, packet.is_discard)  # by an edit list
+            (packet.pts, packet.is_keyframe, packet.is_discard)  # discarded by an edit list
             for packet in self.container.demux(self.stream)
             if packet.pts is not None
         ]
         self.pts = sorted(pts for pts, _, is_discarded in packets if not is_discarded)
         if not self.pts or self.stream.time_base is None:
-            raise Refused("there are no frames in it")
+            raise Refused("must contain frames")
         self.key_pts = sorted(pts for pts, is_key, _ in packets if is_key)
         self.timestamps = np.array(self.pts) * float(self.stream.time_base)
         self.container.seek(self.pts[0], stream=self.stream)
@@ -72,7 +72,7 @@ class PyAVReader:
 
     def frames(self, indices: list[int]) -> Iterator[np.ndarray]:
         """Yield uint8 [height, width, 3] for ascending indices."""
-        last = None  # pts of the frame decoded last
+        last = None  # pts of the last decoded frame
         for index in indices:
             wanted = self.pts[index]
             key = max((pts for pts in self.key_pts if pts <= wanted), default=self.pts[0])
@@ -82,13 +82,13 @@ class PyAVReader:
             while last is None or last < wanted:
                 frame = next(decoded)
                 last = frame.pts
-            # A stream may change its size on the way; all frames are given in the size of the first.
+            # A stream may change its size; all frames are scaled to the size of the first.
             image = frame.to_ndarray(format="rgb24", width=self.stored_width, height=self.stored_height)
             yield upright(image, self.matrix)
 
 
 def upright(frame: np.ndarray, matrix: Matrix) -> np.ndarray:
-    """Turn and mirror a frame [H, W, 3] as FFmpeg does: by the nearest of the eight ways to lay it."""
+    """Rotate and mirror a frame [H, W, 3] as FFmpeg does, by the nearest of the eight orientations."""
     a, b, c, d = matrix
     if is_lying(matrix):
         frame, a, d = frame.swapaxes(0, 1), c, b
@@ -96,21 +96,21 @@ def upright(frame: np.ndarray, matrix: Matrix) -> np.ndarray:
 
 
 def is_lying(matrix: Matrix) -> bool:
-    """True where rows are shown as columns."""
+    """Whether a display matrix shows rows as columns."""
     a, b, c, d = matrix
     return abs(b) + abs(c) > abs(a) + abs(d)
 
 
 def limit_process(seconds: int, memory_bytes: int) -> None:
-    """Bound what this process may take, where the system can: not on Windows, not the memory on macOS."""
+    """Limit time and memory of this process; not on Windows, and not the memory on macOS."""
     try:
         import resource
     except ImportError:
         return
     bounds = {
-        resource.RLIMIT_CPU: seconds + 1,  # a child whose parent was killed must end too
+        resource.RLIMIT_CPU: seconds + 1,  # also ends a child whose parent was killed
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,  # nothing to write but the pipe
+        resource.RLIMIT_FSIZE: 0,  # it writes to the pipe alone
     }
     if sys.platform != "darwin":
         bounds[resource.RLIMIT_AS] = memory_bytes
@@ -119,10 +119,10 @@ def limit_process(seconds: int, memory_bytes: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Decode a video for the parent, by the exchange described above."""
+    """Decode a video for the parent, by the protocol above."""
     size, seconds, memory_bytes = map(int, arguments)
     limit_process(seconds, memory_bytes)
-    # Libraries print to stdout and stderr from C; only this copy of stdout reaches the parent.
+    # C libraries print to stdout and stderr; only this copy of stdout reaches the parent.
     out: Any = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -1,8 +1,8 @@
-"""Download an image or video from a public address, with every known way to abuse that closed.
+"""Downloads of images and videos from public addresses, protected against server-side request forgery.
 
-The name is resolved once, every answer must be a public address, and the connection goes to that very
-address: a second lookup, a redirect or a proxy could point elsewhere (vLLM CVE-2025-6242, CVE-2026-24779,
-CVE-2026-25960). Proxy settings of the environment are therefore not used.
+The host name is resolved once, every resolved address must be public, and the connection uses that address: a
+second lookup, a redirect or a proxy could lead elsewhere (vLLM CVE-2025-6242, CVE-2026-24779, CVE-2026-25960).
+Proxy settings of the environment are therefore ignored.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mmspec.media.limits import DEFAULT_LIMITS, Described, MediaLimits
 
 __all__ = ["fetch"]
 
-_ALLOWED = "pass an https:// or http:// URL of a public server"
+_RULE = "must be an https:// or http:// URL of a public server"
 _PORTS = {"https": 443, "http": 80}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# What `ipaddress` calls global and is not: the metadata service of Azure, and ranges that only later Pythons
-# know.
+# Not public although `ipaddress` calls them global: Azure's metadata service, and ranges that only later
+# versions of Python know.
 _NOT_PUBLIC = [
     ipaddress.ip_network(network)
     for network in (
@@ -39,21 +39,22 @@ _CHUNK = 2**16
 
 
 def fetch(url: str, *, argument: str = "url", limits: MediaLimits = DEFAULT_LIMITS) -> bytes:
-    """Download the body that a public http(s) URL answers with.
+    """Download the body of a public http(s) URL.
 
     Args:
-        url: an absolute URL in ASCII (international names in their xn-- form), without user name or password.
-        argument: the argument that errors name.
-        limits: `max_fetch_bytes`, `connect_timeout_s` and `fetch_timeout_s` apply.
+        url: absolute ASCII URL (international names in their xn-- form), without user name or password.
+        argument: name of the argument in error messages.
+        limits: limits; `max_fetch_bytes`, `connect_timeout_s` and `fetch_timeout_s` apply.
 
     Raises:
-        MediaError: another scheme, an address that is not public, a redirect or another status than 200, a
-            compressed or oversized or incomplete body, a limit of time, or `HF_HUB_OFFLINE=1` in the
-            environment.
+        MediaError: the scheme is not http(s), an address is not public, the status is not 200 (redirects are
+            not followed), the body is compressed, too large or incomplete, a timeout expired, or
+            `HF_HUB_OFFLINE=1` is set.
     """
     parts = _parse(url, argument)
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-        raise MediaError(argument, url, "HF_HUB_OFFLINE forbids downloads; unset it, or pass a local file")
+        rule = "cannot be downloaded while HF_HUB_OFFLINE is set; unset it, or pass a local file"
+        raise MediaError(argument, url, rule)
     deadline = time.monotonic() + limits.fetch_timeout_s
     try:
         with (
@@ -65,38 +66,40 @@ def fetch(url: str, *, argument: str = "url", limits: MediaLimits = DEFAULT_LIMI
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
         if time.monotonic() < deadline:
-            raise MediaError(argument, url, f"the download failed ({type(error).__name__})") from error
+            raise MediaError(argument, url, f"cannot be downloaded ({type(error).__name__})") from error
         body = b""
-    # Asked also when reading ended quietly, since cutting off looks like the end of a body.
+    # Checked after a successful read too: shutting the connection looks like the end of a body.
     if time.monotonic() >= deadline:
-        raise MediaError(argument, url, limits.allows("fetch_timeout_s", "seconds for a download"))
+        rule = limits.rule("fetch_timeout_s", "must be downloaded within at most {} seconds")
+        raise MediaError(argument, url, rule)
     return body
 
 
 def _parse(url: str, argument: str) -> urllib.parse.SplitResult:
-    # urlsplit drops tabs and line breaks, and browsers read a backslash as a slash: what looks different to
-    # two parsers is refused before there is a second one.
+    # urlsplit drops tabs and line breaks, and browsers read a backslash as a slash; URLs that two parsers
+    # could read differently are refused
     if len(url) > 8000 or not url.isascii() or any(char <= " " or char in "\\\x7f" for char in url):
-        allowed = "a URL has up to 8,000 ASCII characters, without spaces or backslashes"
-        raise MediaError(argument, url, allowed)
+        rule = "must be a URL of up to 8,000 ASCII characters, without spaces or backslashes"
+        raise MediaError(argument, url, rule)
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise MediaError(argument, url, "this is not a valid URL") from error
+        raise MediaError(argument, url, "must be a valid URL") from error
     if parts.scheme not in _PORTS:
-        raise MediaError(argument, url, _ALLOWED)
+        raise MediaError(argument, url, _RULE)
     if "@" in parts.netloc:
-        raise MediaError(argument, Described("a URL with a user name or password"), "pass a URL without them")
+        got = Described("a URL with a user name or password")
+        raise MediaError(argument, got, "must be a URL without user name and password")
     if not parts.hostname or port == 0:
-        raise MediaError(argument, url, f"the server is missing; {_ALLOWED}")
+        raise MediaError(argument, url, f"{_RULE}; its server is missing")
     return parts
 
 
 def _is_public(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        # Addresses that carry an IPv4 address reach that one.
+        # Addresses that embed an IPv4 address lead to it.
         embedded = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
         if ip in _NAT64:
             embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
@@ -109,12 +112,11 @@ def _connect(
     parts: urllib.parse.SplitResult, argument: str, limits: MediaLimits, deadline: float
 ) -> socket.socket:
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
-    # The system's resolver also reads 2130706433, 0177.1 and 0x7f.1, so the filter sees what would be
-    # connected to.
+    # The system's resolver also accepts 2130706433, 0177.1 and 0x7f.1; the filter sees the resolved address.
     answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for *_, address in answers:
         if not _is_public(str(address[0])):
-            raise MediaError(argument, parts.geturl(), f"its server is at a private address; {_ALLOWED}")
+            raise MediaError(argument, parts.geturl(), f"{_RULE}; its server has a private address")
     failure: OSError = OSError("no address")
     for family, kind, protocol, _, address in answers:
         if time.monotonic() >= deadline:
@@ -130,15 +132,15 @@ def _connect(
             sock.close()
             failure = error
     if isinstance(failure, TimeoutError):
-        allowed = limits.allows("connect_timeout_s", "seconds to connect")
-        raise MediaError(argument, parts.geturl(), allowed) from failure
+        rule = limits.rule("connect_timeout_s", "must accept a connection within at most {} seconds")
+        raise MediaError(argument, parts.geturl(), rule) from failure
     raise failure
 
 
 @contextlib.contextmanager
 def _cut_off(sock: socket.socket, deadline: float) -> Iterator[None]:
-    """Shut the connection at the deadline; a timeout of the socket would start anew with every byte."""
-    # a TLS socket must not be shut from another thread
+    """Shut the connection at the deadline; the timeout of a socket restarts with every byte."""
+    # a TLS socket must not be shut from another thread, but a duplicate of the plain socket may
     same = socket.fromfd(sock.fileno(), sock.family, sock.type)
 
     def shut() -> None:
@@ -159,10 +161,10 @@ def _cut_off(sock: socket.socket, deadline: float) -> Iterator[None]:
 def _request(
     sock: socket.socket, parts: urllib.parse.SplitResult, argument: str, limits: MediaLimits
 ) -> bytes:
-    url, allowed = parts.geturl(), limits.allows("max_fetch_bytes", "bytes")
+    url, rule = parts.geturl(), limits.rule("max_fetch_bytes", "must have a body of at most {} bytes")
     sock.settimeout(limits.fetch_timeout_s)
     connection = http.client.HTTPConnection(parts.hostname or "")
-    connection.sock = sock  # already connected: http.client resolves nothing itself
+    connection.sock = sock  # already connected, so that http.client resolves nothing
     target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
     headers = {
         "Host": parts.netloc,
@@ -173,20 +175,21 @@ def _request(
     connection.request("GET", target, headers=headers)  # http.client adds Accept-Encoding: identity
     with connection.getresponse() as response:
         if 300 <= response.status < 400:
-            allowed = f"status {response.status}: redirects are not followed; pass the final URL"
-            raise MediaError(argument, url, allowed)
+            rule = f"must be the final URL; redirects (status {response.status}) are not followed"
+            raise MediaError(argument, url, rule)
         if response.status != 200:
-            raise MediaError(argument, url, f"the server answered with status {response.status}")
+            raise MediaError(argument, url, f"cannot be downloaded; the server sent status {response.status}")
         if response.getheader("Content-Encoding", "identity").lower() != "identity":
-            raise MediaError(argument, url, "the server sent a compressed body, which is not unpacked")
+            raise MediaError(argument, url, "must have a body without compression")
         promised = response.length
         if promised is not None and promised > limits.max_fetch_bytes:
-            raise MediaError(argument, Described(f"a body of {promised:,} bytes"), allowed)
+            raise MediaError(argument, Described(f"a body of {promised:,} bytes"), rule)
         body = bytearray()
         while chunk := response.read1(_CHUNK):
             body += chunk
             if len(body) > limits.max_fetch_bytes:
-                raise MediaError(argument, Described(f"a body of {len(body):,} bytes or more"), allowed)
+                raise MediaError(argument, Described(f"a body of {len(body):,} bytes or more"), rule)
     if promised is not None and len(body) != promised:
-        raise MediaError(argument, url, f"the body ended after {len(body):,} of {promised:,} bytes")
+        got = f"was downloaded incompletely; the body ended after {len(body):,} of {promised:,} bytes"
+        raise MediaError(argument, url, got)
     return bytes(body)

@@ -1,8 +1,7 @@
-"""Load images of every usual kind as RGB images, refuse too large ones by their headers, encode images.
+"""Loading of images as RGB, within size limits; encoding of images; image grids.
 
-Knows five file formats and no others; transparent places become white, EXIF rotation is applied. Embedded
-colour profiles are ignored, and CMYK is converted by Pillow's plain formula, as every processor of
-transformers expects.
+Five file formats are supported. Transparent pixels become white, and EXIF rotation is applied. Embedded colour
+profiles are ignored, and CMYK is converted by Pillow's plain formula, as transformers' processors expect.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import math
 import struct
 import threading
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +25,21 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from mmspec.errors import MediaError
+from mmspec.errors import InputError, MediaError
 from mmspec.media.limits import DEFAULT_LIMITS, Described, MediaLimits, check_size
 from mmspec.media.pixels import is_array, scale_16_bit, to_pixels
 from mmspec.media.source import file_format, read_source
+from mmspec.validation import is_integer
 
 __all__ = [
     "data_url",
     "encode_image",
+    "image_grid",
     "load_image",
     "load_images",
 ]
 
-# Opened by class, not by Image.open: no other parser can be reached, and no size is judged but by our limit.
+# Opened by class, not by Image.open, so that no other parser runs and only our own size limit applies.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "JPEG": JpegImageFile,
     "PNG": PngImageFile,
@@ -46,35 +48,35 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "BMP": BmpImageFile,
 }
 
-# What Pillow raises on damaged files and closed images: its parsers index and unpack without checking.
+# Errors of Pillow on damaged files and closed images; its parsers index and unpack without checks.
 _DAMAGED = (
     *(OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError),
     *(EOFError, OverflowError, MemoryError, RuntimeError, struct.error, zlib.error),
     Image.DecompressionBombError,
 )
 
-MOST_NAME = 255  # characters of a file's name
+MOST_NAME = 255  # maximum length of a file name
 _WARNINGS_LOCK = threading.Lock()
 
 
 def load_image(
     source: object, *, argument: str = "images", limits: MediaLimits = DEFAULT_LIMITS
 ) -> Image.Image:
-    """Load one image.
+    """Load one image as RGB.
 
     Args:
         source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of a JPEG, PNG,
-            WEBP, GIF or BMP file, or a dict of one of these (`mmspec.media.source.read_source`); or a PIL
-            image; or a numpy array or torch tensor (layouts and value ranges: `mmspec.media.pixels`). Of an
-            animated file the first frame is taken, of an animated PIL image the current one.
-        argument: the argument that errors name.
-        limits: the limits to keep.
+            WEBP, GIF or BMP file, or a dict with one of these (`mmspec.media.source.read_source`); or a PIL
+            image; or a numpy array or torch tensor (see `mmspec.media.pixels` for layouts and value ranges).
+            The first frame of an animated file and the current frame of an animated PIL image are used.
+        argument: name of the argument in error messages.
+        limits: limits on the size of the image.
 
     Returns:
-        An RGB image in memory that shares nothing with `source` and carries no metadata.
+        An RGB image in memory, without metadata, that shares no data with `source`.
 
     Raises:
-        MediaError: unreadable, damaged, cut short, another format, or over a limit.
+        MediaError: the image is unreadable, damaged, truncated, of an unsupported format, or exceeds a limit.
 
     Example:
         >>> import numpy as np
@@ -90,16 +92,16 @@ def load_image(
     name = file_format(data)
     file = _file_name(source, argument)
     if name not in _PLUGINS:
-        allowed = f"allowed are {', '.join(_PLUGINS)} files"
-        raise MediaError(argument, Described(f"{name} data{file}"), allowed)
-    if name == "WEBP":  # its decoder allocates the canvas while it reads the header
+        rule = f"must be a file in one of the formats {', '.join(_PLUGINS)}"
+        raise MediaError(argument, Described(f"{name} data{file}"), rule)
+    if name == "WEBP":  # its decoder allocates the canvas when it reads the header
         width, height = _webp_size(data)
         check_size(width, height, "a WEBP image", argument=argument, limits=limits)
     try:
         with _quietly():
             image = _PLUGINS[name](io.BytesIO(data))
     except _DAMAGED as error:
-        raise MediaError(argument, Described(f"a {name} file{file}"), "its header is damaged") from error
+        raise MediaError(argument, Described(f"a {name} file{file}"), "has a damaged header") from error
     with image:
         return _to_rgb(image, f"a {name} image", argument, limits, file)
 
@@ -107,22 +109,22 @@ def load_image(
 def load_images(
     sources: object, *, argument: str = "images", limits: MediaLimits = DEFAULT_LIMITS
 ) -> list[Image.Image]:
-    """Load a list or tuple of what `load_image` takes, or one of these alone.
+    """Load one image or a list of images; see `load_image`.
 
     Raises:
-        MediaError: an empty list, or what `load_image` raises, with the place in the list (`images[2]`).
+        MediaError: the list is empty, or an image cannot be loaded; the message has its index (`images[2]`).
     """
     if not isinstance(sources, list | tuple):
         return [load_image(sources, argument=argument, limits=limits)]
     if not sources:
-        raise MediaError(argument, sources, "pass at least one image")
+        raise MediaError(argument, sources, "must have at least one image")
     return [
         load_image(source, argument=f"{argument}[{i}]", limits=limits) for i, source in enumerate(sources)
     ]
 
 
 def _file_name(source: object, argument: str) -> str:
-    """The name of a file, in parentheses, for messages that have not said it yet; "" for other sources."""
+    """Return the name of a file in parentheses, unless the argument contains it; "" for other sources."""
     if not isinstance(source, str | Path) or str(source)[:5].lower() == "data:" or str(source) in argument:
         return ""
     name = Path(source).name
@@ -145,8 +147,8 @@ def _to_rgb(image: Image.Image, what: str, argument: str, limits: MediaLimits, f
     except MediaError:
         raise
     except _DAMAGED as error:
-        raise MediaError(argument, Described(what + file), "it is damaged, cut short or closed") from error
-    image.info = {}  # an orientation left here would be applied a second time by the next library
+        raise MediaError(argument, Described(what + file), "is damaged, truncated or closed") from error
+    image.info = {}  # another library would apply an orientation left here a second time
     return image
 
 
@@ -154,15 +156,15 @@ def _turned(image: Image.Image) -> Image.Image:
     try:
         with _quietly():
             return ImageOps.exif_transpose(image)
-    except _DAMAGED:  # damaged EXIF data are no reason to refuse an intact image
+    except _DAMAGED:  # damaged EXIF data, but an intact image
         return image
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep Pillow's remarks about damaged metadata away from stderr, and from `-W error`.
+    """Suppress Pillow's warnings about damaged metadata, also with `-W error`.
 
-    The filters of `warnings` belong to the process: two threads in here at once could restore each other's.
+    The lock is needed because warning filters are global: two threads could restore each other's filters.
     """
     with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -170,7 +172,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """Read width and height of the canvas from the first chunk; (0, 0) where its kind is not known."""
+    """Read width and height of the canvas from the first chunk; (0, 0) if its type is unknown."""
     chunk = data[12:16]
     if len(data) < 30:
         return 0, 0
@@ -184,13 +186,46 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     return 0, 0
 
 
+def image_grid(images: Sequence[Image.Image], columns: int | None = None) -> Image.Image:
+    """Arrange images in a grid, row by row, as one RGB image for display.
+
+    Args:
+        images: PIL images, such as `output.images`. Cells have the size of the largest width and height.
+        columns: number of columns; None makes the grid as square as possible.
+
+    Returns:
+        The grid, white where a cell is empty or larger than its image.
+
+    Raises:
+        InputError: `images` is not a list of at least one PIL image, or `columns` is not a positive integer.
+
+    Example:
+        >>> image_grid([Image.new("RGB", (8, 4)) for _ in range(5)]).size
+        (24, 8)
+    """
+    if not isinstance(images, list | tuple) or not images:
+        raise InputError("images", images, "must be a list of at least one PIL image")
+    for index, image in enumerate(images):
+        if not isinstance(image, Image.Image):
+            raise InputError(f"images[{index}]", image, "must be a PIL image")
+    if columns is not None and (not is_integer(columns) or columns < 1):
+        raise InputError("columns", columns, "must be a positive integer, or None")
+    columns = math.ceil(math.sqrt(len(images))) if columns is None else min(columns, len(images))
+    width, height = max(image.width for image in images), max(image.height for image in images)
+    grid = Image.new("RGB", (columns * width, math.ceil(len(images) / columns) * height), "white")
+    for index, image in enumerate(images):
+        row, column = divmod(index, columns)
+        grid.paste(image.convert("RGB"), (column * width, row * height))
+    return grid
+
+
 def data_url(image: Image.Image, kind: str = "PNG", **options: object) -> str:
-    """Encode an image as a `data:` URL; arguments as of `encode_image`."""
+    """Encode an image as a `data:` URL; the arguments are those of `encode_image`."""
     return f"data:image/{kind.lower()};base64,{encode_image(image, kind, **options)}"
 
 
 def encode_image(image: Image.Image, kind: str = "PNG", **options: object) -> str:
-    """Encode an image as the base64 of a file of Pillow's format `kind`; options are of its `save`."""
+    """Encode an image as a base64 file in Pillow's format `kind`; options are passed to Pillow's `save`."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return base64.b64encode(file.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""Limits of images, videos and downloads, and the words of a refusal."""
+"""Limits on images, videos and downloads, and their error messages."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ __all__ = ["DEFAULT_LIMITS", "Described", "MediaLimits", "check_size"]
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """Limits that every function of `mmspec.media` keeps; each refusal names the field to raise.
+    """Limits on the size of images, videos and downloads.
 
-    The defaults bound the memory for one image by about 0.4 GB and refuse every known decompression bomb
-    from its header alone. `dataclasses.replace(limits, max_pixels=...)` changes one of them.
+    Every function of `mmspec.media` checks them, and an error names the field to raise. With the defaults, one
+    image takes at most about 0.4 GB of memory, and every known decompression bomb is refused from its header.
+    `dataclasses.replace(limits, max_pixels=...)` changes one limit.
 
     Args:
-        max_bytes: size of one image as a file, as bytes or in a `data:` URL.
-        max_pixels: width x height of one image or of one video frame (2**25: 100 MB as RGB).
-        max_aspect: long side over short side; the image processors of Qwen-VL refuse more than 200.
-        max_video_bytes: size of one video as a file or as bytes.
-        max_video_seconds: length of one video.
-        max_frames: frames taken from one video.
-        max_video_pixels: frames taken x width x height (2**28: 805 MB as RGB).
-        max_fetch_bytes: bytes read from one URL.
-        connect_timeout_s: seconds to connect to a server, and again for the TLS handshake.
-        fetch_timeout_s: seconds for one URL, name lookup and body included (the lookup itself cannot be
-            interrupted).
+        max_bytes: bytes of one image as a file, in memory or in a `data:` URL.
+        max_pixels: width x height of one image or video frame (2**25: 100 MB as RGB).
+        max_aspect: ratio of the long side to the short side; Qwen-VL's image processors refuse more than 200.
+        max_video_bytes: bytes of one video.
+        max_video_seconds: duration of one video in seconds.
+        max_frames: number of frames sampled from one video.
+        max_video_pixels: sampled frames x width x height (2**28: 805 MB as RGB).
+        max_fetch_bytes: bytes downloaded from one URL.
+        connect_timeout_s: seconds for connecting to a server, and again for the TLS handshake.
+        fetch_timeout_s: seconds for one URL, including name lookup (which cannot be interrupted) and body.
         decode_timeout_s: seconds after which the process that decodes a video is killed.
-        decode_memory_bytes: address space of that process; the decoding library alone takes about 250 MB of
-            it.
+        decode_memory_bytes: address space of that process in bytes; the decoding library alone takes about
+            250 MB.
 
     Raises:
-        MediaError: a limit that is not a positive number.
+        MediaError: a limit is not a positive number.
     """
 
     max_bytes: int = 20_000_000
@@ -55,18 +55,18 @@ class MediaLimits:
         for field in fields(self):
             value = getattr(self, field.name)
             if not is_number(value) or not 0 < value < math.inf:
-                raise MediaError(field.name, value, "a limit is a finite number above 0")
+                raise MediaError(field.name, value, "must be a finite number above 0")
 
-    def allows(self, name: str, unit: str) -> str:
-        """Say what is allowed, and how to allow more: the `allowed` phrase of a `MediaError`."""
-        return f"at most {getattr(self, name):,} {unit}; MediaLimits({name}=...) raises this limit"
+    def rule(self, name: str, text: str) -> str:
+        """Complete the rule of a `MediaError` with the value of a limit at "{}", and with how to raise it."""
+        return f"{text.format(f'{getattr(self, name):,}')}; MediaLimits({name}=...) raises this limit"
 
 
 DEFAULT_LIMITS = MediaLimits()
 
 
 class Described:
-    """Description of a received value, for messages that should not echo it: its `repr` is the text."""
+    """Description of a received value for error messages; its `repr` is the text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -76,21 +76,21 @@ class Described:
 
 
 def check_size(width: int, height: int, what: str, *, argument: str, limits: MediaLimits) -> None:
-    """Refuse an image by its size in pixels and its aspect ratio, before anything is decoded.
+    """Check the size and the aspect ratio of an image before it is decoded.
 
     Args:
-        width, height: columns and rows.
-        what: what has this size, with its article ("a PNG image").
-        argument: the argument that the error names.
-        limits: `max_pixels` and `max_aspect` apply.
+        width, height: size in pixels.
+        what: description of the image with its article ("a PNG image").
+        argument: name of the argument in error messages.
+        limits: limits; `max_pixels` and `max_aspect` apply.
 
     Raises:
-        MediaError: no pixels, or more than a limit allows.
+        MediaError: the image has no pixels or exceeds a limit.
     """
     size = Described(f"{what} of {width:,} x {height:,} pixels")
     if width < 1 or height < 1:
-        raise MediaError(argument, size, "width and height are at least 1")
+        raise MediaError(argument, size, "must be at least 1 pixel wide and high")
     if max(width, height) > limits.max_aspect * min(width, height):
-        raise MediaError(argument, size, limits.allows("max_aspect", "times as long as it is short"))
+        raise MediaError(argument, size, limits.rule("max_aspect", "must have an aspect ratio of at most {}"))
     if width * height > limits.max_pixels:
-        raise MediaError(argument, size, limits.allows("max_pixels", "pixels"))
+        raise MediaError(argument, size, limits.rule("max_pixels", "must have at most {} pixels"))

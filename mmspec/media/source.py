@@ -1,4 +1,4 @@
-"""Read a path, base64, `data:` URL or address as bytes, without blocking and never more than is allowed."""
+"""Reading of paths, base64, `data:` URLs and http(s) URLs as bytes, within size limits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mmspec.media.limits import Described, MediaLimits
 
 __all__ = ["file_format", "read_source"]
 
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")  # two letters at least: C:// is a drive
-_ACCEPTED = "pass a path, bytes, base64, a data: URL or an https:// URL"
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")  # two letters at least, since C:// is a drive
+_ACCEPTED = "must be a path, bytes, base64, a data: URL or an https:// URL"
 _PIXELS = {"image": "a PIL image, array or tensor", "video": "a list or array of frames"}
 
-# Name -> first bytes. Formats that we refuse are here too, so that a refusal can say what the file really is.
+# Name -> first bytes. Unsupported formats are listed for error messages.
 _SIGNATURES = {
     "JPEG": (b"\xff\xd8\xff",),
     "PNG": (b"\x89PNG\r\n\x1a\n",),
@@ -46,15 +46,15 @@ _SIGNATURES = {
 }
 _RIFF_FORMATS = {b"WEBP": "WEBP", b"AVI ": "AVI", b"WAVE": "WAV"}
 _STILL_BRANDS = {b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"}
-# Files that bare base64 may hold; the first characters must show one of them.
+# Formats of bare base64, recognised by its first characters.
 _MEDIA = {"JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "HEIC or AVIF", "MP4", "Matroska or WebM", "AVI"}
-_HEAD = 24  # characters of base64 that show a format: 18 bytes
-SPARE = 1000  # characters of base64 for line breaks; the decoded size is compared exactly later
-_KEYS = ("bytes", "base64", "path", "url")  # of a dict, in the order in which they are taken
+_HEAD = 24  # characters of base64 (18 bytes) that identify a format
+SPARE = 1000  # characters of base64 for line breaks; the decoded size is checked exactly later
+_KEYS = ("bytes", "base64", "path", "url")  # keys of a dict, in order of precedence
 
 
 def file_format(data: bytes) -> str:
-    """Name the format of a file by its first bytes ("PNG", "HTML", "MP4", "text", "unknown", ...)."""
+    """Return the format of a file from its first bytes ("PNG", "HTML", "MP4", "text", "unknown", ...)."""
     for name, signatures in _SIGNATURES.items():
         if data.startswith(signatures):
             return name
@@ -78,16 +78,16 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
 
     Args:
         source: a path (str or Path), bytes, a `BytesIO`, a `data:` URL, an http(s) URL, or base64 text; or a
-            dict with one of these under "path", "bytes", "url" or "base64". A string is the path of a file
-            if there is such a file, and else base64 if it begins as an image or a video does.
-        argument, limits: as of `load_image`.
-        max_bytes: the field of `limits` that bounds the size: "max_bytes" or "max_video_bytes".
+            dict with one of these under "path", "bytes", "url" or "base64". A string is a path if the file
+            exists, and else base64 if it starts like an encoded image or video.
+        argument, limits: as in `load_image`.
+        max_bytes: field of `limits` for the size: "max_bytes" or "max_video_bytes".
         kind: "image" or "video"; a `data:` URL must declare a media type of this kind.
 
     Raises:
-        MediaError: not a kind of source that is known, unreadable, empty, or too large.
+        MediaError: the source is of an unsupported kind, unreadable, empty, or too large.
     """
-    allowed = limits.allows(max_bytes, "bytes")
+    size_rule = limits.rule(max_bytes, "must have at most {} bytes")
     most = getattr(limits, max_bytes)
     is_base64 = False
     if isinstance(source, Mapping):
@@ -95,51 +95,53 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
     if isinstance(source, io.BytesIO):
         source = _buffer(source, argument)
     if isinstance(source, str) and source[:5].lower() == "data:":
-        data = _read_data_url(source, argument, kind, most, allowed)
+        data = _read_data_url(source, argument, kind, most, size_rule)
     elif isinstance(source, str) and (is_base64 or _is_bare_base64(source)):
-        data = _read_base64(source, argument, most, allowed, "this is not valid base64")
+        data = _read_base64(source, argument, most, size_rule, "must be valid base64")
     elif isinstance(source, str) and _URL.match(source):
         data = fetch(source, argument=argument, limits=limits)
     elif isinstance(source, str | Path):
-        data = _read_file(source, argument, most, allowed)
+        data = _read_file(source, argument, most, size_rule)
     elif isinstance(source, bytes | bytearray | memoryview) and not is_base64:
         size = source.nbytes if isinstance(source, memoryview) else len(source)
         if size > most:
-            raise MediaError(argument, Described(f"{size:,} bytes"), allowed)
+            raise MediaError(argument, Described(f"{size:,} bytes"), size_rule)
         data = bytes(source)
     else:
         found = "None" if source is None else f"an object of class {type(source).__name__}"
         raise MediaError(argument, Described(found), f"{_ACCEPTED}, or {_PIXELS[kind]}")
     if not data:
-        raise MediaError(argument, Described("0 bytes"), "the file or body is empty")
+        raise MediaError(argument, Described("0 bytes"), "must not be empty")
     if len(data) > most:
-        raise MediaError(argument, Described(f"{len(data):,} bytes"), allowed)
+        raise MediaError(argument, Described(f"{len(data):,} bytes"), size_rule)
     return data
 
 
 def _entry(source: Mapping[Any, Any], argument: str) -> tuple[object, bool]:
-    """The image or video of a dict, and whether it is base64; of `bytes` and `path` the bytes are read."""
+    """Return the image or video of a dict, and whether it is base64; `bytes` precede `path`."""
     given = [key for key in _KEYS if source.get(key) is not None]
     if not given:
-        return source, False  # an object like any other that is refused
+        return source, False  # refused later, like any unsupported object
     if not set(source) <= set(_KEYS) or len(given) > 1 + (given == ["bytes", "path"]):
-        raise MediaError(argument, list(source), f"a dict has one of the keys {', '.join(_KEYS)}")
+        raise MediaError(argument, list(source), f"must be a dict with one of the keys {', '.join(_KEYS)}")
     value = source[given[0]]
     if given[0] != "base64":
         return value, False
-    return value.decode("latin-1") if isinstance(value, bytes) else value, True  # as b64encode gives it
+    return value.decode("latin-1") if isinstance(
+        value, bytes
+    ) else value, True  # the type that b64encode returns
 
 
 def _buffer(file: io.BytesIO, argument: str) -> memoryview:
-    """The content of a file in memory, wherever it was written to or read last."""
+    """Return the whole content of a file in memory, independent of its position."""
     try:
         return file.getbuffer()
     except ValueError as error:
-        raise MediaError(argument, Described("a BytesIO"), "it is closed") from error
+        raise MediaError(argument, Described("a BytesIO"), "must not be closed") from error
 
 
 def _is_bare_base64(text: str) -> bool:
-    """True for text that begins as the base64 of an image or a video does, and is no path of a file."""
+    """Whether a text starts like the base64 of an image or a video, and is not the path of a file."""
     head = "".join(text[: 2 * _HEAD].split())[:_HEAD]
     try:
         name = file_format(base64.b64decode(head, validate=True)) if len(head) == _HEAD else "text"
@@ -148,61 +150,59 @@ def _is_bare_base64(text: str) -> bool:
     return name in _MEDIA and not os.path.exists(text)
 
 
-def _read_base64(text: str, argument: str, most: int, allowed: str, wrong: str) -> bytes:
+def _read_base64(text: str, argument: str, most: int, size_rule: str, rule: str) -> bytes:
     if len(text) > most * 4 // 3 + SPARE:
-        raise MediaError(argument, Described(f"base64 of {len(text):,} characters"), allowed)
+        raise MediaError(argument, Described(f"base64 of {len(text):,} characters"), size_rule)
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise MediaError(argument, text, wrong) from error
+        raise MediaError(argument, text, rule) from error
 
 
-def _read_file(path: str | Path, argument: str, most: int, allowed: str) -> bytes:
+def _read_file(path: str | Path, argument: str, most: int, size_rule: str) -> bytes:
     if not str(path):
         raise MediaError(argument, "", _ACCEPTED)
     try:
-        # Looked at before it is opened: opening a tape rewinds it, opening a named pipe waits for its other
-        # end.
+        # Checked before it is opened: opening a tape rewinds it, and opening a named pipe blocks.
         _check_regular(os.stat(path), path, argument)
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)  # again, since the name may point elsewhere by now
+            status = os.fstat(descriptor)  # again, since the name may have changed its target
             _check_regular(status, path, argument)
             if status.st_size > most:
-                raise MediaError(argument, Described(f"a file of {status.st_size:,} bytes"), allowed)
+                raise MediaError(argument, Described(f"a file of {status.st_size:,} bytes"), size_rule)
             return file.read(most + 1)
     except FileNotFoundError as error:
-        raise MediaError(argument, str(path), f"no such file; {_ACCEPTED}") from error
+        raise MediaError(argument, str(path), f"{_ACCEPTED}; there is no such file") from error
     except MediaError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or a lone surrogate
-        reason = error.strerror if isinstance(error, OSError) else "not a possible file name"
+        reason = error.strerror if isinstance(error, OSError) else "invalid file name"
         raise MediaError(argument, str(path), f"cannot be read: {reason}") from error
 
 
 def _check_regular(status: os.stat_result, path: str | Path, argument: str) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise MediaError(argument, str(path), "this is a folder; pass the path of one file")
+        raise MediaError(argument, str(path), "must be the path of one file, not of a folder")
     if not stat.S_ISREG(status.st_mode):
-        allowed = "this is a device, pipe or socket; pass the path of a regular file"
-        raise MediaError(argument, str(path), allowed)
+        raise MediaError(argument, str(path), "must be a regular file, not a device, pipe or socket")
     if status.st_size == 0:
-        raise MediaError(argument, str(path), "the file is empty")
+        raise MediaError(argument, str(path), "must not be an empty file")
 
 
-def _read_data_url(url: str, argument: str, kind: str, most: int, allowed: str) -> bytes:
-    # Percent-encoding takes 3 characters a byte; a cheap bound before anything is copied.
+def _read_data_url(url: str, argument: str, kind: str, most: int, size_rule: str) -> bytes:
+    # Percent-encoding takes 3 characters per byte; a cheap bound before anything is copied.
     if len(url) > most * 4:
-        raise MediaError(argument, Described(f"a data: URL of {len(url):,} characters"), allowed)
+        raise MediaError(argument, Described(f"a data: URL of {len(url):,} characters"), size_rule)
     header, comma, body = url[5:].partition(",")
     if not comma:
-        raise MediaError(argument, url, f"a data: URL has a comma: data:{kind}/...;base64,...")
+        raise MediaError(argument, url, f"must have a comma, as in data:{kind}/...;base64,...")
     media_type, *parameters = (part.strip().lower() for part in header.split(";"))
     if not media_type.startswith(f"{kind}/"):
-        raise MediaError(argument, url, f"the media type of this data: URL must start with {kind}/")
+        raise MediaError(argument, url, f"must be a data: URL whose media type starts with {kind}/")
     if "base64" not in parameters:
         return urllib.parse.unquote_to_bytes(body)
     if len(body) > most * 4 // 3 + SPARE:
-        raise MediaError(argument, Described(f"a data: URL of {len(url):,} characters"), allowed)
-    wrong = "the part after the comma is not valid base64"
-    return _read_base64(urllib.parse.unquote(body), argument, most, allowed, wrong)
+        raise MediaError(argument, Described(f"a data: URL of {len(url):,} characters"), size_rule)
+    rule = "must have valid base64 after the comma"
+    return _read_base64(urllib.parse.unquote(body), argument, most, size_rule, rule)

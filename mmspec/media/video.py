@@ -1,6 +1,6 @@
-"""Load videos as frames with their times, decoded in a process that may crash or hang without harm.
+"""Loading of videos as frames with timestamps. A child process decodes, so that a bad file cannot do harm.
 
-Frames are chosen uniformly, in their count or in time. Decoding itself, by PyAV, is in `decode_child.py`.
+Frames are sampled uniformly by count or by time. `decode_child.py` decodes with PyAV.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Video", "load_video", "sample_indices"]
 
 @dataclass(frozen=True)
 class Request:
-    """Checked choice of frames of a video: number or rate, the limits, and the argument of errors."""
+    """Checked frame sampling arguments: number or rate, the limits, and the argument name for errors."""
 
     num_frames: int | None
     fps: float | None
@@ -44,27 +44,27 @@ class Request:
 def sample_indices(
     total: int, timestamps: np.ndarray | None, *, num_frames: int | None, fps: float | None
 ) -> np.ndarray:
-    """Choose frames uniformly.
+    """Sample frame indices uniformly.
 
-    With `num_frames`, frame i of n is `i * total // n`, as in transformers: uniform in the count of frames.
-    With `fps`, it is the frame on screen at i / fps seconds, so that videos of variable frame rate are
-    sampled uniformly in time; the first is at the first frame's time. Without both, all frames.
+    With `num_frames`, frame i of n is `i * total // n`, as in transformers: uniform by count. With `fps`, it
+    is the frame shown i / fps seconds after the first one, so that videos with a variable frame rate are
+    sampled uniformly in time. Without both, all frames are used.
 
     Args:
-        total: frames of the video, 1 or more.
-        timestamps: float64 [total], seconds at which each frame is shown, ascending; None if not known.
-        num_frames: how many to take, 1..total.
-        fps: how many to take from each second, at most about what the video has; needs timestamps.
+        total: number of frames of the video, at least 1.
+        timestamps: float64 [total], ascending times in seconds at which the frames are shown; None if unknown.
+        num_frames: number of frames to sample, 1..total.
+        fps: number of frames to sample per second, at most about the frame rate; needs timestamps.
 
     Returns:
-        int64 [T], ascending.
+        Indices, int64 [T], ascending.
     """
     if num_frames is not None:
         return np.arange(num_frames) * total // num_frames
     if fps is None or timestamps is None:
         return np.arange(total)
     times = timestamps[0] + np.arange(_count_at(timestamps, fps)) / fps
-    # A thousandth of a second of mercy: containers round timestamps to their time base.
+    # tolerance of 1 ms, since containers round timestamps to their time base
     shown = np.searchsorted(timestamps, times + 1e-3, side="right") - 1
     return np.asarray(shown, dtype=np.int64)
 
@@ -75,31 +75,32 @@ def _count_at(timestamps: np.ndarray, fps: float) -> int:
 
 
 def mean_rate(timestamps: np.ndarray) -> float | None:
-    """Mean frames a second by the timestamps; the header's own number may be zero, NaN or a lie."""
+    """Return the mean frame rate from the timestamps; the rate in the header may be zero, NaN or wrong."""
     span = float(timestamps[-1] - timestamps[0])
     return round((len(timestamps) - 1) / span, 3) if span > 0 else None
 
 
 def check_request(num_frames: object, fps: object, argument: str, limits: MediaLimits) -> Request:
-    """Check a request before the video is opened.
+    """Check the sampling arguments before the video is opened.
 
     Raises:
-        MediaError: both given, not numbers, not positive, or more frames than `max_frames`.
+        MediaError: both are given, one is not a positive number, or `num_frames` exceeds `max_frames`.
     """
     if num_frames is not None and fps is not None:
-        raise MediaError("fps", fps, "pass either num_frames or fps")
+        raise MediaError("fps", fps, "cannot be combined with num_frames")
     if fps is not None:
         try:
             rate = float(fps) if isinstance(fps, numbers.Real) and not isinstance(fps, bool) else 0
-        except OverflowError:  # an int that no float can hold
+        except OverflowError:  # an int beyond the range of floats
             rate = math.inf
         if not 0 < rate < math.inf:
             got = fps if rate < math.inf else rate
-            raise MediaError("fps", got, "a finite number above 0, at most the frame rate of the video")
+            rule = "must be above 0 and at most the frame rate of the video"
+            raise MediaError("fps", got, rule)
         return Request(None, rate, argument, limits)
     if num_frames is None:
         return Request(None, None, argument, limits)
-    whole = f"a whole number, 1..{limits.max_frames}: {limits.allows('max_frames', 'frames')}"
+    whole = limits.rule("max_frames", "must be an integer of at least 1 and at most {}")
     try:
         count = operator.index(num_frames)  # type: ignore[arg-type]
     except TypeError as error:
@@ -112,20 +113,20 @@ def check_request(num_frames: object, fps: object, argument: str, limits: MediaL
 def choose_frames(
     total: int, timestamps: np.ndarray | None, most: int, size: tuple[int, int], request: Request
 ) -> np.ndarray:
-    """Sample as `sample_indices` does, after checking the request against the video.
+    """Check the sampling arguments against the video, and sample as `sample_indices` does.
 
-    Where neither number is given, `most` frames are taken of a video with times, and all of others.
+    Without a number and a rate, at most `most` frames of a video with timestamps are used, and all of others.
 
     Raises:
-        MediaError: more frames than the video has, a rate above its own, or more frames or pixels of this
-            size (width, height) than the limits allow.
+        MediaError: more frames than the video has are requested, a higher rate than its own, or more frames
+            or pixels of this size (width, height) than the limits allow.
     """
     num_frames, fps, limits = request.num_frames, request.fps, request.limits
     rate = None if timestamps is None else mean_rate(timestamps)
     if num_frames is not None and num_frames > total:
-        raise MediaError("num_frames", num_frames, f"this video has {total:,} frames; pass 1..{total}")
+        raise MediaError("num_frames", num_frames, f"must be at most {total}, the frames of this video")
     if fps is not None and rate is not None and fps > 1.01 * rate:
-        raise MediaError("fps", fps, f"this video has {rate:g} frames a second; pass at most that")
+        raise MediaError("fps", fps, f"must be at most {rate:g}, the frame rate of this video")
     if num_frames is None and fps is None and timestamps is not None:
         num_frames = min(total, most)
     count = num_frames or total
@@ -133,21 +134,23 @@ def choose_frames(
         count = _count_at(timestamps, fps)
     if count > limits.max_frames:
         instead = "num_frames" if fps is None else "num_frames or a lower fps"
-        allowed = f"pass {instead}: {limits.allows('max_frames', 'frames')}"
-        raise MediaError(request.argument, Described(f"{count:,} frames to take"), allowed)
+        rule = limits.rule("max_frames", f"must be sampled to at most {{}} frames with {instead}")
+        raise MediaError(request.argument, Described(f"{count:,} frames"), rule)
     indices = sample_indices(total, timestamps, num_frames=num_frames, fps=fps)
     width, height = size
     if len(indices) * width * height > limits.max_video_pixels:
-        taken = Described(f"{len(indices)} frames of {width:,} x {height:,} pixels to take")
-        allowed = f"take fewer: {limits.allows('max_video_pixels', 'pixels in all')}"
-        raise MediaError(request.argument, taken, allowed)
+        taken = Described(f"{len(indices)} frames of {width:,} x {height:,} pixels")
+        rule = limits.rule(
+            "max_video_pixels", "must be sampled to fewer frames, with at most {} pixels in all"
+        )
+        raise MediaError(request.argument, taken, rule)
     return indices
 
 
 _FORMATS = ("MP4", "Matroska or WebM", "AVI", "GIF")
-MICROSECONDS = 1_000_000  # a second
+MICROSECONDS = 1_000_000  # per second
 TIME_TOLERANCE_S = 1e-3  # containers round times to their time base, Matroska to milliseconds
-_FASTEST_CAMERA = 240  # frames a second; bounds the index of frames that a lying header makes us read
+_FASTEST_CAMERA = 240  # frames per second; bounds the number of timestamps read from the child
 
 
 @dataclass(frozen=True)
@@ -155,13 +158,12 @@ class Video:
     """Frames sampled from a video.
 
     Attributes:
-        frames: uint8 [T, H, W, 3], rotated as shown.
-        frames_indices: int64 [T], which frames of the source these are.
-        total_num_frames: frames of the source.
-        timestamps: float64 [T], seconds since the first frame of the source is shown; None if the source was
-            a list of frames.
-        fps: mean frames a second of the source; None if it is not known (a list, or a single frame).
-        backend: what decoded it: "pyav", or "frames" where they were given.
+        frames: uint8 [T, H, W, 3], in the orientation in which they are shown.
+        frames_indices: int64 [T], indices of the frames in the source.
+        total_num_frames: number of frames of the source.
+        timestamps: float64 [T], seconds since the first frame of the source; None for a list of frames.
+        fps: mean frame rate of the source; None if unknown (a list, or a single frame).
+        backend: "pyav", or "frames" for a list or array of frames.
     """
 
     frames: np.ndarray
@@ -173,10 +175,10 @@ class Video:
 
     @property
     def metadata(self) -> Keywords:
-        """Metadata of the video, as transformers' video processors take it by `video_metadata`.
+        """Metadata for the `video_metadata` argument of transformers' video processors.
 
-        They compute times from numbers of frames and a rate. Where the rate is uneven, that would be other
-        times than the frames': then frames are counted in microseconds.
+        Processors compute times from frame indices and a rate. For a variable frame rate these would be
+        wrong; then the indices are in microseconds.
         """
         total, fps, indices = self.total_num_frames, self.fps, self.frames_indices
         duration = None if fps is None else total / fps
@@ -204,49 +206,50 @@ def load_video(
     argument: str = "videos",
     limits: MediaLimits = DEFAULT_LIMITS,
 ) -> Video:
-    """Load frames of one video.
+    """Load and sample the frames of one video.
 
     Args:
         source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of an MP4, MOV,
-            WebM, Matroska, AVI or GIF file, or a dict of one of these; or the frames, as a list of what
-            `load_image` takes or an array or tensor [T, H, W, C] or [T, C, H, W].
-        num_frames: how many frames to take, see `mmspec.media.video.sample_indices`. Without it and `fps`,
-            all frames of a list; of a file all, or as many as `max_frames` and `max_video_pixels` allow.
-        fps: how many frames to take from each second instead; not for lists of frames, which have no times.
-        argument: the argument that errors name.
-        limits: the limits to keep.
+            WebM, Matroska, AVI or GIF file, or a dict with one of these; or the frames, as a list of sources
+            of `load_image` or as an array or tensor [T, H, W, C] or [T, C, H, W].
+        num_frames: number of frames to sample (`mmspec.media.video.sample_indices`). Without it and `fps`,
+            all frames are used; those of a file up to `max_frames` and `max_video_pixels`.
+        fps: number of frames to sample per second. Lists of frames have no times and do not support it.
+        argument: name of the argument in error messages.
+        limits: limits on size, duration and decoding.
 
     Raises:
-        MediaError: unreadable, damaged, another format, a number of frames that the video does not have, or
-            over a limit, those of time and memory for decoding included.
+        MediaError: the video is unreadable, damaged, of an unsupported format, has fewer frames than
+            requested, or exceeds a limit, including the time and memory for decoding.
         MissingDependencyError: PyAV is not installed.
     """
     request = check_request(num_frames, fps, argument, limits)
     if isinstance(source, list | tuple) or is_array(source):
         return _from_frames(source, request)
     if isinstance(source, Image.Image):
-        raise MediaError(argument, Described("one image"), "pass a video, or a list of frames")
+        raise MediaError(argument, Described("one image"), "must be a video or a list of frames")
     data = read_source(source, argument=argument, limits=limits, max_bytes="max_video_bytes", kind="video")
     name = file_format(data)
-    if name not in _FORMATS:  # also keeps playlists out, with which FFmpeg would open other files
-        raise MediaError(argument, Described(f"{name} data"), f"allowed are {', '.join(_FORMATS)} files")
+    if name not in _FORMATS:  # also refuses playlists, with which FFmpeg would open other files
+        rule = f"must be a file in one of the formats {', '.join(_FORMATS)}"
+        raise MediaError(argument, Described(f"{name} data"), rule)
     if name == "GIF":
         width, height = (int.from_bytes(data[at : at + 2], "little") for at in (6, 8))
         check_size(width, height, "a GIF", argument=argument, limits=limits)
     if importlib.util.find_spec("av") is None:
-        raise MissingDependencyError("reading videos needs PyAV: pip install av")
+        raise MissingDependencyError("PyAV, which reads videos, is not installed; run `pip install av`")
     return _decode(data, request)
 
 
 def _from_frames(source: Any, request: Request) -> Video:
     argument, limits, total = request.argument, request.limits, len(source)
     if request.fps is not None:
-        raise MediaError("fps", request.fps, "a list of frames has no times; pass num_frames")
+        raise MediaError("fps", request.fps, "cannot be used with a list of frames; pass num_frames")
     if is_array(source) and len(source.shape) != 4:
-        raise MediaError(argument, source, "an array of frames is [T, H, W, C] or [T, C, H, W]")
+        raise MediaError(argument, source, "must have the shape [T, H, W, C] or [T, C, H, W]")
     if total == 0:
-        raise MediaError(argument, Described("no frames"), "pass at least one frame")
-    # frame 0 is the first of every sample
+        raise MediaError(argument, Described("no frames"), "must have at least one frame")
+    # every sample starts with frame 0
     first = np.asarray(load_image(source[0], argument=f"{argument}[0]", limits=limits))  # [H, W, 3]
     height, width = first.shape[:2]
     indices = choose_frames(total, None, total, (width, height), request)
@@ -256,20 +259,23 @@ def _from_frames(source: Any, request: Request) -> Video:
         frame = np.asarray(load_image(source[index], argument=name, limits=limits)) if index else first
         if frame.shape != first.shape:
             size = Described(f"a frame of {frame.shape[1]} x {frame.shape[0]} pixels")
-            raise MediaError(name, size, f"the first one has {width} x {height}; all must agree")
+            raise MediaError(name, size, f"must have {width} x {height} pixels, like the first frame")
         frames[place] = frame
     return Video(frames, indices, total, timestamps=None, fps=None, backend="frames")
 
 
 def _decode(data: bytes, request: Request) -> Video:
-    """Decode in a child process, and end that process whatever happens."""
+    """Decode in a child process, which is ended in every case."""
     # Not multiprocessing: its spawn runs the user's main script again, its fork copies locks that other
     # threads hold.
     limits = request.limits
     program = str(Path(__file__).with_name("decode_child.py"))
     numbers = (len(data), math.ceil(limits.decode_timeout_s), int(limits.decode_memory_bytes))
     command = [sys.executable, "-P", program, *map(str, numbers)]
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each thread takes address space
+    one_thread = {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }  # each thread takes address space of the limited process
     is_late = threading.Event()
     with subprocess.Popen(
         command,
@@ -290,19 +296,19 @@ def _decode(data: bytes, request: Request) -> Video:
             return _converse(child, data, request)
         except (BrokenPipeError, EOFError, json.JSONDecodeError) as error:
             if is_late.is_set():
-                allowed = limits.allows("decode_timeout_s", "seconds to decode one video")
+                rule = limits.rule("decode_timeout_s", "must be decoded within at most {} seconds")
             else:
-                allowed = "it cannot be decoded: damaged, cut short, or more than the decoder may take: "
-                allowed += limits.allows("decode_memory_bytes", "bytes")
-            raise MediaError(request.argument, Described(f"{file_format(data)} data"), allowed) from error
+                text = "is damaged, truncated, or needs more than at most {} bytes of memory to decode"
+                rule = limits.rule("decode_memory_bytes", text)
+            raise MediaError(request.argument, Described(f"{file_format(data)} data"), rule) from error
         finally:
             timer.cancel()
             child.kill()
-            timer.join()  # it is awake for an instant only; no thread outlives the call
+            timer.join()  # ends at once; no thread outlives the call
 
 
 def _converse(child: subprocess.Popen[bytes], data: bytes, request: Request) -> Video:
-    """Exchange data with the child as `decode_child.py` describes; trust nothing that it sends."""
+    """Exchange data with the child as documented in `decode_child.py`; check everything that it sends."""
     argument, limits = request.argument, request.limits
     if child.stdin is None or child.stdout is None:
         raise EOFError("the child has no pipes")
@@ -314,16 +320,16 @@ def _converse(child: subprocess.Popen[bytes], data: bytes, request: Request) -> 
     width, height, total = header["width"], header["height"], header["total"]
     check_size(width, height, "a video", argument=argument, limits=limits)
     if total > _FASTEST_CAMERA * limits.max_video_seconds:
-        allowed = limits.allows("max_video_seconds", "seconds")
-        raise MediaError(argument, Described(f"a video of {total:,} frames"), allowed)
+        rule = limits.rule("max_video_seconds", "must last at most {} seconds")
+        raise MediaError(argument, Described(f"a video of {total:,} frames"), rule)
     timestamps = np.frombuffer(_read(child.stdout, total * 8), np.float64)
     if total == 0 or not (np.isfinite(timestamps).all() and (np.diff(timestamps) >= 0).all()):
         got = Described(f"a video of {total} frames")
-        raise MediaError(argument, got, "it has no frames with usable times")
+        raise MediaError(argument, got, "must have frames with valid timestamps")
     seconds = float(timestamps[-1] - timestamps[0])
     if seconds > limits.max_video_seconds:
-        allowed = limits.allows("max_video_seconds", "seconds")
-        raise MediaError(argument, Described(f"a video of {seconds:.1f} seconds"), allowed)
+        rule = limits.rule("max_video_seconds", "must last at most {} seconds")
+        raise MediaError(argument, Described(f"a video of {seconds:.1f} seconds"), rule)
     timestamps = timestamps - timestamps[0]
     most = min(limits.max_frames, max(1, limits.max_video_pixels // (width * height)))
     indices = choose_frames(total, timestamps, most, (width, height), request)
