@@ -92,7 +92,7 @@ class StopText:
 
 
 class ChatAnswer:
-    """Response to a request in the batch, whole or streamed; `texts` apply the stop strings of its choices."""
+    """Response to a request in the batch, whole or streamed; `texts` apply the stop strings."""
 
     def __init__(self, model: str, ticket: Ticket, limits: ServerLimits, texts: list[StopText]) -> None:
         self._ticket, self._seconds, self._texts = ticket, limits.run_seconds, texts
